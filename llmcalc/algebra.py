@@ -25,26 +25,26 @@ def _is_array(*values: Number) -> bool:
 
 
 def is_zero(value: Number) -> bool:
-    """True only for the integer 0: a term that can be dropped from a sum."""
+    """Whether a value is the integer 0, which can be dropped from a sum."""
     return type(value) is int and value == 0
 
 
 def add(left: Number, right: Number) -> Number:
-    """`left + right`, skipping a plain 0 (which would cost a pass over a million-element array)."""
+    """Returns `left + right`, skipping a plain 0 (which would cost a pass over a million-element array)."""
     if is_zero(left):
         return right
     return left if is_zero(right) else left + right
 
 
 def times(left: Number, right: Number) -> Number:
-    """`left * right`, skipping a plain 1."""
+    """Returns `left * right`, skipping a plain 1."""
     if type(left) is int and left == 1:
         return right
     return left if type(right) is int and right == 1 else left * right
 
 
 def same(left: Number, right: Number) -> bool:
-    """Whether the two are known to be equal; for arrays, in every element. A symbol equals only itself."""
+    """Whether two values are known to be equal; arrays in every element. A symbol equals only itself."""
     if left is right:
         return True
     if _is_array(left, right):
@@ -55,7 +55,7 @@ def same(left: Number, right: Number) -> bool:
 
 
 def minimum(left: Number, right: Number) -> Number:
-    """The smaller of two numbers; elementwise for arrays, `Min(left, right)` for symbols."""
+    """Returns the smaller of two numbers; elementwise for arrays, `Min(left, right)` for symbols."""
     if _is_symbolic(left, right):
         import sympy
 
@@ -68,7 +68,7 @@ def minimum(left: Number, right: Number) -> Number:
 
 
 def exact_div(dividend: Number, divisor: Number) -> Number:
-    """`dividend / divisor`, which must be a whole number.
+    """Returns `dividend / divisor`, which must be a whole number.
 
     Raises `ArithmeticError` for integers that do not divide: a count is never rounded silently.
     """
@@ -76,22 +76,22 @@ def exact_div(dividend: Number, divisor: Number) -> Number:
         return dividend / divisor
     if _is_array(dividend, divisor):
         return dividend // divisor
-    quotient, rest = divmod(dividend, divisor)
-    if rest:
+    quotient, remainder = divmod(dividend, divisor)
+    if remainder:
         raise ArithmeticError(f"{divisor} does not divide {dividend}")
     return quotient
 
 
 def floor_div(dividend: Number, divisor: Number) -> Number:
-    """`dividend // divisor`; `floor(dividend / divisor)` for symbols."""
+    """Returns `dividend // divisor`; `floor(dividend / divisor)` for symbols."""
     return dividend // divisor
 
 
 def ceil_div(dividend: Number, divisor: Number) -> Number:
-    """`dividend / divisor` rounded up."""
+    """Returns `dividend / divisor` rounded up."""
     return -(-dividend // divisor)
 
 
 def triangle(n: Number) -> Number:
-    """1 + 2 + … + n = n(n + 1)/2, the number of (query, key) pairs of n causal tokens."""
+    """Returns 1 + 2 + … + n = n(n + 1)/2, the number of (query, key) pairs of n causal tokens."""
     return exact_div(n * (n + 1), 2)

@@ -1,4 +1,4 @@
-"""The Python function `plot`: every picture of `llmcalc plot`, as a figure of matplotlib."""
+"""The Python function `plot`: all pictures of `llmcalc plot` as matplotlib figures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def draw(picture: str, models: Sequence[Model], output: str | Path | None, options: Mapping[str, Any]) -> Figure:
-    """Draws a picture, and writes it to a file if one is given. The arguments are those of `llmcalc.plot`."""
+    """Draws a picture, and optionally writes it to a file. The arguments are those of `llmcalc.plot`."""
     function = DRAWN[one_of("PICTURE", picture, pictures.Picture)]
     path = None if output is None else Path(output)
     if path is not None:
@@ -41,10 +41,10 @@ def draw(picture: str, models: Sequence[Model], output: str | Path | None, optio
 
 
 def _models(models: Iterable[Model], read: Callable[[Model], Any]) -> list[Any]:
-    found = [read(model) for model in models]
-    if not found:
+    read_models = [read(model) for model in models]
+    if not read_models:
         raise InputError("missing argument TARGET; expected one or more models")
-    return found
+    return read_models
 
 
 def _params(*models: Model, with_mtp: bool = False, with_towers: bool = False, **options: Any) -> Figure:
@@ -95,9 +95,9 @@ def _memory(
 ) -> Figure:
     from .questions.runs import RunQuestion
 
-    found = options_of(options, run=True)
-    run = run_of(found, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
-    return pictures.memory_picture(RunQuestion(**vars(run), preset=found.read(model)))
+    run_options = options_of(options, run=True)
+    run = run_of(run_options, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
+    return pictures.memory_picture(RunQuestion(**vars(run), preset=run_options.read(model)))
 
 
 def _schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedule = "1f1b") -> Figure:

@@ -1,4 +1,4 @@
-"""The exception for errors of the user: its message names the field, the value given and the value expected."""
+"""The exception for user errors: its message names the field, the given value and the expected value."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
 
 
 class InputError(ValueError):
-    """Bad input or bad usage. The message is one line; the command line prints it and exits with status 2."""
+    """Wrong input or usage. The message is one line; the command line prints it and exits with status 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
@@ -69,41 +69,48 @@ def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> st
     """
     import difflib
 
-    said = known if isinstance(known, dict) else {name: name for name in known}
+    names_by_spelling = known if isinstance(known, dict) else {name: name for name in known}
     key = _letters(wrong[:100])
-    own = sorted((name for name in set(said.values())), key=lambda name: (len(name), name))
-    found = [name for name in own if len(key) > 1 and _letters(name).startswith(key)]
-    found += [name for name in own if len(key) > 2 and key in _letters(name)]
-    close = difflib.get_close_matches(wrong.lower()[:100], said, n=2 * limit, cutoff=0.6)
-    near = list(dict.fromkeys([*found, *(said[one] for one in close)]))
-    return f" Did you mean {', '.join(near[:limit])}?" if near else ""
+    sorted_names = sorted((name for name in set(names_by_spelling.values())), key=lambda name: (len(name), name))
+    matching_names = [name for name in sorted_names if len(key) > 1 and _letters(name).startswith(key)]
+    matching_names += [name for name in sorted_names if len(key) > 2 and key in _letters(name)]
+    similar_spellings = difflib.get_close_matches(wrong.lower()[:100], names_by_spelling, n=2 * limit, cutoff=0.6)
+    suggestions = list(
+        dict.fromkeys([*matching_names, *(names_by_spelling[spelling] for spelling in similar_spellings)])
+    )
+    return f" Did you mean {', '.join(suggestions[:limit])}?" if suggestions else ""
 
 
 def _letters(name: str) -> str:
-    """The letters and digits of a name, in lower case."""
+    """Returns the letters and digits of a name, in lower case."""
     return "".join(c for c in name.lower() if c.isalnum())
 
 
 def near_to(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that differs from `name` by at most two typing errors; empty if there is none.
+    """Returns the known name within at most two typing errors of `name`; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
     """
-    most = min(2, len(name) // 3)
-    found = min(
-        ((edits(name.lower(), one.lower()), one) for one in known if abs(len(one) - len(name)) <= most), default=None
+    max_edits = min(2, len(name) // 3)
+    nearest = min(
+        (
+            (edits(name.lower(), candidate.lower()), candidate)
+            for candidate in known
+            if abs(len(candidate) - len(name)) <= max_edits
+        ),
+        default=None,
     )
-    return found[1] if found is not None and found[0] <= most else ""
+    return nearest[1] if nearest is not None and nearest[0] <= max_edits else ""
 
 
-def edits(one: str, other: str) -> int:
-    """The edit distance of two names: letters added, dropped or replaced (Levenshtein 1966)."""
-    row = list(range(len(other) + 1))
-    for i, a in enumerate(one, 1):
-        before, row[0] = row[0], i
-        for j, b in enumerate(other, 1):
-            before, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, before + (a != b))
-    return row[-1]
+def edits(first_name: str, second_name: str) -> int:
+    """Returns the edit distance of two names (Levenshtein 1966)."""
+    distances = list(range(len(second_name) + 1))
+    for i, a in enumerate(first_name, 1):
+        diagonal, distances[0] = distances[0], i
+        for j, b in enumerate(second_name, 1):
+            diagonal, distances[j] = distances[j], min(distances[j] + 1, distances[j - 1] + 1, diagonal + (a != b))
+    return distances[-1]
 
 
 def shown(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""How an answer's bytes are known: witnesses, and the rule that a sum is known as well as the least known of its terms.
+"""Evidence for the bytes of an answer: witnesses, and the rule that a sum has the weakest status of its terms.
 
 A witness is stated where the thing is declared: in the class of a part, in the record of an optimizer or of a published
 kernel, above the method of a kernel, in the record of a framework. Whatever states none is `untested`. A witness names
@@ -46,7 +46,7 @@ UNTESTED = Witness("untested", "", "")
 
 @dataclass(frozen=True)
 class Evidence:
-    """A thing that a run uses, and its witness.
+    """A part, optimizer or kernel of a run, and its witness.
 
     kind: `optimizer`, `mixer`, `network`, `kernel`, `framework`, … name: its name in a spec or in an option. under: the
     framework that runs it; empty for the thing by itself. witness: by default none.
@@ -59,7 +59,7 @@ class Evidence:
 
     @property
     def status(self) -> Status:
-        """How the thing is known."""
+        """The verification status of the part, optimizer or kernel."""
         return self.witness.status
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class FrameworkEvidence:
-    """The record of how the runs of a framework are known.
+    """The evidence for the runs of a framework.
 
     name: the framework, as in `--framework`. witness: what its runs were compared with.
     parts, optimizers: (kind, name) of parts, and names of optimizers → what they were compared with in its runs.
@@ -84,46 +84,46 @@ class FrameworkEvidence:
     own_kernels: bool = False
 
     def run(self, parts: Iterable[Evidence], optimizer: str | None) -> list[Evidence]:
-        """The framework, with the parts and the optimizer that one of its runs has."""
-        found = [Evidence("framework", self.name, self.witness)]
+        """Returns the evidence for one run: the framework, its parts and its optimizer."""
+        run_evidence = [Evidence("framework", self.name, self.witness)]
         for part in parts:
             witness = self.parts.get((part.kind, part.name), self.rest)
-            found.append(Evidence(part.kind, part.name, witness, self.name))
+            run_evidence.append(Evidence(part.kind, part.name, witness, self.name))
         if optimizer is not None:
-            found.append(Evidence("optimizer", optimizer, self.optimizers.get(optimizer, self.rest), self.name))
-        return found
+            run_evidence.append(Evidence("optimizer", optimizer, self.optimizers.get(optimizer, self.rest), self.name))
+        return run_evidence
 
 
 def by_torch(test: str) -> Witness:
-    """The witness of what a test compares with torch's own operations, to the byte."""
+    """Returns the witness of bytes that a test compares exactly with torch's own operations."""
     return Witness("exact", ON_META, test)
 
 
 def by_source(name: str, test: str) -> Witness:
-    """The witness of what was read in a library's code. name: the file. test: compares with arithmetic by hand."""
+    """Returns the witness of bytes read in a library's code. name: the file. test: compares with hand arithmetic."""
     return Witness("source", name, test)
 
 
 def weakest(statuses: Iterable[Status]) -> Status:
-    """The status of a sum: that of the least known of its terms; `exact` without terms."""
+    """Returns the status of a sum: the weakest of its terms; `exact` without terms."""
     return max(statuses, key=STATUSES.index, default="exact")
 
 
 def names_of(evidence: Iterable[Evidence], status: Status) -> str:
-    """The things of that status, each once."""
-    return ", ".join(dict.fromkeys(str(one) for one in evidence if one.status == status))
+    """Returns the names with a status, without repetitions."""
+    return ", ".join(dict.fromkeys(str(item) for item in evidence if item.status == status))
 
 
 def witnesses_of(evidence: Iterable[Evidence], status: Status) -> str:
-    """The witnesses of that status, each once."""
-    return "; ".join(dict.fromkeys(one.witness.name for one in evidence if one.status == status))
+    """Returns the witnesses with a status, without repetitions."""
+    return "; ".join(dict.fromkeys(item.witness.name for item in evidence if item.status == status))
 
 
 Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
-    """States the witness of a kernel, above its method.
+    """Decorator of a kernel's method that states its witness.
 
     choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
     """
@@ -136,7 +136,7 @@ def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
     return state
 
 
-def witness_of(thing: object) -> Witness | Mapping[str, Witness]:
-    """The witness that a class or a function states itself, not one that it inherits; `UNTESTED` without one."""
-    found: Witness | Mapping[str, Witness] = getattr(thing, "__dict__", {}).get("witness", UNTESTED)
-    return found
+def witness_of(owner: object) -> Witness | Mapping[str, Witness]:
+    """Returns the witness stated by a class or function itself, not an inherited one; `UNTESTED` without one."""
+    stated_witness: Witness | Mapping[str, Witness] = getattr(owner, "__dict__", {}).get("witness", UNTESTED)
+    return stated_witness

@@ -67,37 +67,40 @@ def _restored(module: nn.Module) -> Iterator[None]:
     """Restores the module's buffers, such as running means, and torch's random state after a pass."""
     import torch
 
-    kept = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
+    buffer_copies = [(buffer, buffer.detach().clone()) for buffer in module.buffers()]
     with torch.random.fork_rng(devices=sorted({p.get_device() for p in module.parameters() if p.is_cuda})):
         try:
             yield
         finally:
             with torch.no_grad():
-                for buffer, before in kept:
-                    buffer.copy_(before)
+                for buffer, original in buffer_copies:
+                    buffer.copy_(original)
 
 
 def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
-    expected, counted = tree.total(total_of), parameters(module)
-    found = counted.get("", 0)
-    if found == expected:
+    spec_total, counted = tree.total(total_of), parameters(module)
+    module_total = counted.get("", 0)
+    if module_total == spec_total:
         return []
-    lines = [f"parameters: the module has {found:,}, the spec {expected:,} ({units.difference(found - expected)})"]
+    difference_text = units.difference(module_total - spec_total)
+    lines = [f"parameters: the module has {module_total:,}, the spec {spec_total:,} ({difference_text})"]
     layers = [node for node in tree.children if node.kind == "layer"]
     depth = sum(node.repeat for node in layers)
     lists = sorted({p.rpartition(".")[0] for p in counted if p.endswith(f".{depth - 1}")}, key=len)
     for prefix in lists[:1]:
         for node in layers:
-            each = node.each(total_of)
-            wrong = {
+            expected = node.each(total_of)
+            wrong_layers = {
                 i: counted.get(f"{prefix}.{i}", 0)
                 for i in node.indices or ()
-                if counted.get(f"{prefix}.{i}", 0) != each
+                if counted.get(f"{prefix}.{i}", 0) != expected
             }
-            if wrong:
-                i, got = next(iter(wrong.items()))
-                off = f"{units.difference(got - each)}; {len(wrong)} of {node.repeat} such layers differ"
-                lines.append(f"  {prefix}.{i}: {got:,}, the spec's {node.segment} {each:,} ({off})")
+            if wrong_layers:
+                i, count = next(iter(wrong_layers.items()))
+                difference = (
+                    f"{units.difference(count - expected)}; {len(wrong_layers)} of {node.repeat} such layers differ"
+                )
+                lines.append(f"  {prefix}.{i}: {count:,}, the spec's {node.segment} {expected:,} ({difference})")
     if len(lines) == 1:
         lines.append(
             "  by the spec: "
@@ -119,22 +122,22 @@ def _flop_problems(module: nn.Module, tree: Node, inputs: tuple[Any, ...], batch
     with _restored(module):
         measured, _ = count_flops(module, lambda: module(*inputs))
     run_config = RunConfig(Workload(batch=batch, seq=seq))
-    expected, found = tree.total(forward_of, run_config), measured.get("", 0)
-    if found == expected:
+    spec_flops, measured_flops = tree.total(forward_of, run_config), measured.get("", 0)
+    if measured_flops == spec_flops:
         return []
     scores = tree.total(lambda use: forward_of(use) if isinstance(use.op, AttentionCore) else 0, run_config)
     hint = ""
-    if found == 0:
+    if measured_flops == 0:
         hint = (
             " (nothing was counted: the attention kernel or the experts' product is none that torch's FlopCounterMode "
             "knows)"
         )
-    elif expected - found == scores:
+    elif spec_flops - measured_flops == scores:
         hint = (
             " (the difference is attention's products with scores: the module runs a kernel that torch's "
             "FlopCounterMode does not know; F.scaled_dot_product_attention without a backend of its own is counted)"
         )
     return [
-        f"forward FLOPs at batch {batch}, seq {seq}: torch counted {found:,}, the spec gives {expected:,} "
-        f"({units.difference(found - expected)}){hint}"
+        f"forward FLOPs at batch {batch}, seq {seq}: torch counted {measured_flops:,}, the spec gives {spec_flops:,} "
+        f"({units.difference(measured_flops - spec_flops)}){hint}"
     ]

@@ -74,7 +74,11 @@ MUTANTS = (
     Mutant("simulator/aten/elementwise.py", "power = self.like(g), self.like(out)", "power = (self.like(g),) * 2"),
     Mutant("simulator/caching_allocator.py", "SMALL_SIZE = 1 << 20", "SMALL_SIZE = 1 << 19"),
     Mutant("simulator/caching_allocator.py", "expandable else SMALL + 1", "expandable else SMALL"),
-    Mutant("simulator/repeat_layers.py", "(b - a) * missing // added", "(b - a) * (missing - 1) // added"),
+    Mutant(
+        "simulator/repeat_layers.py",
+        "(b - a) * missing_layers // added_layers",
+        "(b - a) * (missing_layers - 1) // added_layers",
+    ),
     # the memory of one device
     Mutant("device_memory/static.py", '"float32" if has_master else weights)', "weights)"),
     Mutant("device_memory/static.py", 'self.workload.seq + (self.phase == "decode")', "self.workload.seq"),
@@ -82,7 +86,11 @@ MUTANTS = (
     Mutant("device_memory/cuda_runtime.py", "LARGE = (9, 10, 12)", "LARGE = (9, 10)"),
     # layouts
     Mutant("parallel/layout.py", "self.dp * self.cp // self.hsdp_replicas", "self.dp // self.hsdp_replicas"),
-    Mutant("parallel/layout.py", "pp, dp = divmod(rest, self.dp)", "dp, pp = divmod(rest, self.pp)"),
+    Mutant(
+        "parallel/layout.py",
+        "pp, dp = divmod(remaining_rank, self.dp)",
+        "dp, pp = divmod(remaining_rank, self.pp)",
+    ),
     Mutant("parallel/messages.py", "collective.times * chunk.batches", "collective.times"),
     # frameworks
     Mutant("frameworks/megatron/param_and_grad_buffer.py", "math.lcm(shards, BUCKET,", "math.lcm(BUCKET,"),

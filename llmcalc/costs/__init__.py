@@ -1,4 +1,4 @@
-"""What a model costs: parameters, FLOPs, cache, trained tensors and quantised weights, each as totals over the places
+"""Costs of a model: parameters, FLOPs, cache, trained tensors and quantised weights, each summed over the places
 of its tree.
 
 A cost may be changed or added without reading other costs, and without knowing where a model came from; the

@@ -18,7 +18,7 @@ BASES: tuple[Base, ...] = get_args(Base)
 
 @dataclass(frozen=True)
 class LowRank:
-    """LoRA adapters of frozen weights.
+    """LoRA adapters for frozen weights.
 
     rank: inner width of every adapter.
     targets: names of the linear layers with an adapter.

@@ -116,10 +116,10 @@ class CacheSize:
         """Bytes by the kind of cache: `full_attention`, `sliding_attention`, `latent_attention`,
         `cross_attention`, …
         """
-        sums: dict[str, int] = {}
+        bytes_by_kind: dict[str, int] = {}
         for group in self.groups:
-            sums[group.kind] = sums.get(group.kind, 0) + group.bytes
-        return sums
+            bytes_by_kind[group.kind] = bytes_by_kind.get(group.kind, 0) + group.bytes
+        return bytes_by_kind
 
     @property
     def groups(self) -> list[CacheGroup]:
@@ -153,8 +153,10 @@ class CacheSize:
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """
         limit = longest_sequence(self.spec) or LONGEST
-        most = max(limit, self.workload.seq)
-        powers = [2**i for i in range(SHORTEST.bit_length() - 1, most.bit_length()) if 2**i <= most]
+        longest_context = max(limit, self.workload.seq)
+        powers = [
+            2**i for i in range(SHORTEST.bit_length() - 1, longest_context.bit_length()) if 2**i <= longest_context
+        ]
         return sorted({*powers, limit, self.workload.seq})
 
     def after(self, tokens: int) -> CacheSize:

@@ -99,12 +99,12 @@ def _turbo(name: str, keys: int, values: int) -> CacheFormat:
     scale and zero point.
     """
     key = Vector(8) if keys == 8 else Vector(keys, vector_bytes=2)
-    what = "fp8 keys" if keys == 8 else f"{keys}-bit keys with a fp16 norm for each token and head"
+    description = "fp8 keys" if keys == 8 else f"{keys}-bit keys with a fp16 norm for each token and head"
     return CacheFormat(
         name,
         key,
         Vector(values, vector_bytes=4),
-        f"{what}; {values}-bit values with a fp16 scale and zero for each token and head",
+        f"{description}; {values}-bit values with a fp16 scale and zero for each token and head",
         even=True,
     )
 
@@ -152,15 +152,17 @@ def cache_format(name: str) -> CacheFormat:
     if key in FORMATS:
         return FORMATS[key]
     try:
-        full = dtype_of(_SPELLED.get(key, name))
+        number_format_name = dtype_of(_SPELLED.get(key, name))
     except InputError:
-        numbers = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
-        near = suggest(key, [*numbers, *FORMATS])
+        number_formats = [DTYPE_NAMES.get(number_format, number_format) for number_format in DTYPE_BITS]
+        suggestion = suggest(key, [*number_formats, *FORMATS])
         raise InputError(
-            f"unknown cache format '{name}': expected a number format ({', '.join(numbers)}) or one with scales "
-            f"({', '.join(FORMATS)}).{near}"
+            f"unknown cache format '{name}': expected a number format ({', '.join(number_formats)}) or one with scales "
+            f"({', '.join(FORMATS)}).{suggestion}"
         ) from None
-    return CacheFormat(full, Vector(DTYPE_BITS[full]), Vector(DTYPE_BITS[full]), PLAIN)
+    return CacheFormat(
+        number_format_name, Vector(DTYPE_BITS[number_format_name]), Vector(DTYPE_BITS[number_format_name]), PLAIN
+    )
 
 
 def cache_bits_in(stored: CacheFormat) -> Cost:

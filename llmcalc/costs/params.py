@@ -89,7 +89,7 @@ class ParameterCount:
 
     @property
     def left_out(self) -> dict[str, Number]:
-        """Optional part that the total excludes → its parameters."""
+        """Maps each excluded optional part to its parameters."""
         sizes: dict[str, Number] = {}
         for place in self.tree.walk():
             option = place.node.optional

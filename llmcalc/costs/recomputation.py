@@ -78,8 +78,8 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
             total += times(_last_product_flops(scope, layer), _recomputed_count(layer, recompute))
         else:
             modules = {path: module for path, module in _scopes_by_path(scope) if path in recompute.nodes}
-            below = [(place, modules[path]) for path, place in _modules_below(layer) if path in modules]
-            total += sum(times(_last_product_flops(module, place), place.times) for place, module in below)
+            modules_of_layer = [(place, modules[path]) for path, place in _modules_below(layer) if path in modules]
+            total += sum(times(_last_product_flops(module, place), place.times) for place, module in modules_of_layer)
     return total
 
 
@@ -130,8 +130,8 @@ def _scopes_by_path(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]
 
 def _last_product(layer: Scope) -> Linear | None:
     """Returns the last matrix product of a layer if only additions and dropout follow; else None."""
-    last = None
+    last_product = None
     for step in layer.steps(idle=False):
         if step.verb not in SAVES_NOTHING:
-            last = step
-    return last.op if last is not None and isinstance(last.op, Linear) else None
+            last_product = step
+    return last_product.op if last_product is not None and isinstance(last_product.op, Linear) else None

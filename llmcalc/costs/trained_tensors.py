@@ -50,8 +50,8 @@ def layers_of(tree: Node) -> tuple[str, ...]:
 
 def _names(place: Place) -> str:
     """Returns the path of a node, without indices."""
-    above = "" if place.above is None else _names(place.above)
-    return f"{above}.{place.node.name}".strip(".")
+    parent_names = "" if place.above is None else _names(place.above)
+    return f"{parent_names}.{place.node.name}".strip(".")
 
 
 def in_a_layer(place: Place | None) -> bool:

@@ -1,4 +1,4 @@
-"""Specs of the same model with other key/value heads or without sliding windows.
+"""Variants of a model with other key/value heads or without sliding windows.
 
 Multi-head, grouped-query and multi-query attention differ in `num_key_value_heads` alone (Ainslie 2023,
 arXiv:2305.13245). MLA (DeepSeek-V2, arXiv:2405.04434, §2.1) with a cache of full keys and values for n heads would
@@ -41,10 +41,10 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
         )
     changes.append((ModelChange("mqa", "as MQA"), lambda mixer, width: mixer.with_kv_heads(1, width)))
     changes.append((ModelChange("no_windows", "without windows"), lambda mixer, _: mixer.without_window()))
-    for what, change in changes:
+    for model_change, change in changes:
         changed = with_mixers(spec, change)
         if changed != spec:
-            yield what, changed
+            yield model_change, changed
 
 
 def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:

@@ -260,13 +260,13 @@ class PeakEstimate:
             _pass_peaks(batch, stage, transient, micro_batches)
             for batch, stage in zip(measured, rank_stages, strict=True)
         ]
-        all_in_flight = in_flight.whole == (micro_batches,) and (layout.pp == 1 or layout.zero == 0)
+        all_in_flight = in_flight.awaiting_backward == (micro_batches,) and (layout.pp == 1 or layout.zero == 0)
         if self.frees_gradients and all_in_flight:
             pass_peak = self._first_backward_peak(layout, rank_stages[0], measured[0], peaks[0])
         else:
             pass_peak = max(
                 max(stage_peaks) - batch.saved
-                for stage_peaks, batch, count in zip(peaks, measured, in_flight.whole, strict=True)
+                for stage_peaks, batch, count in zip(peaks, measured, in_flight.awaiting_backward, strict=True)
                 if count
             )
         static = sum(self.static_bytes(layout, stage) for stage in rank_stages)

@@ -1,4 +1,4 @@
-"""Options that ask for the counts of one rank of a layout instead of those of the whole model.
+"""Options that count one rank of a layout instead of the full model.
 
 The modules that compute layouts are loaded when the first rank is requested.
 """
@@ -59,8 +59,8 @@ class RankRequest:
         with suggest_nearest_layouts(spec, request):
             layout = request.layout()
             if self.rank is None:
-                why = f"the first rank that {most} the most" if layout.world > 1 else ""
-                return RankShare(heaviest_rank(spec, layout, cost), why)
+                reason = f"the first rank that {most} the most" if layout.world > 1 else ""
+                return RankShare(heaviest_rank(spec, layout, cost), reason)
             if self.rank >= layout.world:
                 raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")
             model = rank_model(spec, layout, self.rank)
@@ -73,5 +73,5 @@ NO_RANK_OPTIONS = RankRequest()
 
 
 def rank_settings() -> dict[str, Declared]:
-    """The settings that request the counts of one rank, by their names."""
+    """Returns the settings that request the counts of one rank, by name."""
     return {**{name: declared(LayoutRequest)[name] for name in SIZES}, RANK.name: RANK}

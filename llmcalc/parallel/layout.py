@@ -1,4 +1,4 @@
-"""Layouts of a run over devices: the sizes of the parallel groups, and each rank's index in every group.
+"""Layouts of a run on several devices: the sizes of parallel groups, and each rank's index in every group.
 
 Tensor parallelism (Shoeybi 2019, arXiv:1909.08053) divides heads, feed-forward widths and the vocabulary; sequence
 parallelism (Korthikanti 2022, arXiv:2205.05198) what lies between, by tokens; context parallelism (Liu 2023,
@@ -26,7 +26,7 @@ Zero: TypeAlias = Literal[0, 1, 2, 3]
 
 
 class ImpossibleLayout(InputError):
-    """Sizes of groups that cannot be together, or that do not divide the model."""
+    """Raised for group sizes that contradict each other, or that do not divide the model."""
 
 
 class Coordinates(NamedTuple):
@@ -130,12 +130,12 @@ class Layout:
 
     @property
     def expert_dp(self) -> int:
-        """Ranks that hold the same part of the same experts."""
+        """Ranks that hold the same shard of the same experts."""
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO shards all weights but experts: those of data and of context parallelism."""
+        """Ranks over which ZeRO shards non-expert weights: data- and context-parallel ranks."""
         return self.dp * self.cp // self.hsdp_replicas
 
     @property
@@ -144,20 +144,20 @@ class Layout:
         return max(1, self.expert_dp // self.hsdp_replicas)
 
     def coordinates(self, rank: int) -> Coordinates:
-        """The index of a rank in each group. Ranks are numbered in the order tp, cp, dp, pp.
+        """Returns the index of a rank in each group. Ranks are numbered in the order tp, cp, dp, pp.
 
         Source: Megatron-LM, parallel_state.py, `RankGenerator`, order tp-cp-ep-dp-pp, with a second one for experts;
         torchtitan's mesh has the same order.
         """
-        rest, tp = divmod(rank, self.tp)
-        rest, cp = divmod(rest, self.cp)
-        pp, dp = divmod(rest, self.dp)
-        rest, etp = divmod(rank, self.expert_tp)
-        rest, ep = divmod(rest, self.ep)
-        return Coordinates(tp, cp, dp, pp, etp, ep, rest % self.expert_dp)
+        remaining_rank, tp = divmod(rank, self.tp)
+        remaining_rank, cp = divmod(remaining_rank, self.cp)
+        pp, dp = divmod(remaining_rank, self.dp)
+        remaining_rank, etp = divmod(rank, self.expert_tp)
+        remaining_rank, ep = divmod(remaining_rank, self.ep)
+        return Coordinates(tp, cp, dp, pp, etp, ep, remaining_rank % self.expert_dp)
 
     def rank(self, tp: int = 0, cp: int = 0, dp: int = 0, pp: int = 0) -> int:
-        """The number of the rank with these indices."""
+        """Returns the number of the rank with these group indices."""
         return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
 
     def data(self) -> dict[str, object]:
@@ -167,16 +167,16 @@ class Layout:
 
     def options(self) -> str:
         """The command-line options of this layout, without defaults."""
-        words: list[str] = []
+        arguments: list[str] = []
         for field in fields(self):
             value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
             if value == field.default:
                 continue
             if isinstance(value, bool):
-                words.append(option if value else f"--no-{option[2:]}")
+                arguments.append(option if value else f"--no-{option[2:]}")
             else:
-                words += [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
-        return " ".join(words)
+                arguments += [option, ",".join(map(str, value)) if isinstance(value, tuple) else str(value)]
+        return " ".join(arguments)
 
 
 ONE_DEVICE = Layout()

@@ -15,13 +15,13 @@ MAX_DEVICES = 2**20
 """Largest number of devices of a layout; the largest clusters have a quarter of it."""
 
 
-def parse_stage_layers(where: str, value: tuple[Any, ...]) -> tuple[int, ...]:
-    """The layers of each stage as integers."""
+def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
+    """Parses the number of layers of each stage."""
     try:
         return tuple(int(layers) for layers in value)
     except (TypeError, ValueError):
         raise InputError(
-            f"{where}: '{','.join(map(str, value))}'; expected layers of each stage, such as 12,10,10"
+            f"{origin}: '{','.join(map(str, value))}'; expected layers of each stage, such as 12,10,10"
         ) from None
 
 
@@ -149,11 +149,11 @@ class LayoutRequest:
 
     @property
     def pipeline(self) -> bool:
-        """Whether an option of pipelines was given."""
+        """Whether any pipeline option was given."""
         return self.pp is not None or (self.vpp or 1) > 1 or self.schedule is not None
 
     def layout(self, keeps_gathered: Callable[[int, int], bool] = lambda pp, zero: False) -> Layout:
-        """The layout of these options. Raises `InputError` for options that contradict each other.
+        """Returns the layout of these options. Raises `InputError` for contradictory options.
 
         keeps_gathered: (pp, ZeRO stage) → whether gathered weights are kept after the forward pass by default.
         """
@@ -202,7 +202,7 @@ class LayoutRequest:
         return 3 if self.fsdp is not None else self.zero or 0
 
     def _replicas(self, replica_devices: int) -> int:
-        """The number of data-parallel replicas (dp). replica_devices: devices of one replica."""
+        """Returns the number of data-parallel replicas (dp). replica_devices: devices of one replica."""
         dp = self.dp
         if self.fsdp is not None:
             fsdp_ranks = self.fsdp * (self.hsdp_replicas or 1)
@@ -220,7 +220,7 @@ class LayoutRequest:
 
 
 def version_date(version: str) -> date | None:
-    """The date of a framework's version; None for the newest. Raises `InputError` for a version that is no date."""
+    """Returns the date of a framework's version; None for the newest. Raises `InputError` for other text."""
     if not version:
         return None
     try:

@@ -1,4 +1,4 @@
-"""The messages of one rank in a training step, by group and kind: their number and their bytes.
+"""Messages of one rank in a training step: their number and bytes, by group and kind.
 
 tensor, experts, sequence: where placements change (`placements.py`), once per micro-batch and chunk of layers.
 data: all-reduce or reduce-scatter of gradients over the ranks with the same weights, and all-gather of weights
@@ -34,7 +34,7 @@ BFLOAT16 = 2
 
 
 class Message(NamedTuple):
-    """Equal messages of one rank in a step.
+    """Identical messages of one rank in a step.
 
     group: the group of ranks.
     ranks: size of the group.
@@ -70,7 +70,7 @@ class Chunk:
 
 
 class GradientRules(NamedTuple):
-    """A framework's rules for reducing gradients over the ranks with the same weights.
+    """A framework's rules for reducing gradients over ranks with the same weights.
 
     framework: its name in errors.
     zero_stages: the ZeRO stages that it supports.
@@ -144,7 +144,7 @@ def rank_messages(
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
-    """Equal messages as one entry, without empty messages and groups of one rank."""
+    """Merges identical messages, without empty messages and groups of one rank."""
     counts: dict[Message, Number] = {}
     for message in messages:
         if message.ranks > 1 and message.bytes and message.count:
@@ -164,8 +164,8 @@ def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> I
     rank_stages = [stage for stage in all_stages if stage.rank == pp]
     if two_way:
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
-    for number, stage in enumerate(rank_stages):
-        batches = (micro_batches + 1 - number) // 2 if two_way else micro_batches
+    for chunk_index, stage in enumerate(rank_stages):
+        batches = (micro_batches + 1 - chunk_index) // 2 if two_way else micro_batches
         yield Chunk(stage, rank_program(spec, layout, rank, stage), batches)
 
 
@@ -198,7 +198,7 @@ def _pipeline_messages(layout: Layout, chunk: Chunk, run_config: RunConfig, widt
 def _tensor_group_gradients(
     spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """All-reduces of gradients of weights that a tensor group replicates.
+    """Yields all-reduces of the gradients of weights replicated over a tensor-parallel group.
 
     Each rank has a partial sum: over its own tokens with sequence parallelism, over its own heads for norms of heads.
     """
@@ -206,8 +206,8 @@ def _tensor_group_gradients(
         return
     for chunk in chunks:
         stage = chunk.stage
-        whole = rank_program(spec, ONE_DEVICE, 0, stage)
-        pairs = zip(weight_shards(chunk.program, include), weight_shards(whole, include), strict=True)
+        undivided_program = rank_program(spec, ONE_DEVICE, 0, stage)
+        pairs = zip(weight_shards(chunk.program, include), weight_shards(undivided_program, include), strict=True)
         partial_sums = [
             shard
             for shard, undivided in pairs
@@ -285,7 +285,7 @@ GroupMessages: TypeAlias = Callable[[ReplicatedWeights], Iterator[Message]]
 def _embedding_messages(
     spec: ModelSpec, layout: Layout, chunks: list[Chunk], include: frozenset[str], gradients: GradientRules, width: int
 ) -> Iterator[Message]:
-    """All-reduces of the embedding's gradient over the first and the last stage, if both have it."""
+    """Yields all-reduces of the embedding's gradient over first and last stage, if both have it."""
     tied = spec.tie_word_embeddings and spec.head.type == "lm"
     if layout.pp == 1 or not (tied or (spec.mtp is not None and MTP.name in include)):
         return

@@ -1,4 +1,4 @@
-"""The possible layouts that are nearest to an impossible one."""
+"""Finds the possible layouts that are nearest to an impossible one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GIVEN, UNEVEN = 2.0, 0.5
 
 @contextmanager
 def suggest_nearest_layouts(
-    spec: ModelSpec, request: LayoutRequest, seq: int | None = None, most: int = 3
+    spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3
 ) -> Iterator[None]:
     """Adds the nearest possible layouts to the error of an impossible one.
 
@@ -45,18 +45,18 @@ def suggest_nearest_layouts(
     except ImpossibleLayout as error:
         if not request.has_options:
             raise
-        suggestions = nearest_layouts_text(spec, request, seq, most)
+        suggestions = nearest_layouts_text(spec, request, seq, maximum)
         raise InputError(f"{error}; {suggestions}" if suggestions else str(error)) from None
 
 
-def nearest_layouts_text(spec: ModelSpec, request: LayoutRequest, seq: int | None = None, most: int = 3) -> str:
+def nearest_layouts_text(spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3) -> str:
     """A text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is no such layout."""
-    suggestions = [_options(layout) for layout in islice(nearest_layouts(spec, request, seq), most)]
+    suggestions = [_options(layout) for layout in islice(nearest_layouts(spec, request, seq), maximum)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
 
 def _options(layout: Layout) -> str:
-    """The options of a layout, without a schedule that --vpp implies."""
+    """Returns the options of a layout, without a schedule implied by --vpp."""
     return layout.options().replace(" --schedule interleaved", "") or "one device"
 
 
@@ -68,12 +68,12 @@ def nearest_layouts(spec: ModelSpec, request: LayoutRequest, seq: int | None = N
     The distance of two sizes is the logarithm of their ratio, and counts twice if the size was given.
     """
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    seen: set[Layout] = set()
+    yielded_layouts: set[Layout] = set()
     candidates = _candidates(spec, request, layers)
     for _, layout in sorted(candidates, key=lambda candidate: (candidate[0], candidate[1].options())):
-        if layout not in seen and _divides(layout, seq) and _is_possible(spec, layout, layers):
+        if layout not in yielded_layouts and _divides(layout, seq) and _is_possible(spec, layout, layers):
             yield layout
-        seen.add(layout)
+        yielded_layouts.add(layout)
 
 
 def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
@@ -116,19 +116,19 @@ def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterato
 
 
 def _nearest_sizes(size: int, possible: Iterable[int], *more: int) -> list[int]:
-    """The `FEW` possible sizes nearest to a size, and some more."""
+    """Returns the `FEW` possible sizes nearest to a size, and some extra ones."""
     return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *more})
 
 
 def _tensor_sizes(axes: set[Axis], size: int) -> Iterable[int]:
-    """Sizes of a tensor group, near `size`, that may divide the axes: common divisors of the evenly divided axes."""
+    """Returns tensor-parallel sizes near `size` that may divide the axes."""
     lengths = [axis.size for axis in axes if axis.name in TENSOR - NEAR_ROWS - {"kv_heads"}]
     common = gcd(*(length for length in lengths if isinstance(length, int)))
     return divisors(common, FAR * size) if common else range(max(1, size - FEW), size + FEW + 1)
 
 
 def _replicas(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) -> set[int]:
-    """Numbers of replicas to try.
+    """Returns numbers of replicas to try.
 
     With a number of devices: as many replicas as fit. Otherwise: `dp`, and its neighbours that experts divide.
     """
@@ -136,12 +136,12 @@ def _replicas(request: LayoutRequest, dp: int, sizes: dict[str, Any], etp: int) 
     if request.devices is not None:
         replicas = request.devices // replica_devices
         return {max(1, replicas)} if request.devices % replica_devices == 0 else {max(1, replicas), replicas + 1}
-    needed = sizes["ep"] * etp // gcd(sizes["ep"] * etp, sizes["tp"] * sizes["cp"])
-    return {dp, -(-dp // needed) * needed, max(1, dp // needed) * needed}
+    least_replicas = sizes["ep"] * etp // gcd(sizes["ep"] * etp, sizes["tp"] * sizes["cp"])
+    return {dp, -(-dp // least_replicas) * least_replicas, max(1, dp // least_replicas) * least_replicas}
 
 
 def _layout(request: LayoutRequest, layers: int, target: dict[str, int], sizes: dict[str, Any]) -> Layout | None:
-    """The layout of these sizes, with the given options; None if it is impossible."""
+    """Returns the layout with these sizes and the given options; None if it is impossible."""
     pp, vpp = sizes["pp"], sizes["vpp"]
     stage_count = pp * vpp
     pp_layout = request.pp_layout

@@ -1,4 +1,4 @@
-"""The placement of each value of a rank's program over the ranks, and the collectives where placements change.
+"""Placements of a rank program's values over ranks, and the collectives where placements change.
 
 Ranks of one sequence exchange keys and values: in a ring (Liu 2023, arXiv:2310.01889; TransformerEngine, `cp_comm_type`
 "p2p"), all at once (Llama 3, arXiv:2407.21783, §3.3.2; "all_gather"), or they exchange tokens for heads (Jacobs 2023,
@@ -64,7 +64,7 @@ SCANS = (
 
 
 class Collective(NamedTuple):
-    """A collective operation, or a send, of one rank.
+    """A collective operation, or a point-to-point message, of one rank.
 
     node: the node of the model that causes it.
     kind: the operation.
@@ -94,7 +94,7 @@ class Collective(NamedTuple):
 
 @dataclass
 class Placements:
-    """Follows the values of a rank's program.
+    """Derives the placement of each value of a rank's program.
 
     layout: the layout.
     run_config: the run, with the tokens of one rank of a sequence.
@@ -119,7 +119,7 @@ class Placements:
     messages: list[Collective] = field(default_factory=list)
 
     def run(self, program: RankFlow) -> list[Collective]:
-        """Follows the program, and returns the collectives of its rank.
+        """Runs through the program, and returns the rank's collectives.
 
         Raises `InputError` for a part that the layout divides in a way that is not modelled.
         """
@@ -129,7 +129,7 @@ class Placements:
 
     @property
     def default_placement(self) -> Placement:
-        """The placement of values between tensor-parallel products."""
+        """The placement of values between tensor-parallel linear layers."""
         return "rows" if self.layout.sequence_parallel and self.layout.tp > 1 else "whole"
 
     def placement(self, value: Value) -> Placement:
@@ -139,32 +139,34 @@ class Placements:
         return self.placements.get(id(value.storage), self.default_placement if has_tokens(value.rows) else "whole")
 
     def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
-        """Follows program items. path: of the module around them. repeats: how often that module runs."""
+        """Runs through program items. path: path of their module. repeats: how often that module runs."""
         for item in items:
             if isinstance(item, Alternatives):
                 self._run_items(next(iter(item.branches.values())).items, path, repeats)
                 continue
-            about = item.about
-            if about.get("role") in NEVER_RUN or (about.get("optional") and about["optional"] not in self.include):
+            attributes = item.about
+            if attributes.get("role") in NEVER_RUN or (
+                attributes.get("optional") and attributes["optional"] not in self.include
+            ):
                 continue
-            where = f"{path}.{item.name}" if path and item.name else path or item.name
-            self.where, self.repeats = where or getattr(item, "verb", ""), repeats
+            item_path = f"{path}.{item.name}" if path and item.name else path or item.name
+            self.where, self.repeats = item_path or getattr(item, "verb", ""), repeats
             if isinstance(item, Step):
                 self._run_step(item)
                 if item.verb not in KEEPS_NOTHING:
                     self.last_saved = len(self.messages)
                 continue
-            scope_repeats, has_gradient = times(repeats, about.get("repeat", 1)), self.has_gradient
-            self.has_gradient = has_gradient and about.get("role") != "no_grad"
+            scope_repeats, has_gradient = times(repeats, attributes.get("repeat", 1)), self.has_gradient
+            self.has_gradient = has_gradient and attributes.get("role") != "no_grad"
             if item.takes is not None:
                 self._reduce_partial_sum(item.takes)
             start = len(self.messages)
-            self._run_items(item.items, where, scope_repeats)
+            self._run_items(item.items, item_path, scope_repeats)
             self.has_gradient = has_gradient
-            self.where, self.repeats = where, scope_repeats
+            self.where, self.repeats = item_path, scope_repeats
             if item.takes is not None and item.gives is not None:
                 self._reduce_partial_sum(item.gives)
-            if about.get("kind") == "layer":
+            if attributes.get("kind") == "layer":
                 self._repeat_recomputed(start, item)
 
     def _repeat_recomputed(self, start: int, layer: Scope) -> None:
@@ -183,13 +185,13 @@ class Placements:
                 f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
                 "--recompute none or full"
             )
-        end = len(self.messages) if recompute.reentrant else self.last_saved
+        last_message = len(self.messages) if recompute.reentrant else self.last_saved
         indices, repeat = layer.about["indices"], layer.about["repeat"]
         recomputed = repeat if indices is None else sum(i % recompute.every == 0 for i in indices)
-        for message in self.messages[start:end]:
+        for message in self.messages[start:last_message]:
             if not message.backward:
-                number = exact_div(times(message.times, recomputed), repeat)
-                self.messages.append(message._replace(backward=True, times=number))
+                repetitions = exact_div(times(message.times, recomputed), repeat)
+                self.messages.append(message._replace(backward=True, times=repetitions))
 
     def _add_message(
         self,
@@ -216,7 +218,7 @@ class Placements:
         self.messages.append(Collective(self.where, kind, group, ranks, backward, bytes, count))
 
     def _make_whole(self, value: Value, group: Group = "tp") -> None:
-        """Makes the input of a product with a divided output whole on every rank, once for all of its readers."""
+        """Gathers a sharded input on every rank, once for all of its readers."""
         if self.placement(value) == "partial":
             self._reduce_partial_sum(value)
         region = id(value.storage), value.of is not None, self.has_gradient
@@ -322,7 +324,7 @@ class Placements:
         return [] if step.verb == "state" else None
 
     def _place_undivided(self, step: Step) -> None:
-        """Gives the result of a step without divided axes the placement of its inputs.
+        """Copies the placement of a step's inputs to its result, if no axis is sharded.
 
         Raises `InputError` for a step that needs the tokens of other ranks.
         """
@@ -352,5 +354,5 @@ def _has_whole_groups(step: Step) -> bool:
 
 
 def has_tokens(rows: Rows) -> bool:
-    """Whether the rows are tokens, which sequence parallelism divides."""
+    """Whether rows are tokens, which sequence parallelism shards."""
     return isinstance(rows, (Tokens, Source)) or (isinstance(rows, Routed) and has_tokens(rows.of))

@@ -1,4 +1,4 @@
-"""A model with the sizes of one rank of a layout, so that every count of a model can be made for a rank.
+"""A model with the sizes of one rank, so that everything that can be counted of a model can be counted of a rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -29,7 +29,7 @@ from .rank_program import RankAxes, RankFlow, flat_axes, rank_program
 
 
 class RankModel(ModelSpec):
-    """A model whose program is that of one rank. Its fields are those of the whole model."""
+    """A model whose program is that of one rank. Its fields are those of the full model."""
 
     _layout: Layout = PrivateAttr(default=ONE_DEVICE)
     _rank: int = PrivateAttr(default=0)
@@ -51,7 +51,7 @@ class RankModel(ModelSpec):
         return rank_chunks(self._layout, layers, self._layout.coordinates(self._rank).pp)
 
     def with_symbols(self, symbolic_layout: Layout) -> RankModel:
-        """The same rank, with sizes of groups that know their symbols."""
+        """Returns the same rank with symbolic group sizes."""
         copy = self.model_copy()
         copy._symbolic_layout = symbolic_layout
         return copy
@@ -67,8 +67,8 @@ class RankModel(ModelSpec):
         return rank_flow
 
     @property
-    def whole(self) -> ModelSpec:
-        """The whole model."""
+    def full_model(self) -> ModelSpec:
+        """The full model."""
         return ModelSpec.model_construct(**{name: getattr(self, name) for name in ModelSpec.model_fields})
 
     @property
@@ -82,40 +82,46 @@ class RankModel(ModelSpec):
 
     @cached_property
     def recorded(self) -> Node:
-        """The tree of the rank."""
+        """The tree of the rank's program."""
         return _divide_tokens(self.program().node(), self.undivided_tree, self._symbolic_layout or self._layout)
 
     @property
     def has_undivided_products(self) -> bool:
         """Whether the rank runs a product that its tensor group does not divide."""
         return self._layout.tp > 1 and any(
-            place.node.op is not None and whole.node.op is not None and _is_undivided(place.node.op, whole.node.op)
-            for place, whole in zip(self.program().node().walk(), self.undivided_tree.walk(), strict=True)
+            place.node.op is not None
+            and undivided_place.node.op is not None
+            and _is_undivided(place.node.op, undivided_place.node.op)
+            for place, undivided_place in zip(self.program().node().walk(), self.undivided_tree.walk(), strict=True)
         )
 
     def copied(self, include: frozenset[str] = frozenset()) -> dict[str, Number]:
-        """Component → parameters of this rank that its tensor group replicates."""
-        sums: dict[str, Number] = {}
-        for place, whole in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
-            if place.use is None or whole.use is None or (place.optional and place.optional not in include):
+        """Returns component → parameters of this rank that its tensor-parallel group replicates."""
+        parameters_by_component: dict[str, Number] = {}
+        for place, undivided_place in zip(self.tree().walk(), self.undivided_tree.walk(), strict=True):
+            if place.use is None or undivided_place.use is None or (place.optional and place.optional not in include):
                 continue
-            for tensor, whole_tensor in zip(place.use.tensors(), whole.use.tensors(), strict=True):
+            for tensor, whole_tensor in zip(place.use.tensors(), undivided_place.use.tensors(), strict=True):
                 if self._is_copied(place, tensor.size, whole_tensor.size):
-                    sums[place.kind] = sums.get(place.kind, 0) + times(tensor.size, place.times)
-        return sums
+                    parameters_by_component[place.kind] = parameters_by_component.get(place.kind, 0) + times(
+                        tensor.size, place.times
+                    )
+        return parameters_by_component
 
-    def _is_copied(self, place: Place, size: Number, whole: Number) -> bool:
+    def _is_copied(self, place: Place, size: Number, undivided_size: Number) -> bool:
         """Whether other ranks of the tensor group have the same tensor. size, whole: its elements here, undivided."""
         op, tp = place.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
-        if place.kind in ("embedding", "lm_head") and size != whole:  # the last part of a vocabulary may be shorter
+        if (
+            place.kind in ("embedding", "lm_head") and size != undivided_size
+        ):  # the last part of a vocabulary may be shorter
             return False
-        return tp > 1 and bool(size * tp > whole)
+        return tp > 1 and bool(size * tp > undivided_size)
 
 
 class RankShare(NamedTuple):
-    """A model of one rank, and why that rank was chosen.
+    """A rank's model, and the reason why this rank was chosen.
 
     why: the reason in words; empty if the user named the rank.
     """
@@ -186,31 +192,38 @@ def _layers(spec: ModelSpec) -> Iterator[Any]:
             yield range(count) if indices is None else indices
 
 
-def _divide_tokens(node: Node, whole: Node, layout: Layout) -> Node:
+def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
     """The rank's tree, with ops that divide tokens where the ranks do. whole: the undivided tree."""
-    pairs = zip(node.children, whole.children, strict=True)
+    pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
-    op = None if node.op is None or whole.op is None else _divide_op_tokens(node.op, whole.op, layout)
-    forms = {name: _divide_op_tokens(form, whole.forms[name], layout) for name, form in node.forms.items()}
-    return replace(node, children=children, op=op, forms=forms)
+    op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)
+    op_forms = {
+        name: _divide_op_tokens(op_form, undivided_node.forms[name], layout) for name, op_form in node.forms.items()
+    }
+    return replace(node, children=children, op=op, forms=op_forms)
 
 
-def _divide_op_tokens(op: Op, whole: Op, layout: Layout) -> Op:
-    """The op with this rank's tokens. whole: the undivided op."""
-    if isinstance(op, ExpertLinear) and isinstance(whole, ExpertLinear) and same(op.top_k, whole.top_k):
+def _divide_op_tokens(op: Op, undivided_op: Op, layout: Layout) -> Op:
+    """Returns the op with this rank's tokens. undivided_op: the op of the full model."""
+    if isinstance(op, ExpertLinear) and isinstance(undivided_op, ExpertLinear) and same(op.top_k, undivided_op.top_k):
         if layout.ep == layout.expert_tp == layout.tp == 1:
             return op
         return ExpertShare(**_fields(op), ranks=layout.ep, parts=layout.expert_tp, tensor=layout.tp)
-    if isinstance(op, IdentityExperts) and isinstance(whole, IdentityExperts):
-        return IdentityShare(whole.count, whole.maps, layout.ep * layout.expert_tp)
-    if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, whole):
+    if isinstance(op, IdentityExperts) and isinstance(undivided_op, IdentityExperts):
+        return IdentityShare(undivided_op.count, undivided_op.maps, layout.ep * layout.expert_tp)
+    if layout.sequence_parallel and layout.tp > 1 and _is_undivided(op, undivided_op):
         return LinearShare(**_fields(op), ranks=layout.tp)
     return op
 
 
-def _is_undivided(op: Op, whole: Op) -> bool:
+def _is_undivided(op: Op, undivided_op: Op) -> bool:
     """Whether the op is a product with undivided sizes."""
-    return type(op) is Linear and type(whole) is Linear and same(op.n_in, whole.n_in) and same(op.n_out, whole.n_out)
+    return (
+        type(op) is Linear
+        and type(undivided_op) is Linear
+        and same(op.n_in, undivided_op.n_in)
+        and same(op.n_out, undivided_op.n_out)
+    )
 
 
 def _fields(op: Op) -> dict[str, Any]:

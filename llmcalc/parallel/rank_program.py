@@ -1,4 +1,4 @@
-"""The program of one rank: the model's flow recorded with the rank's sizes, and with the layers of its stage.
+"""The program of one rank: the model's flow, recorded with the rank's sizes and its stage's layers.
 
 A layout divides axes by their names. Parts compute with the rank's part of a divided axis, so parameters, FLOPs,
 caches and kernels of a rank follow from its program as those of the model follow from the model's.
@@ -53,9 +53,9 @@ NEAR_ROWS = frozenset({"vocab"})
 
 @dataclass(frozen=True, slots=True)
 class Shard(Axis):
-    """One rank's part of an axis. whole: length of the undivided axis. degree: ranks that divide it."""
+    """One rank's part of an axis. full_size: length before sharding. degree: number of ranks that divide it."""
 
-    whole: Number = None
+    full_size: Number = None
     degree: int = 1
 
 
@@ -63,8 +63,8 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
     """Yields every axis of a shape, with the parts of concatenated axes."""
     for axis in shape:
         if isinstance(axis, Beside):
-            for part in axis.parts:
-                yield from flat_axes(part)
+            for component in axis.parts:
+                yield from flat_axes(component)
         else:
             yield axis
 
@@ -83,7 +83,7 @@ class RankAxes:
 
     @property
     def divides(self) -> bool:
-        """Whether an axis other than that of the experts is divided."""
+        """Whether any axis except the experts' is sharded."""
         return self.layout.tp > 1 or self.layout.expert_tp > 1
 
     def degree(self, name: str) -> int:
@@ -106,7 +106,7 @@ class RankAxes:
         return self.part(axis, self.layout.ep, self.coordinates.ep)
 
     def part(self, axis: Axis, degree: int, index: int) -> Axis:
-        """Part `index` of `degree` parts of an axis."""
+        """Returns part `index` of an axis divided into `degree` parts."""
         size = axis.size
         if degree == 1 or not isinstance(size, int):
             return axis if degree == 1 else Shard(axis.name, size / degree, size, degree)
@@ -138,7 +138,7 @@ def _with_rank_axes(verb: Verb) -> Verb:
 
 
 class RankFlow(Flow):
-    """Records the operations of parts with the sizes of one rank.
+    """Records the operations of a model's parts with one rank's sizes.
 
     rank_axes: the rank's part of each axis.
     stage: the stage whose layers are recorded; None for all layers.
@@ -158,11 +158,11 @@ class RankFlow(Flow):
         self.tables: dict[int, Weight] = {}
 
     def rank_part(self, argument: Any) -> Any:
-        """The rank's part of an axis, of concatenated axes, of a shape or of a weight; any other argument unchanged."""
+        """Returns the rank's part of an axis, shape or weight; other arguments unchanged."""
         if isinstance(argument, Axis):
             return self.rank_axes.axis(argument)
         if isinstance(argument, Beside):
-            return Beside(tuple(self.rank_part(part) for part in argument.parts), argument.name)
+            return Beside(tuple(self.rank_part(component) for component in argument.parts), argument.name)
         if type(argument) is tuple and argument and all(isinstance(axis, (Axis, Beside)) for axis in argument):
             return tuple(map(self.rank_part, argument))
         if isinstance(argument, Weight):
@@ -194,7 +194,7 @@ class RankFlow(Flow):
         super().record(verb, name, ins, outs, op, weight, about, **options)
 
     def _check(self, verb: str, name: str, ins: tuple[Value, ...], outs: tuple[Value, ...]) -> None:
-        """Raises `InputError` for a step whose part of one rank is not modelled."""
+        """Raises `InputError` for a step that is not modelled for a single rank."""
         degrees: dict[str, int] = {}
         for value in (*ins, *outs):
             if value.of is not None and is_divided(value.axes) != is_divided(value.storage.axes):
@@ -207,10 +207,12 @@ class RankFlow(Flow):
         if verb in SUMS and ins and is_divided(ins[0].axes) and is_divided(outs[0].axes):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
-    def _not_modelled(self, verb: str, name: str, why: str) -> InputError:
-        """The error of a step. why: what the step does, in words."""
-        where = ".".join(part for part in (*self.path, name or verb) if part)
-        return InputError(f"--tp {self.rank_axes.layout.tp}: {where} {why}, which is not modelled; expected --tp 1")
+    def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
+        """Creates the error for a step. reason: what the step does."""
+        step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
+        return InputError(
+            f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"
+        )
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
         heads = self.rank_part(heads)
@@ -238,10 +240,10 @@ class RankFlow(Flow):
     def _record_copy(self, table: Weight) -> None:
         """Records this stage's copy of the embedding, before the module that reads it."""
         reader = self.root.items[-1]
-        about = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
+        attributes = {} if isinstance(reader, Alternatives) else {"optional": reader.about.get("optional", "")}
         op = ops.Embedding(table.ins[0].size, self.n(table.out))
         self.root.items.insert(
-            -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **about})
+            -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **attributes})
         )
         table.made = True
 
@@ -293,12 +295,18 @@ class RankFlow(Flow):
         """
         if self.stage is None or (self.stage.first and self.stage.last):
             return
-        start, end = self.layer_items.start, self.layer_items.stop
-        before, layers, after = self.root.items[:start], self.root.items[start:end], self.root.items[end:]
-        towers = [item for item in after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
-        before = [*before, *towers] if self.stage.first else [item for item in before if _is_frame(item)]
-        after = [item for item in after if item not in towers and (self.stage.last or _is_frame(item))]
-        self.root.items = [*before, *layers, *after]
+        layers_start, layers_end = self.layer_items.start, self.layer_items.stop
+        items_before, layer_items, items_after = (
+            self.root.items[:layers_start],
+            self.root.items[layers_start:layers_end],
+            self.root.items[layers_end:],
+        )
+        towers = [item for item in items_after if isinstance(item, Scope) and item.about.get("optional") == TOWERS.name]
+        items_before = (
+            [*items_before, *towers] if self.stage.first else [item for item in items_before if _is_frame(item)]
+        )
+        items_after = [item for item in items_after if item not in towers and (self.stage.last or _is_frame(item))]
+        self.root.items = [*items_before, *layer_items, *items_after]
         if not self.stage.last:
             self.result = self.exit
         computed = {id(scope.after) for scope in self.root.scopes() if scope.after is not None} | {id(self.entry)}
@@ -341,7 +349,7 @@ for _name in WITH_AXES:
 
 
 def _is_frame(item: Item) -> bool:
-    """Whether an item only marks the beginning or the end of a function of the forward pass."""
+    """Whether an item only marks the start or end of a function in the forward pass."""
     return isinstance(item, Step) and item.verb in ("enter", "leave")
 
 
@@ -351,8 +359,8 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
     """
-    if stage is not None and not (stage.first and stage.last) and (why := why_no_pipeline(spec)):
-        raise InputError(f"--pp {layout.pp}: {why}; expected --pp 1")
+    if stage is not None and not (stage.first and stage.last) and (reason := why_no_pipeline(spec)):
+        raise InputError(f"--pp {layout.pp}: {reason}; expected --pp 1")
     flow = RankFlow(RankAxes(layout, layout.coordinates(rank)), stage)
     spec.program(flow)
     flow.cut()
@@ -360,7 +368,7 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 
 
 def why_no_pipeline(spec: ModelSpec) -> str:
-    """The reason why pipelines of a model are not modelled; empty if they are."""
+    """Returns the reason why pipelines of a model are not modelled; empty if they are."""
     if spec.kind == "encoder-decoder":
         return "a pipeline of an encoder-decoder is not modelled"
     if spec.main.shared_layers:

@@ -31,7 +31,7 @@ Kind: TypeAlias = Literal["F", "B", "I", "W"]
 
 
 class Action(NamedTuple):
-    """One pass of one micro-batch through one of a rank's chunks of layers.
+    """A pass of one micro-batch through one of a rank's chunks.
 
     kind: the kind of pass.
     chunk: the index of the chunk on its rank.
@@ -52,24 +52,24 @@ Order: TypeAlias = tuple[Action, ...]
 
 
 class InFlight(NamedTuple):
-    """Micro-batches that are in flight on a rank.
+    """The micro-batches in flight on a rank, per chunk.
 
-    whole: per chunk, the micro-batches whose backward pass has not run.
+    awaiting_backward: per chunk, the micro-batches whose backward pass has not run.
     weights: per chunk, the micro-batches of which only the backward pass of the weights is left.
     """
 
-    whole: tuple[int, ...]
+    awaiting_backward: tuple[int, ...]
     weights: tuple[int, ...]
 
     @property
     def total(self) -> int:
         """Micro-batches in flight, summed over the chunks."""
-        return sum(self.whole) + sum(self.weights)
+        return sum(self.awaiting_backward) + sum(self.weights)
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The order of actions of every rank.
+    """The order of actions of every rank in a schedule.
 
     ranks: number of ranks.
     chunks: chunks of layers per rank.
@@ -103,17 +103,17 @@ class Pipeline:
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """Copies of the model on all ranks together: two in DualPipe, where every stage is on two ranks."""
+        """Copies of the model over all ranks: two in DualPipe, where every stage is on two ranks."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
         """Yields every action of a rank with the micro-batches in flight while it runs, its own included."""
-        whole, weights = [0] * self.chunks, [0] * self.chunks
+        awaiting_backward, weights = [0] * self.chunks, [0] * self.chunks
         for action in self.orders[rank]:
             kind, chunk = action[:2]
-            whole[chunk] += kind == "F"
-            yield action, InFlight(tuple(whole), tuple(weights))
-            whole[chunk] -= kind in "BI"
+            awaiting_backward[chunk] += kind == "F"
+            yield action, InFlight(tuple(awaiting_backward), tuple(weights))
+            awaiting_backward[chunk] -= kind in "BI"
             weights[chunk] += (kind == "I") - (kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
@@ -121,17 +121,17 @@ class Pipeline:
         return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.orders[rank]])))
 
     def peak_in_flight(
-        self, rank: int, whole: Sequence[int] | None = None, weights: Sequence[int] | None = None
+        self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlight]:
         """The largest weighted number of micro-batches in flight on a rank, and the micro-batches at that moment.
 
         whole: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; `whole` by default.
         """
-        whole = (1,) * self.chunks if whole is None else whole
-        weights = whole if weights is None else weights
+        awaiting_backward = (1,) * self.chunks if awaiting_backward is None else awaiting_backward
+        weights = awaiting_backward if weights is None else weights
         steps: dict[tuple[str, int], int] = {}
-        for chunk, (weight, weights_only) in enumerate(zip(whole, weights, strict=True)):
+        for chunk, (weight, weights_only) in enumerate(zip(awaiting_backward, weights, strict=True)):
             steps |= {
                 ("F", chunk): weight,
                 ("B", chunk): -weight,
@@ -159,7 +159,7 @@ def effective_schedule(layout: Layout) -> Schedule:
 
 
 def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pipeline:
-    """The orders of a layout's schedule. Without a pipeline, micro-batches run one by one.
+    """Returns the order of actions of a layout's schedule. Without a pipeline, micro-batches run one by one.
 
     group: micro-batches that pass a chunk before the next chunk's turn in an interleaved schedule; by default the
         number of ranks (Megatron's microbatch_group_size_per_vp_stage).
@@ -184,7 +184,7 @@ def pipeline(layout: Layout, micro_batches: int, group: int | None = None) -> Pi
 
 
 def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
-    """Raises `InputError` for a number of micro-batches that the schedule does not take, without building orders."""
+    """Raises `InputError` for a number of micro-batches that the schedule does not support."""
     if micro_batches < 1:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
     schedule = effective_schedule(layout)
@@ -206,7 +206,7 @@ def torch_group(ranks: int, micro_batches: int) -> int:
 
 
 def _passes(kind: Kind, micro_batches: int) -> list[Action]:
-    """One pass of every micro-batch through one chunk."""
+    """Returns the passes of every micro-batch through one chunk."""
     return [Action(kind, 0, i) for i in range(micro_batches)]
 
 
@@ -221,12 +221,12 @@ def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -
 
 
 def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> list[Action]:
-    """Passes of groups of micro-batches through all chunks, forward from the first chunk, backward from the last."""
-    places = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
+    """Returns passes by groups of micro-batches: forward from the first chunk, backward from the last."""
+    chunk_order = range(chunks) if kind == "F" else range(chunks - 1, -1, -1)
     return [
         Action(kind, chunk, i)
         for start in range(0, micro_batches, group)
-        for chunk in places
+        for chunk in chunk_order
         for i in range(start, min(start + group, micro_batches))
     ]
 
@@ -237,13 +237,13 @@ def _interleaved_takes(ranks: int, micro_batches: int, group: int) -> None:
         raise InputError(
             f"--microbatch-group-size-per-virtual-pipeline-stage: {group}; expected at least as many as --pp {ranks}"
         )
-    left = micro_batches % group
-    if micro_batches < group or 0 < left < ranks:
-        above = micro_batches - left + group
-        fit = f"{above - group} or {above}" if above > group else str(above)
+    remainder = micro_batches % group
+    if micro_batches < group or 0 < remainder < ranks:
+        next_multiple = micro_batches - remainder + group
+        valid_counts = f"{next_multiple - group} or {next_multiple}" if next_multiple > group else str(next_multiple)
         raise InputError(
             f"--num-microbatches: {micro_batches}; an interleaved schedule (--vpp) takes groups of {group} "
-            f"micro-batches; expected a multiple of {group}, such as {fit}, or no --vpp"
+            f"micro-batches; expected a multiple of {group}, such as {valid_counts}, or no --vpp"
         )
 
 
@@ -272,48 +272,48 @@ def _dualpipe_takes(ranks: int, micro_batches: int) -> None:
 
 def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
     """The eight steps of `DualPipe.step`. Direction 0 is that in which the rank is nearer to the entrance."""
-    half, nearer, m = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
-    further, middle = half - 1 - nearer, nearer == half - 1
+    half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
+    distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
     order: list[Action] = []
     counts: Counter[tuple[Kind, int]] = Counter()
     delayed: list[Action] = []  # backward passes of weights, first in first out
 
     def run(kind: Kind, direction: int, overlapped: bool = False) -> None:
-        chunk = direction ^ (rank >= half)
+        chunk = direction ^ (rank >= half_ranks)
         passed: Kind = "F" if kind == "F" else "B"
         i = counts[passed, chunk]
         counts[passed, chunk] += 1
-        order.append(Action(kind, chunk, i + chunk * m, overlapped))
+        order.append(Action(kind, chunk, i + chunk * half_microbatches, overlapped))
         if kind == "I":
-            delayed.append(Action("W", chunk, i + chunk * m))
+            delayed.append(Action("W", chunk, i + chunk * half_microbatches))
 
     def pair(forward: int, backward: int) -> None:
         run("F", forward, overlapped=True)
         run("B", backward)
 
-    for _ in range(2 * further):  # step 1
+    for _ in range(2 * distance_to_middle):  # step 1
         run("F", 0)
-    for _ in range(nearer + 1):  # step 2
+    for _ in range(distance_to_end + 1):  # step 2
         run("F", 0)
         run("F", 1)
-    for _ in range(further):  # step 3
+    for _ in range(distance_to_middle):  # step 3
         run("I", 1)
         order.append(delayed.pop(0))
         run("F", 1)
-    for i in range(m - ranks + nearer + 1):  # step 4, the main one
-        if i == 0 and middle:  # "we don't overlap these two chunks to further reduce bubble size"
+    for i in range(half_microbatches - ranks + distance_to_end + 1):  # step 4, the main one
+        if i == 0 and is_middle:  # "we don't overlap these two chunks to further reduce bubble size"
             run("F", 0)
             run("B", 1)
         else:
             pair(0, 1)
         pair(1, 0)
-    for _ in range(further):  # step 5
+    for _ in range(distance_to_middle):  # step 5
         run("B", 1)
         pair(1, 0)
-    split = nearer + 1  # step 6: backward passes of the second half delay those of the weights
+    split = distance_to_end + 1  # step 6: backward passes of the second half delay those of the weights
     for i in range(2 * split):
         run("I" if i >= split else "B", 1 - i % 2)
-    for _ in range(further):  # step 7
+    for _ in range(distance_to_middle):  # step 7
         order.append(delayed.pop(0))
         run("I", 0)
     return tuple(order + delayed)  # step 8
@@ -347,7 +347,7 @@ class Costs(NamedTuple):
 
 
 class Span(NamedTuple):
-    """An action with its start and its end."""
+    """An action with its start and end time."""
 
     action: Action
     start: float
@@ -355,12 +355,12 @@ class Span(NamedTuple):
 
 
 class Deadlock(ValueError):
-    """The error of orders in which ranks wait for each other for ever, or in which an action comes twice."""
+    """Raised for orders in which ranks wait for each other forever, or that repeat an action."""
 
 
 @dataclass(frozen=True)
 class Timetable:
-    """The times of all actions of a step.
+    """The start and end times of all actions in a step.
 
     spans: per rank, its actions in order.
     outputs_sent, gradients_sent: per rank, the number of messages that it sends to other ranks.
@@ -378,19 +378,19 @@ class Timetable:
         return max(spans[-1].end for spans in self.spans)
 
     def busy(self, rank: int) -> float:
-        """The time in which a rank runs actions."""
+        """Returns the time during which a rank runs actions."""
         spans = self.spans[rank]
         return sum(span.end - span.start for span in spans if not span.action.overlapped)
 
     @property
     def idle(self) -> float:
-        """The time in which a rank waits, on average over the ranks."""
+        """Average time during which a rank waits."""
         ranks = self.pipeline.ranks
         return self.time - sum(self.busy(rank) for rank in range(ranks)) / ranks
 
     @property
     def bubble(self) -> float:
-        """The share of the step in which ranks are idle."""
+        """Fraction of the step during which ranks are idle."""
         return self.idle / self.time
 
     @property
@@ -400,7 +400,7 @@ class Timetable:
 
 
 def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
-    """Runs the orders. An action starts when its rank is free and its inputs are there.
+    """Computes the times of all actions. An action starts when its rank is free and its inputs are ready.
 
     Raises `Deadlock` where ranks wait for ever.
     """
@@ -419,7 +419,7 @@ StagePass: TypeAlias = tuple[Kind, int]
 
 
 class _Run:
-    """A step while it runs.
+    """The state of a step during the simulation.
 
     micro_batches: micro-batches of the step.
     last_stage: the index of the last stage's first pass.
@@ -452,43 +452,45 @@ class _Run:
 
     def advance(self, rank: int) -> None:
         """Runs a rank's actions until it must wait for another rank."""
-        order, at = self.pipeline.orders[rank], len(self.spans[rank])
-        while at < len(order):
-            together = order[at : at + 1 + order[at].overlapped]
+        order, next_index = self.pipeline.orders[rank], len(self.spans[rank])
+        while next_index < len(order):
+            overlapped_actions = order[next_index : next_index + 1 + order[next_index].overlapped]
             start = self.free[rank]
-            for action in together:
-                needed, ready_at = self.input_of(action, rank)
+            for action in overlapped_actions:
+                required_pass, ready_at = self.input_of(action, rank)
                 if ready_at is None:
-                    self.waiting[needed] = rank
+                    self.waiting[required_pass] = rank
                     return
                 start = max(start, ready_at)
-            end = start + (self.costs.pair() if len(together) > 1 else self.durations[together[0].kind])
+            end = start + (
+                self.costs.pair() if len(overlapped_actions) > 1 else self.durations[overlapped_actions[0].kind]
+            )
             self.free[rank] = end
-            for action in together:
+            for action in overlapped_actions:
                 self.finish(action, rank, start, end)
-            at += len(together)
+            next_index += len(overlapped_actions)
 
     def input_of(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
         """The pass whose result an action needs, and the time at which the result is there; None if it is not yet."""
-        kind, first = action.kind, self.first_pass[rank][action.chunk]
-        index = first + action.micro_batch
-        needed: StagePass
+        kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
+        index = first_pass + action.micro_batch
+        required_pass: StagePass
         if kind == "F":  # the output of the previous stage
-            needed = ("F", index - self.micro_batches)
-            return needed, 0.0 if first == 0 else self.arrives.get(needed)
+            required_pass = ("F", index - self.micro_batches)
+            return required_pass, 0.0 if first_pass == 0 else self.arrives.get(required_pass)
         if kind == "W":
-            needed = ("I", index)
-            return needed, self.ended.get(needed)
-        needed = ("F", index)  # the forward pass of this stage, and the gradient from the next stage
-        if first < self.last_stage and needed in self.ended:
-            needed = ("B", index + self.micro_batches)
-            return needed, self.arrives.get(needed)
-        return needed, self.ended.get(needed)
+            required_pass = ("I", index)
+            return required_pass, self.ended.get(required_pass)
+        required_pass = ("F", index)  # the forward pass of this stage, and the gradient from the next stage
+        if first_pass < self.last_stage and required_pass in self.ended:
+            required_pass = ("B", index + self.micro_batches)
+            return required_pass, self.arrives.get(required_pass)
+        return required_pass, self.ended.get(required_pass)
 
     def finish(self, action: Action, rank: int, start: float, end: float) -> None:
         """Records an action, sends its result, and wakes the rank that waits for it."""
-        first = self.first_pass[rank][action.chunk]
-        index = first + action.micro_batch
+        first_pass = self.first_pass[rank][action.chunk]
+        index = first_pass + action.micro_batch
         if (action.kind, index) in self.ended:
             raise Deadlock(f"rank {rank} runs {action} twice")
         self.ended[action.kind, index] = end
@@ -496,7 +498,7 @@ class _Run:
         if action.kind == "W":
             return
         direction: Kind = "F" if action.kind == "F" else "B"
-        receiver = first + self.micro_batches if direction == "F" else first - self.micro_batches
+        receiver = first_pass + self.micro_batches if direction == "F" else first_pass - self.micro_batches
         sends = False
         if 0 <= receiver <= self.last_stage:
             sends = self.pipeline.rank_of(receiver // self.micro_batches, action.micro_batch) != rank

@@ -1,4 +1,4 @@
-"""A search over all layouts of a number of devices: the possible ones, and the reasons against the others."""
+"""Searches all layouts of a number of devices, and collects the reasons against impossible ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ HEADS, WIDTHS, LAYERS, BATCH, EXPERTS, ROUNDS, SEQUENCE = (
 
 @dataclass
 class Search:
-    """The results of a search.
+    """The results of a layout search.
 
     possible: the layouts that the model can have, each with its micro-batches per step.
     refused: reason → number of layouts that were refused for it.
@@ -54,7 +54,7 @@ class Search:
     errors: dict[str, InputError] = field(default_factory=dict)
 
     def refuse(self, error: InputError) -> None:
-        """Counts a layout that an error refuses, under the error's text before the semicolon."""
+        """Counts a refused layout under the error's text before the semicolon."""
         reason = str(error).partition(";")[0]
         self.refused[reason] += 1
         self.errors[reason] = error
@@ -114,13 +114,13 @@ def search(
     return result
 
 
-def _sizes(fixed: int | None, multiple: int, most: int | None = None) -> list[int]:
-    """The sizes of a group to try: the fixed size, otherwise the divisors of `multiple` up to `most`."""
-    return divisors(multiple, None if most is None else max(1, most)) if fixed is None else [fixed]
+def _sizes(fixed: int | None, multiple: int, maximum: int | None = None) -> list[int]:
+    """Returns the group sizes to try: the fixed size, or the divisors of `multiple` up to a maximum."""
+    return divisors(multiple, None if maximum is None else max(1, maximum)) if fixed is None else [fixed]
 
 
 def tokens_multiple(cp: int) -> int:
-    """The number that must divide the length of a sequence: a rank has one part of each half."""
+    """Returns the number that must divide the sequence length: each rank has one part of each half."""
     return 2 * cp if cp > 1 else 1
 
 
@@ -176,7 +176,7 @@ FIXED_OPTIONS = ("sequence_parallel", "etp", "cp_comm", "hsdp_replicas", "reshar
 def _layout(
     rules: LayoutRules, sizes: dict[str, int], has_experts: bool, layers: int, request: LayoutRequest
 ) -> Layout | None:
-    """The layout of these sizes of groups; None if a stage would have no layer."""
+    """Returns the layout of these group sizes; None if a stage would have no layer."""
     stage_count = sizes["pp"] * sizes["vpp"]
     if stage_count > layers:
         return None
@@ -213,12 +213,12 @@ def _try(
     micro_batch: int,
     rules: LayoutRules,
 ) -> None:
-    """Adds a layout to the possible or to the refused ones of the result."""
+    """Adds a layout to the possible or the refused ones."""
     if layout is None:
         result.refused[LAYERS] += 1
         return
-    batches, rest = divmod(global_batch, layout.dp * micro_batch)
-    reason = BATCH if rest or not batches else refusal(axes, layout, layers, batches)
+    batches, remainder = divmod(global_batch, layout.dp * micro_batch)
+    reason = BATCH if remainder or not batches else refusal(axes, layout, layers, batches)
     if not reason and rules.fills_pipeline and layout.schedule == "1f1b" and batches < layout.pp:
         reason = ROUNDS  # torch/distributed/pipelining/schedules.py, `PipelineScheduleSingle.__init__`
     if reason:
@@ -235,7 +235,7 @@ def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
 
 
 def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: int) -> str:
-    """The reason why a model with these axes and layers cannot have a layout; empty if it can."""
+    """Returns the reason why a model cannot have a layout; empty if it can."""
     try:
         list(stages(layout, layers))
     except InputError:
@@ -254,7 +254,7 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
 
 
 def routed_experts(spec: ModelSpec) -> int:
-    """The largest number of routed experts in a layer; 0 without experts."""
+    """Returns the largest number of routed experts in a layer; 0 without experts."""
     counts = (step.options["experts"].size for step in spec.program().root.steps() if step.verb == "experts")
     return max(counts, default=0)
 

@@ -19,7 +19,7 @@ Path: TypeAlias = tuple[tuple[str, Sequence[int] | None], ...]
 
 
 class WeightShard(NamedTuple):
-    """A parameter of a rank, as tensor and pipeline parallelism divide it.
+    """A parameter of a rank after tensor and pipeline sharding.
 
     path: the path of its module.
     tensor: its shape on this rank.
@@ -58,23 +58,25 @@ def _weight_shards(
         if isinstance(item, Alternatives):
             yield from _weight_shards(next(iter(item.branches.values())).items, path, count, include, expert_groups)
             continue
-        about = item.about
-        optional = about.get("optional")
-        if about.get("role") == "shared" or (optional and optional not in include):
+        attributes = item.about
+        optional = attributes.get("optional")
+        if attributes.get("role") == "shared" or (optional and optional not in include):
             continue
-        indices = about.get("indices")
+        indices = attributes.get("indices")
         indices = tuple(indices) if isinstance(indices, list) else indices
-        below = (*path, (item.name, indices)) if item.name else path
+        child_path = (*path, (item.name, indices)) if item.name else path
         if not isinstance(item, Step):
-            yield from _weight_shards(item.items, below, times(count, about.get("repeat", 1)), include, expert_groups)
+            yield from _weight_shards(
+                item.items, child_path, times(count, attributes.get("repeat", 1)), include, expert_groups
+            )
         elif item.op is not None and "params" in item.op.effects:
             expert = expert_groups and item.verb == "experts" and item.options["experts"].name == "experts"
             of_heads = item.verb == "norm" and is_divided(item.ins[0].axes) and not is_divided(item.options["over"])
             for tensor in item.op.tensors():  # type: ignore[attr-defined]
-                yield WeightShard(below, tensor, count, expert, of_heads)
+                yield WeightShard(child_path, tensor, count, expert, of_heads)
 
 
 def shard_rows(rows: int, ranks: int, index: int) -> int:
-    """Rows of a tensor on rank `index` of `ranks`: an equal part, rounded up. The last ranks have fewer, or none."""
-    part: int = ceil_div(rows, ranks)
-    return max(0, min(part, rows - part * index))
+    """Returns the rows of a tensor on rank `index` of `ranks`: equal parts, rounded up; the last may be shorter."""
+    rows_per_rank: int = ceil_div(rows, ranks)
+    return max(0, min(rows_per_rank, rows - rows_per_rank * index))

@@ -31,8 +31,8 @@ def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = N
     """
 
     def of(preset: Preset) -> list[float]:
-        first = kv(preset.model, seq=CONTEXTS[0], dtype_name=dtype)
-        return [first.after(tokens).bytes / units.GIB.factor for tokens in CONTEXTS]
+        shortest_cache = kv(preset.model, seq=CONTEXTS[0], dtype_name=dtype)
+        return [shortest_cache.after(tokens).bytes / units.GIB.factor for tokens in CONTEXTS]
 
     title = f"KV cache of one sequence, {units.short_dtype(dtype)}"
     return _curves(models, of, title, units.GIB.name, ax)
@@ -74,9 +74,11 @@ def _draw(ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, un
     for i, (preset, values) in enumerate(curves):
         colour = SERIES[i % len(SERIES)]
         longest = longest_sequence(preset.model) or CONTEXTS[-1]
-        within = [value if tokens <= longest else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)]
+        plotted_values = [
+            value if tokens <= longest else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)
+        ]
         ax.plot(CONTEXTS, values, color=colour, linewidth=1.2, linestyle=":")  # past the context it was made for
-        ax.plot(CONTEXTS, within, color=colour, linewidth=2)
+        ax.plot(CONTEXTS, plotted_values, color=colour, linewidth=2)
         ax.annotate(
             label(preset.display),
             (CONTEXTS[-1], heights[i]),
@@ -107,11 +109,11 @@ def spread_labels(values: Sequence[float]) -> list[float]:
     """Returns heights of labels near these values, at least one line of text apart."""
     order = sorted(range(len(values)), key=values.__getitem__)
     heights = list(values)
-    for below, above in pairwise(order):
-        heights[above] = max(heights[above], heights[below] * ROW)
+    for lower, upper in pairwise(order):
+        heights[upper] = max(heights[upper], heights[lower] * ROW)
     return heights
 
 
 def _tokens(value: float) -> str:
-    """Writes `8K` or `1M`."""
+    """Writes a number of tokens as `8K` or `1M`."""
     return f"{value / 2**20:g}M" if value >= 2**20 else f"{value / 2**10:g}K"

@@ -74,8 +74,8 @@ def format_of(path: Path) -> str:
     """Returns the format of a file's suffix. Raises `InputError` for an unknown suffix."""
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
-        known = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
-        raise InputError(f"--output {path}: its suffix names no format of a picture; expected {known}")
+        known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
+        raise InputError(f"--output {path}: its suffix names no format of a picture; expected {known_suffixes}")
     return suffix
 
 
@@ -86,7 +86,7 @@ def figure_bytes(figure: Figure, kind: str) -> bytes:
     from matplotlib import rc_context
 
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    data = BytesIO()
+    buffer = BytesIO()
     with rc_context(STYLE):
-        figure.savefig(data, format=kind, metadata=dates[kind], dpi=160)
-    return data.getvalue()
+        figure.savefig(buffer, format=kind, metadata=dates[kind], dpi=160)
+    return buffer.getvalue()

@@ -21,8 +21,8 @@ def label(name: str) -> str:
 
     A name that begins with `_` gets a space before it: matplotlib leaves it out of legends otherwise.
     """
-    text = printable(name).replace("$", r"\$")
-    return f" {text}" if text.startswith("_") else text
+    escaped_name = printable(name).replace("$", r"\$")
+    return f" {escaped_name}" if escaped_name.startswith("_") else escaped_name
 
 
 class Box(NamedTuple):
@@ -31,14 +31,17 @@ class Box(NamedTuple):
     right: float
     top: float
 
-    def meets(self, other: Box) -> bool:
+    def meets(self, other_box: Box) -> bool:
         """Whether two boxes overlap."""
-        separate = self.right <= other.left or other.right <= self.left
-        return not separate and self.bottom < other.top and other.bottom < self.top
+        separate = self.right <= other_box.left or other_box.right <= self.left
+        return not separate and self.bottom < other_box.top and other_box.bottom < self.top
 
 
 def place_names(
-    ax: Axes, at: Sequence[tuple[float, float]], names: Sequence[str], others: Sequence[tuple[float, float]] = ()
+    ax: Axes,
+    points: Sequence[tuple[float, float]],
+    names: Sequence[str],
+    other_points: Sequence[tuple[float, float]] = (),
 ) -> list[Annotation]:
     """Writes names beside points, in their order; a name without room is left out.
 
@@ -48,9 +51,9 @@ def place_names(
     """
     taken: list[Box] = []
     frame = ax.get_window_extent()
-    dots = [ax.transData.transform(point) for point in (*at, *others)]
-    written: list[Annotation] = []
-    for point, name in zip(at, names, strict=True):
+    dots = [ax.transData.transform(point) for point in (*points, *other_points)]
+    annotations: list[Annotation] = []
+    for point, name in zip(points, names, strict=True):
         text = ax.annotate(
             label(name),
             point,
@@ -62,19 +65,19 @@ def place_names(
             color=INK,
         )
         own_point = ax.transData.transform(point)
-        for place in ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center")):
-            text.set_position(place[:2])
-            text.set_horizontalalignment(place[2])
+        for offset in ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center")):
+            text.set_position(offset[:2])
+            text.set_horizontalalignment(offset[2])
             extent = text.get_window_extent()
             box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
             inside = frame.x0 <= box.left and box.right <= frame.x1 and frame.y0 <= box.bottom and box.top <= frame.y1
             covers = any(
                 box.left < x < box.right and box.bottom < y < box.top for x, y in dots if (x, y) != tuple(own_point)
             )
-            if inside and not covers and not any(box.meets(placed) for placed in taken):
+            if inside and not covers and not any(box.meets(text_box) for text_box in taken):
                 taken.append(box)
-                written.append(text)
+                annotations.append(text)
                 break
         else:
             text.remove()
-    return written
+    return annotations

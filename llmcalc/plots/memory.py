@@ -33,9 +33,9 @@ def memory(title: str, memory_estimate: Memory, fits: Sequence[Fit] = ()) -> Fig
     figure = new_figure(9, 2.6 + 0.42 * len(device.moments) + 2.4)
     with rc_context(STYLE):
         heights = (0.7 + 0.45 * len(device.moments), 2.4)
-        above, below = figure.subplots(2, 1, height_ratios=heights)
-        bars(above, device, fits)
-        course(below, device, fits)
+        bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights)
+        bars(bar_axes, device, fits)
+        course(timeline_axes, device, fits)
         figure.suptitle(
             f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}",
             x=0.01,
@@ -50,14 +50,16 @@ def memory(title: str, memory_estimate: Memory, fits: Sequence[Fit] = ()) -> Fig
 def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     """Draws a stacked bar per phase, in GiB, in the order of the run, and a line per capacity."""
     phases = list(device.moments)
-    kinds = [kind for kind in KINDS if any(device.moments[phase][kind] for phase in phases)]
+    present_kinds = [kind for kind in KINDS if any(device.moments[phase][kind] for phase in phases)]
     for row, phase in enumerate(phases):
-        left = 0.0
-        for kind in kinds:
+        bar_start = 0.0
+        for kind in present_kinds:
             size = device.moments[phase][kind] / units.GIB.factor
-            ax.barh(row, size, left=left, color=KINDS[kind], label=KIND_NAMES[kind] if row == 0 else None, height=0.62)
-            left += size
-        ax.text(left, row, f" {left:,.2f}", va="center", ha="left", color=INK)
+            ax.barh(
+                row, size, left=bar_start, color=KINDS[kind], label=KIND_NAMES[kind] if row == 0 else None, height=0.62
+            )
+            bar_start += size
+        ax.text(bar_start, row, f" {bar_start:,.2f}", va="center", ha="left", color=INK)
     ax.set_yticks(range(len(phases)), [PHASE_NAMES[phase] for phase in phases])
     ax.invert_yaxis()
     ax.set_xlabel(f"the most in each phase, by kind, {units.GIB.name}")
@@ -68,22 +70,30 @@ def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
 
 def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     """Draws the peak during each module, in the order of the run."""
-    points = [point for point in device.timeline if point.node]
-    points += [point for point in device.timeline if point.phase == "step"] * max(1, len(points) // 12)
-    values = [point.bytes / units.GIB.factor for point in points]
+    timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.node]
+    timeline_points += [timeline_point for timeline_point in device.timeline if timeline_point.phase == "step"] * max(
+        1, len(timeline_points) // 12
+    )
+    values = [timeline_point.bytes / units.GIB.factor for timeline_point in timeline_points]
     ax.step(range(len(values)), values, where="mid", color=INK, linewidth=1)
     ax.fill_between(range(len(values)), values, step="mid", color=FAINT, alpha=0.4)
-    starts = [i for i, point in enumerate(points) if i == 0 or points[i - 1].phase != point.phase]
-    for start, end in zip(starts, [*starts[1:], len(points)], strict=True):
-        if start:
-            ax.axvline(start - 0.5, color=FAINT, linewidth=0.8)
-        name = PHASE_NAMES[points[start].phase]
-        ax.annotate(name, ((start + end - 1) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom")
+    starts = [
+        i
+        for i, timeline_point in enumerate(timeline_points)
+        if i == 0 or timeline_points[i - 1].phase != timeline_point.phase
+    ]
+    for phase_start, phase_end in zip(starts, [*starts[1:], len(timeline_points)], strict=True):
+        if phase_start:
+            ax.axvline(phase_start - 0.5, color=FAINT, linewidth=0.8)
+        name = PHASE_NAMES[timeline_points[phase_start].phase]
+        ax.annotate(
+            name, ((phase_start + phase_end - 1) / 2, 1.0), xycoords=("data", "axes fraction"), ha="center", va="bottom"
+        )
     peak = max(range(len(values)), key=values.__getitem__)
-    where = points[peak].node or PHASE_NAMES["step"]
-    side: Any = "right" if peak > len(values) / 2 else "left"
-    text = f"{values[peak]:,.2f} {units.GIB.name}: {label(where)}  "
-    ax.annotate(text, (peak, values[peak]), ha=side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
+    peak_node = timeline_points[peak].node or PHASE_NAMES["step"]
+    text_side: Any = "right" if peak > len(values) / 2 else "left"
+    peak_text = f"{values[peak]:,.2f} {units.GIB.name}: {label(peak_node)}  "
+    ax.annotate(peak_text, (peak, values[peak]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
     ax.set_xticks([])
     ax.set_ylabel(units.GIB.name)
     ax.set_ylim(0, max(values) * 1.15)
@@ -94,12 +104,12 @@ def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
 def _capacities(ax: Axes, fits: Sequence[Fit], device: DeviceMemory, upright: bool) -> None:
     """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak."""
     for fit in fits:
-        at = fit.capacity / units.GIB.factor
-        if at > 2.5 * device.peak_bytes / units.GIB.factor:
+        capacity_gib = fit.capacity / units.GIB.factor
+        if capacity_gib > 2.5 * device.peak_bytes / units.GIB.factor:
             continue
         if upright:
-            ax.axvline(at, color=INK, linestyle="--", linewidth=1)
-            ax.text(at, -0.5, f" {label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK)
+            ax.axvline(capacity_gib, color=INK, linestyle="--", linewidth=1)
+            ax.text(capacity_gib, -0.5, f" {label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK)
         else:
-            ax.axhline(at, color=INK, linestyle="--", linewidth=1)
-            ax.set_ylim(0, max(ax.get_ylim()[1], at * 1.08))
+            ax.axhline(capacity_gib, color=INK, linestyle="--", linewidth=1)
+            ax.set_ylim(0, max(ax.get_ylim()[1], capacity_gib * 1.08))

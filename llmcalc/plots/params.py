@@ -48,7 +48,7 @@ def _bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
     for row, (_, count) in enumerate(counts):
         parts = {kind: int(size) for kind, size in count.by_component.items()}
         named_parts = [(kind, parts.get(kind, 0)) for kind in COMPONENTS]
-        left = 0.0
+        bar_start = 0.0
         for kind, size in (*named_parts, ("other", int(count.total) - sum(size for _, size in named_parts))):
             share = size / int(count.total)
             if not share:
@@ -56,11 +56,21 @@ def _bars(ax: Axes, counts: Sequence[tuple[str, ParameterCount]]) -> None:
             legend = None if kind in labelled else NAMES.get(kind, kind)
             labelled.add(kind)
             colour = COMPONENTS.get(kind, OTHER)
-            ax.barh(row, share, left=left, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend)
+            ax.barh(
+                row, share, left=bar_start, color=colour, height=0.72, edgecolor="white", linewidth=0.8, label=legend
+            )
             if share >= LEGIBLE:
-                text = f"{100 * share:.0f} %"
-                ax.text(left + share / 2, row, text, ha="center", va="center", fontsize=8.5, color=_text_colour(colour))
-            left += share
+                share_text = f"{100 * share:.0f} %"
+                ax.text(
+                    bar_start + share / 2,
+                    row,
+                    share_text,
+                    ha="center",
+                    va="center",
+                    fontsize=8.5,
+                    color=_text_colour(colour),
+                )
+            bar_start += share
         ax.text(1.01, row, units.count(int(count.total)), va="center", fontsize=9, color=INK)
     ax.set_yticks(range(len(counts)), [label(name) for name, _ in counts])
     ax.invert_yaxis()

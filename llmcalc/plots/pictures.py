@@ -104,9 +104,9 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
     """Returns the timetable of a pipeline. Raises `InputError` for more passes than can be drawn."""
     from ..parallel.schedules import pipeline, timetable
 
-    most = MOST_PASSES // (layout.pp * layout.vpp)
-    if num_microbatches > most:
-        fewer = f"at most {most}" if most else "fewer stages"
+    max_microbatches = MOST_PASSES // (layout.pp * layout.vpp)
+    if num_microbatches > max_microbatches:
+        fewer = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
         raise InputError(
             f"--num-microbatches: {num_microbatches} on {layout.pp * layout.vpp} stages are more than can be drawn; "
             f"expected {fewer}"

@@ -1,4 +1,4 @@
-"""Plot of a pipeline schedule: a row per rank, time to the right, micro-batches in flight beside it."""
+"""Plot of a pipeline schedule: one row per rank, time to the right, and the micro-batches in flight."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def schedule(layout: Layout, timetable: Timetable) -> Figure:
     width = min(WIDEST, max(NARROWEST, SIDE_INCHES + CELL * timetable.time / shortest))
     figure = new_figure(width, 1.6 + 0.36 * timetable.pipeline.ranks)
     with rc_context({**STYLE, "hatch.linewidth": 0.7}):
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
-        passes(left, timetable, (width - SIDE_INCHES) / timetable.time)
-        in_flight(right, timetable)
-        text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
-        figure.suptitle(text, x=0.01, ha="left", color=palette.INK, fontsize=12, fontweight="bold")
+        timetable_axes, in_flight_axes = figure.subplots(1, 2, sharey=True, width_ratios=(width - SIDE_INCHES, 1.0))
+        passes(timetable_axes, timetable, (width - SIDE_INCHES) / timetable.time)
+        in_flight(in_flight_axes, timetable)
+        title_text = f"{title(layout, timetable)}: idle {units.percent(timetable.bubble)} of the time"
+        figure.suptitle(title_text, x=0.01, ha="left", color=palette.INK, fontsize=12, fontweight="bold")
     return figure
 
 
@@ -58,32 +58,34 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
 
     bars: dict[tuple[Kind, int, float, float], list[tuple[float, float]]] = {}
     for rank, spans in enumerate(timetable.spans):
-        below = False
-        for (kind, chunk, micro_batch, above), start, end in spans:
-            tall = HEIGHT / 2 if above or below else HEIGHT
-            low = float(rank) if below else rank - HEIGHT / 2
-            bars.setdefault((kind, chunk, low, tall), []).append((start, end - start))
-            number = str(micro_batch)
-            if (end - start) * inches > DIGIT * len(number):
-                x, y, size = (start + end) / 2, low + tall / 2, 8 if tall == HEIGHT else 7
-                behind = TEXT_BACKGROUND if palette.HATCHES[kind] else None
-                ax.text(x, y, number, ha="center", va="center", size=size, color=palette.INK, bbox=behind)
-            below = above
+        is_lower_half = False
+        for (kind, chunk, micro_batch, overlapped), start, end in spans:
+            tall = HEIGHT / 2 if overlapped or is_lower_half else HEIGHT
+            bottom = float(rank) if is_lower_half else rank - HEIGHT / 2
+            bars.setdefault((kind, chunk, bottom, tall), []).append((start, end - start))
+            label_text = str(micro_batch)
+            if (end - start) * inches > DIGIT * len(label_text):
+                x, y, size = (start + end) / 2, bottom + tall / 2, 8 if tall == HEIGHT else 7
+                text_background = TEXT_BACKGROUND if palette.HATCHES[kind] else None
+                ax.text(x, y, label_text, ha="center", va="center", size=size, color=palette.INK, bbox=text_background)
+            is_lower_half = overlapped
     paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
-    for (kind, chunk, low, tall), stretches in bars.items():
-        colour = tuple(part + (1 - part) * paler * chunk for part in to_rgb(palette.PASSES[kind]))
-        clear = stretches[0][1] * inches > LINE
-        hatch, edge, line = (palette.HATCHES[kind], "white", 0.6) if clear else (None, None, 0)
-        ax.broken_barh(stretches, (low, tall), facecolor=colour, edgecolor=edge, hatch=hatch, linewidth=line)
+    for (kind, chunk, bottom, tall), time_ranges in bars.items():
+        colour = tuple(channel + (1 - channel) * paler * chunk for channel in to_rgb(palette.PASSES[kind]))
+        has_room = time_ranges[0][1] * inches > LINE
+        hatch, edge_colour, line = (palette.HATCHES[kind], "white", 0.6) if has_room else (None, None, 0)
+        ax.broken_barh(
+            time_ranges, (bottom, tall), facecolor=colour, edgecolor=edge_colour, hatch=hatch, linewidth=line
+        )
     ranks = range(timetable.pipeline.ranks)
     ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks])
     ax.set_ylim(len(ranks) - 0.5, -0.5)
     ax.set_xlim(0, timetable.time)
     ax.tick_params(left=False)
     ax.spines["left"].set_visible(False)
-    numbers = "; numbers are micro-batches" if ax.texts else ""
+    numbers_text = "; numbers are micro-batches" if ax.texts else ""
     pale = {1: "", 2: "; paler: of the second chunk"}.get(timetable.pipeline.chunks, "; paler: of later chunks")
-    ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers}{pale}")
+    ax.set_xlabel(f"time, with {costs_text(timetable)}{numbers_text}{pale}")
     _legend(ax, timetable)
 
 
@@ -106,13 +108,22 @@ def _legend(ax: Axes, timetable: Timetable) -> None:
 def in_flight(ax: Axes, timetable: Timetable) -> None:
     """Draws the largest number of micro-batches in flight per rank; those that only wait for W have its colour."""
     counts = [timetable.pipeline.peak_in_flight(rank)[1] for rank in range(timetable.pipeline.ranks)]
-    whole = [sum(count.whole) for count in counts]
+    awaiting_backward = [sum(count.awaiting_backward) for count in counts]
     weights = [sum(count.weights) for count in counts]
     ranks = range(len(counts))
-    ax.barh(ranks, whole, height=HEIGHT, color=palette.FAINT)
+    ax.barh(ranks, awaiting_backward, height=HEIGHT, color=palette.FAINT)
     if any(weights):
         colour, hatch = palette.PASSES["W"], palette.HATCHES["W"]
-        ax.barh(ranks, weights, left=whole, height=HEIGHT, color=colour, edgecolor="white", hatch=hatch, linewidth=0)
+        ax.barh(
+            ranks,
+            weights,
+            left=awaiting_backward,
+            height=HEIGHT,
+            color=colour,
+            edgecolor="white",
+            hatch=hatch,
+            linewidth=0,
+        )
     for rank, count in zip(ranks, counts, strict=True):
         ax.text(count.total, rank, f" {count.total}", va="center", ha="left", color=palette.INK)
     ax.set_xlim(0, 1.3 * max(count.total for count in counts))

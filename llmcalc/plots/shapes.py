@@ -31,28 +31,31 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
 
     with rc_context(STYLE):
         figure = new_figure(10, 4.4) if ax is None else None
-        left, right = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
+        cache_axes, flops_axes = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
         for i, (name, study) in enumerate(studies):
-            _curves(left, right, name, study, SERIES[i % len(SERIES)])
-        left.set_yscale("log", base=2)
-        for ax_of_panel, title in ((left, "KV cache per token, KiB"), (right, "forward FLOPs per token / parameters")):
+            _curves(cache_axes, flops_axes, name, study, SERIES[i % len(SERIES)])
+        cache_axes.set_yscale("log", base=2)
+        for ax_of_panel, title in (
+            (cache_axes, "KV cache per token, KiB"),
+            (flops_axes, "forward FLOPs per token / parameters"),
+        ):
             _ratio_axis(ax_of_panel, upright=True)
             ax_of_panel.set_title(title, color=INK)
-        left.yaxis.set_major_formatter("{x:g}")
-        left.legend(frameon=False, fontsize=9)
+        cache_axes.yaxis.set_major_formatter("{x:g}")
+        cache_axes.legend(frameon=False, fontsize=9)
         budgets = " and ".join(sorted({study.budget.kind for _, study in studies}))
         if figure is not None:
             figure.suptitle(f"Shapes of equal {budgets}", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-    return left.figure  # type: ignore[return-value]
+    return cache_axes.figure  # type: ignore[return-value]
 
 
-def _curves(left: Axes, right: Axes, name: str, study: Study, colour: str) -> None:
+def _curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, colour: str) -> None:
     """Draws the shapes of one study in both panels, from the deepest to the widest."""
     rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
     ratios = [row.stack.aspect_ratio for row in rows]
     for ax, values in (
-        (left, [row.kv_bytes_per_token / 1024 for row in rows]),
-        (right, [row.forward_flops_per_token / row.parameters for row in rows]),
+        (cache_axes, [row.kv_bytes_per_token / 1024 for row in rows]),
+        (flops_axes, [row.forward_flops_per_token / row.parameters for row in rows]),
     ):
         ax.plot(ratios, values, color=colour, linewidth=1.6, marker="o", markersize=4, label=label(name))
         of_target = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
@@ -96,9 +99,9 @@ def aspect(models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | Non
     with rc_context(STYLE):
         figure = new_figure(12, 8.4) if ax is None else None
         axes = panels(figure.subplots(2, 2) if figure is not None else ax, 4)
-        drawn = [
-            (ax_of_panel, _scatter(ax_of_panel, models, title, against))
-            for ax_of_panel, (title, against) in zip(
+        plotted_models = [
+            (ax_of_panel, _scatter(ax_of_panel, models, title, x_quantity))
+            for ax_of_panel, (title, x_quantity) in zip(
                 axes, product((ASPECT, WIDTH), ("parameters", "year")), strict=True
             )
         ]
@@ -107,10 +110,13 @@ def aspect(models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | Non
         else:
             axes[0].legend(frameon=False, fontsize=9)
             axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
-        for ax_of_panel, points in drawn:
-            places = [(x, y) for x, y, _ in points]
+        for ax_of_panel, points in plotted_models:
+            point_positions = [(x, y) for x, y, _ in points]
             place_names(
-                ax_of_panel, places[:MOST_NAMES], [name for _, _, name in points[:MOST_NAMES]], places[MOST_NAMES:]
+                ax_of_panel,
+                point_positions[:MOST_NAMES],
+                [name for _, _, name in points[:MOST_NAMES]],
+                point_positions[MOST_NAMES:],
             )
     return axes[0].figure  # type: ignore[return-value]
 
@@ -131,21 +137,21 @@ Point: TypeAlias = tuple[float, float, str]
 """(x, y, name)"""
 
 
-def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, against: str) -> list[Point]:
+def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_quantity: str) -> list[Point]:
     """Draws a point per model. Returns all points, those farthest from the median first."""
     from matplotlib.ticker import FuncFormatter
 
-    kinds: dict[bool, list[Point]] = {False: [], True: []}
+    points_by_kind: dict[bool, list[Point]] = {False: [], True: []}
     for preset, q in models:
         value = q.shape.aspect_ratio if title == ASPECT else q.shape.feed_forward_ratio
-        at = float(q.parameters) if against == "parameters" else _year(preset.released)
-        if value and at:
-            kinds[q.shape.mixture_of_experts].append((at, value, preset.display))
+        x_value = float(q.parameters) if x_quantity == "parameters" else _year(preset.released)
+        if value and x_value:
+            points_by_kind[q.shape.mixture_of_experts].append((x_value, value, preset.display))
     for mixture, colour, kind in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
-        points_of_kind = kinds[mixture]
+        points_of_kind = points_by_kind[mixture]
         x, y = [point[0] for point in points_of_kind], [point[1] for point in points_of_kind]
         if points_of_kind:
             ax.scatter(x, y, s=16, color=colour, alpha=0.75, linewidths=0, label=kind)
@@ -155,19 +161,19 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
         ax.set_yscale("log", base=2)
         ax.yaxis.set_major_formatter("{x:g}")
         ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    if against == "parameters":
+    if x_quantity == "parameters":
         ax.set_xscale("log")
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: units.count(int(value)).replace(".00", "")))
-    ax.set_xlabel(against)
+    ax.set_xlabel(x_quantity)
     ax.set_ylabel(title)
-    points = [*kinds[False], *kinds[True]]
-    middle = sorted(value for _, value, _ in points)[len(points) // 2] if points else 1
-    return sorted(points, key=lambda point: -abs(point[1] / middle - middle / point[1]))
+    points = [*points_by_kind[False], *points_by_kind[True]]
+    median = sorted(value for _, value, _ in points)[len(points) // 2] if points else 1
+    return sorted(points, key=lambda point: -abs(point[1] / median - median / point[1]))
 
 
 def _year(released: str) -> float:
     """Converts `2024-07` to 2024.5; returns 0 for an unknown date."""
-    parts = [int(part) for part in released.split("-") if part]
+    parts = [int(number) for number in released.split("-") if number]
     if not parts:
         return 0.0
     month = parts[1] if len(parts) > 1 else 7

@@ -1,4 +1,4 @@
-"""Bars of characters in tables: a share of a whole, and a value over time."""
+"""Text bars in tables: a share of a total, and a value over time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEVELS = "▁▂▃▄▅▆▇█"
 
 
 class Bar(NamedTuple):
-    """A bar.
+    """A text bar in a table cell.
 
     part: the share that it shows, at most 1.
     colour: its colour on a terminal, as `#rrggbb`; default none.
@@ -33,12 +33,12 @@ def share(bar: Bar) -> str:
 
 
 def course(values: Sequence[int], top: int, width: int = WIDTH) -> str:
-    """Draws a value over time, from left to right: each character is the maximum of a stretch.
+    """Draws a value over time: each character is the maximum of a range of points.
 
     top: the value of the highest level. width: characters.
     """
     if not values:
         return ""
     count = min(width, len(values))
-    stretches = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
-    return "".join(LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, top))] for stretch in stretches)
+    value_ranges = [values[len(values) * i // count : len(values) * (i + 1) // count] for i in range(count)]
+    return "".join(LEVELS[min(len(LEVELS) - 1, max(stretch) * len(LEVELS) // max(1, top))] for stretch in value_ranges)

@@ -1,4 +1,4 @@
-"""`llmcalc budget`: every bounded value beside its bound, as a table, as data and as JUnit XML."""
+"""`llmcalc budget`: all bounded values with their bounds, as a table, as data and as JUnit XML."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def report(file: str, checks: list[Check]) -> Report:
     """Returns the answer as data and as a table for each model. file: the budget's name."""
     broken_count = broken(checks)
     all_hold = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
-    answer = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
+    headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
     warnings = said(f"{check.target}: {check.warning}" for check in checks if check.warning)
     has_memory = any(check.key in ("memory", "fits") for check in checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
     notes = [*warnings, memory_note if has_memory else ""]
     targets = dict.fromkeys(check.target for check in checks)
     tables = [Table(target, COLUMNS, _rows(target, checks), name="bounds", target=target) for target in targets]
-    summary = Table(file, COLUMNS, [], answer=answer, name="bounds")
+    summary = Table(file, COLUMNS, [], answer=headline_text, name="bounds")
     return Report(_data(file, checks), with_notes_below([summary, *tables], notes), warnings=warnings)
 
 
@@ -62,7 +62,7 @@ def _rows(target: str, checks: list[Check]) -> list[Row]:
 
 
 def _key(check: Check) -> str:
-    """`fits on h100-sxm (seq 8192)`."""
+    """Writes the name of a check: `fits on h100-sxm (seq 8192)`."""
     settings = ", ".join(f"{name} {value}" for name, value in check.settings.items())
     name = f"fits on {check.on}" if check.on else check.key
     return f"{name} ({settings})" if settings else name
@@ -71,13 +71,13 @@ def _key(check: Check) -> str:
 def _value_text(check: Check, value: Fraction) -> str:
     """Writes a value; with all digits where a different bound would be rounded to the same text."""
     write = WRITE[KINDS.get(check.key, "bytes")]
-    others = [limit.value for limit in check.limits if limit.value != check.measured]
-    near = any(write(_number(other)) == write(_number(check.measured)) for other in others)
-    return f"{_number(value):,}" if near else write(_number(value))
+    other_limits = [limit.value for limit in check.limits if limit.value != check.measured]
+    is_near = any(write(_number(limit_value)) == write(_number(check.measured)) for limit_value in other_limits)
+    return f"{_number(value):,}" if is_near else write(_number(value))
 
 
 def _limits_text(check: Check, text: Callable[[Limit], str]) -> str:
-    """`>= 8.00 B, <= 8.10 B`."""
+    """Writes the limits of a check: `>= 8.00 B, <= 8.10 B`."""
     return ", ".join(f"{limit.operator} {text(limit)}" for limit in check.limits)
 
 
@@ -115,7 +115,7 @@ def _data(file: str, checks: list[Check]) -> dict[str, Any]:
 
 
 def junit(file: str, checks: list[Check]) -> str:
-    """JUnit XML: a suite for each model, a test case for each bound."""
+    """Returns JUnit XML: a suite for each model, a test case for each bound."""
     root = ET.Element("testsuites", name="llmcalc budget")
     for target in dict.fromkeys(check.target for check in checks):
         model_checks = [check for check in checks if check.target == target]
@@ -123,14 +123,14 @@ def junit(file: str, checks: list[Check]) -> str:
             root, "testsuite", name=target, tests=str(len(model_checks)), failures=str(broken(model_checks))
         )
         for check in model_checks:
-            case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
+            test_case = ET.SubElement(suite, "testcase", classname=f"{file}.{target}", name=_key(check))
             if (limit := check.broken) is not None:
-                ET.SubElement(case, "failure", message=failure(check, limit))
+                ET.SubElement(test_case, "failure", message=failure(check, limit))
     return xml_text(root)
 
 
 def failure(check: Check, limit: Limit) -> str:
-    """`params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
+    """Writes a broken bound: `params: 8,030,261,248 parameters; expected <= 8,000,000,000`."""
     kind = KINDS.get(check.key, "bytes")
     unit = "parameters" if kind == "count" else kind
     measured, bound = (f"{_number(value):,}" for value in (check.measured, limit.value))

@@ -20,9 +20,9 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     """Returns the answer of `llmcalc params` for a checkpoint: elements by format and by the beginning of names."""
     by_part: dict[str, int] = {}
     for tensor in checkpoint.tensors:
-        part = ".".join("*" if p.isdigit() else p for p in tensor.name.split("."))
-        part = part.partition(".*")[0] if ".*" in part else part.removesuffix(".weight")
-        by_part[part] = by_part.get(part, 0) + tensor.elements
+        name_pattern = ".".join("*" if p.isdigit() else p for p in tensor.name.split("."))
+        name_pattern = name_pattern.partition(".*")[0] if ".*" in name_pattern else name_pattern.removesuffix(".weight")
+        by_part[name_pattern] = by_part.get(name_pattern, 0) + tensor.elements
     data: dict[str, Any] = {
         "model": {"name": name, "kind": "checkpoint"},
         "params": {"total": checkpoint.elements, "by_component": by_part},
@@ -46,7 +46,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
         Column("share", "share", units.percent),
     )
     total = checkpoint.elements or 1
-    parts = [Row([part, n, n / total]) for part, n in by_part.items()]
+    parts = [Row([name_pattern, n, n / total]) for name_pattern, n in by_part.items()]
     parts.append(Row(["total", checkpoint.elements, 1.0], strong=True))
     stored = units.memory_scale(checkpoint.nbytes)
     format_columns = (
@@ -78,12 +78,12 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     ).of(name)
 
 
-def check_report(preset: Preset, where: str, checkpoint: Checkpoint, match: Match) -> Report:
+def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Match) -> Report:
     """Returns the answer of `llmcalc check`: tensors that are missing, extra or of another shape."""
     data = {
         "model": model_data(preset),
         "checkpoint": {
-            "path": where,
+            "path": origin,
             "format": checkpoint.format,
             "tensors": len(checkpoint.tensors),
             "elements": checkpoint.elements,
@@ -120,8 +120,8 @@ def check_report(preset: Preset, where: str, checkpoint: Checkpoint, match: Matc
             f"{len(match.buffers):,} buffers are stored beside the parameters, such as {match.buffers[0].name}"
         )
     return Report(
-        data, [Table(f"{where} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
-    ).of(where)
+        data, [Table(f"{origin} against {preset.display}: {verdict}", columns, rows[:MOST_SHOWN], notes=notes)]
+    ).of(origin)
 
 
 def _shape(shape: tuple[int, ...]) -> str:

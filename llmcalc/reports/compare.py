@@ -51,8 +51,8 @@ def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int
     if layout == "rows":
         return Report(documents, [_flat(compared)], warnings=warnings)
     if len(compared) > MOST_COLUMNS:
-        wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
-        return Report(documents, [_rows(compared, wide)], warnings=warnings)
+        is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
+        return Report(documents, [_rows(compared, is_wide)], warnings=warnings)
     blocks = (
         [list(compared)]
         if layout == "columns"
@@ -66,12 +66,14 @@ def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int
 def _blocks(compared: Sequence[Compared], lines: Sequence[Line], width: int) -> Iterator[list[Compared]]:
     """Yields groups of models that fit the width: at least one model each, and about equally many."""
     labels = 2 + max(len(label) for label, _ in lines)
-    widths = [2 + max(len(text) for text in (preset.display, *_cells(q, lines))) for preset, q in compared]
-    fits = max(1, len(compared))
-    while fits > 1 and any(labels + sum(widths[i : i + fits]) > width for i in range(0, len(compared), fits)):
-        fits -= 1
-    number = -(-len(compared) // fits)
-    even = -(-len(compared) // number)
+    widths = [2 + max(len(cell) for cell in (preset.display, *_cells(q, lines))) for preset, q in compared]
+    models_per_block = max(1, len(compared))
+    while models_per_block > 1 and any(
+        labels + sum(widths[i : i + models_per_block]) > width for i in range(0, len(compared), models_per_block)
+    ):
+        models_per_block -= 1
+    block_count = -(-len(compared) // models_per_block)
+    even = -(-len(compared) // block_count)
     for i in range(0, len(compared), even):
         yield list(compared[i : i + even])
 
@@ -80,9 +82,9 @@ def _table(block: Sequence[Compared], lines: Sequence[Line]) -> Table:
     columns = [Column("quantity", "", justify="left")] + [Column(preset.name, preset.display) for preset, _ in block]
     cells = [_cells(q, lines) for _, q in block]
     rows = [
-        Row([label.strip(), *texts], depth=int(label.startswith(" ")))
-        for (label, _), *texts in zip(lines, *cells, strict=True)
-        if any(texts)
+        Row([label.strip(), *cell_texts], depth=int(label.startswith(" ")))
+        for (label, _), *cell_texts in zip(lines, *cells, strict=True)
+        if any(cell_texts)
     ]
     return Table("", columns, rows)
 
@@ -105,7 +107,7 @@ def _whole(value: int | None) -> str:
 
 
 def aspect(ratio: float, in_band: bool) -> str:
-    """h/L, marked where it lies in the band of dense decoders."""
+    """Writes h/L, marked if it is in the range of dense decoders."""
     return f"{ratio:.1f}" + (f" {IN_BAND}" if in_band else "")
 
 
@@ -135,14 +137,14 @@ def _activation(shape: StackShape) -> str:
 def _lines(quantities: Sequence[Quantities]) -> Sequence[Line]:
     """Returns the rows. Each has one unit: the largest in which the smallest model's value is at least 0.1."""
     sizes = units.count_scale(10 * min(q.active for q in quantities))
-    work = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
+    flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
     caches = [q.kv_bytes_per_token for q in quantities if q.kv_bytes_per_token]
     cache = units.memory_scale(min(caches, default=0))
     return (
         (f"parameters, {sizes.name}" if sizes.name else "parameters", lambda q: sizes.write(q.parameters)),
         ("  active per token", lambda q: sizes.write(q.active)),
         *_SHAPE_LINES,
-        (f"{work.name}/tok at {quantities[0].seq:,}", lambda q: work.write(q.forward_flops_per_token)),
+        (f"{flops_scale.name}/tok at {quantities[0].seq:,}", lambda q: flops_scale.write(q.forward_flops_per_token)),
         (
             f"KV {cache.name} per token" if caches else "KV cache per token",
             lambda q: "–" if q.kv_bytes_per_token is None else cache.write(q.kv_bytes_per_token),
@@ -186,29 +188,31 @@ def _notes(compared: Sequence[Compared]) -> list[str]:
         notes.append("encoder-decoders: encoder / decoder where the two differ; --sort goes by the decoder")
     for preset, q in compared:
         if len(distinct_blocks(q.spec)) > len(q.shapes):
-            kinds = ", ".join(
+            kinds_text = ", ".join(
                 f"{count} {'of the base kind' if name == 'block' else name}"
                 for name, count in q.shape.layer_kinds.items()
             )
             notes.append(
-                f"{preset.display}: layers differ ({kinds}); shape, norm and activation are those of the most "
+                f"{preset.display}: layers differ ({kinds_text}); shape, norm and activation are those of the most "
                 "frequent kind"
             )
-    first = quantities[0]
+    first_model = quantities[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
-    return [*notes, flops_per_token_note(first.seq), cache_per_token_note(first.dtype)]
+    return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
 
 
 def _warnings(compared: Sequence[Compared]) -> list[str]:
     """Returns a warning that names the models with fewer learned positions than the sequence has tokens."""
     seq = compared[0][1].seq
-    short = [f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq]
+    short_models = [
+        f"{preset.display} ({q.longest:,})" for preset, q in compared if q.longest is not None and q.longest < seq
+    ]
     return (
         [
-            f"fewer learned positions than {seq:,} tokens: {', '.join(short)}; FLOPs are extrapolated past the learned "
-            "positions"
+            f"fewer learned positions than {seq:,} tokens: {', '.join(short_models)}; FLOPs are extrapolated past the "
+            "learned positions"
         ]
-        if short
+        if short_models
         else []
     )
 
@@ -254,13 +258,13 @@ def _data(q: Quantities) -> dict[str, Any]:
     }
 
 
-def _rows(compared: Sequence[Compared], wide: bool) -> Table:
+def _rows(compared: Sequence[Compared], is_wide: bool) -> Table:
     """Returns a row per model. Each column has one unit: the one in which most values are at least 1.
 
     wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """
     sizes = units.count_scale(_typical(q.parameters for _, q in compared))
-    work = units.decimal_scale(_typical(q.forward_flops_per_token for _, q in compared), "FLOPs")
+    flops_scale = units.decimal_scale(_typical(q.forward_flops_per_token for _, q in compared), "FLOPs")
     cache = units.memory_scale(_typical(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
     columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
@@ -272,9 +276,9 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
         Column("feed_forward_ratio", "d_ff/h"),
         Column("kv_bytes_per_token", f"KV {cache.name}/tok", cache.write),
         Column("num_key_value_heads", "kv heads"),
-        Column("flops_per_token", f"{work.name}/tok at {compared[0][1].seq:,}", work.write),
+        Column("flops_per_token", f"{flops_scale.name}/tok at {compared[0][1].seq:,}", flops_scale.write),
     )
-    columns = columns if wide else columns[:-3]
+    columns = columns if is_wide else columns[:-3]
     rows = [
         Row(
             [
@@ -292,13 +296,13 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
         )
         for preset, q in compared
     ]
-    first = compared[0][1]
+    first_model = compared[0][1]
     notes = [
         "active: parameters used per token, where that is not all of them; d_ff of a mixture of experts: the active "
         "width; of an encoder-decoder the decoder",
         *(
-            [flops_per_token_note(first.seq), cache_per_token_note(first.dtype)]
-            if wide
+            [flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
+            if is_wide
             else [f"KV cache and FLOPs: from {WIDE} columns on"]
         ),
     ]
@@ -307,8 +311,8 @@ def _rows(compared: Sequence[Compared], wide: bool) -> Table:
 
 def _typical(values: Iterable[float]) -> float:
     """Returns the lower quartile of the values; 0 for no values."""
-    ordered = sorted(values)
-    return ordered[len(ordered) // 4] if ordered else 0
+    sorted_values = sorted(values)
+    return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
 def _flat(compared: Sequence[Compared]) -> Table:

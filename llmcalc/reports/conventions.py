@@ -1,4 +1,4 @@
-"""The table that `llmcalc flops --conventions` puts beside the count: every rule of thumb, and how far off it is."""
+"""The table of `llmcalc flops --conventions`: every rule of thumb with its error against the exact count."""
 
 from __future__ import annotations
 

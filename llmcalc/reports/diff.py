@@ -77,8 +77,8 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
     assert model is not None
     title = title or " → ".join(preset.display for preset in (before, after) if preset is not None)
     warnings = [*([unread] if unread else []), *_too_long(difference)]
-    new = "could not be read before" if unread else "added"
-    answer = new if before is None else "removed" if after is None else _answer(difference)
+    added_text = "could not be read before" if unread else "added"
+    headline_text = added_text if before is None else "removed" if after is None else _answer(difference)
     notes = [
         *warnings,
         f"at {difference.seq:,} tokens of one sequence, cache in {units.short_dtype(difference.dtype)}",
@@ -91,7 +91,7 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
             [_row(model) for model in difference.quantities],
             "",
             notes,
-            answer,
+            headline_text,
             name="quantities",
         )
     ]
@@ -111,15 +111,15 @@ def _too_long(difference: Difference) -> list[str]:
 
 
 def _answer(difference: Difference) -> str:
-    """`+160.47 M parameters (+2.0 %)`."""
+    """Writes the change in parameters: `+160.47 M parameters (+2.0 %)`."""
     total = next(quantity for quantity in difference.quantities if quantity.name == "parameters")
     if not difference.changed:
         return "no count differs"
     if not total.changed:
         return "as many parameters"
     relative = _relative(total)
-    aside = "" if relative is None else f" ({units.signed_percent(relative)})"
-    return f"{_change(total)} parameters{aside}"
+    relative_text = "" if relative is None else f" ({units.signed_percent(relative)})"
+    return f"{_change(total)} parameters{relative_text}"
 
 
 def _row(quantity: Quantity) -> Row:
@@ -163,12 +163,12 @@ def _relative(quantity: Quantity) -> float | None:
 
 def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
     """Returns a table of the nodes that differ most, in the unit of the median value, or of small changes."""
-    shown = nodes[:SHOWN]
-    scale_of = SCALE[shown[0].unit]
+    shown_nodes = nodes[:SHOWN]
+    scale_of = SCALE[shown_nodes[0].unit]
     scale = scale_of(
-        median_low(abs(value) for node in shown for value in (node.before, node.after, node.change) if value)
+        median_low(abs(value) for node in shown_nodes for value in (node.before, node.after, node.change) if value)
     )
-    if (largest_change := max(abs(node.change) for node in shown)) < scale.factor / 10:
+    if (largest_change := max(abs(node.change) for node in shown_nodes)) < scale.factor / 10:
         scale = scale_of(largest_change)
 
     def cell(value: float | None) -> Shown:
@@ -177,12 +177,16 @@ def _nodes(name: str, nodes: Sequence[Quantity]) -> Table:
     def change(value: float) -> Shown:
         return Shown(value, ("+" if value > 0 else "−") + scale.write(abs(value)))
 
-    rows = [Row([node.name, cell(node.before), cell(node.after), change(node.change)]) for node in shown]
-    more = len(nodes) - len(rows)
-    notes = [f"{plural(more, 'further node')} differ{'s' * (more == 1)}: --format json has all"] if more else []
-    unit = f", in {scale.name}" if scale.name else ""
+    rows = [Row([node.name, cell(node.before), cell(node.after), change(node.change)]) for node in shown_nodes]
+    hidden_count = len(nodes) - len(rows)
+    notes = (
+        [f"{plural(hidden_count, 'further node')} differ{'s' * (hidden_count == 1)}: --format json has all"]
+        if hidden_count
+        else []
+    )
+    unit_text = f", in {scale.name}" if scale.name else ""
     return Table(
-        f"{name[0].upper()}{name[1:]} by node{unit}",
+        f"{name[0].upper()}{name[1:]} by node{unit_text}",
         NODE_COLUMNS,
         rows,
         "",

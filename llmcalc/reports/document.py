@@ -1,4 +1,4 @@
-"""The answer of a command, before it is written in a format: data for programs, tables for people.
+"""The answer of a command before it is written in a format: data for programs, tables for people.
 
 A cell holds the raw value, and its column writes it. So CSV has raw numbers and text has rounded ones. The classes are
 named tuples because a data class takes four times as long to create, at each start.
@@ -73,7 +73,7 @@ class Shown(NamedTuple):
 
 
 class Linked(str):
-    """A note whose addresses become links in Markdown, because they are from llmcalc's own presets."""
+    """A note whose addresses become Markdown links, because they come from llmcalc's own presets."""
 
     __slots__ = ()
 
@@ -161,10 +161,10 @@ class Report(NamedTuple):
         """
         names = list(dict.fromkeys(table.name for table in self.tables if table.name))
         if name not in names:
-            known = (
+            known_names = (
                 f"expected one of {', '.join(names)}" if names else "expected no --table, since the answer is one table"
             )
-            raise InputError(f"--table: there is no table '{name}'; {known}")
+            raise InputError(f"--table: there is no table '{name}'; {known_names}")
         return self._replace(tables=[table for table in self.tables if table.name == name])
 
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
@@ -186,24 +186,24 @@ class Report(NamedTuple):
         A last note says how many notes, tables and rows are left out.
         """
         tables: list[Table] = []
-        room, hidden = MOST_NOTES, 0
+        remaining_notes, hidden = MOST_NOTES, 0
         for table in [*self.tables, None]:
-            more = [tables[-1].left_out] if tables and tables[-1].left_out else []
-            more += [f"{hidden} more note{'s' * (hidden > 1)}"] if hidden else []
-            if more and (table is None or table.answer):
-                notes = [*tables[-1].notes, f"{', '.join(more)}: --notes"]
+            left_out_notes = [tables[-1].left_out] if tables and tables[-1].left_out else []
+            left_out_notes += [f"{hidden} more note{'s' * (hidden > 1)}"] if hidden else []
+            if left_out_notes and (table is None or table.answer):
+                notes = [*tables[-1].notes, f"{', '.join(left_out_notes)}: --notes"]
                 tables[-1], hidden = tables[-1]._replace(notes=notes), 0
             if table is None:
                 break
-            room = MOST_NOTES if table.answer else room
-            shown: list[str] = []
+            remaining_notes = MOST_NOTES if table.answer else remaining_notes
+            shown_notes: list[str] = []
             for note in table.notes:
-                warning = any(text.endswith(note) for text in self.warnings)
-                if warning or room:
-                    shown.append(note)
-                    room -= not warning
-            hidden += len(table.notes) - len(shown)
-            tables.append(table._replace(notes=shown))
+                warning = any(warning_text.endswith(note) for warning_text in self.warnings)
+                if warning or remaining_notes:
+                    shown_notes.append(note)
+                    remaining_notes -= not warning
+            hidden += len(table.notes) - len(shown_notes)
+            tables.append(table._replace(notes=shown_notes))
         return self._replace(tables=tables)
 
 
@@ -277,11 +277,11 @@ def joined(reports: Sequence[Report]) -> Report:
 
 
 def said(notes: Iterable[str]) -> list[str]:
-    """Returns the notes without empty ones and without repetitions."""
+    """Returns the notes without empty and repeated ones."""
     return list(dict.fromkeys(note for note in notes if note))
 
 
 def with_notes_below(tables: Sequence[Table], notes: Iterable[str]) -> list[Table]:
     """Returns the tables with common notes below the last one."""
-    *above, last = tables
-    return [*above, last._replace(notes=said(notes))]
+    *other_tables, last_table = tables
+    return [*other_tables, last_table._replace(notes=said(notes))]

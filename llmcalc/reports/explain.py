@@ -1,4 +1,4 @@
-"""`llmcalc explain`: formulas in symbols, the same with numbers, and their values."""
+"""`llmcalc explain`: formulas in symbols, with numbers, and their values."""
 
 from __future__ import annotations
 
@@ -127,18 +127,18 @@ def _with_numbers(explanation: Explanation, latex: bool = False) -> Style:
 
 def _symbols(explanation: Explanation, sections: list[Section] | None = None) -> dict[str, dict[str, Any]]:
     """Returns the symbols in formulas and repeats of layers: symbol → its field and its value."""
-    used: set[Any] = set()
+    used_symbols: set[Any] = set()
     for section in explanation.sections if sections is None else sections:
         if sections is None and explanation.node is None:
-            used |= getattr(section.places[0].letters.repeat, "free_symbols", set())
+            used_symbols |= getattr(section.places[0].letters.repeat, "free_symbols", set())
         for formula in section.formulas:
-            used |= formula.expression.free_symbols | (
+            used_symbols |= formula.expression.free_symbols | (
                 set() if formula.in_hidden is None else formula.in_hidden.free_symbols
             )
     return {
         m.name: {"field": m.field, "value": _plain(Fraction(m.value))}
         for symbol, m in explanation.formulas.meanings.items()
-        if symbol in used
+        if symbol in used_symbols
     }
 
 
@@ -149,7 +149,7 @@ def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) ->
     """Returns one table per node; equal nodes share one."""
     tables: list[Table] = []
     for section in explanation.sections:
-        source, first = section.places[0].source, not tables
+        source, is_first = section.places[0].source, not tables
         labels = [QUANTITIES[f.quantity][0] for f in section.formulas]
         width = LINE - 4 - max(len(label) for label in (*labels, "in units of h"))
         rows: list[Row] = []
@@ -159,8 +159,8 @@ def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) ->
                 rows += _lines("in units of h", [write(formula.in_hidden)], width)
         columns = (Column("quantity", "quantity", justify="left"), Column("formula", _heading(section), justify="left"))
         notes = [_where(section), f"source: {source}" if source else ""]
-        aside = with_rank(headline(preset.model), share) if first else ""
-        tables.append(Table(preset.display if first else "", columns, rows, aside, said(notes)))
+        model_text = with_rank(headline(preset.model), share) if is_first else ""
+        tables.append(Table(preset.display if is_first else "", columns, rows, model_text, said(notes)))
     rank_model = share_notes(share)
     return with_notes_below(
         [*tables, *_legend(explanation)], [*rank_model, *_training(explanation), *_conventions(explanation)]
@@ -193,12 +193,14 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         if formula.in_hidden is not None:
             rows += _lines("in units of h", [write(formula.in_hidden)], width, strong=True)
         columns = (Column("component", "component", justify="left"), Column("formula", title, justify="left"))
-        first = not tables
-        aside = with_rank(headline(preset.model), share) if first else ""
-        tables.append(Table(preset.display if first else "", columns, rows, aside))
-    shown = any(f.in_hidden is not None for f in model.formulas)
+        is_first = not tables
+        model_text = with_rank(headline(preset.model), share) if is_first else ""
+        tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
+    has_proportions = any(f.in_hidden is not None for f in model.formulas)
     proportions = ", ".join(
-        f"{write(part)} = {write(whole)}" for part, whole in explanation.formulas.proportions() if shown
+        f"{write(numerator)} = {write(denominator)}"
+        for numerator, denominator in explanation.formulas.proportions()
+        if has_proportions
     )
     repeated = "× L: repeated L times; the formula is per layer"
     notes = [
@@ -218,13 +220,13 @@ def _component(section: Section) -> str:
     if not place.steps:
         return "in units of h"
     name, label, _ = place.steps[-1]
-    shown = f"{name} ({label})" if label else name
+    displayed_name = f"{name} ({label})" if label else name
     repeat = place.letters.repeat
-    return shown if type(repeat) is int and repeat == 1 else f"{shown} × {repeat}"
+    return displayed_name if type(repeat) is int and repeat == 1 else f"{displayed_name} × {repeat}"
 
 
 def _chain(explanation: Explanation, formula: Formula) -> list[str]:
-    """Returns the formula, the formula with numbers, and the value; if it contains S, also the value at S."""
+    """Returns the steps of a formula: in symbols, with numbers, and its value."""
     steps = [
         write(formula.expression),
         write(formula.expression, _with_numbers(explanation)),
@@ -241,16 +243,16 @@ def _with_unit(steps: list[str], formula: Formula) -> list[str]:
     title, unit = QUANTITIES[formula.quantity]
     if not title.endswith("cache per token") and not title.startswith(("state", "activations")):
         return steps
-    number, at, where = steps[-1].partition(" at ")
-    return [*steps[:-1], f"{number} {unit.partition('/')[0]}{at}{where}"]
+    number_text, separator, seq_text = steps[-1].partition(" at ")
+    return [*steps[:-1], f"{number_text} {unit.partition('/')[0]}{separator}{seq_text}"]
 
 
 def _lines(name: str, steps: list[str], width: int, depth: int = 0, strong: bool = False) -> list[Row]:
     """Returns the rows of `name   a = b = c`: one line if it fits, else one per step, broken before + and −."""
-    whole = " = ".join(steps)
+    full_line = " = ".join(steps)
     lines = (
-        [whole]
-        if len(whole) <= width
+        [full_line]
+        if len(full_line) <= width
         else [line for i, step in enumerate(steps) for line in _break_lines(("= " if i else "") + step, width)]
     )
     return [Row([name if i == 0 else "", line], depth if i == 0 else 0, strong) for i, line in enumerate(lines)]
@@ -259,29 +261,29 @@ def _lines(name: str, steps: list[str], width: int, depth: int = 0, strong: bool
 def _break_lines(text: str, width: int) -> list[str]:
     """Breaks a text before + and − into lines of at most `width`; a short bracket stays whole if it fits."""
     lines: list[str] = []
-    for piece in [
-        part
-        for whole in _split_terms(text, SHORT)
-        for part in ([whole] if len(whole) <= width - 4 else _split_terms(whole, 0))
+    for term in [
+        term_part
+        for long_term in _split_terms(text, SHORT)
+        for term_part in ([long_term] if len(long_term) <= width - 4 else _split_terms(long_term, 0))
     ]:
-        if lines and len(lines[-1]) + 1 + len(piece) <= width:
-            lines[-1] += " " + piece
+        if lines and len(lines[-1]) + 1 + len(term) <= width:
+            lines[-1] += " " + term
         else:
-            lines.append(("    " if lines else "") + piece)
+            lines.append(("    " if lines else "") + term)
     return lines
 
 
 def _split_terms(text: str, short: int) -> list[str]:
     """Splits a text before every + and − outside brackets of less than `short` characters."""
-    opened: list[int] = []
+    open_brackets: list[int] = []
     unbroken: set[int] = set()
     for i, mark in enumerate(text):
         if mark == "(":
-            opened.append(i)
-        elif mark == ")" and opened and i - opened[-1] < short:
-            unbroken.update(range(opened.pop(), i))
-        elif mark == ")" and opened:
-            opened.pop()
+            open_brackets.append(i)
+        elif mark == ")" and open_brackets and i - open_brackets[-1] < short:
+            unbroken.update(range(open_brackets.pop(), i))
+        elif mark == ")" and open_brackets:
+            open_brackets.pop()
     cuts = [m.start() for m in re.finditer(r" [+−] ", text) if m.start() not in unbroken]
     return [text[a:b].strip() for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
@@ -334,8 +336,8 @@ def _sources(explanation: Explanation) -> list[str]:
         for place in section.places:
             if place.numbers.source and place.steps:
                 by_source.setdefault(place.numbers.source, []).append(place.steps[-1][0])
-    texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in by_source.items()]
-    return ["sources: " + "; ".join(texts)] if texts else []
+    source_texts = [f"{', '.join(dict.fromkeys(names))}: {source}" for source, names in by_source.items()]
+    return ["sources: " + "; ".join(source_texts)] if source_texts else []
 
 
 def _conventions(explanation: Explanation) -> list[str]:

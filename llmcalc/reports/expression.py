@@ -20,7 +20,7 @@ SUPERSCRIPTS = str.maketrans("0123456789-", "⁰¹²³⁴⁵⁶⁷⁸⁹⁻")
 
 @dataclass(frozen=True)
 class Style:
-    """How a formula is written.
+    """The style in which a formula is written.
 
     latex: whether it is LaTeX.
     values: symbol → number that is written in its place.
@@ -34,16 +34,16 @@ class Style:
     def number(self, value: Fraction) -> str:
         """Writes all digits of a whole number; else a decimal of at most four digits, or a fraction."""
         if value.denominator == 1:
-            text = f"{value.numerator:,}" if self.grouped else str(value.numerator)
+            digits = f"{value.numerator:,}" if self.grouped else str(value.numerator)
         else:
-            text = decimal(value)
-            if not text:
+            digits = decimal(value)
+            if not digits:
                 return (
                     rf"\tfrac{{{value.numerator}}}{{{value.denominator}}}"
                     if self.latex
                     else f"({value.numerator}/{value.denominator})"
                 )
-        return text.replace(",", "{,}") if self.latex else text
+        return digits.replace(",", "{,}") if self.latex else digits
 
     def symbol(self, name: str) -> str:
         if name in self.values:
@@ -74,8 +74,8 @@ LATEX = Style(latex=True)
 
 def decimal(value: Fraction) -> str:
     """Writes `3.5` or `12.0625`; empty if the value has more than four decimals."""
-    text = f"{float(value):.4f}".rstrip("0").rstrip(".")
-    return text if Fraction(text) == value else ""
+    digits = f"{float(value):.4f}".rstrip("0").rstrip(".")
+    return digits if Fraction(digits) == value else ""
 
 
 def write(expression: Any, style: Style = PLAIN) -> str:
@@ -97,8 +97,8 @@ def write(expression: Any, style: Style = PLAIN) -> str:
         return _bracketed(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _product(expression, style)
     if isinstance(expression, sympy.Min | sympy.Max):
         name = "min" if isinstance(expression, sympy.Min) else "max"
-        inner = ", ".join(write(a, style) for a in sorted(expression.args, key=_term_order))
-        return rf"\{name}({inner})" if style.latex else f"{name}({inner})"
+        arguments_text = ", ".join(write(a, style) for a in sorted(expression.args, key=_term_order))
+        return rf"\{name}({arguments_text})" if style.latex else f"{name}({arguments_text})"
     if isinstance(expression, sympy.floor):
         return _bracketed(expression.args[0], style, "⌊⌋", "floor")
     raise ArithmeticError(f"no way to write {expression}")
@@ -109,14 +109,14 @@ def terms(expression: Any, style: Style = PLAIN) -> list[str]:
     if not getattr(expression, "is_Add", False):
         return [write(expression, style)]
     constants_first = style.grouped and len(expression.free_symbols) == 1
-    ordered = sorted(expression.args, key=_degree if constants_first else _term_order)
-    texts: list[str] = []
-    for i, term in enumerate(ordered):
+    ordered_terms = sorted(expression.args, key=_degree if constants_first else _term_order)
+    term_texts: list[str] = []
+    for i, term in enumerate(ordered_terms):
         negative = term.could_extract_minus_sign()
-        text = write(-term if negative else term, style)
+        term_text = write(-term if negative else term, style)
         sign = ("-" if style.latex else "−") if negative else "+"
-        texts.append(f"{sign} {text}" if i else (sign + text if negative else text))
-    return texts
+        term_texts.append(f"{sign} {term_text}" if i else (sign + term_text if negative else term_text))
+    return term_texts
 
 
 def _sum(expression: Any, style: Style) -> str:
@@ -124,44 +124,46 @@ def _sum(expression: Any, style: Style) -> str:
 
 
 def _product(expression: Any, style: Style) -> str:
-    coefficient, rest = expression.as_coeff_Mul()
-    above: list[str] = []
-    below: list[str] = []
+    coefficient, factor_part = expression.as_coeff_Mul()
+    numerator_factors: list[str] = []
+    denominator_factors: list[str] = []
     for base, exponent in sorted(
-        (f.as_base_exp() for f in rest.as_ordered_factors()), key=lambda p: (bool(p[1] < 0), _factor_order(p[0]))
+        (f.as_base_exp() for f in factor_part.as_ordered_factors()), key=lambda p: (bool(p[1] < 0), _factor_order(p[0]))
     ):
-        (above if exponent > 0 else below).append(_power(base, abs(int(exponent)), style))
-    number = Fraction(int(coefficient.p), int(coefficient.q))
+        (numerator_factors if exponent > 0 else denominator_factors).append(_power(base, abs(int(exponent)), style))
+    coefficient_value = Fraction(int(coefficient.p), int(coefficient.q))
     if (
-        not style.latex and number.denominator != 1 and (abs(number.numerator) == 1 or not decimal(number))
+        not style.latex
+        and coefficient_value.denominator != 1
+        and (abs(coefficient_value.numerator) == 1 or not decimal(coefficient_value))
     ):  # h/4, 3·h/7; but 3.5·h
-        below.insert(0, str(number.denominator))
-        number = Fraction(number.numerator)
-    if number == -1 and above:
-        above[0] = ("-" if style.latex else "−") + above[0]
-    elif number != 1 or not above:
-        above.insert(0, style.number(number))
+        denominator_factors.insert(0, str(coefficient_value.denominator))
+        coefficient_value = Fraction(coefficient_value.numerator)
+    if coefficient_value == -1 and numerator_factors:
+        numerator_factors[0] = ("-" if style.latex else "−") + numerator_factors[0]
+    elif coefficient_value != 1 or not numerator_factors:
+        numerator_factors.insert(0, style.number(coefficient_value))
     dot = r"\cdot " if style.latex and style.values else r"\," if style.latex else "·"
-    top, bottom = dot.join(above), dot.join(below)
-    if not below:
+    top, bottom = dot.join(numerator_factors), dot.join(denominator_factors)
+    if not denominator_factors:
         return top
     if style.latex:
         return rf"\frac{{{top}}}{{{bottom}}}"
-    return f"{top}/{bottom}" if len(below) == 1 else f"{top}/({bottom})"
+    return f"{top}/{bottom}" if len(denominator_factors) == 1 else f"{top}/({bottom})"
 
 
 def _power(base: Any, exponent: int, style: Style) -> str:
-    text = write(base, style)
-    if base.is_Add or (exponent > 1 and not text.isalnum() and not base.is_Symbol):
-        text = f"({text})"
+    base_text = write(base, style)
+    if base.is_Add or (exponent > 1 and not base_text.isalnum() and not base.is_Symbol):
+        base_text = f"({base_text})"
     if exponent == 1:
-        return text
-    return rf"{text}^{{{exponent}}}" if style.latex else text + str(exponent).translate(SUPERSCRIPTS)
+        return base_text
+    return rf"{base_text}^{{{exponent}}}" if style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
 
 
-def _bracketed(inner: Any, style: Style, marks: str, name: str) -> str:
-    text = write(inner, style)
-    return rf"\l{name} {text} \r{name}" if style.latex else marks[0] + text + marks[1]
+def _bracketed(content: Any, style: Style, marks: str, name: str) -> str:
+    content_text = write(content, style)
+    return rf"\l{name} {content_text} \r{name}" if style.latex else marks[0] + content_text + marks[1]
 
 
 def _as_ceiling(expression: Any) -> Any:
@@ -174,8 +176,8 @@ def _as_ceiling(expression: Any) -> Any:
         and expression.args[0] == -1
         and isinstance(expression.args[1], sympy.floor)
     ):
-        inner = expression.args[1].args[0]
-        return -inner if inner.could_extract_minus_sign() else None
+        floor_argument = expression.args[1].args[0]
+        return -floor_argument if floor_argument.could_extract_minus_sign() else None
     return None
 
 
@@ -210,10 +212,10 @@ def _term_order(term: Any) -> tuple[Any, ...]:
     Added terms come before subtracted ones, then the highest degree first, then V before L before h, and S last.
     """
     rank = _letter_rank(SUM_ORDER)
-    letters: list[tuple[int, str]] = []
+    symbol_order: list[tuple[int, str]] = []
     for factor in term.as_ordered_factors() if term.is_Mul else [term]:
         base, exponent = factor.as_base_exp()
         names = [s.name for s in base.free_symbols]
         repeat = abs(int(exponent)) if base.is_Symbol else 1
-        letters += [rank(name) for name in names] * repeat
-    return (bool(term.could_extract_minus_sign()), -_degree(term), sorted(letters), str(term))
+        symbol_order += [rank(name) for name in names] * repeat
+    return (bool(term.could_extract_minus_sign()), -_degree(term), sorted(symbol_order), str(term))

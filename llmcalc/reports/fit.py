@@ -190,7 +190,7 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
         "each maximum changes one number of the run, with this layout",
     ]
     columns = (Column("layout", "layout", justify="left"), *CHANGE_COLUMNS[1:])
-    tried = [
+    layout_rows = [
         Row([layout_cell(replica.layout), replica.fit.needed, replica.fit.share, verdict_of(replica.fit)])
         for replica in serving.tried
     ]
@@ -213,7 +213,7 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
         f"{run_text(memory_use)} on each replica, {layout_text(best.layout)}, rank {best.rank}",
         rows,
         notes,
-        [Table("Layouts", columns, tried, name="layouts")],
+        [Table("Layouts", columns, layout_rows, name="layouts")],
     )
     return screen.report(preset, memory, fit, worst.changes, data, CHANGES_NOTE)
 
@@ -222,7 +222,7 @@ CHANGES_NOTE = "changes of kernels, recomputation and chunks leave results as th
 
 
 class _Screen(NamedTuple):
-    """The common part of the answers for one device and for many.
+    """The shared part of the answers for one device and for several.
 
     answer, aside, rows, notes: those of the first table.
     more: tables after the first; default none.

@@ -128,23 +128,27 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankSh
         rows += [row("forward", count.forward, 1), row("backward", count.backward, 1)]
         if count.recomputed:
             rows.append(row("recomputation", count.recomputed, 1))
-    other = OTHER[count.pairs]
-    rows.append(row(f"total, {other} pairs", count.full if other == "full" else count.causal, strong=True))
-    aside = with_rank(headline(count), share)
-    return Table(preset.display, columns, rows, aside, notes, units.flops(total), name="components")
+    other_convention = OTHER[count.pairs]
+    rows.append(
+        row(f"total, {other_convention} pairs", count.full if other_convention == "full" else count.causal, strong=True)
+    )
+    pass_text = with_rank(headline(count), share)
+    return Table(preset.display, columns, rows, pass_text, notes, units.flops(total), name="components")
 
 
 def headline(count: FlopCount) -> str:
     """Writes `forward pass of 2,048 tokens, full pairs` or `decoding 1 token after 2,048, full pairs, MLA absorbed`."""
     workload = count.workload
-    form = "" if count.mla is None else f", MLA {count.mla}"
-    return f"{PASSES[workload.phase]} {tokens_of(count.spec, workload)}, {count.pairs} pairs{form}"
+    mla_text = "" if count.mla is None else f", MLA {count.mla}"
+    return f"{PASSES[workload.phase]} {tokens_of(count.spec, workload)}, {count.pairs} pairs{mla_text}"
 
 
 def _notes(count: FlopCount) -> list[str]:
     workload = count.workload
     experts = identity_experts(count.tree)
-    uncounted = "".join(f"; also not counted, as it is element by element: {part}" for part in _uncounted(count.spec))
+    uncounted = "".join(
+        f"; also not counted, as it is element by element: {operation}" for operation in _uncounted(count.spec)
+    )
     notes = [PRODUCTS + uncounted, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
     if workload.phase == "decode":
@@ -154,10 +158,10 @@ def _notes(count: FlopCount) -> list[str]:
         )
         notes += _decoding_notes(count)
     elif workload.phase == "prefill":
-        before = (
+        rank_notes = (
             f"after {plural(workload.context, 'token')} of each sequence in its cache; " if workload.context else ""
         )
-        notes.append(f"prefill: {before}logits at the last position only")
+        notes.append(f"prefill: {rank_notes}logits at the last position only")
     elif "lm_head" in count.by_component:
         notes.append("logits at every position")
     if workload.phase == "training":
@@ -180,8 +184,8 @@ def _latent_notes(count: FlopCount) -> list[str]:
         return []
     cached = count.mla == "expanded" and count.workload.context
     from_cache = ", those of earlier tokens too, since only latents are cached" if cached else ""
-    other = "absorbed" if count.mla == "expanded" else "expanded"
-    return [f"{MLA[count.mla]}{from_cache} (--mla {other}: the other form)"]
+    other_form = "absorbed" if count.mla == "expanded" else "expanded"
+    return [f"{MLA[count.mla]}{from_cache} (--mla {other_form}: the other form)"]
 
 
 def _decoding_notes(count: FlopCount) -> list[str]:
@@ -238,12 +242,12 @@ def _recompute_note(recompute: Recompute) -> str:
         return f"recomputation: {', '.join(sorted(recompute.nodes))} of every layer once more"
     if recompute.kept:
         return "recomputation: convolutions once more; matrix products and attention are kept"
-    which = (
+    recomputed_part = (
         "every layer's forward"
         if recompute.every == 1
         else f"the forward of layers 0, {recompute.every}, {2 * recompute.every}, …"
     )
-    return f"recomputation: {which} once more, as torch's reentrant checkpointing runs it"
+    return f"recomputation: {recomputed_part} once more, as torch's reentrant checkpointing runs it"
 
 
 def _figures(include: frozenset[str]) -> Figures:

@@ -81,8 +81,8 @@ def _detail_table(hardware: Hardware) -> Table:
     elif hardware.peak_flops:
         notes.insert(0, "peaks are dense")
     announced = f"announced {hardware.released}" if hardware.released else ""
-    aside = ", ".join(text for text in (hardware.vendor, announced) if text)
-    return Table(hardware.title, DETAIL_COLUMNS, _detail_rows(hardware), aside, said(notes), target=hardware.name)
+    vendor_text = ", ".join(detail for detail in (hardware.vendor, announced) if detail)
+    return Table(hardware.title, DETAIL_COLUMNS, _detail_rows(hardware), vendor_text, said(notes), target=hardware.name)
 
 
 def _detail_rows(hardware: Hardware) -> list[Row]:

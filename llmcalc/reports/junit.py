@@ -21,16 +21,18 @@ def junit(verdicts: list[Verdict], skipped: dict[str, str]) -> str:
             time=f"{verdict.seconds:.3f}",
         )
         for check in verdict.checks:
-            case = ET.SubElement(suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.where)
+            test_case = ET.SubElement(
+                suite, "testcase", classname=f"{verdict.target}.{check.quantity}", name=check.where
+            )
             if not check.ok:
                 message = (
                     f"closed form {check.closed_form:,}, {check.witness} "
                     f"{check.measured if check.measured is None else format(check.measured, ',')}"
                 )
-                ET.SubElement(case, "failure", message=message).text = check.explanation(verdict.sizes)
-    for name, why in skipped.items():
+                ET.SubElement(test_case, "failure", message=message).text = check.explanation(verdict.sizes)
+    for name, reason in skipped.items():
         suite = ET.SubElement(root, "testsuite", name=name, tests="1", failures="0", skipped="1")
-        ET.SubElement(ET.SubElement(suite, "testcase", classname=name, name="all"), "skipped", message=why)
+        ET.SubElement(ET.SubElement(suite, "testcase", classname=name, name="all"), "skipped", message=reason)
     return xml_text(root)
 
 

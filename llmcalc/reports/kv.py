@@ -79,8 +79,10 @@ def _rank_notes(cache: CacheSize, share: RankShare | None) -> list[str]:
     """Returns notes about replicas, and about cached bytes that the ranks of a tensor group duplicate."""
     if share is None:
         return []
-    whole = bits_to_bytes(share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload)))
-    copies = cache.bytes * share.layout.tp / whole if whole else 1
+    undivided_bytes = bits_to_bytes(
+        share.model.undivided_tree.total(cache_bits_of(cache.dtype), RunConfig(cache.workload))
+    )
+    copies = cache.bytes * share.layout.tp / undivided_bytes if undivided_bytes else 1
     return [
         *(["--batch: sequences of each replica"] if share.layout.dp > 1 else []),
         *([f"the ranks of a tensor group cache {copies:.4g} × the bytes of one copy"] if copies > 1 else []),
@@ -101,15 +103,15 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
         for group in cache.groups
     ]
     rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True))
-    aside = with_rank(headline(cache), share)
-    return Table(preset.display, columns, rows, aside, notes, units.memory(cache.bytes), name="layers")
+    cache_text = with_rank(headline(cache), share)
+    return Table(preset.display, columns, rows, cache_text, notes, units.memory(cache.bytes), name="layers")
 
 
 def headline(cache: CacheSize) -> str:
     """Writes `KV cache of 8,192 tokens in bf16, 128.00 KiB per token`."""
-    grows = cache.growth_per_token
+    growth_bytes = cache.growth_per_token
     per_token = f"{units.memory(cache.bytes_per_token)} per token" + (
-        "" if grows == cache.bytes_per_token else f" until a window fills, {units.memory(grows)} after"
+        "" if growth_bytes == cache.bytes_per_token else f" until a window fills, {units.memory(growth_bytes)} after"
     )
     return f"KV cache of {tokens_of(cache.spec, cache.workload)} in {units.short_dtype(cache.dtype)}, {per_token}"
 
@@ -152,18 +154,18 @@ def _growth(cache: CacheSize, scale: units.Scale) -> Table:
 
 
 def _notes(cache: CacheSize) -> list[str]:
-    kinds = set(cache.by_layer_kind)
+    layer_kinds = set(cache.by_layer_kind)
     scale, stored = binary(units.memory_scale(cache.bytes)), cache_format(cache.dtype)
     scales = f"{units.short_dtype(stored.name)}: {stored.what}" if stored.keys.bits < 16 else ""
     notes = ["; ".join(filter(None, ("elem/token/layer: elements of the keys and values of one layer", scales, scale)))]
-    if kinds & {"sliding_attention", "chunked_attention"}:
+    if layer_kinds & {"sliding_attention", "chunked_attention"}:
         notes.append("a sliding or chunked layer caches only the last `window` tokens (a rolling-buffer cache)")
-    if "latent_attention" in kinds:
+    if "latent_attention" in layer_kinds:
         notes.append(
             "latent attention caches one latent and one decoupled RoPE key per token; as MHA, GQA or MQA it would "
             "cache the keys and values of its heads"
         )
-    if "cross_attention" in kinds:
+    if "cross_attention" in layer_kinds:
         notes.append(
             "cross-attention caches keys and values of the encoder's tokens once; bytes per token count one token in "
             "the encoder and one in the decoder"

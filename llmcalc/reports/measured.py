@@ -42,8 +42,8 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
 
 def _short(name: str) -> str:
     """Shortens a long list of module names to the first two and the last; JSON has all of them."""
-    places = name.split(",")
-    return name if len(places) <= 4 else ",".join((*places[:2], "…", places[-1]))
+    names = name.split(",")
+    return name if len(names) <= 4 else ",".join((*names[:2], "…", names[-1]))
 
 
 def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) -> None:
@@ -66,7 +66,7 @@ def _add(rows: list[Row], node: Measured, times: int, total: int, depth: int) ->
 
 @dataclass(frozen=True, repr=False)
 class MeasuredParams(Answer):
-    """Parameters of a class of transformers. name: of its config. cls: name of the class. tree: its modules."""
+    """Parameters of a `transformers` class. name: of its config. cls: class name. tree: its modules."""
 
     name: str
     cls: str

@@ -1,4 +1,4 @@
-"""The memory of a model on one device, with the accelerators that hold it."""
+"""The memory of a model on one device, and the accelerators on which it fits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Conventions and phrases that several reports state in the same words."""
+"""Conventions and phrases that several reports share."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cache_per_token_note(dtype: str) -> str:
 
 
 def against(difference: float, what: str) -> str:
-    """Writes `−6.7 % against the exact count` or `equal to the exact count`."""
+    """Writes a relative error: `−6.7 % against the exact count` or `equal to the exact count`."""
     return f"equal to {what}" if difference == 0 else f"{units.signed_percent(difference)} against {what}"
 
 
@@ -64,11 +64,13 @@ def plural(number: int, noun: str) -> str:
 
 def tokens_of(spec: ModelSpec, workload: Workload) -> str:
     """Writes `2,048 tokens`, `16 × 1 tokens after 8,192` or `2,048 tokens, 2,048 in the encoder`."""
-    new = plural(workload.seq, "token") if workload.batch == 1 else f"{workload.batch:,} × {workload.seq:,} tokens"
-    after = f" after {workload.context:,}" if workload.context else ""
+    new_tokens = (
+        plural(workload.seq, "token") if workload.batch == 1 else f"{workload.batch:,} × {workload.seq:,} tokens"
+    )
+    context_text = f" after {workload.context:,}" if workload.context else ""
     return (
-        new
-        + after
+        new_tokens
+        + context_text
         + (
             f", {workload.source if spec.source_tokens is None else spec.source_tokens:,} in the encoder"
             if spec.kind == "encoder-decoder"
@@ -82,8 +84,8 @@ def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
     longest = workload.context + workload.seq
     if spec.kind == "encoder-decoder":
         longest = max(longest, workload.source)
-    text = too_long_note(spec, longest)
-    return [text] if text else []
+    length_note = too_long_note(spec, longest)
+    return [length_note] if length_note else []
 
 
 def warned(preset: Preset, notes: Sequence[str]) -> list[str]:

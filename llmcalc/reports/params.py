@@ -62,8 +62,8 @@ def report(preset: Preset, count: ParameterCount, share: RankShare | None = None
     rows.append(Row(["total", None, None, total, 1.0, None], strong=True))
     if count.active != total:
         rows.append(Row(["active per token", None, None, count.active, count.active / total, None], strong=True))
-    aside, notes = with_rank(headline(preset.model), share), _notes(preset, count, share)
-    table = Table(preset.display, COLUMNS, rows, aside, notes, answer(count))
+    model_text, notes = with_rank(headline(preset.model), share), _notes(preset, count, share)
+    table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(count))
     return Report(data, [table]).of(preset.target)
 
 
@@ -119,14 +119,14 @@ def _row(name: str, per_repeat: int, repeat: int, total: int, depth: int) -> Row
 def _with_bars(parts: Sequence[Part]) -> list[Row]:
     """Adds a bar to each row of one component; the bars add up to the whole."""
     rows: list[Row] = []
-    covered = -1  # the depth of the row above whose bar includes this one; -1 for none
+    covered_depth = -1  # the depth of the row above whose bar includes this one; -1 for none
     for i, (kind, row) in enumerate(parts):
-        covered = -1 if row.depth <= covered else covered
-        after = (j for j in range(i + 1, len(parts)) if parts[j][1].depth <= row.depth)
-        below = parts[i + 1 : next(after, len(parts))]
+        covered_depth = -1 if row.depth <= covered_depth else covered_depth
+        later_indices = (j for j in range(i + 1, len(parts)) if parts[j][1].depth <= row.depth)
+        nested_parts = parts[i + 1 : next(later_indices, len(parts))]
         bar = None
-        if covered < 0 and all(other == kind for other, _ in below):
-            bar, covered = Bar(row.cells[-1], palette.COMPONENTS.get(kind, palette.OTHER)), row.depth
+        if covered_depth < 0 and all(component == kind for component, _ in nested_parts):
+            bar, covered_depth = Bar(row.cells[-1], palette.COMPONENTS.get(kind, palette.OTHER)), row.depth
         rows.append(row._replace(cells=[*row.cells, bar]))
     return rows
 
@@ -138,14 +138,14 @@ def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> li
             f"not counted: {option}, {units.count(size)} ({units.exact(size)}); "
             f"{OPTIONAL_PARTS[option].option} includes it"
         )
-    notes += [f"assumed: {text}" for text in preset.assumptions]
+    notes += [f"assumed: {assumption}" for assumption in preset.assumptions]
     thumb = "" if share is not None else rule_of_thumb(preset, count)
     notes += [CONVENTION, thumb, identity_experts(count.tree)]
     if count.active_at_least != count.active:
-        evenly, least = units.count(count.active_evenly), units.count(count.active_at_least)
+        even_active, fewest_active = units.count(count.active_evenly), units.count(count.active_at_least)
         notes.append(
-            f"active per token with identity experts among its own: {evenly} on average if all experts are chosen "
-            f"alike, {least} at least"
+            f"active per token with identity experts among its own: {even_active} on average if all experts are chosen "
+            f"alike, {fewest_active} at least"
         )
     if count.buffers:
         notes.append(
@@ -156,12 +156,12 @@ def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> li
 
 def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:
     """Returns notes about the rank, its copied parameters and the whole model."""
-    whole = preset.model.tree().total(total_of, include=count.include)
+    model_total = preset.model.tree().total(total_of, include=count.include)
     spec, chunks = preset.model, share.model.chunks
     tied = spec.tie_word_embeddings and share.layout.pp > 1 and chunks.first != chunks.last
     return share_notes(
         share,
-        f"the whole model has {units.exact(whole)} parameters",
+        f"the whole model has {units.exact(model_total)} parameters",
         copies_text(share.model.copied(count.include)),
         "the first and the last stage each have the tied embedding" if tied else "",
         "active: what a token uses of this rank's experts on average, if all are chosen alike"
@@ -173,20 +173,20 @@ def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list
 def _published_notes(preset: Preset, count: ParameterCount) -> list[str]:
     """Compares the count with the published figure; a difference has the first reason that the preset states."""
     published, note = preset.published, preset.published.parameters_note or ""
-    first, more, _ = note.partition("; ")
-    if more and preset.name in model_names():
-        note = f"{first}; llmcalc presets {preset.name} says more"
-    why = f" ({note})" if note else ""
+    first_reason, further_reasons, _ = note.partition("; ")
+    if further_reasons and preset.name in model_names():
+        note = f"{first_reason}; llmcalc presets {preset.name} says more"
+    reason_text = f" ({note})" if note else ""
     if published.parameters is not None:
         difference = count.total - published.parameters
         verdict = units.difference(difference) + (
             " (the published figure may exclude the optional modules you added)" if difference and count.include else ""
         )
-        return [f"published {units.exact(published.parameters)}: {verdict}{why if difference else ''}"]
+        return [f"published {units.exact(published.parameters)}: {verdict}{reason_text if difference else ''}"]
     if not published.nominal:
         return []
     active = f", {published.active} active" if published.active else ""
-    return [f"published as {published.nominal}{active}; no exact count was published{why}"]
+    return [f"published as {published.nominal}{active}; no exact count was published{reason_text}"]
 
 
 DENSE_DECODER_COMPONENTS = {"embedding", "position", "norm", "attention", "feed_forward", "lm_head"}

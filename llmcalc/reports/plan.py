@@ -35,14 +35,14 @@ def report(preset: Preset, planned: LayoutPlan, instead: str = "") -> Report:
     capacity = f"{units.GIB.write(planned.hardware.capacity_bytes)} {units.GIB.name}"
     accelerators = f"{plural(planned.devices, 'device')} with {capacity} each"
     run = f"{run_text(memory.states)}, {plural(planned.global_batch, 'sequence')} a step"
-    aside = f"{run}, on {accelerators} ({planned.hardware.title}); sizes in {units.GIB.name}"
+    run_description = f"{run}, on {accelerators} ({planned.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(memory.spec, memory.states.workload)
     rows = [_row(candidate) for candidate in plan.feasible]
     if not rows and plan.nearest is not None:
         rows = [_row(plan.nearest)]
     notes = said([*warnings, instead, *_notes(planned)])
     title = preset.display
-    tables = [Table(title, LAYOUT_COLUMNS, rows, aside, notes, _answer(plan), name="feasible")]
+    tables = [Table(title, LAYOUT_COLUMNS, rows, run_description, notes, _answer(plan), name="feasible")]
     if plan.refused:
         reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda item: -item[1])]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
@@ -78,8 +78,8 @@ def _notes(planned: LayoutPlan) -> list[str]:
     if attention_of(planned.memory, planned.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
     if planned.recomputed is not None:
-        fit = f"{planned.recomputed:,} of {planned.plan.tried:,} may fit"
-        notes.insert(0, f"with --recompute full {fit}: their tensors do")
+        fit_text = f"{planned.recomputed:,} of {planned.plan.tried:,} may fit"
+        notes.insert(0, f"with --recompute full {fit_text}: their tensors do")
     if planned.plan.unreplayed:
         count = len(planned.plan.unreplayed)
         upper_bound = max(candidate.upper_bound for candidate in planned.plan.unreplayed)

@@ -87,26 +87,26 @@ def _detail_table(preset: Preset, count: ParameterCount) -> Table:
         rows.append(Row([f"not in the total: {option}", units.count(size), size]))
     if published.parameters is not None:
         rows.append(Row(["published weights", _verdict(preset, count), published.parameters]))
-    stated = {
+    published_fields = {
         "published figure": published.nominal,
         "published active": published.active,
         "training tokens": published.training_tokens,
     }
     settings = training.model_dump(exclude_none=True, exclude={"note"})
-    for name, value in {"dtype of the weights": preset.dtype, **stated, **settings}.items():
+    for name, value in {"dtype of the weights": preset.dtype, **published_fields, **settings}.items():
         if value is not None:
             rows.append(Row([name.replace("_", " "), str(value), None]))
     notes = [
         aliases_note(preset.aliases),
         f"on the published figure: {published.parameters_note}" if published.parameters_note else "",
         f"training: {training.note}" if training.note else "",
-        *(f"assumed: {text}" for text in preset.assumptions),
+        *(f"assumed: {assumption}" for assumption in preset.assumptions),
         *source_notes(preset.sources),
     ]
-    origin = ", ".join(text for text in (preset.developer, preset.released) if text)
-    aside = f"{headline(preset.model)} ({origin})" if origin else headline(preset.model)
+    origin = ", ".join(assumption for assumption in (preset.developer, preset.released) if assumption)
+    model_text = f"{headline(preset.model)} ({origin})" if origin else headline(preset.model)
     title = f"{preset.display} [{preset.name}]"
-    return Table(title, DETAIL_COLUMNS, rows, aside, said(notes), target=preset.name)
+    return Table(title, DETAIL_COLUMNS, rows, model_text, said(notes), target=preset.name)
 
 
 def preset_data(preset: Preset, count: ParameterCount) -> dict[str, Any]:

@@ -36,17 +36,17 @@ FILL, IDLE, LEFT_OUT = "-", ".", " … "
 def title(layout: Layout, timetable: Timetable) -> str:
     """Writes `1F1B on 4 ranks, 8 micro-batches`."""
     count = timetable.pipeline.micro_batches
-    many = f"{count:,} micro-batch" + ("" if count == 1 else "es")
+    microbatch_text = f"{count:,} micro-batch" + ("" if count == 1 else "es")
     if layout.pp == 1:
-        return f"No pipeline, {many}"
+        return f"No pipeline, {microbatch_text}"
     chunks = f" × {layout.vpp} chunks" if layout.vpp > 1 else ""
-    return f"{NAMES[effective_schedule(layout)]} on {layout.pp} ranks{chunks}, {many}"
+    return f"{NAMES[effective_schedule(layout)]} on {layout.pp} ranks{chunks}, {microbatch_text}"
 
 
 def kinds_of(timetable: Timetable) -> list[Kind]:
     """Returns the kinds of passes in the schedule."""
-    present = {action.kind for order in timetable.pipeline.orders for action in order}
-    return [kind for kind in PASSES if kind in present]
+    present_kinds = {action.kind for order in timetable.pipeline.orders for action in order}
+    return [kind for kind in PASSES if kind in present_kinds]
 
 
 def costs_text(timetable: Timetable) -> str:
@@ -60,54 +60,59 @@ def costs_text(timetable: Timetable) -> str:
 
 def in_flight_text(in_flight: InFlight, chunk: int) -> str:
     """Writes `4`, or `1 + 3` if three micro-batches wait for the backward pass of the weights only."""
-    whole, weights = in_flight.whole[chunk], in_flight.weights[chunk]
-    return f"{whole} + {weights}" if weights else str(whole)
+    awaiting_backward, weights = in_flight.awaiting_backward[chunk], in_flight.weights[chunk]
+    return f"{awaiting_backward} + {weights}" if weights else str(awaiting_backward)
 
 
 def report(layout: Layout, timetable: Timetable, width: int | None = None) -> Report:
     """Returns the timetable drawn with characters, and as data. width: characters; default the terminal's."""
     width = width_of_terminal() if width is None else width
     pipeline = timetable.pipeline
-    several = pipeline.chunks > 1
-    columns = [Column("rank", "rank"), *([Column("stage", "stage")] if several else [])]
+    has_several_chunks = pipeline.chunks > 1
+    columns = [Column("rank", "rank"), *([Column("stage", "stage")] if has_several_chunks else [])]
     peak = Column("in_flight", "peak")
     in_flight = [pipeline.peak_in_flight(rank)[1] for rank in range(pipeline.ranks)]
     peaks = [[in_flight_text(counts, chunk) for chunk in range(pipeline.chunks)] for counts in in_flight]
-    beside = [len(column.title) for column in columns] + [max(len(peak.title), *(len(t) for ts in peaks for t in ts))]
-    chart = Chart.of(timetable, width - len(INDENT) - sum(beside) - len(GAP) * len(beside))
+    column_widths = [len(column.title) for column in columns] + [
+        max(len(peak.title), *(len(t) for ts in peaks for t in ts))
+    ]
+    chart = Chart.of(timetable, width - len(INDENT) - sum(column_widths) - len(GAP) * len(column_widths))
     columns += [Column("time", "time →", justify="left", marks=COLOURS), peak]
     rows = []
     for rank in range(pipeline.ranks):
         lines = [chart.line(timetable.spans[rank], chunk) for chunk in range(pipeline.chunks)]
         for chunk, line in enumerate(lines):
-            first = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if several else [])]
-            rows.append(Row([*first, line, peaks[rank][chunk]]))
-    answer = f"idle {units.percent(timetable.bubble)} of the time"
+            stage_cells = [rank if chunk == 0 else None, *([pipeline.stage(rank, chunk)] if has_several_chunks else [])]
+            rows.append(Row([*stage_cells, line, peaks[rank][chunk]]))
+    headline_text = f"idle {units.percent(timetable.bubble)} of the time"
     sends = "" if pipeline.ranks == 1 else f"{timetable.sends:,} sends between ranks"
-    table = Table(title(layout, timetable), columns, rows, sends, list(_notes(timetable, in_flight, chart)), answer)
+    table = Table(
+        title(layout, timetable), columns, rows, sends, list(_notes(timetable, in_flight, chart)), headline_text
+    )
     return Report(data(layout, timetable), [table])
 
 
 def _notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) -> Iterator[str]:
     pipeline = timetable.pipeline
-    kinds = kinds_of(timetable)
+    pass_kinds = kinds_of(timetable)
     blank = "; blank: the rank runs another of its stages" if pipeline.chunks > 1 else ""
-    yield f"{', '.join(f'{kind} {PASSES[kind]}' for kind in kinds)}; the number is the micro-batch; {IDLE} idle{blank}"
+    kinds_text = ", ".join(f"{kind} {PASSES[kind]}" for kind in pass_kinds)
+    yield f"{kinds_text}; the number is the micro-batch; {IDLE} idle{blank}"
     yield f"assumed times: {costs_text(timetable)}"
-    where = "the most micro-batches in flight on the rank"
+    peak_rank_text = "the most micro-batches in flight on the rank"
     if pipeline.chunks > 1:
-        where = "micro-batches in flight on the stage when its rank has the most"
+        peak_rank_text = "micro-batches in flight on the stage when its rank has the most"
     split = (
         "; after +: only the backward of the weights is left"
         if any(sum(counts.weights) for counts in in_flight)
         else ""
     )
-    yield f"peak: {where}{split}"
+    yield f"peak: {peak_rank_text}{split}"
     if pipeline.two_way:
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
     if chart.left_out:
-        start, end = chart.left_out
-        cut = f"from {start:g} to {end:g} of the time {timetable.time:g}"
+        gap_start, gap_end = chart.left_out
+        cut = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
         yield f"…: left out to fit the width, {cut}; -o FILE draws all"
 
 
@@ -122,16 +127,16 @@ class Chart(NamedTuple):
     windows: tuple[range, ...]
 
     @classmethod
-    def of(cls, timetable: Timetable, room: int) -> Chart:
+    def of(cls, timetable: Timetable, free_width: int) -> Chart:
         """Returns a chart in which the shortest pass has room for its name; if too wide, only beginning and end."""
         shortest = min(timetable.costs.duration(a.kind) for order in timetable.pipeline.orders for a in order)
-        letters = 1 + len(str(timetable.pipeline.micro_batches - 1))
-        scale = letters / shortest
-        whole = round(timetable.time * scale)
-        if whole <= room:
-            return cls(scale, (range(whole),))
-        half = max(1, (room - len(LEFT_OUT)) // (2 * letters)) * letters
-        return cls(scale, (range(half), range(whole - half, whole)))
+        name_width = 1 + len(str(timetable.pipeline.micro_batches - 1))
+        scale = name_width / shortest
+        total_width = round(timetable.time * scale)
+        if total_width <= free_width:
+            return cls(scale, (range(total_width),))
+        half_width = max(1, (free_width - len(LEFT_OUT)) // (2 * name_width)) * name_width
+        return cls(scale, (range(half_width), range(total_width - half_width, total_width)))
 
     @property
     def left_out(self) -> tuple[float, float] | None:
@@ -145,18 +150,26 @@ class Chart(NamedTuple):
         return LEFT_OUT.join(self._drawn(spans, chunk, window) for window in self.windows)
 
     def _drawn(self, spans: Sequence[Span], chunk: int, window: range) -> str:
-        letters = round(self.scale * min(span.end - span.start for span in spans))
-        cells = (IDLE.ljust(letters) * (len(window) // letters + 1))[: len(window)]
-        for (kind, where, micro_batch, _), start, end in sorted(spans, key=lambda span: span.action.chunk == chunk):
-            first, last = round(start * self.scale), round(end * self.scale)
-            shown = range(max(first, window.start), min(last, window.stop))
-            if not shown:
+        name_width = round(self.scale * min(span.end - span.start for span in spans))
+        cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
+        for (kind, span_chunk, micro_batch, _), span_start, span_end in sorted(
+            spans, key=lambda span: span.action.chunk == chunk
+        ):
+            first_column, last_column = round(span_start * self.scale), round(span_end * self.scale)
+            visible_columns = range(max(first_column, window.start), min(last_column, window.stop))
+            if not visible_columns:
                 continue
-            text = f"{kind}{micro_batch}"
-            if shown.start > first or len(text) > len(shown):  # its name is outside the window
-                text = ""
-            text = text.ljust(len(shown), FILL) if where == chunk else " " * len(shown)
-            cells = cells[: shown.start - window.start] + text + cells[shown.stop - window.start :]
+            pass_name = f"{kind}{micro_batch}"
+            if visible_columns.start > first_column or len(pass_name) > len(
+                visible_columns
+            ):  # its name is outside the window
+                pass_name = ""
+            pass_name = (
+                pass_name.ljust(len(visible_columns), FILL) if span_chunk == chunk else " " * len(visible_columns)
+            )
+            cells = (
+                cells[: visible_columns.start - window.start] + pass_name + cells[visible_columns.stop - window.start :]
+            )
         return cells
 
 

@@ -21,8 +21,8 @@ def trim_to_screen(report: Report) -> Report:
     """Returns the report with the tables and rows that fit a screen."""
     groups: list[list[Table]] = []
     for table in report.tables:
-        begins = table.answer and any(other.answer for other in groups[-1]) if groups else True
-        if begins and not (groups and table.target and table.target == groups[-1][-1].target):
+        begins_group = table.answer and any(grouped_table.answer for grouped_table in groups[-1]) if groups else True
+        if begins_group and not (groups and table.target and table.target == groups[-1][-1].target):
             groups.append([])
         groups[-1].append(table)
     return report._replace(tables=[table for group in groups for table in _trim_group(group)])
@@ -30,22 +30,25 @@ def trim_to_screen(report: Report) -> Report:
 
 def _trim_group(tables: Sequence[Table]) -> list[Table]:
     """Returns the tables of one target that fit; the notes of the others stand below the last."""
-    room = MOST_LINES
-    placed: dict[int, Table] = {}
+    free_lines = MOST_LINES
+    placed_tables: dict[int, Table] = {}
     for i in sorted(range(len(tables)), key=lambda i: (i > 0, not tables[i].sooner, i)):
-        shorter = _trim_table(tables[i], room - bool(placed), always=not placed)
+        shorter = _trim_table(tables[i], free_lines - bool(placed_tables), always=not placed_tables)
         if shorter is not None:
-            placed[i] = shorter
-            room -= line_count(shorter, COLUMNS) + (len(placed) > 1)
-    rows = sum(len(tables[i].rows) - len(table.rows) for i, table in placed.items())
-    absent = len(tables) - len(placed)
-    shown = [placed[i] for i in sorted(placed)]
-    if rows or absent:
-        counted = ((absent, "table"), (rows, "row"))
-        left_out = ", ".join(f"{many} more {what}{'s' * (many > 1)}" for many, what in counted if many)
-        notes = [*shown[-1].notes, *(note for i, table in enumerate(tables) if i not in placed for note in table.notes)]
-        shown[-1] = shown[-1]._replace(left_out=left_out, notes=list(dict.fromkeys(notes)))
-    return shown
+            placed_tables[i] = shorter
+            free_lines -= line_count(shorter, COLUMNS) + (len(placed_tables) > 1)
+    rows = sum(len(tables[i].rows) - len(table.rows) for i, table in placed_tables.items())
+    left_out_tables = len(tables) - len(placed_tables)
+    shown_tables = [placed_tables[i] for i in sorted(placed_tables)]
+    if rows or left_out_tables:
+        left_out_counts = ((left_out_tables, "table"), (rows, "row"))
+        left_out = ", ".join(f"{number} more {noun}{'s' * (number > 1)}" for number, noun in left_out_counts if number)
+        notes = [
+            *shown_tables[-1].notes,
+            *(note for i, table in enumerate(tables) if i not in placed_tables for note in table.notes),
+        ]
+        shown_tables[-1] = shown_tables[-1]._replace(left_out=left_out, notes=list(dict.fromkeys(notes)))
+    return shown_tables
 
 
 def _trim_table(table: Table, room: int, always: bool = False) -> Table | None:
@@ -55,11 +58,11 @@ def _trim_table(table: Table, room: int, always: bool = False) -> Table | None:
     """
     while line_count(table, COLUMNS) > room:
         deepest = max((row.depth for row in table.rows), default=0)
-        others = [i for i, row in enumerate(table.rows) if not row.strong]
+        plain_rows = [i for i, row in enumerate(table.rows) if not row.strong]
         if deepest:
             table = table._replace(rows=[row for row in table.rows if row.depth < deepest])
-        elif others and len(table.rows) > FEWEST_ROWS:
-            farthest = max(others, key=lambda i: (abs(i - table.centre), i))
+        elif plain_rows and len(table.rows) > FEWEST_ROWS:
+            farthest = max(plain_rows, key=lambda i: (abs(i - table.centre), i))
             rows = [row for i, row in enumerate(table.rows) if i != farthest]
             table = table._replace(rows=rows, centre=table.centre - (farthest < table.centre))
         else:

@@ -106,13 +106,13 @@ def report(
 def _cost_columns(study: Study) -> Sequence[Column]:
     """Returns the columns. Each has the unit in which its smallest value is at least 1."""
     sizes = units.count_scale(min(s.parameters for s in study.shapes))
-    work = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
+    flops_scale = units.decimal_scale(min(s.forward_flops_per_token for s in study.shapes), "FLOPs")
     cached = units.memory_scale(min(s.kv_bytes_per_token for s in study.shapes))
     return (
         *SIZE_COLUMNS,
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
         Column("budget_difference", "vs budget", units.signed_percent),
-        Column("flops_per_token", work.name, work.write),
+        Column("flops_per_token", flops_scale.name, flops_scale.write),
         Column("kv_bytes_per_token", f"KV {cached.name}", cached.write),
         Column("head_sizes", "head sizes"),
     )
@@ -208,13 +208,13 @@ def _literature(study: Study) -> list[dict[str, Any]]:
 
 
 def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> list[str]:
-    family, first = study.family, study.shapes[0].stack
+    family, first_stack = study.family, study.shapes[0].stack
     notes = [_fixed_sizes(study)]
     if family.head_divisor > 1:
-        model_head_dim = (first.head_dim or 0) * family.head_divisor
+        model_head_dim = (first_stack.head_dim or 0) * family.head_divisor
         notes.append(
-            f"head_dim is {first.head_dim} instead of {model_head_dim}, since h would have few steps at this budget; "
-            f"--head-dim {model_head_dim} holds it fixed"
+            f"head_dim is {first_stack.head_dim} instead of {model_head_dim}, since h would have few steps at this "
+            f"budget; --head-dim {model_head_dim} holds it fixed"
         )
     if not is_target:
         notes.append(
@@ -227,13 +227,13 @@ def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> l
         f"{LEAST_ASPECT:,} to {MOST_ASPECT:,}",
         f"head sizes: which of 64, 96, 128 and 256 divide h; {study.searched:,} shapes were counted",
     ]
-    shares = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
-    if max(shares) > 0.5:
+    fractions = [shape.embedding_and_head / shape.parameters for shape in study.shapes]
+    if max(fractions) > 0.5:
         notes.append(
-            f"embedding and language-model head are {units.percent(min(shares), 0)} to {units.percent(max(shares), 0)} "
-            "of the parameters; a smaller --vocab leaves more to the layers"
+            f"embedding and language-model head are {units.percent(min(fractions), 0)} to "
+            f"{units.percent(max(fractions), 0)} of the parameters; a smaller --vocab leaves more to the layers"
         )
-    if first.mixture_of_experts:
+    if first_stack.mixture_of_experts:
         notes.append(
             "mixture of experts: the number of experts, and of those that each token uses, is held fixed; the width "
             "of each expert grows with h"
@@ -252,18 +252,19 @@ def _notes(study: Study, preset: Preset, is_target: bool, literature: bool) -> l
 
 def _fixed_sizes(study: Study) -> str:
     """Writes the sizes that all shapes share, taken from the first."""
-    spec, first = study.family.spec, study.shapes[0].stack
+    spec, first_stack = study.family.spec, study.shapes[0].stack
     tied = "tied" if spec.tie_word_embeddings else "untied"
     kv = (
         ""
-        if first.num_key_value_heads is None
-        else f", {first.num_attention_heads} heads and {first.num_key_value_heads} kv heads at h = "
-        f"{first.hidden_size:,}"
+        if first_stack.num_key_value_heads is None
+        else f", {first_stack.num_attention_heads} heads and {first_stack.num_key_value_heads} kv heads at h = "
+        f"{first_stack.hidden_size:,}"
     )
-    width = "active d_ff" if first.mixture_of_experts else "d_ff"
+    width = "active d_ff" if first_stack.mixture_of_experts else "d_ff"
     return (
-        f"held fixed: {width} = {first.feed_forward_ratio:.2f} h, head_dim {first.head_dim}{kv}, vocabulary "
-        f"{spec.vocab_size:,} {tied}; h is a multiple of {study.family.step}, so that head counts stay integers"
+        f"held fixed: {width} = {first_stack.feed_forward_ratio:.2f} h, head_dim {first_stack.head_dim}{kv}, "
+        f"vocabulary {spec.vocab_size:,} {tied}; h is a multiple of {study.family.step}, so that head counts stay "
+        "integers"
     )
 
 

@@ -29,16 +29,16 @@ ALONE = "one device"
 
 def _groups(layout: Layout) -> list[str]:
     names = ("tp", "cp", "pp", "vpp", "dp", "ep", "etp")
-    words = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
+    group_texts = [f"{name} {size}" for name in names if (size := getattr(layout, name)) not in (None, 1)]
     if layout.sequence_parallel:
-        words.insert(1 if layout.tp > 1 else 0, "sp")
+        group_texts.insert(1 if layout.tp > 1 else 0, "sp")
     if layout.zero:
-        words.append(f"ZeRO-{layout.zero}")
-    return words
+        group_texts.append(f"ZeRO-{layout.zero}")
+    return group_texts
 
 
 def share_data(share: RankShare | None) -> dict[str, Any]:
-    """Returns the fields that a document of one rank has and that of a whole model has not."""
+    """Returns the fields that only the document of a single rank has."""
     return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
 
 
@@ -50,20 +50,20 @@ def with_rank(aside: str, share: RankShare | None) -> str:
 def rank_text(share: RankShare) -> str:
     """Writes `rank 0 of 16 devices (tp 8 · pp 2), layers 0-15`."""
     layout, chunks = share.layout, share.model.chunks
-    where = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
+    rank_description = f"rank {share.rank:,} of {plural(layout.world, 'device')} ({layout_text(layout)})"
     if layout.pp == 1:
-        return where
-    return f"{where}, layers {spans(chunks.layers)}" if chunks.layers else f"{where}, no layers"
+        return rank_description
+    return f"{rank_description}, layers {spans(chunks.layers)}" if chunks.layers else f"{rank_description}, no layers"
 
 
 def share_notes(share: RankShare | None, *more: str) -> list[str]:
-    """Returns why this rank is counted, and further notes. Empty for a whole model."""
+    """Returns the reason why this rank is counted, and further notes; empty for a full model."""
     if share is None:
         return []
     return [f"rank {share.rank:,} is {share.why}" if share.why else "", *more]
 
 
 def copies_text(copied: dict[str, Number]) -> str:
-    """Writes which parameters other ranks of the tensor group have too; empty without any."""
+    """Writes which parameters are replicated over the tensor-parallel group; empty without any."""
     parts = ", ".join(f"{name} {units.exact(size)}" for name, size in copied.items())
     return f"other ranks of its tensor group have these parameters too: {parts}" if parts else ""

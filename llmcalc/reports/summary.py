@@ -19,8 +19,8 @@ def headline(spec: ModelSpec) -> str:
     blocks = distinct_blocks(spec)
     parts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
     networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
-    for several in ([b.attention for b in blocks], *networks):
-        parts += _merged(unique(describe(part, spec.hidden_size) for part in several))
+    for parts_of_kind in ([b.attention for b in blocks], *networks):
+        parts += _merged(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
     parts += unique(norm_style(b) for b in blocks)
     parts += unique(positions(spec))
     return ", ".join(parts)
@@ -28,12 +28,20 @@ def headline(spec: ModelSpec) -> str:
 
 def _merged(texts: list[str]) -> list[str]:
     """Merges texts that differ only by an addition: `GQA 16/8 × 256 with and without window 4096`."""
-    more = {text: text.removeprefix(f"{plain}, ") for plain in texts for text in texts if text.startswith(f"{plain}, ")}
-    plains = {text: [rest for longer, rest in more.items() if longer == f"{text}, {rest}"] for text in texts}
+    additions = {
+        longer_text: longer_text.removeprefix(f"{base_text}, ")
+        for base_text in texts
+        for longer_text in texts
+        if longer_text.startswith(f"{base_text}, ")
+    }
+    additions_by_base = {
+        longer_text: [addition for longer, addition in additions.items() if longer == f"{longer_text}, {addition}"]
+        for longer_text in texts
+    }
     return [
-        f"{text} with and without {rests[0]}" if len(rests) == 1 else text
-        for text, rests in plains.items()
-        if text not in more or len(more) > 1
+        f"{longer_text} with and without {rests[0]}" if len(rests) == 1 else longer_text
+        for longer_text, rests in additions_by_base.items()
+        if longer_text not in additions or len(additions) > 1
     ]
 
 

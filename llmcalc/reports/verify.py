@@ -1,4 +1,4 @@
-"""`llmcalc verify`: which quantities agree, and every place where one does not."""
+"""`llmcalc verify`: which quantities agree, and every mismatch."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def _untested(verdicts: list[Verdict]) -> list[str]:
 
 
 def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
-    there = {_group(c) for v in verdicts for c in v.checks}
-    seen = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in there]
+    checked_groups = {_group(c) for v in verdicts for c in v.checks}
+    seen = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
     columns = [
         Column("target", "model", justify="left"),
         *(Column(q.strip("."), SHORT[q], verdict=True) for q in seen),
@@ -96,7 +96,7 @@ def _group(check: Check) -> str:
 
 
 def _verdict(verdict: Verdict, quantity: str) -> str | None:
-    """Returns the sign of a quantity.
+    """Returns the sign that shows whether a quantity agrees.
 
     `=`: every node agrees. `±`: one differs as explained. `≈`: all are within bounds. `≠ 3`: three nodes differ.
     None if nothing was compared.
@@ -111,7 +111,7 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     return [
         *_untested(verdicts),
         *_count_notes(verdicts, skipped),
-        *_explained(verdicts),
+        *_explained_differences(verdicts),
         _legend(verdicts),
         *_witness_notes(verdicts),
         *(f"{v.target}: {_speed(v.info['measured'])}" for v in verdicts if "measured" in v.info),
@@ -179,7 +179,7 @@ def _skipped_notes(skipped: dict[str, str]) -> list[str]:
     ]
 
 
-def _explained(verdicts: list[Verdict]) -> list[str]:
+def _explained_differences(verdicts: list[Verdict]) -> list[str]:
     """Returns one note per model whose count differs by an amount that its preset explains."""
     return [
         f"{v.target} differs, explained: {units.difference(v.info['difference'])} against the published count: "

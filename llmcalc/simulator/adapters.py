@@ -19,7 +19,7 @@ KEEPS_DTYPE = (0, 43, 0)
 
 @dataclass(frozen=True)
 class Adapters:
-    """The adapters that are trained beside frozen weights.
+    """The low-rank adapters that are trained in addition to frozen weights.
 
     rank: the width of each adapter. targets: names of the linear layers that have one (`q_proj`).
     dropout: whether its input passes dropout. dtype: the number format of adapters and of their computation.
@@ -46,7 +46,7 @@ class Adapters:
 
     @property
     def keeps_inputs(self) -> bool:
-        """Whether a product with a 4-bit weight keeps its input until the whole graph is freed.
+        """Whether a linear layer with a 4-bit weight keeps its input until the whole graph is freed.
 
         Such a version stores it as an attribute of the node (`ctx.tensors`), which no checkpointing removes.
         """
@@ -54,12 +54,13 @@ class Adapters:
 
     @property
     def decodes_to_half(self) -> bool:
-        """Whether a 4-bit weight is decoded to float16 first, and then copied to the type of the product."""
+        """Whether a 4-bit weight is first decoded to float16 and then copied to the compute format."""
         return self._older_than(KEEPS_DTYPE)
 
     def _older_than(self, version: tuple[int, ...]) -> bool:
+        """Whether the adapter library is older than a version."""
         return bool(self.bitsandbytes) and tuple(map(int, self.bitsandbytes.split("."))) < version
 
     def stored_bytes(self, weights: Number) -> Number:
-        """Bytes of a matrix of that many weights in 4 bits, with its scales."""
+        """Returns the bytes of a 4-bit matrix with its scales. weights: number of elements."""
         return nf4_bytes(weights, self.base == "nf4-dq")

@@ -1,4 +1,4 @@
-"""Autograd over sizes: operations record nodes, and the backward pass runs them in torch's order.
+"""Autograd without values: operations record nodes, and the backward pass runs them in torch's order.
 
 Source: torch/csrc/autograd/engine.cpp (`evaluate_function`, `call_function`, `validate_outputs`) and input_buffer.cpp
 (`accumulate`) of torch 2.13.
@@ -15,19 +15,19 @@ from typing import Protocol
 
 from ..algebra import Number
 from ..errors import InputError
-from .strides import Shape, Strides, elementwise, is_dense, is_one
+from .strides import Shape, Strides, elementwise, is_dense, is_size_one
 from .tensor import Backward, Dtype, Gradient, Meter, Node, Saved, Storage, Tensor, empty
 
 
 class Results(Protocol):
-    """Keeps results of operations, or gives them back."""
+    """Stores results of operations for selective recomputation, or returns stored ones."""
 
-    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """The result of the operation of that name, which `make` would compute."""
+    def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Returns the result of an operation. make: computes it. name: the operation."""
 
 
 class Graph:
-    """The state of autograd that all operations of a run share.
+    """The autograd state shared by all operations of a run.
 
     enabled: whether operations record nodes.
     adds_in_place: whether a second gradient is added in place where nothing else holds the first. Under a
@@ -61,22 +61,23 @@ class Graph:
         self.numbers: Iterator[int] = itertools.count()
 
     def new(self, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
-        """A new tensor with a new storage."""
+        """Allocates a tensor with a new storage."""
         return empty(self.meter, shape, dtype, strides)
 
     def summed_to(self, shape: Shape, x: Tensor) -> Tensor:
-        """The sum over the axes along which that shape was broadcast to x's, as `at::sum_to` makes it: without those
-        in front of the shape it is a view of the sum.
+        """Sums x over the axes along which a shape was broadcast, as `at::sum_to` does.
+
+        If x has more axes, the result is a view of the sum.
         """
         total = self.new(shape, x.dtype)
         total.has_base = 0 < len(shape) < len(x.shape)
         return total
 
-    def made(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
-        """A result of a product. name: the operation's name, by which its results may be kept."""
+    def operation_result(self, name: str, shape: Shape, dtype: Dtype, strides: Strides | None = None) -> Tensor:
+        """Returns the result of an operation, which selective recomputation may store under the operation's name."""
         if self.results is None:
             return self.new(shape, dtype, strides)
-        return self.results.made(name, lambda: self.new(shape, dtype, strides))
+        return self.results.operation_result(name, lambda: self.new(shape, dtype, strides))
 
     def save(self, tensor: Tensor) -> Saved:
         """Saves a tensor for the backward pass."""
@@ -95,11 +96,12 @@ class Graph:
 
     @contextmanager
     def no_grad(self) -> Iterator[None]:
-        before, self.enabled = self.enabled, False
+        """Records no nodes inside the context."""
+        was_enabled, self.enabled = self.enabled, False
         try:
             yield
         finally:
-            self.enabled = before
+            self.enabled = was_enabled
 
 
 def recorded(graph: Graph, ins: Sequence[Tensor]) -> bool:
@@ -119,7 +121,7 @@ def record(
     backward: Backward,
     *saves: Tensor,
 ) -> Tensor:
-    """Records the node of `out`, computed from `ins`, if a gradient is wanted. saves: tensors its backward reads.
+    """Records the node of `out`, if any input needs a gradient. saves: tensors that its backward pass reads.
 
     out: the result; where only inputs are saved, a function that makes it: torch saves inputs before it computes.
     """
@@ -134,7 +136,7 @@ def record(
 
 
 def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Backward) -> None:
-    """Records one node of several outputs."""
+    """Records one node for several outputs."""
     if recorded(graph, ins):
         node = Node(graph, name, ins, backward, len(outs))
         for i, out in enumerate(outs):
@@ -142,22 +144,22 @@ def record_all(graph: Graph, name: str, ins: Sequence[Tensor], outs: Sequence[Te
 
 
 def saved_storages(out: Tensor) -> list[Storage]:
-    """Every storage that the graph behind a tensor keeps for the backward pass, once."""
+    """Returns every storage that a tensor's graph saves for the backward pass, without duplicates."""
     storages: dict[int, Storage] = {}
-    todo = [] if out.node is None else [out.node]
-    seen = {id(node) for node in todo}
-    while todo:
-        node = todo.pop()
+    pending_nodes = [] if out.node is None else [out.node]
+    visited_ids = {id(node) for node in pending_nodes}
+    while pending_nodes:
+        node = pending_nodes.pop()
         storages |= {id(saved.tensor.storage): saved.tensor.storage for saved in node.saved}
         for edge in node.edges:
-            if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in seen:
-                seen.add(id(edge[0]))
-                todo.append(edge[0])
+            if edge is not None and not isinstance(edge, Tensor) and id(edge[0]) not in visited_ids:
+                visited_ids.add(id(edge[0]))
+                pending_nodes.append(edge[0])
     return list(storages.values())
 
 
 def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], None] | None = None) -> None:
-    """Runs the backward pass from `out` with that gradient, to which the caller refers until the end.
+    """Runs the backward pass from `out` with a gradient, which the caller references until the end.
 
     The gradients of trained tensors stay in their `grad`. at_end: what is called in the end (`queue_callback` of
     torch's engine), nothing by default.
@@ -167,14 +169,14 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
     gradients: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
     queue, queued = [(-out.node.number, out.node)], {id(out.node)}
     attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
-    place = None
+    current_place = None
     with graph.no_grad():
         while queue:
             _, node = heapq.heappop(queue)
-            if node.place is not place:
-                place = node.place
-                graph.meter.place = place.in_backward()
-            outs = _called(graph, node, gradients)
+            if node.place is not current_place:
+                current_place = node.place
+                graph.meter.place = current_place.in_backward()
+            outs = _run_node(graph, node, gradients)
             attributes += node.attributes
             node.saved = []
             node.backward = None
@@ -204,8 +206,8 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
             at_end()
 
 
-def _called(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
-    """The gradients of a node's inputs. Saved tensors and incoming gradients live until these are computed."""
+def _run_node(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) -> list[Gradient]:
+    """Runs a node's backward function. Saved tensors and incoming gradients live until it returns."""
     if node.backward is None:
         raise InputError(
             f"{node.place.path}: the backward pass runs through it twice, which torch refuses: a layer that runs again "
@@ -219,11 +221,11 @@ def _called(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) 
     else:
         output_gradients = [gradients.pop((id(node), i), None) for i in range(node.outputs)]
     saved = [tensor.unpack() for tensor in node.saved] if node.saved else ()
-    needs = [edge is not None for edge in node.edges]
-    outs = list(node.backward(output_gradients, needs, *saved))
+    needs_input_grad = [edge is not None for edge in node.edges]
+    outs = list(node.backward(output_gradients, needs_input_grad, *saved))
     del saved  # what was made again goes now; what the node keeps stays until it has run
     for i, (shape, dtype) in enumerate(node.inputs):
-        if not needs[i]:
+        if not needs_input_grad[i]:
             outs[i] = None
             continue
         gradient = outs[i]
@@ -237,11 +239,12 @@ def _called(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]) 
     return outs
 
 
-def _own(value: object) -> int:
+def _reference_count(value: object) -> int:
+    """Counts the references to a function's argument."""
     return sys.getrefcount(value)
 
 
-OWN = _own(object())
+OWN_REFERENCES = _reference_count(object())
 """The references that `sys.getrefcount` counts of what a function's variable alone holds: 2, and from Python 3.14 on 1,
 where calls borrow variables."""
 
@@ -249,7 +252,7 @@ where calls borrow variables."""
 def _add(
     graph: Graph, gradients: dict[tuple[int, int], Tensor], key: tuple[int, int], gradient: Tensor, node: Node | None
 ) -> None:
-    """Adds another gradient to the first, in place if nothing else refers to the first.
+    """Accumulates another gradient: in place if nothing else references the first gradient.
 
     node: whose output's gradient it is; None for a trained tensor's.
 
@@ -257,28 +260,35 @@ def _add(
     another reference to it or to its storage, and of a view its base: a linear layer's gradients, of its weight and of
     an input with several axes before the last, are views, so that a second gradient makes a third tensor.
     """
-    first = gradients[key]
-    if gradient.shape != first.shape:
-        gradient = graph.new(first.shape, gradient.dtype)
-    alone = sys.getrefcount(first) <= OWN + 1 and sys.getrefcount(first.storage) <= 2  # besides `held` and the tensor
-    alone = alone and (not first.has_base or (node is not None and node.compiled))
+    first_gradient = gradients[key]
+    if gradient.shape != first_gradient.shape:
+        gradient = graph.new(first_gradient.shape, gradient.dtype)
+    is_only_reference = (
+        sys.getrefcount(first_gradient) <= OWN_REFERENCES + 1 and sys.getrefcount(first_gradient.storage) <= 2
+    )  # besides `held` and the tensor
+    is_only_reference = is_only_reference and (not first_gradient.has_base or (node is not None and node.compiled))
     in_place = (
-        graph.adds_in_place and alone and is_dense(first.shape, first.strides) and (node is None or not node.alone)
+        graph.adds_in_place
+        and is_only_reference
+        and is_dense(first_gradient.shape, first_gradient.strides)
+        and (node is None or not node.alone)
     )
     if graph.on_sum is not None:
-        graph.on_sum(first.bytes, in_place)
+        graph.on_sum(first_gradient.bytes, in_place)
     if not in_place:
-        strides = elementwise(((first.shape, first.strides), (gradient.shape, gradient.strides)), first.shape)
-        gradients[key] = graph.new(first.shape, first.dtype, strides)
+        strides = elementwise(
+            ((first_gradient.shape, first_gradient.strides), (gradient.shape, gradient.strides)), first_gradient.shape
+        )
+        gradients[key] = graph.new(first_gradient.shape, first_gradient.dtype, strides)
 
 
 def _accumulate(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
-    """All gradients of a trained tensor are there: they become its `grad`, or are added to it in place.
+    """Stores the complete gradient of a leaf in its `grad`, or adds it in place.
 
     What something else holds, or is stored in another order than the tensor itself, is copied first.
     """
     if leaf.grad is None and graph.keeps_gradients:
-        if sys.getrefcount(gradient) > OWN or not _stored_alike(gradient, leaf):
+        if sys.getrefcount(gradient) > OWN_REFERENCES or not _has_leaf_strides(gradient, leaf):
             gradient = graph.new(leaf.shape, gradient.dtype, leaf.strides)
         leaf.grad = gradient.detached() if gradient.has_base else gradient
         graph.meter.reclassify(gradient.storage.block, "gradients")
@@ -286,20 +296,21 @@ def _accumulate(graph: Graph, leaf: Tensor, gradient: Tensor) -> None:
         graph.completed(leaf)
 
 
-def _stored_alike(gradient: Tensor, leaf: Tensor) -> bool:
-    sides = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
-    return all(is_one(size) or a == b for size, a, b in sides)
+def _has_leaf_strides(gradient: Tensor, leaf: Tensor) -> bool:
+    """Whether a gradient has the strides of its leaf."""
+    axes = zip(leaf.shape, gradient.strides, leaf.strides, strict=True)
+    return all(is_size_one(size) or a == b for size, a, b in axes)
 
 
 def _uses_of_leaves(root: Node) -> dict[int, int]:
-    """Per trained tensor behind a node, the number of its uses."""
+    """Counts the uses of each leaf in a node's graph."""
     uses: dict[int, int] = {}
-    seen, todo = {id(root)}, [root]
-    while todo:
-        for edge in todo.pop().edges:
+    visited_ids, pending_nodes = {id(root)}, [root]
+    while pending_nodes:
+        for edge in pending_nodes.pop().edges:
             if isinstance(edge, Tensor):
                 uses[id(edge)] = uses.get(id(edge), 0) + 1
-            elif edge is not None and id(edge[0]) not in seen:
-                seen.add(id(edge[0]))
-                todo.append(edge[0])
+            elif edge is not None and id(edge[0]) not in visited_ids:
+                visited_ids.add(id(edge[0]))
+                pending_nodes.append(edge[0])
     return uses

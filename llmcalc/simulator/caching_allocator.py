@@ -69,23 +69,23 @@ Stretch: TypeAlias = tuple[list[Step], int]
 
 
 def allocation(x: int, bytes: int) -> Step:
-    """The step that allocates storage `x` of at least one byte."""
+    """Encodes the step that allocates storage `x` of at least one byte."""
     n = (bytes + MIN_BLOCK_SIZE - 1) >> UNIT
     return x, n << BITS, n
 
 
 def release(x: int) -> Step:
-    """The step that frees storage `x`."""
+    """Encodes the step that frees storage `x`."""
     return x, 0, 0
 
 
-def on_stream(number: int) -> Step:
-    """The step that changes the stream of the allocations after it."""
-    return -1, -1, number
+def on_stream(stream: int) -> Step:
+    """Encodes the step that switches later allocations to a stream."""
+    return -1, -1, stream
 
 
 class Pool:
-    """The free blocks of one stream for small or for large requests.
+    """The free blocks of one stream, for small or for large requests.
 
     free: the free blocks in order, and NO_BLOCK.
     least_rest: units that must remain for a block to be split.
@@ -95,15 +95,15 @@ class Pool:
 
     __slots__ = ("free", "least_rest", "page", "top")
 
-    def __init__(self, number: int, small: bool, expandable: bool) -> None:
+    def __init__(self, pool_index: int, is_small: bool, expandable: bool) -> None:
         self.free = [NO_BLOCK]
-        self.least_rest = 1 if small or expandable else SMALL + 1
-        self.page = (SMALL_BUFFER if small else LARGE_BUFFER) >> UNIT
-        self.top = (number << RANGE) + 1
+        self.least_rest = 1 if is_small or expandable else SMALL + 1
+        self.page = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
+        self.top = (pool_index << RANGE) + 1
 
 
 class CachingAllocator:
-    """torch's caching allocator on a device whose memory does not run out, empty at first.
+    """torch's caching allocator, initially empty, on a device with unlimited memory.
 
     expandable_segments: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
     allocated, peak_allocated: bytes of blocks in use (torch.cuda.memory_allocated, max_memory_allocated).
@@ -152,137 +152,148 @@ class CachingAllocator:
 
     @property
     def peak_reserved(self) -> int:
-        """The same as `reserved`: no memory is returned to the device."""
+        """Peak reserved bytes. It equals `reserved`, because no memory returns to the device."""
         return self.reserved
 
     def _pools_of_stream(self, stream: int) -> tuple[Pool, Pool]:
-        """The pools for small and for large requests of a stream."""
+        """Returns a stream's pools for small and for large requests."""
         pools = self._pools.get(stream)
         if pools is None:
-            number, grows = len(self._lists), self.expandable_segments
-            pools = self._pools[stream] = Pool(number, True, grows), Pool(number + 1, False, grows)
+            pool_index, is_expandable = len(self._lists), self.expandable_segments
+            pools = self._pools[stream] = (
+                Pool(pool_index, True, is_expandable),
+                Pool(pool_index + 1, False, is_expandable),
+            )
             self._lists += [pool.free for pool in pools]
         return pools
 
     def play(self, steps: Iterable[Step], count: int, base: int = 0) -> None:  # noqa: PLR0915
-        """Performs steps. Storages keep their numbers from one call to the next.
+        """Performs encoded steps. Storages keep their numbers across calls.
 
         count: the number of storages so far.
         base: offset of the storage numbers in these steps, default 0.
         """
         starts, ends, block_of, lists = self._starts, self._ends, self._block_of, self._lists
         block_of += [0] * (count - len(block_of))
-        now, most = self.allocated >> UNIT, self.peak_allocated >> UNIT
-        expandable, (small, large) = self.expandable_segments, self._pools_of_stream(self._stream)
-        small_free, large_free, large_rest = small.free, large.free, large.least_rest
+        allocated, peak_allocated = self.allocated >> UNIT, self.peak_allocated >> UNIT
+        expandable, (small_pool, large_pool) = self.expandable_segments, self._pools_of_stream(self._stream)
+        small_free, large_free, large_rest = small_pool.free, large_pool.free, large_pool.least_rest
         for x, size, n in steps:
             if not size:
                 block = block_of[x + base]
                 address, n = block & ADDRESS, block >> BITS
-                now -= n
-                end = address + n
+                allocated -= n
+                block_end = address + n
                 free = lists[address >> RANGE]
-                if end in starts:  # the block after it is free too
-                    other = starts.pop(end)
-                    place = bisect_left(free, other)
-                    block += other - end
-                    end += other >> BITS
+                if block_end in starts:  # the block after it is free too
+                    neighbour = starts.pop(block_end)
+                    list_index = bisect_left(free, neighbour)
+                    block += neighbour - block_end
+                    block_end += neighbour >> BITS
                     if address in ends:
-                        del free[place]
-                        other = ends.pop(address)
-                        place = bisect_left(free, other)
-                        block += other - address
+                        del free[list_index]
+                        neighbour = ends.pop(address)
+                        list_index = bisect_left(free, neighbour)
+                        block += neighbour - address
                 elif address in ends:
-                    other = ends.pop(address)
-                    place = bisect_left(free, other)
-                    block += other - address
+                    neighbour = ends.pop(address)
+                    list_index = bisect_left(free, neighbour)
+                    block += neighbour - address
                 else:
-                    starts[address] = ends[end] = block
+                    starts[address] = ends[block_end] = block
                     insort(free, block)
                     continue
-                starts[block & ADDRESS] = ends[end] = block
-                if block < free[place + 1]:
-                    free[place] = block  # it is larger than the block that it replaces
+                starts[block & ADDRESS] = ends[block_end] = block
+                if block < free[list_index + 1]:
+                    free[list_index] = block  # it is larger than the block that it replaces
                 else:
-                    del free[place]
+                    del free[list_index]
                     insort(free, block)
                 continue
             if size < 0:
                 self._stream = n
-                small, large = self._pools_of_stream(n)
-                small_free, large_free = small.free, large.free
+                small_pool, large_pool = self._pools_of_stream(n)
+                small_free, large_free = small_pool.free, large_pool.free
                 continue
             if n > SMALL:
                 free, least_rest = large_free, large_rest
             else:
                 free, least_rest = small_free, 1
-            place = bisect_left(free, size)
-            block = free[place]
+            list_index = bisect_left(free, size)
+            block = free[list_index]
             if block == NO_BLOCK:
-                block = self._reserve(large if n > SMALL else small, n)
-                place = bisect_left(free, block)
-            elif expandable and free[place + 1] != NO_BLOCK:
-                top = (large if n > SMALL else small).top
+                block = self._reserve(large_pool if n > SMALL else small_pool, n)
+                list_index = bisect_left(free, block)
+            elif expandable and free[list_index + 1] != NO_BLOCK:
+                top = (large_pool if n > SMALL else small_pool).top
                 if (block & ADDRESS) + (block >> BITS) == top:
-                    place += 1  # a block that can grow counts with the size that it can grow to
-                    block = free[place]
-            address, whole = block & ADDRESS, block >> BITS
-            rest = whole - n
-            now += n
+                    list_index += 1  # a block that can grow counts with the size that it can grow to
+                    block = free[list_index]
+            address, block_size = block & ADDRESS, block >> BITS
+            remainder = block_size - n
+            allocated += n
             del starts[address]
-            if rest >= least_rest:
+            if remainder >= least_rest:
                 block_of[x + base] = size + address
                 block += n - size
-                starts[address + n] = ends[address + whole] = block
-                if not place or free[place - 1] < block:
-                    free[place] = block  # it is smaller than the block that it replaces
+                starts[address + n] = ends[address + block_size] = block
+                if not list_index or free[list_index - 1] < block:
+                    free[list_index] = block  # it is smaller than the block that it replaces
                 else:
-                    del free[place]
+                    del free[list_index]
                     insort(free, block)
             else:
                 block_of[x + base] = block
-                del free[place], ends[address + whole]
-                now += rest
-            if now > most:  # noqa: PLR1730
-                most = now
-        self.allocated, self.peak_allocated = now << UNIT, most << UNIT
+                del free[list_index], ends[address + block_size]
+                allocated += remainder
+            if allocated > peak_allocated:  # noqa: PLR1730
+                peak_allocated = allocated
+        self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
 
     def copy(self) -> CachingAllocator:
         """An independent allocator in the same state."""
-        other = CachingAllocator(self.expandable_segments)
-        other.allocated, other.reserved, other.peak_allocated = self.allocated, self.reserved, self.peak_allocated
+        duplicate = CachingAllocator(self.expandable_segments)
+        duplicate.allocated, duplicate.reserved, duplicate.peak_allocated = (
+            self.allocated,
+            self.reserved,
+            self.peak_allocated,
+        )
         for stream, pools in self._pools.items():
-            for copied, pool in zip(other._pools_of_stream(stream), pools, strict=True):
+            for copied, pool in zip(duplicate._pools_of_stream(stream), pools, strict=True):
                 copied.free[:], copied.top = pool.free, pool.top
-        other._starts, other._ends, other._block_of = self._starts.copy(), self._ends.copy(), self._block_of.copy()
-        other._stream = self._stream
-        return other
+        duplicate._starts, duplicate._ends, duplicate._block_of = (
+            self._starts.copy(),
+            self._ends.copy(),
+            self._block_of.copy(),
+        )
+        duplicate._stream = self._stream
+        return duplicate
 
     def _reserve(self, pool: Pool, n: int) -> int:
-        """Reserves memory for a block of n units, and returns a free block of at least that size.
+        """Reserves device memory for a block of n units. Returns a free block of at least that size.
 
         The memory is a new segment (get_allocation_size), or more pages at the end of an expandable segment
         (try_allocate_expandable_block).
         """
         if not self.expandable_segments:
             round_large = ROUND_LARGE >> UNIT
-            more = pool.page if n < LARGE else -(-n // round_large) * round_large
-            block, gap = pool.top, 1  # blocks of two segments never touch
+            reserved_units = pool.page if n < LARGE else -(-n // round_large) * round_large
+            block, segment_gap = pool.top, 1  # blocks of two segments never touch
         else:
-            block, gap = self._ends.pop(pool.top, pool.top), 0
+            block, segment_gap = self._ends.pop(pool.top, pool.top), 0
             if block >> BITS:
                 del pool.free[bisect_left(pool.free, block)]
-            more = -(-(n - (block >> BITS)) // pool.page) * pool.page
-        block += more << BITS
-        pool.top += more + gap
-        self.reserved += more << UNIT
-        self._starts[block & ADDRESS] = self._ends[pool.top - gap] = block
+            reserved_units = -(-(n - (block >> BITS)) // pool.page) * pool.page
+        block += reserved_units << BITS
+        pool.top += reserved_units + segment_gap
+        self.reserved += reserved_units << UNIT
+        self._starts[block & ADDRESS] = self._ends[pool.top - segment_gap] = block
         insort(pool.free, block)
         return block
 
 
 class PrefixCache:
-    """Replays runs, each on its own allocator, and shares the events with which several runs begin.
+    """Replays several runs on separate allocators, and replays their common first events only once.
 
     Ranks of a pipeline differ in the number of forward passes before the first backward pass. The allocator's state
     after each common piece is stored, and the next run continues from the last one that it shares.
@@ -294,25 +305,25 @@ class PrefixCache:
         self._expandable = expandable
         self._states: list[tuple[Stretch, CachingAllocator]] = []
 
-    def played(self, pieces: Sequence[Stretch], count: int, opening: int) -> CachingAllocator:
-        """The allocator after these pieces.
+    def played(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
+        """Returns the allocator after these pieces of a run.
 
         count: the number of storages.
         opening: the number of pieces with which other runs may begin.
         """
         alike = takewhile(lambda pair: pair[0][0] == pair[1], zip(self._states, pieces, strict=False))
-        same = sum(1 for _ in alike)
-        del self._states[same:]
-        device = self._states[-1][1].copy() if same else CachingAllocator(self._expandable)
-        for number, (steps, base) in enumerate(pieces[same:], same):
+        shared_pieces = sum(1 for _ in alike)
+        del self._states[shared_pieces:]
+        device = self._states[-1][1].copy() if shared_pieces else CachingAllocator(self._expandable)
+        for piece_index, (steps, base) in enumerate(pieces[shared_pieces:], shared_pieces):
             device.play(steps, count, base)
-            if number < opening:
-                self._states.append((pieces[number], device.copy()))
+            if piece_index < opening_pieces:
+                self._states.append((pieces[piece_index], device.copy()))
         return device
 
 
 class RequestedBytes:
-    """Converts events to the allocator's steps, piece by piece, and counts the bytes that they request.
+    """Encodes events as allocator steps, piece by piece, and counts the requested bytes.
 
     count: the number of storages.
     requested, peak_requested: bytes of tensors so far, and their peak.
@@ -325,41 +336,41 @@ class RequestedBytes:
         self._units: dict[int, Step] = {}
 
     def steps(self, events: Sequence[Event]) -> list[Step]:
-        """The steps of the next events."""
-        sizes, named, units = self._bytes, self._named, self._units
-        now, most = self.requested, self.peak_requested
+        """Encodes the next events."""
+        bytes_of_storage, renamed_storages, units_of_storage = self._bytes, self._named, self._units
+        requested, peak_requested = self.requested, self.peak_requested
         steps: list[Step] = []
         append = steps.append
         x: Any
-        for x, size, what in events:
+        for x, size, detail in events:
             if size == FREED:
-                if named:
-                    x = named.get(x, x)
-                bytes = sizes[x]
+                if renamed_storages:
+                    x = renamed_storages.get(x, x)
+                bytes = bytes_of_storage[x]
                 if bytes:
                     append((x, 0, 0))
-                    now -= bytes
+                    requested -= bytes
                 continue
             if size == TAKEN:
-                if sizes[x] is not None:
+                if bytes_of_storage[x] is not None:
                     continue
-                size = what
+                size = detail
             if size > 0:
-                sizes[x] = size
-                if named:
-                    named.pop(x, None)
-                step = units.get(size)
+                bytes_of_storage[x] = size
+                if renamed_storages:
+                    renamed_storages.pop(x, None)
+                step = units_of_storage.get(size)
                 if step is None:
-                    step = units[size] = allocation(x, size)
+                    step = units_of_storage[size] = allocation(x, size)
                 append((x, step[1], step[2]))
-                now += size
-                if now > most:  # noqa: PLR1730
-                    most = now
+                requested += size
+                if requested > peak_requested:  # noqa: PLR1730
+                    peak_requested = requested
             elif size == NAMED:
-                named[x] = named.get(what, what)
+                renamed_storages[x] = renamed_storages.get(detail, detail)
             elif size == STREAMED:
-                append(on_stream(what))
+                append(on_stream(detail))
             else:
-                sizes[x] = 0
-        self.requested, self.peak_requested = now, most
+                bytes_of_storage[x] = 0
+        self.requested, self.peak_requested = requested, peak_requested
         return steps

@@ -18,12 +18,12 @@ Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A part of the forward pass: its tensors → its result. It may run several times."""
 
 
-class _Stop(Exception):
+class _AllRecomputed(Exception):
     """Raised when every tensor that the backward pass needs has been recomputed."""
 
 
 class Region:
-    """One call that is checkpointed (non-reentrant). Its arguments live until the last of its nodes has run.
+    """One checkpointed call (non-reentrant). Its arguments live until its last node has run.
 
     run: computes the call's result from its arguments. early: whether running again stops at the last tensor that is
     needed. kept: the operations whose results are kept (selective checkpointing), by name. alternate: of these, those
@@ -35,11 +35,17 @@ class Region:
         graph: Graph,
         run: Run,
         arguments: Sequence[Tensor],
-        early: bool,
-        kept: frozenset[str],
+        stops_early: bool,
+        kept_operations: frozenset[str],
         alternate: frozenset[str],
     ) -> None:
-        self.graph, self.run, self.early, self.kept, self.alternate = graph, run, early, kept, alternate
+        self.graph, self.run, self.early, self.kept, self.alternate = (
+            graph,
+            run,
+            stops_early,
+            kept_operations,
+            alternate,
+        )
         if graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
         self.arguments = [(graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments]
@@ -50,46 +56,47 @@ class Region:
         self.made_after: list[tuple[str, int, int]] = []  # (operation, number of its result, saved tensors before it)
 
     def keeps(self, name: str, calls: Counter[str]) -> bool:
-        """Whether the next result of an operation is kept. calls: operation → its calls, which this increments."""
+        """Whether the next result of an operation is stored. calls: operation → number of calls, incremented here."""
         calls[name] += 1
         return name in self.kept and (name not in self.alternate or calls[name] % 2 == 1)
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Saves only the number of a tensor."""
-        later = _RecomputedTensor(self, len(self.packed))
-        self.packed.append(ref(later))
-        return later
+        """Saves only the index of a tensor."""
+        recomputed_tensor = _RecomputedTensor(self, len(self.packed))
+        self.packed.append(ref(recomputed_tensor))
+        return recomputed_tensor
 
     def drop_unread(self) -> None:
-        """Drops the kept results that follow the last saved tensor: the backward pass does not need them."""
-        for name, number, before in self.made_after:
-            if before == len(self.packed):
-                self.results[name][number] = None
+        """Drops stored results after the last saved tensor, which the backward pass does not need."""
+        for name, result_number, saved_before in self.made_after:
+            if saved_before == len(self.packed):
+                self.results[name][result_number] = None
 
-    def unpack(self, number: int) -> Tensor:
-        """The saved tensor of that number, which lives as long as the caller refers to it."""
+    def unpack(self, tensor_number: int) -> Tensor:
+        """Returns the saved tensor with an index; it lives as long as the caller references it."""
         if self.recomputed is None:
             self._recompute()
         assert self.recomputed is not None
-        tensor = self.recomputed[number]
+        tensor = self.recomputed[tensor_number]
         assert tensor is not None
-        self.recomputed[number] = None
+        self.recomputed[tensor_number] = None
         return tensor
 
     def _recompute(self) -> None:
+        """Runs the call again, until all saved tensors are recomputed."""
         graph, self.recomputed = self.graph, []
         packs, graph.packs = graph.packs, [self._pack_recomputed]
         enabled, graph.enabled = graph.enabled, True
-        place = graph.meter.place
+        outer_place = graph.meter.place
         recalled, graph.results = graph.results, _KeptResults(self) if self.kept else None
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
         try:
             self.run([_recomputed(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
-        except _Stop:
+        except _AllRecomputed:
             pass
         finally:
-            graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, place, recalled
+            graph.packs, graph.enabled, graph.meter.place, graph.results = packs, enabled, outer_place, recalled
             graph.autocast, graph.casts = autocast, casts
 
     def _pack_recomputed(self, tensor: Tensor) -> Saved:
@@ -99,7 +106,7 @@ class Region:
         self.graph.meter.reclassify(tensor.storage.block, "activations")
         self.recomputed.append(saved if self.packed[len(self.recomputed)]() is not None else None)
         if self.early and len(self.recomputed) == len(self.packed):
-            raise _Stop
+            raise _AllRecomputed
         return Saved(saved)
 
 
@@ -108,20 +115,22 @@ class _RecomputedTensor(Saved):
 
     __slots__ = ("__weakref__", "number", "region")
 
-    def __init__(self, region: Region, number: int) -> None:
-        self.region, self.number = region, number
+    def __init__(self, region: Region, tensor_number: int) -> None:
+        self.region, self.number = region, tensor_number
 
     def unpack(self) -> Tensor:
+        """Returns the tensor, recomputed if necessary."""
         return self.region.unpack(self.number)
 
 
 class _ResultKeeper:
-    """Keeps the results of a region's chosen operations (selective checkpointing)."""
+    """Stores the results of a region's selected operations (selective checkpointing)."""
 
     def __init__(self, region: Region) -> None:
         self.region, self.calls = region, Counter[str]()
 
-    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Computes a result, and stores it if its operation is selected."""
         out = make()
         if self.region.keeps(name, self.calls):
             self.region.graph.meter.reclassify(out.storage.block, "activations")
@@ -132,34 +141,38 @@ class _ResultKeeper:
 
 
 class _KeptResults:
-    """Returns kept results instead of recomputing their operations."""
+    """Returns stored results instead of recomputing their operations."""
 
     def __init__(self, region: Region) -> None:
         self.region, self.calls, self.next = region, Counter[str](), dict[str, int]()
 
-    def made(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+    def operation_result(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """Returns the stored result of an operation, or computes it."""
         if not self.region.keeps(name, self.calls):
             return make()
-        number = self.next.get(name, 0)
-        self.next[name] = number + 1
-        out = self.region.results[name][number]
+        result_number = self.next.get(name, 0)
+        self.next[name] = result_number + 1
+        out = self.region.results[name][result_number]
         assert out is not None
-        self.region.results[name][number] = None
+        self.region.results[name][result_number] = None
         return out
 
 
-def _recomputed(graph: Graph, tensor: Tensor, leaf: bool, wanted: bool) -> Tensor:
-    """The same tensor. leaf: whether it is trained, or no operation has made it that passes gradients on.
+def _recomputed(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
+    """Returns a detached alias of a tensor. is_leaf: whether it is trained or has no gradient function.
 
     wanted: whether it wants a gradient, which here nothing passes on.
     """
     copy = tensor.detached()
-    copy.leaf, copy.node = leaf, Node(graph, "argument", (), lambda *_: ()) if wanted and not leaf else None
+    copy.leaf, copy.node = (
+        is_leaf,
+        Node(graph, "argument", (), lambda *_: ()) if needs_gradient and not is_leaf else None,
+    )
     return copy
 
 
 def _alias(tensor: Tensor, trained: bool) -> Tensor:
-    """The same tensor without its history. trained: whether it wants a gradient."""
+    """Returns the same tensor without its graph. trained: whether it needs a gradient."""
     copy = tensor.detached()
     copy.leaf = trained
     return copy
@@ -169,8 +182,8 @@ def checkpoint(
     graph: Graph,
     run: Run,
     arguments: Sequence[Tensor],
-    early: bool = True,
-    kept: frozenset[str] = frozenset(),
+    stops_early: bool = True,
+    kept_operations: frozenset[str] = frozenset(),
     alternate: frozenset[str] = frozenset(),
     compiled: bool = False,
 ) -> Tensor:
@@ -183,43 +196,47 @@ def checkpoint(
     """
     if not graph.enabled:
         return run(arguments)
-    region = Region(graph, run, arguments, early, kept, alternate)
+    region = Region(graph, run, arguments, stops_early, kept_operations, alternate)
     graph.packs.append(region.pack)
-    before, graph.results = graph.results, _ResultKeeper(region) if kept else None
+    previous_results, graph.results = graph.results, _ResultKeeper(region) if kept_operations else None
     try:
         out = run(arguments)
     finally:
         graph.packs.pop()
-        graph.results = before
+        graph.results = previous_results
     if compiled:
         region.drop_unread()
     return out
 
 
 def reentrant(graph: Graph, run: Run, arguments: Sequence[Tensor]) -> Tensor:
-    """Runs a part without recording it; the backward pass runs all of it again, and its own backward pass inside
-    (`use_reentrant=True`).
+    """Runs a function without recording it; the backward pass runs it again with a graph.
+
+    The inner backward pass runs inside the outer one (`use_reentrant=True`).
     """
     if not recorded(graph, arguments):
         return run(arguments)
 
-    within = graph.autocast
+    forward_autocast = graph.autocast
 
-    def back(gradient: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
-        detached = [_alias(tensor, need) for tensor, need in zip(saved, needs, strict=True)]
+    def reentrant_backward(gradient: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        """Runs the function again, and its backward pass."""
+        detached = [_alias(tensor, needs_grad) for tensor, needs_grad in zip(saved, needs_input_grad, strict=True)]
         enabled, graph.enabled = graph.enabled, True
-        place = graph.meter.place
+        outer_place = graph.meter.place
         autocast, casts = graph.autocast, graph.casts
-        graph.autocast, graph.casts = within, {}
+        graph.autocast, graph.casts = forward_autocast, {}
         out = run(detached)
         graph.autocast, graph.casts = autocast, casts
         backward(graph, out, gradient)
-        graph.enabled, graph.meter.place = enabled, place
-        return [tensor.grad if need else None for tensor, need in zip(detached, needs, strict=True)]
+        graph.enabled, graph.meter.place = enabled, outer_place
+        return [
+            tensor.grad if needs_grad else None for tensor, needs_grad in zip(detached, needs_input_grad, strict=True)
+        ]
 
     with graph.no_grad():
         out = run(arguments)
-    result = record(graph, "checkpoint", arguments, out, back, *arguments)
+    result = record(graph, "checkpoint", arguments, out, reentrant_backward, *arguments)
     assert result.node is not None
     result.node.attributes.append(run)  # `ctx.run_function`, and what it reads beside its arguments
     return result

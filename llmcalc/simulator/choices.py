@@ -1,4 +1,4 @@
-"""Which of several kernels runs for a step, where people choose."""
+"""Kernel options of a run that users can choose."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..workload.execution import AttentionImplementation, CrossEntropy, Mamba2Im
 
 @dataclass(frozen=True)
 class Choices:
-    """The kernels that run.
+    """The chosen kernels of a run.
 
     attention: `eager` computes all scores, step by step; `sdpa-math` is the fallback of torch's
         scaled_dot_product_attention, in float32; `flash` keeps no scores.

@@ -1,4 +1,4 @@
-"""The event log of a run: what it allocates and frees, so that the run can be replayed (`repeat_layers`)."""
+"""Event log of a run: its allocations and releases, which `repeat_layers` replays."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NOWHERE = Place("", -2)
 
 
 class Recorder:
-    """A meter that writes events down and counts nothing. The handle of a storage's block is its number.
+    """A meter that records events and counts nothing. A block's handle is the number of its storage.
 
     kind, place, parameter_path, stream: as in `Meter`.
     events: the events so far.
@@ -86,13 +86,13 @@ class Recorder:
         self.events.append((path, OWNED, None))
 
     def allocate(self, size: Number) -> Block:
-        number, kind = self.count, self.kind
-        self.count = number + 1
+        storage_number, kind = self.count, self.kind
+        self.count = storage_number + 1
         if kind == "weights" and self.parameter_events is not None:
-            self.parameter_events += ((self._place, PLACED, None), (number, size, kind))
-            return Block(size, kind, number)
-        self.events.append((number, TAKEN, size) if kind == "overhead" else (number, size, kind))
-        return Block(size, kind, number)
+            self.parameter_events += ((self._place, PLACED, None), (storage_number, size, kind))
+            return Block(size, kind, storage_number)
+        self.events.append((storage_number, TAKEN, size) if kind == "overhead" else (storage_number, size, kind))
+        return Block(size, kind, storage_number)
 
     def free(self, block: Block) -> None:
         self.events.append((block.handle, FREED, None))
@@ -103,7 +103,7 @@ class Recorder:
             self.events.append((block.handle, KEPT, kind))
 
     def cut(self) -> list[Event]:
-        """Returns the events since the last cut. The next event after a cut states the place."""
+        """Returns the events since the last cut. The first event after a cut states its place."""
         events, self.events = self.events, []
         self._place = NOWHERE
         return events
@@ -111,7 +111,7 @@ class Recorder:
 
 @dataclass(frozen=True)
 class RecordedEvents:
-    """The events of a run, in pieces.
+    """The recorded events of a run, divided into pieces.
 
     set_up: events of the set-up.
     first: pieces of the first step; empty if only one step runs.
@@ -126,25 +126,25 @@ class RecordedEvents:
     phases: Sequence[str]
 
 
-def allocated(piece: Sequence[Event]) -> dict[int, int]:
-    """Storage → bytes of the storages that a piece allocates, without workspaces, which stay allocated."""
-    return {number: size for number, size, _ in piece if size >= 0}
+def allocated(events: Sequence[Event]) -> dict[int, int]:
+    """Returns storage → bytes of a piece's allocations, without workspaces, which stay allocated."""
+    return {storage: size for storage, size, _ in events if size >= 0}
 
 
-def freed(piece: Sequence[Event]) -> set[int]:
-    """The storages that a piece frees."""
-    return {x for x, size, _ in piece if size == FREED}
+def freed(events: Sequence[Event]) -> set[int]:
+    """Returns the storages that a piece frees."""
+    return {x for x, size, _ in events if size == FREED}
 
 
-def rename_events(old: Sequence[Event], new: Sequence[Event]) -> list[Event]:
-    """Events after which the storages of an old piece have the memory of a new piece's storages, in order."""
-    return [(x, NAMED, y) for x, y in zip(allocated(old), allocated(new), strict=True)]
+def rename_events(old_events: Sequence[Event], new_events: Sequence[Event]) -> list[Event]:
+    """Returns events that move old storages into the memory of new storages, in order."""
+    return [(x, NAMED, y) for x, y in zip(allocated(old_events), allocated(new_events), strict=True)]
 
 
 def is_repeatable(
     batch: Sequence[Event], passes: Sequence[Event], zero_grad: Sequence[Event], next_batch: Sequence[Event]
 ) -> bool:
-    """Whether the passes of the next step have the same events.
+    """Whether the passes of the next step produce the same events.
 
     They have if only gradients, workspaces and the tokens of a batch outlive a pass.
 
@@ -162,5 +162,5 @@ def is_repeatable(
 
 
 def is_self_contained(update: Sequence[Event]) -> bool:
-    """Whether an optimizer's step frees exactly the storages that it allocates."""
+    """Whether an optimizer step frees exactly the storages that it allocates."""
     return allocated(update).keys() == freed(update)

@@ -1,4 +1,4 @@
-"""The kernels that a run of torch's profile takes, each with the witness that is stated above its method."""
+"""The evidence for the kernels that a run of torch's profile uses: the witness stated above each method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHOSEN = ("attention", "norm", "cross_entropy", "mamba2", "compiled")
 
 
 def evidence_of_kernels(profile: type[Lowering], program: Flow, choices: Choices) -> list[Evidence]:
-    """The kernels of a program's steps, and those that are chosen in the place of the default."""
+    """Yields the kernels of a program's steps, and kernels chosen instead of the default."""
     names = dict.fromkeys(name for step in every_step(program.root.items) for name in kernels_of(step))
     steps = [(name, getattr(profile, name, None)) for name in names]
     evidence = [Evidence("kernel", short(name), _stated(kernel)) for name, kernel in steps if kernel is not None]
@@ -24,23 +24,23 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, choices: Choices
 
 
 def chosen_kernels(profile: type[Lowering], choices: Choices) -> Iterator[Evidence]:
-    """Yields the kernels that run in the place of the default; one whose method states no witness is untested."""
+    """Yields the kernels chosen instead of the default; a method without a stated witness is untested."""
     kernels = [vars(base)[name] for base in profile.__mro__ for name in vars(base)]
     for field in fields(choices):
         value = getattr(choices, field.name)
         if field.name not in CHOSEN or value == getattr(EAGER, field.name):
             continue
-        stated = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
-        yield Evidence("kernel", choice_name(field.name, value), next(map(_stated, stated), UNTESTED))
+        matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
+        yield Evidence("kernel", choice_name(field.name, value), next(map(_stated, matching_kernels), UNTESTED))
 
 
 def choice_name(field: str, value: object) -> str:
-    """The name of a kernel that is chosen: `flash attention`, `compiled`."""
+    """Returns the displayed name of a chosen kernel: `flash attention`, `compiled`."""
     return field if value is True else f"{value} {field}"
 
 
 def short(name: str) -> str:
-    """The name of a kernel: that of its verb, or of its method."""
+    """Returns the name of a kernel without its prefix."""
     return name.removeprefix("do_")
 
 
@@ -58,7 +58,7 @@ def kernels_of(step: Step) -> Iterator[str]:
 
 
 def every_step(items: Sequence[Item]) -> Iterator[Step]:
-    """Yields all steps of a program, in every form of those that have several."""
+    """Yields all steps of a program, in all alternatives."""
     for item in items:
         if isinstance(item, Step):
             yield item
@@ -70,6 +70,6 @@ def every_step(items: Sequence[Item]) -> Iterator[Step]:
 
 
 def _stated(kernel: object) -> Witness:
-    """The witness of a method."""
+    """Returns the witness stated above a method."""
     witness = witness_of(kernel)
     return witness if isinstance(witness, Witness) else UNTESTED

@@ -1,4 +1,4 @@
-"""The layers of each stack, as repeats of a pattern, and the paths of their modules."""
+"""The layers of each stack, as repetitions of a pattern, and the paths of their modules."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SHORT_RUN_REPEATS = 3
 
 @dataclass(frozen=True)
 class LayerStack:
-    """The layers of a stack, as repeats of a pattern with irregular layers before and after.
+    """The layers of a stack: a repeated pattern, with irregular layers before and after it.
 
     path: module path of the layers, without an index.
     before: layers before the pattern begins.
@@ -40,7 +40,7 @@ class LayerStack:
 
     @property
     def irregular_layers(self) -> int:
-        """The number of layers outside of the whole repeats."""
+        """Number of layers outside of complete repeats."""
         return self.before + self.rest * (self.period // self.times) + self.after
 
     @property
@@ -57,7 +57,7 @@ class LayerStack:
         return self.contains(place) and self.before + self.period <= place.layer_index < self.before + 2 * self.period
 
     def shifted(self, place: Place, repeats: int) -> Place:
-        """The same module that many repeats of the pattern later in the stack."""
+        """Returns the place of the same module in a later repeat of the pattern."""
         return Place(place.phase, place.layer_index + repeats * self.period, place.path)
 
     def node(self, place: Place) -> str:
@@ -65,45 +65,49 @@ class LayerStack:
         return f"{self.path}.{place.layer_index}{place.path[len(self.path) :]}"
 
     def end(self, repeats: int) -> int:
-        """The index after the last layer in a run with that many repeats of this pattern."""
+        """Returns the index after the last layer, in a run with fewer or more repeats."""
         return self.before + self.period * repeats + self.rest * (self.period // self.times) + self.after
 
     def kind_repeats(self, repeats: int) -> int:
-        """The repeats of the pattern of layer kinds in a run with that many repeats of this pattern."""
+        """Converts repeats of this pattern to repeats of the pattern of layer kinds."""
         return repeats * self.times + self.rest
 
     @property
     def can_extrapolate(self) -> bool:
-        """Whether the two runs that an extrapolation needs have fewer layers than a run of all layers."""
+        """Whether the two runs of an extrapolation have fewer layers than a full run."""
         return 2 * (self.irregular_layers + self.period * SHORT_RUN_REPEATS) + self.period < self.layers
 
 
-def layer_stacks(spec: ModelSpec, every: int = 1) -> list[LayerStack]:
-    """The layers of each stack, in the order in which the stacks run.
+def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
+    """Returns the layers of each stack, in the order of execution.
 
     every: recompute treats one layer in `every` differently; 1 (default) if all layers run alike.
     """
-    return program_stacks(spec.program().root, every)
+    return program_stacks(spec.program().root, recompute_interval)
 
 
-def program_stacks(root: Scope, every: int = 1, below: int = 0) -> list[LayerStack]:
-    """The layers of each stack of a program. below: layers of the model before the first layer of the program."""
+def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:
+    """Returns the layers of each stack of a program. first_layer_index: layers of the model before the program."""
     stacks = []
-    for parents, kinds in _stacks(root):
-        order = list(layer_kinds(kinds))
-        before, period, repeats = find_pattern(order)
-        after = len(order) - before - period * repeats
-        path = ".".join((*parents, kinds[0].name))
-        times = lcm(period, every) // period
-        repeats, rest = divmod(repeats, times)
-        if repeats > RECORDED_REPEATS and any(map(_shares_tensors, kinds)):
-            repeats, rest = repeats - 1, rest + times
-        stacks.append(LayerStack(path, below + before, period * times, repeats, times, rest, after))
+    for parents, layer_scopes in _stacks(root):
+        order = list(layer_kinds(layer_scopes))
+        layers_before, period, repeats = find_pattern(order)
+        layers_after = len(order) - layers_before - period * repeats
+        path = ".".join((*parents, layer_scopes[0].name))
+        times = lcm(period, recompute_interval) // period
+        repeats, remaining_repeats = divmod(repeats, times)
+        if repeats > RECORDED_REPEATS and any(map(_shares_tensors, layer_scopes)):
+            repeats, remaining_repeats = repeats - 1, remaining_repeats + times
+        stacks.append(
+            LayerStack(
+                path, first_layer_index + layers_before, period * times, repeats, times, remaining_repeats, layers_after
+            )
+        )
     return stacks
 
 
 def _shares_tensors(kind: Scope) -> bool:
-    """Whether layers share a tensor: an encoder's output, a position bias, or weights."""
+    """Whether layers of a kind share a tensor: an encoder's output, a position bias, or weights."""
     assert kind.takes is not None
     inside = {id(kind.takes.storage)}
     for step in kind.steps():
@@ -114,13 +118,13 @@ def _shares_tensors(kind: Scope) -> bool:
 
 
 def _stacks(scope: Scope, parents: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[Scope]]]:
-    """Every stack that runs, as the path of the module around it and its kinds of layers."""
-    kinds = [
+    """Returns every stack that runs: the path of its parent module, and its layer kinds."""
+    layer_scopes = [
         item
         for item in scope.items
         if isinstance(item, Scope) and item.takes is not None and not item.about.get("optional")
     ]
-    stacks = [(parents, kinds)] if kinds else []
+    stacks = [(parents, layer_scopes)] if layer_scopes else []
     for item in scope.items:
         if isinstance(item, Scope) and item.takes is None and not item.about.get("optional"):
             stacks += _stacks(item, (*parents, item.name))

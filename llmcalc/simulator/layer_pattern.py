@@ -1,4 +1,4 @@
-"""The repeating pattern of layer kinds in a stack, so that a run with a few repeats stands for all."""
+"""The repeating pattern of layer kinds in a stack, so that a run with few repeats represents all."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import NamedTuple
 from ..flow.program import Scope
 
 
-def layer_kinds(kinds: list[Scope]) -> Iterator[Scope]:
+def layer_kinds(layer_scopes: list[Scope]) -> Iterator[Scope]:
     """Yields the kind of each layer, from the first to the last."""
-    if len(kinds) == 1 and kinds[0].about.get("indices") is None:
-        for _ in range(kinds[0].about["repeat"]):
-            yield kinds[0]
+    if len(layer_scopes) == 1 and layer_scopes[0].about.get("indices") is None:
+        for _ in range(layer_scopes[0].about["repeat"]):
+            yield layer_scopes[0]
         return
-    kind_at = {i: kind for kind in kinds for i in kind.about["indices"]}
+    kind_at = {i: kind for kind in layer_scopes for i in kind.about["indices"]}
     for i in sorted(kind_at):
         yield kind_at[i]
 
@@ -40,29 +40,36 @@ RECORDED_REPEATS = 4
 
 
 def find_pattern(order: Sequence[Scope]) -> Pattern:
-    """The pattern that leaves the fewest layers to run, if it is run `RECORDED_REPEATS` times.
+    """Finds the pattern with the fewest layers in `RECORDED_REPEATS` repeats.
 
     If the layers do not repeat, the pattern is the whole stack.
     """
     size = len(order)
-    best, layers_to_run = Pattern(0, size, 1), size
+    best_pattern, layers_to_run = Pattern(0, size, 1), size
     for period in range(1, min(size // RECORDED_REPEATS, LONGEST) + 1):
         if RECORDED_REPEATS * period >= layers_to_run:
             break
-        first = 0
+        first_layer = 0
         for i in range(period, size + 1):
             if i < size and order[i] is order[i - period]:
                 continue
-            repeats = (i - first) // period
+            repeats = (i - first_layer) // period
             if repeats > RECORDED_REPEATS and size - (repeats - RECORDED_REPEATS) * period < layers_to_run:
-                best, layers_to_run = Pattern(first, period, repeats), size - (repeats - RECORDED_REPEATS) * period
-            first = i - period + 1
-    return best
+                best_pattern, layers_to_run = (
+                    Pattern(first_layer, period, repeats),
+                    size - (repeats - RECORDED_REPEATS) * period,
+                )
+            first_layer = i - period + 1
+    return best_pattern
 
 
 def shortened(order: list[Scope], new_repeats: int | None) -> list[Scope]:
-    """The layers with only that many repeats of their pattern; all layers if `new_repeats` is None."""
+    """Returns the layers with fewer repeats of their pattern; all layers if `new_repeats` is None."""
     if new_repeats is None:
         return order
-    first, period, repeats = find_pattern(order)
-    return [*order[:first], *order[first : first + period] * new_repeats, *order[first + period * repeats :]]
+    first_layer, period, repeats = find_pattern(order)
+    return [
+        *order[:first_layer],
+        *order[first_layer : first_layer + period] * new_repeats,
+        *order[first_layer + period * repeats :],
+    ]

@@ -11,7 +11,7 @@ from ..flow.value import Value
 
 
 def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
-    """Yields the nodes that a model has and no pass runs, but for optional parts: name, primitive, number of copies.
+    """Yields name, primitive and number of copies of nodes that no pass runs, without optional parts.
 
     times: the number of copies of the scope.
     """
@@ -28,33 +28,33 @@ def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]
 
 
 def is_a_layer(scope: Scope) -> bool:
-    """Whether a scope with a repeat is a layer of a stack; modules of multi-token prediction are repeated too."""
+    """Whether a repeated scope is a layer of a stack, not a multi-token-prediction module."""
     return scope.takes is not None and not scope.about.get("optional")
 
 
-def modules_below(scope: Scope, above: str = "") -> Iterator[tuple[str, Scope]]:
-    """Yields every module below a scope that is called with a tensor, and its path below it."""
+def modules_below(scope: Scope, parent_path: str = "") -> Iterator[tuple[str, Scope]]:
+    """Yields path and scope of every module inside a scope that is called with a tensor."""
     for item in scope.items:
         if isinstance(item, Alternatives):
             for branch in item.branches.values():
-                yield from modules_below(branch, above)
+                yield from modules_below(branch, parent_path)
         elif isinstance(item, Scope) and item.about.get("role") not in NEVER_RUN:
-            path = f"{above}{item.name}"
+            path = f"{parent_path}{item.name}"
             if item.reads is not None and item.over is None and item.after is None and item.nth is None:
                 yield path, item
             yield from modules_below(item, f"{path}.")
 
 
-def among(value: Value | None, candidates: set[int]) -> int | None:
-    """The id of the value itself or of the nearest one it is a view of, whichever is among those; None if none is."""
+def base_among(value: Value | None, candidates: set[int]) -> int | None:
+    """Returns the id of the value, or of its nearest base, that is a candidate; None if there is none."""
     while value is not None and id(value) not in candidates:
         value = value.of
     return None if value is None else id(value)
 
 
-def view_of(value: Value | None, whole: Value | None) -> bool:
-    """Whether a value is another one, or a view of it."""
-    while value is not None and value is not whole:
+def is_view_of(value: Value | None, base: Value | None) -> bool:
+    """Whether a value is `base`, or a view of it."""
+    while value is not None and value is not base:
         value = value.of
     return value is not None
 
@@ -62,11 +62,11 @@ def view_of(value: Value | None, whole: Value | None) -> bool:
 def last_readers(
     root: Scope, branch: Callable[[Alternatives], Scope], skips: Callable[[Scope], bool]
 ) -> tuple[dict[int, int], set[int]]:
-    """Value that owns a storage → the last step that reads it; and values that other layers read, which have none.
+    """Returns value → the last step that reads its storage, and the values that several layers read.
 
     branch: which of several forms runs. skips: whether a module does not.
     """
-    last: dict[int, int] = {}
+    last_reader: dict[int, int] = {}
     last_layer: dict[int, Scope] = {}
     layer_of: dict[int, Scope] = {}
     shared: set[int] = set()
@@ -74,15 +74,19 @@ def last_readers(
     def visit(items: Sequence[Item], layer: Scope) -> None:
         for item in items:
             if isinstance(item, Alternatives):
-                runs, first = branch(item), next(iter(item.branches.values()))
-                visit(runs.items, layer)
-                if runs is not first and runs.gives is not None:  # the first stands for it
-                    shared.add(id(runs.gives.storage))
+                executed_branch, first_branch = branch(item), next(iter(item.branches.values()))
+                visit(executed_branch.items, layer)
+                if executed_branch is not first_branch and executed_branch.gives is not None:  # the first stands for it
+                    shared.add(id(executed_branch.gives.storage))
             elif isinstance(item, Step):
                 for value in item.ins:
                     key = id(value.storage)
-                    last[key], last_layer[key] = id(item), layer
-                    if layer is not root and layer_of.get(key, layer) is not layer and not view_of(value, layer.takes):
+                    last_reader[key], last_layer[key] = id(item), layer
+                    if (
+                        layer is not root
+                        and layer_of.get(key, layer) is not layer
+                        and not is_view_of(value, layer.takes)
+                    ):
                         shared.add(key)
                 for value in item.outs:
                     layer_of[id(value)] = layer
@@ -91,11 +95,11 @@ def last_readers(
                 if item.over is not None:  # each of its runs reads what comes from outside
                     steps = list(item.steps())
                     inside = {id(value) for step in steps for value in step.outs}
-                    read = {id(value.storage) for step in steps for value in step.ins}
-                    last.update(dict.fromkeys(read - inside, id(item)))
+                    storages_read = {id(value.storage) for step in steps for value in step.ins}
+                    last_reader.update(dict.fromkeys(storages_read - inside, id(item)))
 
     visit(root.items, root)
     for scope in root.scopes():
         if scope.takes is not None and scope.gives is not None and last_layer.get(id(scope.gives.storage)) is scope:
             shared.add(id(scope.gives.storage))  # the loop over the layers reads it after all steps
-    return {key: step for key, step in last.items() if key not in shared}, shared
+    return {key: step for key, step in last_reader.items() if key not in shared}, shared

@@ -17,7 +17,7 @@ MOVABLE = ("temporary", "activations")
 
 
 class Place(NamedTuple):
-    """Where memory is allocated.
+    """The module and phase in which memory is allocated.
 
     phase: part of the step (`forward`, `backward`, …).
     layer_index: index of the layer; −1 outside the layers.
@@ -68,7 +68,7 @@ class Block:
 
 
 class Peak:
-    """The peak at one place. by_kind: the bytes by kind, which add up to `bytes`."""
+    """The peak memory of one place. by_kind: its bytes by kind, which sum to `bytes`."""
 
     __slots__ = ("by_kind", "bytes")
 
@@ -122,17 +122,17 @@ class Meter:
                 self._here.bytes, self._risen = self.now, True
 
     def _settle(self) -> None:
-        """Stores the bytes by kind at the current peak, before storages are freed."""
+        """Stores the bytes by kind of the current peak, before storages are freed."""
         self._here.by_kind = dict(self.by_kind)
         self._risen = False
 
     def allocate(self, size: Number) -> Block:
         block = Block(size, self.kind, None if self.device is None else self.device.allocate(size, self.stream))
-        self.now = now = self.now + size
+        self.now = live_bytes = self.now + size
         self.by_kind[self.kind] += size
-        self.peak = max(self.peak, now)
-        if now > self._here.bytes:
-            self._here.bytes, self._risen = now, True
+        self.peak = max(self.peak, live_bytes)
+        if live_bytes > self._here.bytes:
+            self._here.bytes, self._risen = live_bytes, True
         return block
 
     def free(self, block: Block) -> None:
@@ -144,7 +144,7 @@ class Meter:
             self.device.free(block.handle)
 
     def reclassify(self, block: Block, kind: str) -> None:
-        """Counts the block under another kind from here on; weights and inputs keep theirs."""
+        """Counts a block under another kind from now on; weights and inputs keep theirs."""
         if block.kind in MOVABLE:
             self.by_kind[block.kind] -= block.bytes
             self.by_kind[kind] += block.bytes

@@ -1,4 +1,4 @@
-"""Saved tensors that wait on the host between the forward and the backward pass (activation offloading).
+"""Activation offloading: saved tensors stay on the host between the forward and the backward pass.
 
 Source: torchtune/training/_activation_offloading.py, `OffloadActivations`.
 """
@@ -25,17 +25,17 @@ class Offload:
         self.stash: deque[Tensor | None] = deque(maxlen=STASH)
 
     def pack(self, tensor: Tensor) -> Saved:
-        """Keeps a tensor for the backward pass, on the host if it is large. A smaller one has a place in the stash."""
+        """Saves a tensor for the backward pass: a large one on the host, others on the device."""
         if tensor.storage.block.kind == "weights" or tensor.bytes < LEAST_BYTES:
             self.stash.append(None)
             self.graph.meter.reclassify(tensor.storage.block, "activations")
             return Saved(tensor.detached())
         self.stash.append(tensor.detached())
-        return _OnHost(self, tensor)
+        return _HostTensor(self, tensor)
 
 
-class _OnHost(Saved):
-    """A tensor that is copied back to the device when it is needed."""
+class _HostTensor(Saved):
+    """A saved tensor on the host, which is copied back on use."""
 
     __slots__ = ("made", "offload")
 

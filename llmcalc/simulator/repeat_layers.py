@@ -1,4 +1,4 @@
-"""A run of many layers from the events of a run of few.
+"""Derives the events of a run with many layers from a recorded run with few.
 
 The recorded run has four repeats of each stack's pattern of layers. Wherever its events pass through the repeats one
 after the other (set-up and forward pass upwards, backward pass downwards, an optimizer over all parameters), the second
@@ -33,11 +33,11 @@ Repeat: TypeAlias = tuple[int, int]
 
 
 class NotRepeating(Exception):
-    """Recorded layers or passes that should do the same differ, so that they cannot stand for the others."""
+    """Raised when recorded layers or passes differ that should be identical."""
 
 
 class AllocatorOverhead(NamedTuple):
-    """The bytes that an allocator adds to those that tensors request.
+    """The bytes that an allocator adds to the requested bytes.
 
     requested: the highest sum of bytes that tensors request.
     slop: bytes of the blocks in use beyond the requested ones, at the peak of each.
@@ -52,24 +52,26 @@ class AllocatorOverhead(NamedTuple):
 
     @staticmethod
     def of(device: CachingAllocator, tensors: RequestedBytes) -> AllocatorOverhead:
-        """The overhead of an allocator that has replayed these tensors."""
+        """Returns the overhead of an allocator after a replay. tensors: requested bytes."""
         slop, free = device.peak_allocated - tensors.peak_requested, device.peak_reserved - device.peak_allocated
         return AllocatorOverhead(tensors.peak_requested, slop, free, device.allocated - tensors.requested)
 
     @staticmethod
     def joined(runs: Sequence[AllocatorOverhead]) -> AllocatorOverhead:
-        """The overhead of several runs, one after the other, each on its own allocator."""
+        """Combines the overhead of consecutive runs on separate allocators."""
         requested, slop = max(run.requested for run in runs), max(run.slop for run in runs)
         reserved = max(run.requested + run.slop + run.free for run in runs)
         return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
 
-    def extrapolated(self, larger: AllocatorOverhead, missing: int, added: int) -> AllocatorOverhead:
-        """The overhead of `missing` more layers than `larger` has, which has `added` more layers than this run."""
-        return AllocatorOverhead(*(max(0, b + (b - a) * missing // added) for a, b in zip(self, larger, strict=True)))
+    def extrapolated(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
+        """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more."""
+        return AllocatorOverhead(
+            *(max(0, b + (b - a) * missing_layers // added_layers) for a, b in zip(self, larger, strict=True))
+        )
 
 
 class InnerEvent(NamedTuple):
-    """An event that occurs in every repeat between the first and the last.
+    """An event that occurs in every inner repeat, as a function of the repeat's index.
 
     owner: the repeat that allocates the storage, relative to this one (0, −1 before, 1 after); None for a storage that
         is the same in all repeats.
@@ -87,7 +89,7 @@ class InnerEvent(NamedTuple):
 
 @dataclass
 class Sweep:
-    """Events that pass through the repeats of a stack, one repeat after the other.
+    """Events that run through the repeats of a stack, one repeat after the other.
 
     stack: the number of the stack.
     rising: whether they go from the first repeat to the last.
@@ -105,7 +107,7 @@ Part: TypeAlias = list[Event] | Sweep
 
 
 class RepeatAnalysis:
-    """Derives the events of every repeat from a run with few repeats, and replays any number of repeats.
+    """Finds the events of every repeat in a recorded run, and replays any number of repeats.
 
     recorded: a run with `RECORDED_REPEATS` repeats of the stacks in `repeating`, and all repeats of the other stacks.
     stacks: all stacks of the model.
@@ -113,8 +115,8 @@ class RepeatAnalysis:
     Raises `NotRepeating` if the repeats differ.
     """
 
-    def __init__(self, recorded: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
-        self.recorded, self.stacks, self.repeating = recorded, stacks, repeating
+    def __init__(self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
+        self.recorded, self.stacks, self.repeating = recorded_events, stacks, repeating
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
@@ -123,14 +125,14 @@ class RepeatAnalysis:
         self.orders = [[(i, k) for k in direction] for i in repeating for direction in directions]
         self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
-        for piece in (recorded.set_up, *recorded.first, *recorded.then):
+        for piece in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
             if id(piece) not in self.parts:
                 runs = list(self._split_by_repeat(piece))
                 self.edges += [
                     (repeat[1], events) for repeat, events in runs if repeat is not None and repeat[1] in (0, LAST)
                 ]
                 self.parts[id(piece)] = list(self._parts(runs))
-        sweeps = [part for parts in self.parts.values() for part in parts if isinstance(part, Sweep)]
+        sweeps = [sequence for parts in self.parts.values() for sequence in parts if isinstance(sequence, Sweep)]
         for sweep in sweeps:
             self._pair_storages(sweep)
         for sweep in sweeps:
@@ -140,13 +142,13 @@ class RepeatAnalysis:
 
     # --- the events of each repeat -----------------------------------------------------------------------------------
 
-    def _split_by_repeat(self, piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events in order, cut wherever another repeat begins; None for those outside of all repeats."""
+    def _split_by_repeat(self, events_of_piece: Sequence[Event]) -> Iterator[tuple[Repeat | None, list[Event]]]:
+        """Yields events in order, split at changes of repeat; None marks events outside of all repeats."""
         repeat_of_place: Repeat | None = None
         repeat_of_parameter: Repeat | None = None
         repeat: Repeat | None = None
         events: list[Event] = []
-        for event in piece:
+        for event in events_of_piece:
             x, size, _ = event
             if size >= 0:
                 self.allocated_in[x] = repeat
@@ -171,7 +173,7 @@ class RepeatAnalysis:
     def _split_releases(
         self, repeat: Repeat | None, events: list[Event]
     ) -> Iterator[tuple[Repeat | None, list[Event]]]:
-        """Yields the events of one repeat. Outside of all repeats, releases go to the repeat that made the storage.
+        """Yields the events of one repeat. Releases outside of repeats belong to the storage's repeat.
 
         That holds where the releases pass through all recorded repeats in order.
         """
@@ -179,22 +181,23 @@ class RepeatAnalysis:
             yield repeat, events
             return
         runs = [(origin, list(run)) for origin, run in groupby(events, self._origin_of_released)]
-        rest: list[Event] = []
+        pending_events: list[Event] = []
         i = 0
         while i < len(runs):
             if [origin for origin, _ in runs[i : i + RECORDED_REPEATS]] in self.orders:
-                if rest:
-                    yield None, rest
+                if pending_events:
+                    yield None, pending_events
                 yield from runs[i : i + RECORDED_REPEATS]
-                rest = []
+                pending_events = []
                 i += RECORDED_REPEATS
             else:
-                rest += runs[i][1]
+                pending_events += runs[i][1]
                 i += 1
-        if rest:
-            yield None, rest
+        if pending_events:
+            yield None, pending_events
 
     def _origin_of_released(self, event: Event) -> Repeat | None:
+        """Returns the repeat that allocated the storage of a release."""
         x, size, _ = event
         return self.allocated_in.get(x) if size == FREED else None
 
@@ -208,25 +211,26 @@ class RepeatAnalysis:
             self.repeat_cache[key] = next((repeat for repeat in repeats if repeat), None)
         return self.repeat_cache[key]
 
-    def _repeat_in_stack(self, number: int, place: Place) -> Repeat | None:
-        stack = self.stacks[number]
+    def _repeat_in_stack(self, stack_index: int, place: Place) -> Repeat | None:
+        """Returns the repeat of a stack that contains a place."""
+        stack = self.stacks[stack_index]
         repeat = (place.layer_index - stack.before) // stack.period
-        return (number, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
+        return (stack_index, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
         """The repeat that contains a parameter."""
         names: list[str] = []
-        for part in path[1:]:
-            if type(part) is not int:
-                names += [part] if part else []
+        for path_part in path[1:]:
+            if type(path_part) is not int:
+                names += [path_part] if path_part else []
                 continue
-            repeat = self._repeat_of_place(Place("", part, ".".join(names)))
+            repeat = self._repeat_of_place(Place("", path_part, ".".join(names)))
             if repeat is not None:
                 return repeat
         return None
 
     def _parts(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
-        """Yields the sweeps, and the events between them."""
+        """Yields sweeps, and the events between them."""
         i = 0
         while i < len(runs):
             repeat, events = runs[i]
@@ -236,44 +240,44 @@ class RepeatAnalysis:
                 continue
             if repeat[1] not in (0, LAST):
                 raise NotRepeating
-            sweep, end = self._sweep_from(*repeat, runs, i)
+            sweep, next_index = self._sweep_from(*repeat, runs, i)
             yield events if sweep is None else sweep
-            i = end
+            i = next_index
 
     def _sweep_from(
         self, stack: int, repeat: int, runs: Sequence[tuple[Repeat | None, list[Event]]], start: int
     ) -> tuple[Sweep | None, int]:
-        """The sweep that begins with this run, and the index after its last run; None if the run begins no sweep.
+        """Returns the sweep that starts at a run, and the index after it; None if no sweep starts there.
 
         stack, repeat: of the run at `start`, which is that of the stack's first or last repeat.
         """
-        rising = repeat == 0
-        step, end = (1, LAST) if rising else (-1, 0)
+        is_rising = repeat == 0
+        step, last_repeat = (1, LAST) if is_rising else (-1, 0)
         repeats: list[list[Event]] = [[] for _ in range(RECORDED_REPEATS)]
-        between: list[Event] = []  # outside of all repeats, after the last run of a repeat
+        events_between: list[Event] = []  # outside of all repeats, after the last run of a repeat
         for i in range(start, len(runs)):
-            current, events = runs[i]
-            if current is None:
-                between += events
+            repeat_and_stack, events = runs[i]
+            if repeat_and_stack is None:
+                events_between += events
                 continue
-            if current not in ((stack, repeat), (stack, repeat + step)):
+            if repeat_and_stack not in ((stack, repeat), (stack, repeat + step)):
                 break
-            repeats[repeat] += between
-            between = []
-            repeat = current[1]
+            repeats[repeat] += events_between
+            events_between = []
+            repeat = repeat_and_stack[1]
             repeats[repeat] += events
-            if repeat == end:
-                return Sweep(stack, rising, repeats), i + 1
+            if repeat == last_repeat:
+                return Sweep(stack, is_rising, repeats), i + 1
         return None, start + 1
 
     # --- one event for all repeats -----------------------------------------------------------------------------------
 
     def _pair_storages(self, sweep: Sweep) -> None:
-        """Finds for each storage of the second repeat its twin in the third."""
-        second, third = sweep.repeats[1], sweep.repeats[2]
-        if len(second) != len(third):
+        """Pairs each storage of the second repeat with its counterpart in the third."""
+        second_repeat, third_repeat = sweep.repeats[1], sweep.repeats[2]
+        if len(second_repeat) != len(third_repeat):
             raise NotRepeating
-        for (x, size, value), (y, other_size, other_value) in zip(second, third, strict=True):
+        for (x, size, value), (y, other_size, other_value) in zip(second_repeat, third_repeat, strict=True):
             if size != other_size or value != other_value:
                 raise NotRepeating
             if size >= 0:
@@ -282,9 +286,9 @@ class RepeatAnalysis:
             elif size in (TAKEN, NAMED):
                 raise NotRepeating
 
-    def _inner_event(self, stack: int, second: Event, third: Event) -> InnerEvent:
-        """The event of every inner repeat, from the event of the second repeat and that of the third."""
-        (x, size, value), (y, _, _) = second, third
+    def _inner_event(self, stack: int, second_event: Event, third_event: Event) -> InnerEvent:
+        """Derives the event of every inner repeat from the events of the second and third repeat."""
+        (x, size, value), (y, _, _) = second_event, third_event
         if size == PLACED:
             return self._inner_place(x, y)
         twin_x, twin_y = self.twins.get(x), self.twins.get(y)
@@ -308,9 +312,9 @@ class RepeatAnalysis:
         for which no event was recorded.
         """
         for repeat, events in self.edges:
-            far = 2 if repeat == 0 else 1
+            inner_repeat = 2 if repeat == 0 else 1
             for x, size, _ in events:
-                if size != PLACED and x in self.twins and self.twins[x][1] == far:
+                if size != PLACED and x in self.twins and self.twins[x][1] == inner_repeat:
                     raise NotRepeating
         outside: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
@@ -320,6 +324,7 @@ class RepeatAnalysis:
             raise NotRepeating
 
     def _inner_place(self, x: Place, y: Place) -> InnerEvent:
+        """Combines the places of the second and third repeat."""
         repeat = self._repeat_of_place(x)
         if repeat is None and x == y:
             return InnerEvent(None, x, x, PLACED, None)
@@ -330,7 +335,7 @@ class RepeatAnalysis:
     # --- a run with more repeats -------------------------------------------------------------------------------------
 
     def counted(self, repeats: Mapping[int, int]) -> ReplayResult:
-        """The bytes of a run without an allocator. repeats: stack → repeats of its pattern, by default all of them."""
+        """Counts the bytes of a run without an allocator. repeats: stack → repeats, by default all."""
         events = RepeatedEvents(self, repeats, places=True)
         meter = Meter()
         blocks: list[Any] = [None] * events.count
@@ -348,7 +353,7 @@ class RepeatAnalysis:
         return result
 
     def overhead(self, device: CachingAllocator, repeats: Mapping[int, int]) -> AllocatorOverhead:
-        """The bytes that an allocator adds to a run. repeats: stack → repeats of its pattern, default all of them."""
+        """Returns the allocator's overhead of a run. repeats: stack → repeats, by default all."""
         events = RepeatedEvents(self, repeats, places=False)
         tensors = RequestedBytes(events.count)
         for piece in (self.recorded.set_up, *self.recorded.first, *self.recorded.then):
@@ -357,7 +362,7 @@ class RepeatAnalysis:
 
 
 class RepeatedEvents:
-    """The events of a run with any number of repeats of each stack's pattern; by default all of them.
+    """The events of a run with any number of repeats per stack.
 
     places: whether to give the events that an allocator does not see: the run's place, and changes of a kind.
     count: the number of storages.
@@ -372,13 +377,13 @@ class RepeatedEvents:
         for x, stack in analysis.stack_of.items():
             self.starts[x] = self.numbers[x] = self.count
             self.count += self.inner_repeats[stack]
-        for x, (second, repeat) in analysis.twins.items():
+        for x, (twin_storage, repeat) in analysis.twins.items():
             if repeat == 2:
-                self.numbers[x] = self.starts[second] + self.inner_repeats[analysis.stack_of[second]] - 1
+                self.numbers[x] = self.starts[twin_storage] + self.inner_repeats[analysis.stack_of[twin_storage]] - 1
         self.pieces: dict[int, list[Event]] = {}
 
     def of(self, piece: Sequence[Event]) -> list[Event]:
-        """The events that a piece of the recorded run becomes."""
+        """Returns the events of the full run that correspond to a recorded piece."""
         if id(piece) not in self.pieces:
             events = self.pieces[id(piece)] = []
             for part in self.analysis.parts[id(piece)]:
@@ -388,30 +393,34 @@ class RepeatedEvents:
                     self._add_once(events, part)
         return self.pieces[id(piece)]
 
-    def _add_once(self, events: list[Event], part: list[Event]) -> None:
-        """Adds events of the first or the last repeat, or outside of all repeats."""
-        get = self.numbers.get
+    def _add_once(self, events: list[Event], part_events: list[Event]) -> None:
+        """Appends the events of the first or last repeat, or of no repeat."""
+        storage_number = self.numbers.get
         if self.places:
             events += [
-                (self._shifted_place(x), size, value) if size == PLACED else (get(x, x), size, value)
-                for x, size, value in part
+                (self._shifted_place(x), size, value) if size == PLACED else (storage_number(x, x), size, value)
+                for x, size, value in part_events
             ]
         else:
-            events += [(get(x, x), size, value) for x, size, value in part if size not in IGNORED_BY_ALLOCATOR]
+            events += [
+                (storage_number(x, x), size, value)
+                for x, size, value in part_events
+                if size not in IGNORED_BY_ALLOCATOR
+            ]
 
     def _add_sweep(self, events: list[Event], sweep: Sweep) -> None:
-        """Adds the events of the first repeat, of every inner repeat, and of the last one, in the sweep's direction."""
-        last = self.inner_repeats[sweep.stack] - 1
+        """Appends the events of all repeats in the sweep's direction."""
+        last_inner = self.inner_repeats[sweep.stack] - 1
         first_events, *_, last_events = sweep.repeats if sweep.rising else sweep.repeats[::-1]
         self._add_once(events, first_events)
-        inner = [event for event in sweep.inner if self.places or event.size not in IGNORED_BY_ALLOCATOR]
-        lines = [self._line(event) for event in inner]
-        edges: dict[int, list[tuple[int, InnerEvent]]] = {0: [], last: []}
-        for i, event in enumerate(inner):
+        inner_events = [event for event in sweep.inner if self.places or event.size not in IGNORED_BY_ALLOCATOR]
+        lines = [self._line(event) for event in inner_events]
+        edges: dict[int, list[tuple[int, InnerEvent]]] = {0: [], last_inner: []}
+        for i, event in enumerate(inner_events):
             if event.owner:  # a storage of a neighbouring repeat
-                edges[0 if event.owner == -1 else last].append((i, event))
+                edges[0 if event.owner == -1 else last_inner].append((i, event))
         shifted = self.analysis.stacks[sweep.stack].shifted
-        for repeat in range(last + 1) if sweep.rising else range(last, -1, -1):
+        for repeat in range(last_inner + 1) if sweep.rising else range(last_inner, -1, -1):
             if self.places:
                 repeat_events = [
                     (shifted(x, repeat) if step and size == PLACED else x + step * repeat if step else x, size, value)
@@ -425,7 +434,7 @@ class RepeatedEvents:
         self._add_once(events, last_events)
 
     def _line(self, event: InnerEvent) -> tuple[Any, int, int, Any]:
-        """(x, step, size, value) of an event whose storage has the number x + step · repeat."""
+        """Returns (x, step, size, value): the event's storage number is x + step · repeat."""
         if event.owner is None:
             return event.number, 0, event.size, event.value
         if event.size == PLACED:
@@ -433,7 +442,7 @@ class RepeatedEvents:
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
     def _shifted_place(self, place: Place) -> Place:
-        """A recorded place in the whole run, which has more repeats below it."""
+        """Shifts a recorded place by the added repeats below it."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
@@ -443,7 +452,7 @@ class RepeatedEvents:
 
 
 def _replay_on_meter(meter: Meter, events: Sequence[Event], blocks: list[Any]) -> None:
-    """Counts events. blocks: the block of each storage."""
+    """Counts events on a meter. blocks: storage → its block."""
     allocate, free = meter.allocate, meter.free
     for x, size, value in events:
         if size >= 0:

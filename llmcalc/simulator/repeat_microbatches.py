@@ -1,4 +1,4 @@
-"""Replays the passes of all micro-batches through chunks of layers from a few recorded passes.
+"""Replays the passes of all micro-batches from a few recorded passes.
 
 A pass allocates and frees its own storages. It may also free storages of other passes: those that its chunk referred to
 in the pass of the micro-batch before, or shared ones that every pass replaces. So its events depend on which neighbours
@@ -25,7 +25,7 @@ from .tensor import Dtype, Storage, Tensor
 
 
 class EventMeter(Meter):
-    """A meter that also writes down what is allocated and freed, for an allocator that reads it later.
+    """A meter that also records allocations and releases for an allocator.
 
     count: the number of storages so far.
     pieces: the allocator's steps, in order.
@@ -71,7 +71,7 @@ class EventMeter(Meter):
             self._steps = []
 
     def play(self, trace: PassTrace, pass_id: PassId, more_layers: int, first_storages: Mapping[PassId, int]) -> int:
-        """Replays a pass, and returns the number of its first storage.
+        """Replays a pass. Returns the number of its first storage.
 
         more_layers: layers before the pass's chunk that the recorded run did not have.
         first_storages: pass → the number of its first storage, for the passes so far.
@@ -84,22 +84,22 @@ class EventMeter(Meter):
         if trace.releases_of_other_passes:
             steps = list(steps)
             for (chunk, kind, distance), releases in trace.releases_of_other_passes.items():
-                other = chunk, kind, pass_id[2] + distance
-                first = base if other == pass_id else first_storages.get(other)
-                if first is None:
+                other_pass = chunk, kind, pass_id[2] + distance
+                first_storage = base if other_pass == pass_id else first_storages.get(other_pass)
+                if first_storage is None:
                     raise NotRepeating
-                first -= base
+                first_storage -= base
                 for i, x in releases:
-                    steps[i] = first + x, 0, 0  # `release`
+                    steps[i] = first_storage + x, 0, 0  # `release`
         self.pieces.append((steps, base))
         self._count(trace, more_layers)
         return base
 
     def _count(self, trace: PassTrace, more_layers: int) -> None:
-        """Counts the bytes of a pass, and the peak at each of its places."""
-        now, kinds = self.now, self.by_kind
+        """Counts the bytes of a replayed pass, and the peak at each place."""
+        bytes_before, kinds_before = self.now, self.by_kind
         if self._risen:
-            self._here.by_kind = _sum(kinds, trace.kinds_at_first_release)
+            self._here.by_kind = _sum(kinds_before, trace.kinds_at_first_release)
         if self._highest_in is not self.peaks:
             self._highest_in, self._highest = self.peaks, {}
         key = id(trace), more_layers
@@ -107,30 +107,30 @@ class EventMeter(Meter):
         if peaks is None:
             peaks = [(shifted(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
             self._shifted_peaks[key] = peaks
-        end = shifted(trace.end, more_layers)
+        end_place = shifted(trace.end, more_layers)
         is_rising = False
-        if now > self._highest.get(key, -1):  # else each place had as much before
-            self._highest[key] = now
+        if bytes_before > self._highest.get(key, -1):  # else each place had as much before
+            self._highest[key] = bytes_before
             for place, bytes, added in peaks:
                 peak = self.peaks.get(place)
                 if peak is None:
                     peak = self.peaks[place] = Peak()
-                if now + bytes > peak.bytes:
-                    self.peaks[place] = SummedPeak(now + bytes, kinds, added)
-                    is_rising = is_rising or (place == end and trace.ends_rising)
-        self.peak = max(self.peak, now + trace.most)
+                if bytes_before + bytes > peak.bytes:
+                    self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added)
+                    is_rising = is_rising or (place == end_place and trace.ends_rising)
+        self.peak = max(self.peak, bytes_before + trace.most)
         self.now += trace.bytes
-        self.by_kind = _sum(kinds, trace.kinds)
-        self._place, self._here, self._risen = end, self.peaks[end], is_rising
+        self.by_kind = _sum(kinds_before, trace.kinds)
+        self._place, self._here, self._risen = end_place, self.peaks[end_place], is_rising
 
 
 class SummedPeak(Peak):
-    """A peak whose bytes by kind are added up on request: those before a pass, and those that the pass adds."""
+    """A peak whose bytes by kind are summed lazily: those before a pass, and those that the pass adds."""
 
     __slots__ = ("_by_kind", "added", "before")
 
-    def __init__(self, bytes: int, before: Mapping[str, int], added: Mapping[str, int]) -> None:
-        self.bytes, self.before, self.added = bytes, before, added
+    def __init__(self, bytes: int, bytes_before: Mapping[str, int], added_bytes: Mapping[str, int]) -> None:
+        self.bytes, self.before, self.added = bytes, bytes_before, added_bytes
         self._by_kind: dict[str, int] | None = None
 
     @property
@@ -145,12 +145,13 @@ class SummedPeak(Peak):
 
 
 def shifted(place: Place, layers: int) -> Place:
-    """The same module that many layers later."""
+    """Returns the place of the same module in a later layer."""
     return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
 
 
-def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    return {kind: bytes + second.get(kind, 0) for kind, bytes in first.items()}
+def _sum(first_counts: Mapping[str, int], second_counts: Mapping[str, int]) -> dict[str, int]:
+    """Adds two counts by kind."""
+    return {kind: bytes + second_counts.get(kind, 0) for kind, bytes in first_counts.items()}
 
 
 PassId: TypeAlias = tuple[int, str, int]
@@ -164,7 +165,7 @@ PassCase: TypeAlias = tuple[int, str, int, str]
 
 
 class OutputTensor(NamedTuple):
-    """A tensor that outlives the pass that computes it: the pass's output, or a gradient.
+    """A tensor that outlives its pass: the pass's output, or a gradient.
 
     number: number of its storage among those of the pass.
     bytes: bytes of the storage.
@@ -179,20 +180,20 @@ class OutputTensor(NamedTuple):
     strides: Strides
 
     def storage(self, meter: EventMeter, base: int) -> Storage:
-        """A storage for it in a replayed pass, whose first storage has the number `base`."""
+        """Creates its storage in a replayed pass. base: number of the pass's first storage."""
         storage = Storage.__new__(Storage)
         storage.meter, storage.bytes = meter, self.bytes
         storage.block = Block(self.bytes, self.kind, base + self.number)
         return storage
 
     def tensor(self, storage: Storage) -> Tensor:
-        """The tensor in that storage."""
+        """Returns the tensor, with its shape and format, in a storage."""
         return Tensor(self.shape, self.dtype, storage, self.strides)
 
 
 @dataclass
 class PassTrace:
-    """The events of a pass and the bytes that follow from them. Bytes are over those before the pass.
+    """The events of a pass, and its bytes relative to the start.
 
     steps: the allocator's steps; storages are numbered in the pass.
     count: the number of storages.
@@ -222,18 +223,19 @@ class PassTrace:
     input_kind: str | None = None
 
     def relative(self, pass_id: PassId) -> PassTrace:
-        """The trace with the micro-batches of other passes relative to that of this pass."""
-        chunk, _, number = pass_id
-        if any(other != chunk for other, *_ in self.releases_of_other_passes):
+        """Returns the trace with other passes' micro-batches relative to this pass's."""
+        chunk, _, pass_number = pass_id
+        if any(other_chunk != chunk for other_chunk, *_ in self.releases_of_other_passes):
             raise NotRepeating
         releases = {
-            (of_chunk, kind, i - number): steps for (of_chunk, kind, i), steps in self.releases_of_other_passes.items()
+            (of_chunk, kind, i - pass_number): steps
+            for (of_chunk, kind, i), steps in self.releases_of_other_passes.items()
         }
         return replace(self, releases_of_other_passes=releases)
 
 
 class PassCounter:
-    """Counts the passes that have run.
+    """Counts passes, and determines the case of each.
 
     forwards, backwards: chunk → the number of its passes.
     fresh: chunk → whether none of its backward passes of this step has run; always false where gradients stay
@@ -250,34 +252,39 @@ class PassCounter:
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case and the id of a chunk's next forward pass."""
-        number = self.forwards[chunk]
+        pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
-        return self._case(chunk, "F", number), (chunk, "F", number)
+        return self._case(chunk, "F", pass_number), (chunk, "F", pass_number)
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case and the id of the loss after the last forward pass."""
-        number = self.forwards[chunk] - 1
-        return self._case(chunk, "L", number), (chunk, "L", number)
+        pass_number = self.forwards[chunk] - 1
+        return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
-    def _case(self, chunk: int, kind: str, number: int) -> PassCase:
-        before = "flying" if self.backwards[chunk] < number else "done"
-        return chunk, kind, _nth(number), before if number else ""
+    def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a pass. Passes of the same case have the same events."""
+        previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
+        return chunk, kind, _nth(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
         """The case and the id of a chunk's next backward pass."""
-        number = self.backwards[chunk]
+        pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
-        after = "begun" if self.forwards[chunk] > number + 1 else "alone"
-        fresh, self.fresh[chunk] = self.fresh[chunk], False
-        return (chunk, "B", _nth(number), f"{after}, fresh" if fresh else after), (chunk, "B", number)
+        next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
+        is_first_backward, self.fresh[chunk] = self.fresh[chunk], False
+        return (chunk, "B", _nth(pass_number), f"{next_state}, fresh" if is_first_backward else next_state), (
+            chunk,
+            "B",
+            pass_number,
+        )
 
 
-def _nth(number: int) -> int:
-    """The number of a pass in its case, up to 2.
+def _nth(pass_number: int) -> int:
+    """Returns the index of a pass within its case, at most 2.
 
     The first pass allocates persistent tensors, so that passes 0, 1 and later ones are recorded separately.
     """
-    return min(number, 2)
+    return min(pass_number, 2)
 
 
 class RecordedPass(NamedTuple):
@@ -315,37 +322,41 @@ class PassRecorder(PassCounter):
         return self._run(*self.next_loss(chunk), output, run)
 
     def _run(self, case: PassCase, pass_id: PassId, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         output = run()
         x = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = [without_storage(0, output)]
-        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), place, x, outputs))
+        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, x, outputs))
         return output
 
-    def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
         """Runs a backward pass. leaves: tensors that may have their gradients after it."""
         case, pass_id = self.next_backward(chunk)
-        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
-        gradients = [without_storage(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
-        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), place, None, gradients))
+        gradients = [
+            without_storage(i, gradient_leaf.grad)
+            for i, gradient_leaf in enumerate(gradient_leaves)
+            if gradient_leaf.grad is not None
+        ]
+        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, None, gradients))
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
         return TraceReader(self.meter.events, self.passes).traces
 
 
-def without_storage(number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
-    """The number, a tensor of the same shape without memory, and the number of the tensor's storage."""
+def without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
+    """Returns an output number, a copy of the tensor without memory, and the storage's number."""
     shape_only = Tensor(tensor.shape, tensor.dtype, _NO_STORAGE, tensor.strides)
-    return number, shape_only, tensor.storage.block.handle
+    return output_number, shape_only, tensor.storage.block.handle
 
 
 _NO_STORAGE = Storage(NoMeter(), 0)
 
 
 class PassBytes:
-    """Counts the bytes of a pass, over those before it.
+    """Counts the bytes of a pass relative to its start.
 
     place: the place that runs.
     now, kinds: bytes so far, and the same by kind.
@@ -378,19 +389,19 @@ class PassBytes:
         self.kinds[kind] = self.kinds.get(kind, 0) - size
 
     def move_to(self, place: Place) -> None:
-        """Changes the place that runs."""
+        """Changes the current place."""
         if place != self.place:
             self.settle()
             self.place = place
             self._raise_peak()
 
-    def reclassify(self, size: int, old: str, new: str) -> None:
+    def reclassify(self, size: int, old_kind: str, new_kind: str) -> None:
         """Counts bytes of one kind under another."""
-        self.kinds[old] = self.kinds.get(old, 0) - size
-        self.kinds[new] = self.kinds.get(new, 0) + size
+        self.kinds[old_kind] = self.kinds.get(old_kind, 0) - size
+        self.kinds[new_kind] = self.kinds.get(new_kind, 0) + size
 
     def settle(self) -> None:
-        """Stores the bytes by kind at the current peak, which can no longer rise."""
+        """Stores the bytes by kind at the current peak, which is final."""
         if self.is_rising:
             self.peaks[self.place] = self.peaks[self.place][0], dict(self.kinds)
             self.is_rising = False
@@ -403,7 +414,7 @@ class PassBytes:
 
 
 class TraceReader:
-    """Reads the events of a recorded run.
+    """Derives the trace of each pass case from recorded events.
 
     traces: case → the trace of its passes.
     sizes, kinds: storage → its bytes, and the kind that it is counted under.
@@ -442,39 +453,48 @@ class TraceReader:
             elif size == FREED and x in self.origins and x not in self.output_storages:
                 raise NotRepeating
 
-    def _trace(self, recorded: RecordedPass) -> PassTrace:
+    def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
         """The trace of one pass."""
-        start = self._start_place(recorded)
-        trace, numbers, counted = PassTrace(start=start), dict[int, int](), PassBytes(start)
-        for x, size, value in self.events[recorded.start : recorded.end]:
+        start = self._start_place(recorded_pass)
+        trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
+        for x, size, value in self.events[recorded_pass.start : recorded_pass.end]:
             if size >= 0:
-                self._allocate(x, size, value, recorded.pass_id, numbers, trace, counted)
+                self._allocate(x, size, value, recorded_pass.pass_id, storage_numbers, trace, pass_bytes)
             elif size == TAKEN:
-                self._allocate(x, value, "overhead", recorded.pass_id, numbers, trace, counted)
+                self._allocate(x, value, "overhead", recorded_pass.pass_id, storage_numbers, trace, pass_bytes)
             elif size == FREED:
-                self._free(x, numbers, trace)
-                counted.free(self.sizes[x], self.kinds[x])
+                self._free(x, storage_numbers, trace)
+                pass_bytes.free(self.sizes[x], self.kinds[x])
             elif size == PLACED:
-                counted.move_to(x)
+                pass_bytes.move_to(x)
             elif size == KEPT:
-                if x == recorded.input_storage:
+                if x == recorded_pass.input_storage:
                     trace.input_kind = value
                 else:
-                    self._check_private(x, numbers)
-                counted.reclassify(self.sizes[x], self.kinds[x], value)
+                    self._check_private(x, storage_numbers)
+                pass_bytes.reclassify(self.sizes[x], self.kinds[x], value)
                 self.kinds[x] = value
             elif size == STREAMED:
                 trace.steps.append(on_stream(value))
             else:
                 raise NotRepeating
-        trace.ends_rising = counted.is_rising
-        counted.settle()
-        trace.count, trace.bytes, trace.kinds, trace.most = len(numbers), counted.now, counted.kinds, counted.most
-        trace.kinds_at_first_release = counted.kinds_at_first_release or {}
-        trace.peaks = [(place, bytes, kinds) for place, (bytes, kinds) in counted.peaks.items()]
-        trace.end = counted.place
-        trace.outputs = tuple((i, self._output(like, numbers[x], x)) for i, like, x in recorded.outputs if x in numbers)
-        if recorded.pass_id[1] != "B" and not trace.outputs:
+        trace.ends_rising = pass_bytes.is_rising
+        pass_bytes.settle()
+        trace.count, trace.bytes, trace.kinds, trace.most = (
+            len(storage_numbers),
+            pass_bytes.now,
+            pass_bytes.kinds,
+            pass_bytes.most,
+        )
+        trace.kinds_at_first_release = pass_bytes.kinds_at_first_release or {}
+        trace.peaks = [(place, bytes, kinds) for place, (bytes, kinds) in pass_bytes.peaks.items()]
+        trace.end = pass_bytes.place
+        trace.outputs = tuple(
+            (i, self._output(template, storage_numbers[x], x))
+            for i, template, x in recorded_pass.outputs
+            if x in storage_numbers
+        )
+        if recorded_pass.pass_id[1] != "B" and not trace.outputs:
             raise NotRepeating
         return trace
 
@@ -484,43 +504,46 @@ class TraceReader:
         size: int,
         kind: str,
         pass_id: PassId,
-        numbers: dict[int, int],
+        storage_numbers: dict[int, int],
         trace: PassTrace,
-        counted: PassBytes,
+        pass_bytes: PassBytes,
     ) -> None:
         """Adds a storage to a pass. numbers: storage → its number in the pass."""
-        number = numbers[x] = len(numbers)
+        storage_number = storage_numbers[x] = len(storage_numbers)
         if size:
-            trace.steps.append(allocation(number, size))
+            trace.steps.append(allocation(storage_number, size))
         self.sizes[x], self.kinds[x] = size, kind
-        self.origins[x] = pass_id, number
-        counted.allocate(size, kind)
+        self.origins[x] = pass_id, storage_number
+        pass_bytes.allocate(size, kind)
 
-    def _free(self, x: int, numbers: Mapping[int, int], trace: PassTrace) -> None:
+    def _free(self, x: int, storage_numbers: Mapping[int, int], trace: PassTrace) -> None:
         """Adds the release of a storage, which another pass may have allocated."""
-        self._check_private(x, numbers)
+        self._check_private(x, storage_numbers)
         if not self.sizes[x]:
             return
-        if x not in numbers:
-            pass_id, number = self.origins[x]
-            trace.releases_of_other_passes.setdefault(pass_id, []).append((len(trace.steps), number))
-        trace.steps.append(release(numbers.get(x, 0)))
+        if x not in storage_numbers:
+            pass_id, storage_number = self.origins[x]
+            trace.releases_of_other_passes.setdefault(pass_id, []).append((len(trace.steps), storage_number))
+        trace.steps.append(release(storage_numbers.get(x, 0)))
 
-    def _check_private(self, x: int, numbers: Mapping[int, int]) -> None:
+    def _check_private(self, x: int, storage_numbers: Mapping[int, int]) -> None:
         """Raises `NotRepeating` for a storage of another pass that is one of its outputs, or of no pass."""
-        if x not in numbers and (x not in self.origins or x in self.output_storages):
+        if x not in storage_numbers and (x not in self.origins or x in self.output_storages):
             raise NotRepeating
 
-    def _start_place(self, recorded: RecordedPass) -> Place:
+    def _start_place(self, recorded_pass: RecordedPass) -> Place:
         """The place in which a pass starts: that of its first event if the event states one."""
-        if recorded.start < recorded.end:
-            x, size, _ = self.events[recorded.start]
+        if recorded_pass.start < recorded_pass.end:
+            x, size, _ = self.events[recorded_pass.start]
             if size == PLACED:
                 return x  # type: ignore[no-any-return]
-        return recorded.place
+        return recorded_pass.place
 
-    def _output(self, like: Tensor, number: int, storage: int) -> OutputTensor:
-        return OutputTensor(number, self.sizes[storage], self.kinds[storage], like.shape, like.dtype, like.strides)
+    def _output(self, template: Tensor, storage_number: int, storage: int) -> OutputTensor:
+        """Creates the description of a pass's output."""
+        return OutputTensor(
+            storage_number, self.sizes[storage], self.kinds[storage], template.shape, template.dtype, template.strides
+        )
 
 
 class PassPlayer(PassCounter):
@@ -544,13 +567,14 @@ class PassPlayer(PassCounter):
         return self._play_forward(chunk, *self.next_loss(chunk), output)
 
     def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, input_tensor: Tensor | None) -> Tensor:
+        """Replays a forward pass, and returns its output."""
         trace, base = self._play(chunk, case, pass_id)
         if input_tensor is not None and trace.input_kind is not None:
             input_tensor.storage.block.kind = trace.input_kind
         ((_, output),) = trace.outputs
         return output.tensor(output.storage(self.meter, base))
 
-    def backward(self, chunk: int, leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
         """Replays a backward pass."""
         if not any(self.backwards):
             self.meter.opening = len(self.meter.pieces)
@@ -559,7 +583,7 @@ class PassPlayer(PassCounter):
         for i, gradient in trace.outputs:
             if gradient.number not in storages:
                 storages[gradient.number] = gradient.storage(self.meter, base)
-            leaves[i].grad = gradient.tensor(storages[gradient.number])
+            gradient_leaves[i].grad = gradient.tensor(storages[gradient.number])
 
     def _play(self, chunk: int, case: PassCase, pass_id: PassId) -> tuple[PassTrace, int]:
         """Replays a pass; returns its trace and the number of its first storage."""

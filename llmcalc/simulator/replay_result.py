@@ -1,4 +1,4 @@
-"""The result of a replay, in bytes."""
+"""The peaks and sizes in bytes that a replay finds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PHASES = ("forward", "backward", "step")
 
 @dataclass
 class ReplayResult:
-    """The result of a replay of two steps, in bytes.
+    """The peaks and sizes in bytes after a replay of two steps.
 
     set_up: bytes after set-up.
     after: bytes after the second step.
@@ -35,19 +35,22 @@ class ReplayResult:
     slopes: Mapping[Place, int] = field(default_factory=dict)
 
     def read(self, device: Device | CachingAllocator, requested: int, peak_requested: int) -> None:
-        """Reads an allocator's sums. requested, peak_requested: bytes of tensors after the run, and their peak."""
+        """Reads an allocator's counters. requested, peak_requested: requested bytes at the end and at the peak."""
         self.reserved = device.peak_reserved
         self.slop = device.peak_allocated - peak_requested
         self.slop_after = device.allocated - requested
 
     def take_peaks(
-        self, first: Mapping[Place, Peak], then: Mapping[Place, Peak], phases: Sequence[str] = PHASES
+        self,
+        first_step_peaks: Mapping[Place, Peak],
+        second_step_peaks: Mapping[Place, Peak],
+        phases: Sequence[str] = PHASES,
     ) -> None:
-        """Takes the peaks of the second step in these phases, and the optimizer's in the first step if it is higher."""
-        self.peaks = {place: peak for place, peak in then.items() if place.phase in phases}
+        """Takes the peaks of the second step, and the optimizer's from the first step if higher."""
+        self.peaks = {place: peak for place, peak in second_step_peaks.items() if place.phase in phases}
         step = Place("step")
-        if step in first and first[step].bytes > then[step].bytes:
-            self.peaks[step] = first[step]
+        if step in first_step_peaks and first_step_peaks[step].bytes > second_step_peaks[step].bytes:
+            self.peaks[step] = first_step_peaks[step]
 
     @property
     def peak(self) -> tuple[Place, Peak]:

@@ -1,4 +1,4 @@
-"""Shapes and strides, by the rules of PyTorch's tensors. Sizes are integers, or symbols for formulas.
+"""Shapes and strides by PyTorch's rules. Sizes are integers, or symbols for formulas.
 
 Strides decide where a reshape copies, so they decide memory. Sources: `at::detail::computeStride` in
 aten/src/ATen/TensorUtils.cpp, and `TensorIteratorBase::reorder_dimensions` in aten/src/ATen/TensorIterator.cpp.
@@ -25,41 +25,41 @@ def count(shape: Shape) -> Number:
     return math.prod(shape)
 
 
-def is_one(size: Number) -> bool:
+def is_size_one(size: Number) -> bool:
     """Whether a size is known to be 1."""
     return isinstance(size, int) and size == 1
 
 
-def is_none(size: Number) -> bool:
+def is_size_zero(size: Number) -> bool:
     """Whether a size is known to be 0."""
     return isinstance(size, int) and size == 0
 
 
 @lru_cache(REMEMBERED)
 def contiguous(shape: Shape) -> Strides:
-    """The strides of a tensor whose last axis is stored densely, then the one before it, and so on."""
+    """Returns the strides of a contiguous tensor."""
     strides: list[Number] = []
     step: Number = 1
     for size in reversed(shape):
         strides.append(step)
-        if not is_one(size) and not is_none(size):
+        if not is_size_one(size) and not is_size_zero(size):
             step = size if type(step) is int and step == 1 else step * size
     return tuple(reversed(strides))
 
 
 @lru_cache(REMEMBERED)
 def is_contiguous(shape: Shape, strides: Strides) -> bool:
-    """Whether these strides are those of a dense tensor; the strides of axes of one element do not matter."""
-    if any(map(is_none, shape)):
+    """Whether strides are contiguous; strides of axes with one element do not matter."""
+    if any(map(is_size_zero, shape)):
         return True
     dense = contiguous(shape)
-    return all(is_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
+    return all(is_size_one(size) or a == b for size, a, b in zip(shape, strides, dense, strict=True))
 
 
 @lru_cache(REMEMBERED)
 def is_dense(shape: Shape, strides: Strides) -> bool:
     """Whether a tensor fills its storage without gaps or overlaps, in any order of axes."""
-    axes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_one(size)]
+    axes = [(stride, size) for size, stride in zip(shape, strides, strict=True) if not is_size_one(size)]
     if not all(isinstance(n, int) for axis in axes for n in axis):
         return {stride for stride, _ in axes} == set(contiguous(shape)) or is_contiguous(shape, strides)
     step: Number = 1
@@ -71,34 +71,34 @@ def is_dense(shape: Shape, strides: Strides) -> bool:
 
 
 @lru_cache(REMEMBERED)
-def viewed(shape: Shape, strides: Strides, new: Shape) -> Strides | None:
-    """The strides of a view of another shape on the same storage; None if only a copy can have that shape."""
+def view_strides(shape: Shape, strides: Strides, new_shape: Shape) -> Strides | None:
+    """Returns the strides of a view with another shape; None if only a copy can have it."""
     n = count(shape)
-    assert not isinstance(n, int) or n == count(new), (shape, new)
-    if any(map(is_none, shape)):
-        return contiguous(new)
+    assert not isinstance(n, int) or n == count(new_shape), (shape, new_shape)
+    if any(map(is_size_zero, shape)):
+        return contiguous(new_shape)
     out: list[Number] = []
-    left = list(new)
-    end = len(shape) - 1
+    remaining_sizes = list(new_shape)
+    last_axis = len(shape) - 1
     base, old_size = (strides[-1] if strides else 1), Size()
-    for axis in range(end, -1, -1):
+    for axis in range(last_axis, -1, -1):
         old_size.grow(shape[axis])
-        whole = axis == 0 or (not is_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(base))
-        if not whole:
+        ends_group = axis == 0 or (not is_size_one(shape[axis - 1]) and strides[axis - 1] != old_size.times(base))
+        if not ends_group:
             continue
         new_size = Size()
-        while left and (not new_size.reaches(old_size) or is_one(left[-1])):
+        while remaining_sizes and (not new_size.reaches(old_size) or is_size_one(remaining_sizes[-1])):
             out.append(new_size.times(base))
-            new_size.grow(left.pop())
+            new_size.grow(remaining_sizes.pop())
         if not new_size.reaches(old_size):
             return None
         if axis > 0:
             base, old_size = strides[axis - 1], Size()
-    return None if left else tuple(reversed(out))
+    return None if remaining_sizes else tuple(reversed(out))
 
 
 class Size:
-    """A product of sizes, compared with another product; of symbols, by their factors."""
+    """A product of sizes, compared with another product; symbols are compared by factors."""
 
     __slots__ = ("n",)
 
@@ -106,10 +106,10 @@ class Size:
         self.n: Number = 1
 
     def grow(self, size: Number) -> None:
-        self.n = size if is_one(self.n) else self.n * size
+        self.n = size if is_size_one(self.n) else self.n * size
 
     def times(self, base: Number) -> Number:
-        return self.n if is_one(base) else self.n * base
+        return self.n if is_size_one(base) else self.n * base
 
     def reaches(self, other: Size) -> bool:
         if isinstance(self.n, int) and isinstance(other.n, int):
@@ -118,33 +118,38 @@ class Size:
 
 
 def broadcast(*shapes: Shape) -> Shape:
-    """The shape of an elementwise result of tensors with these shapes."""
-    result, *others = shapes
-    for shape in others:
+    """Returns the shape of an elementwise result."""
+    result, *other_shapes = shapes
+    for shape in other_shapes:
         if shape != result:
             rank = len(result) - len(shape)
-            sides = zip(result if rank >= 0 else (1,) * -rank + result, (1,) * rank + shape, strict=True)
-            result = tuple([_wider(a, b) for a, b in sides])
+            size_pairs = zip(result if rank >= 0 else (1,) * -rank + result, (1,) * rank + shape, strict=True)
+            result = tuple([_wider(a, b) for a, b in size_pairs])
     return result
 
 
-def _wider(first: Number, second: Number) -> Number:
-    """The size of an axis that is `first` in one operand and `second` in another: one of both is 1, or they agree."""
-    if type(second) is int and second == 1:
-        return first
-    assert is_one(first) or not isinstance(first, int) or not isinstance(second, int) or first == second
-    return second
+def _wider(first_size: Number, second_size: Number) -> Number:
+    """Returns the broadcast size of two sizes, of which one is 1 or both agree."""
+    if type(second_size) is int and second_size == 1:
+        return first_size
+    assert (
+        is_size_one(first_size)
+        or not isinstance(first_size, int)
+        or not isinstance(second_size, int)
+        or first_size == second_size
+    )
+    return second_size
 
 
 @lru_cache(REMEMBERED)
 def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> Strides:
-    """The strides of an elementwise result: those of its operands where they agree, else dense in their order."""
+    """Returns the strides of an elementwise result: its operands' if they agree, otherwise dense in their order."""
     if all(operand_shape == shape for operand_shape, _ in operands):
         if all(is_contiguous(operand_shape, strides) for operand_shape, strides in operands):
             return contiguous(shape)
-        first = operands[0][1]
-        if all(strides == first for _, strides in operands) and is_dense(shape, first):
-            return first
+        first_strides = operands[0][1]
+        if all(strides == first_strides for _, strides in operands) and is_dense(shape, first_strides):
+            return first_strides
     if not all(isinstance(n, int) for operand_shape, strides in operands for n in (*operand_shape, *strides)):
         dense = [
             strides
@@ -156,8 +161,10 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
     padded = [
         (0,) * (rank - len(operand_shape))
         + tuple(
-            0 if size == 1 and whole != 1 else stride
-            for size, stride, whole in zip(operand_shape, strides, shape[rank - len(operand_shape) :], strict=True)
+            0 if size == 1 and result_size != 1 else stride
+            for size, stride, result_size in zip(
+                operand_shape, strides, shape[rank - len(operand_shape) :], strict=True
+            )
         )
         for operand_shape, strides in operands
     ]
@@ -171,32 +178,32 @@ def elementwise(operands: tuple[tuple[Shape, Strides], ...], shape: Shape) -> St
 
 
 def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
-    """The axes of an elementwise result, the densest first."""
+    """Returns the axes of an elementwise result, the densest first."""
     order = list(range(len(shape) - 1, -1, -1))
 
-    def swaps(inner: int, outer: int) -> int:
+    def swaps(inner_axis: int, outer_axis: int) -> int:
         for strides in operands:
-            if strides[inner] == 0 or strides[outer] == 0:
+            if strides[inner_axis] == 0 or strides[outer_axis] == 0:
                 continue
-            if strides[inner] != strides[outer]:
-                return -1 if strides[inner] < strides[outer] else 1
-            if shape[inner] > shape[outer]:
+            if strides[inner_axis] != strides[outer_axis]:
+                return -1 if strides[inner_axis] < strides[outer_axis] else 1
+            if shape[inner_axis] > shape[outer_axis]:
                 return 1
         return 0
 
     for i in range(1, len(order)):
-        at = i
-        for before in range(i - 1, -1, -1):
-            swap = swaps(order[before], order[at])
+        position = i
+        for previous in range(i - 1, -1, -1):
+            swap = swaps(order[previous], order[position])
             if swap > 0:
-                order[before], order[at] = order[at], order[before]
-                at = before
+                order[previous], order[position] = order[position], order[previous]
+                position = previous
             elif swap < 0:
                 break
     return order
 
 
 def forget() -> None:
-    """Forgets all strides: those of sizes that are not plain integers are of no use to other runs."""
-    for remembered in (contiguous, is_contiguous, is_dense, viewed, elementwise):
+    """Clears the cache of strides, whose symbolic sizes are useless to other runs."""
+    for remembered in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
         remembered.cache_clear()

@@ -17,7 +17,7 @@ from .strides import Shape, Strides, contiguous, count, is_contiguous
 
 
 class Dtype:
-    """An element type. rank: the result of two types has the one of higher rank."""
+    """A number format. rank: of two formats, a result has the one of higher rank."""
 
     __slots__ = ("bytes", "floating", "name", "rank")
 
@@ -37,11 +37,11 @@ FLOAT8 = Dtype("float8", 1, 4, True)
 DTYPES = {dtype.name: dtype for dtype in (BOOL, UINT8, INT32, INT64, BFLOAT16, FLOAT16, FLOAT32, FLOAT64)}
 
 
-def promoted(first: Dtype, second: Dtype) -> Dtype:
+def promoted_dtype(first_dtype: Dtype, second_dtype: Dtype) -> Dtype:
     """The type of an elementwise result."""
-    if {first, second} == {BFLOAT16, FLOAT16}:
+    if {first_dtype, second_dtype} == {BFLOAT16, FLOAT16}:
         return FLOAT32
-    return first if first.rank >= second.rank else second
+    return first_dtype if first_dtype.rank >= second_dtype.rank else second_dtype
 
 
 class Meter(Protocol):
@@ -64,27 +64,27 @@ class Meter(Protocol):
         """Frees the block of a storage."""
 
     def reclassify(self, block: Any, kind: str) -> None:
-        """From here on this storage is counted under that kind (`activations`, `gradients`)."""
+        """Counts a storage under another kind from now on (`activations`, `gradients`)."""
 
 
 @contextmanager
 def counted_as(meter: Meter, kind: str) -> Iterator[None]:
-    """New storages are counted under that kind."""
-    before, meter.kind = meter.kind, kind
+    """Counts new storages under a kind."""
+    previous_kind, meter.kind = meter.kind, kind
     try:
         yield
     finally:
-        meter.kind = before
+        meter.kind = previous_kind
 
 
 @contextmanager
 def on_stream(meter: Meter, stream: int) -> Iterator[None]:
-    """New storages are allocated on that stream."""
-    before, meter.stream = meter.stream, stream
+    """Allocates new storages on a stream."""
+    previous_stream, meter.stream = meter.stream, stream
     try:
         yield
     finally:
-        meter.stream = before
+        meter.stream = previous_stream
 
 
 class Storage:
@@ -102,15 +102,15 @@ class Storage:
     def release(self) -> None:
         """Frees the memory while tensors still refer to the storage (`untyped_storage().resize_(0)`)."""
         self.meter.free(self.block)
-        self.meter, self.block = Gone(), None
+        self.meter, self.block = ReleasedMeter(), None
 
     def share(self, other: Storage) -> None:
         """Uses the memory of another storage after `release`."""
         self.block = other
 
 
-class Gone:
-    """The meter of a storage after `release`: it counts nothing."""
+class ReleasedMeter:
+    """The meter of a released storage; it counts nothing."""
 
     kind, stream = "", 0
     place: Any = None
@@ -155,7 +155,7 @@ class Tensor:
 
     @property
     def bytes(self) -> Number:
-        """The bytes of its elements, which are more than those of its storage if it is expanded."""
+        """Bytes of its elements; an expanded tensor has more than its storage."""
         return count(self.shape) * self.dtype.bytes
 
     @property
@@ -167,7 +167,7 @@ class Tensor:
         return is_contiguous(self.shape, self.strides)
 
     def detached(self) -> Tensor:
-        """The same storage, without its history."""
+        """Returns a tensor with the same storage and no graph."""
         return Tensor(self.shape, self.dtype, self.storage, self.strides)
 
     def view(self, shape: Shape, strides: Strides) -> Tensor:
@@ -188,15 +188,15 @@ def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = No
 Gradient: TypeAlias = Tensor | None
 Needs: TypeAlias = Sequence[bool]
 Backward: TypeAlias = Callable[..., Sequence[Gradient]]
-"""backward(gradient, needs, *saved) → a gradient per input.
+"""backward(gradient, needs_input_grad, *saved) → a gradient per input.
 
 gradient: that of the output; of a node with several outputs, a list, with None where no gradient came.
-needs: for each input, whether its gradient is wanted.
+needs_input_grad: for each input, whether its gradient is wanted.
 """
 
 
 class Saved:
-    """A tensor that a node keeps for the backward pass."""
+    """A tensor saved by a node for the backward pass."""
 
     __slots__ = ("tensor",)
 
@@ -208,7 +208,7 @@ class Saved:
 
 
 class Recording(Protocol):
-    """The state of autograd that a new node reads (`autograd.Graph`)."""
+    """The autograd state that a new node reads (`autograd.Graph`)."""
 
     meter: Meter
     numbers: Iterator[int]

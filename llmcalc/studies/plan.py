@@ -157,7 +157,7 @@ def plan_of(
     estimates: LayoutEstimates | None = None,
     nearest: Nearest = "always",
 ) -> LayoutPlan:
-    """Plans the training of a model on `layout_request.devices` accelerators under `asked.framework`, which has the model.
+    """Plans the training of a model on `layout_request.devices` accelerators under its framework, which has the model.
 
     layout_request: parallelism options; group sizes in it apply to every layout.
     global_batch: sequences per step; None for one micro-batch per accelerator.

@@ -102,35 +102,43 @@ class Activations:
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
         """Returns the formula of a layer or of a part of it, with all repeats of the part in the layer."""
-        value, letters = self.numbers.of(node), self.letters.of(node)
-        formula = self.formulas.of_value("activations", letters, int(value), node, by_token)
+        value, symbolic_sum = self.numbers.of(node), self.letters.of(node)
+        formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, by_token)
         times = self.numbers.times.get(node.at[0]) if node.at else None
         node_letters = node.letters if self.numbers.layers.issuperset(node.at) else replace(node.letters, repeat=1)
         return Section((replace(node, letters=node_letters, times=times or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
         """Returns the parts of the model and of its layers, storages that layers share, and the loss."""
-        listed = components(self.formulas)
+        component_nodes = components(self.formulas)
         for stack in self.numbers.shared:
-            last = max(i for i, (_, node) in enumerate(listed) if _names(node)[: len(stack)] == stack)
-            listed.insert(last + 1, (len(stack) - 1, _extra_line(_shared_line(stack))))
-        return [*listed, (0, _extra_line(LOSS_NAMES))]
+            last_layer_index = max(
+                i for i, (_, node) in enumerate(component_nodes) if _names(node)[: len(stack)] == stack
+            )
+            component_nodes.insert(last_layer_index + 1, (len(stack) - 1, _extra_line(_shared_line(stack))))
+        return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
 
     def find(self, node: str) -> list[FormulaNode]:
         """Finds the nodes of a name, also the lines of shared storages and of the loss."""
-        extra = [
+        extra_nodes = [
             formula_node
             for _, formula_node in self.components()
             if not formula_node.at and _names(formula_node)[-1] == node.lower()
         ]
-        if extra:
-            return extra
-        listed = self.formulas.find(node)
-        trained = [formula_node for formula_node in listed if formula_node.optional in {"", *self.formulas.include}]
+        if extra_nodes:
+            return extra_nodes
+        named_nodes = self.formulas.find(node)
+        trained = [
+            formula_node for formula_node in named_nodes if formula_node.optional in {"", *self.formulas.include}
+        ]
         if not trained:
-            part = OPTIONAL_PARTS[listed[0].optional]
-            counted = f"counted with {part.option}" if part.has_flops else "not trained here; expected params"
-            raise InputError(f"--quantity activations: {node} is a part of the {part.title}, which are {counted}")
+            optional_part = OPTIONAL_PARTS[named_nodes[0].optional]
+            hint = (
+                f"counted with {optional_part.option}"
+                if optional_part.has_flops
+                else "not trained here; expected params"
+            )
+            raise InputError(f"--quantity activations: {node} is a part of the {optional_part.title}, which are {hint}")
         return trained
 
     def notes(self) -> tuple[str, ...]:
@@ -145,7 +153,7 @@ class Activations:
 
 
 class SavedSums:
-    """The saved activations of every node of a model, as sums over storages.
+    """The saved activations of every node, summed over storages.
 
     root: the whole model.
     blocks: the storages.
@@ -165,41 +173,41 @@ class SavedSums:
         self.shared: dict[PathNames, Any] = {}
         self.loss: Any = 0
         by_turn: defaultdict[Path, Counter[int]] = defaultdict(Counter)
-        turns: defaultdict[Path, set[int]] = defaultdict(set)
+        repeats_of_path: defaultdict[Path, set[int]] = defaultdict(set)
         for block in blocks:
-            at, size = block.at, formula_of(block.bytes)
-            if at.path == LOSS:
+            location, size = block.at, formula_of(block.bytes)
+            if location.path == LOSS:
                 self.loss += size
-            elif at.layer and block.shared:
-                self._share(at.stack, size)
+            elif location.layer and block.shared:
+                self._share(location.stack, size)
             else:
-                by_turn[at.path][at.layer_index] += size
-                turns[at.layer].add(at.layer_index)
-        self._paths = set(turns) - {()}
-        by_path = {path: self._usual(path, sizes, turns) for path, sizes in by_turn.items()}
+                by_turn[location.path][location.layer_index] += size
+                repeats_of_path[location.layer].add(location.layer_index)
+        self._paths = set(repeats_of_path) - {()}
+        by_path = {path: self._usual(path, sizes, repeats_of_path) for path, sizes in by_turn.items()}
         self.each[root.at[0]] = self._added_up(root, (), by_path) + self.loss
 
     def of(self, node: FormulaNode) -> Any:
         """Returns the sum of a node."""
         if node.at:
-            return sum((self.each[at] for at in node.at), 0)
-        extra = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
-        return extra[_names(node)]
+            return sum((self.each[location] for location in node.at), 0)
+        extra_lines = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
+        return extra_lines[_names(node)]
 
     def _share(self, stack: PathNames, size: Any) -> None:
         self.shared[stack] = self.shared.get(stack, 0) + size
 
-    def _usual(self, path: Path, sizes_by_turn: Counter[int], turns: dict[Path, set[int]]) -> Any:
+    def _usual(self, path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
         """Returns the sum of one layer at a path. Storages of only some equal layers count as shared."""
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
-            return sum(sizes_by_turn.values())
-        sizes = [_expand(sizes_by_turn[layer_index]) for layer_index in sorted(turns[layer])]
-        ((usual, _),) = Counter(sizes).most_common(1)
-        rest = _expand(sum(size - usual for size in sizes))
-        if rest:
-            self._share(tuple(name for name, _ in layer), rest)
-        return usual
+            return sum(sizes_by_repeat.values())
+        sizes = [_expand(sizes_by_repeat[layer_index]) for layer_index in sorted(repeats_of_path[layer])]
+        ((common_size, _),) = Counter(sizes).most_common(1)
+        excess = _expand(sum(size - common_size for size in sizes))
+        if excess:
+            self._share(tuple(name for name, _ in layer), excess)
+        return common_size
 
     def _added_up(self, formula_node: FormulaNode, path: Path, unclaimed: dict[Path, Any], times: Any = None) -> Any:
         """Adds the sums of a node and its children.
@@ -209,14 +217,14 @@ class SavedSums:
         """
         total = unclaimed.pop(path, 0)
         for child in formula_node.children:
-            node, at = child.numbers if self.side == "numbers" else child.letters, child.at[0]
-            below = (*path, (child.numbers.name, child.numbers.label))
-            is_layer = times is None and below in self._paths
-            self.times[at] = node.repeat if is_layer else times
-            self.each[at] = self._added_up(child, below, unclaimed, self.times[at])
+            node, location = child.numbers if self.side == "numbers" else child.letters, child.at[0]
+            child_path = (*path, (child.numbers.name, child.numbers.label))
+            is_layer = times is None and child_path in self._paths
+            self.times[location] = node.repeat if is_layer else times
+            self.each[location] = self._added_up(child, child_path, unclaimed, self.times[location])
             if is_layer:
-                self.layers.add(at)
-            total += self.each[at] * (node.repeat if is_layer else 1)
+                self.layers.add(location)
+            total += self.each[location] * (node.repeat if is_layer else 1)
         total += sum(unclaimed.pop(key) for key in list(unclaimed) if key[: len(path)] == path)
         names = tuple(name for name, _ in path)
         return total + sum(size for stack, size in self.shared.items() if stack[:-1] == names)

@@ -49,11 +49,11 @@ def known() -> dict[str, Paper]:
 
 def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
     """Splits sources such as `Vaswani et al. 2017, §3.2.2` into (papers, other sources), each without duplicates."""
-    known_papers, others = dict[str, Paper](), dict[str, None]()
+    known_papers, other_sources = dict[str, Paper](), dict[str, None]()
     for source in sources:
         name = source.partition(", §")[0]
         if name in known():
             known_papers.setdefault(known()[name].key, known()[name])
         else:
-            others.setdefault(name)
-    return list(known_papers.values()), list(others)
+            other_sources.setdefault(name)
+    return list(known_papers.values()), list(other_sources)

@@ -74,9 +74,9 @@ def explain(
     check_kinds(spec)
     if node is None or node.lower() == "model":
         sections = [_section(formulas, formula_node, quantity, depth) for depth, formula_node in components(formulas)]
-        sections = [replace(part, formulas=_nonzero(part.formulas)) for part in sections]
+        sections = [replace(unfiltered, formulas=_nonzero(unfiltered.formulas)) for unfiltered in sections]
         sections.append(_section(formulas, formulas.root, quantity))
-        return Explanation([part for part in sections if part.formulas], formulas, None)
+        return Explanation([unfiltered for unfiltered in sections if unfiltered.formulas], formulas, None)
     merged: dict[tuple[object, ...], Section] = {}
     for formula_node in formulas.find(node):
         section = _section(formulas, formula_node, quantity)
@@ -88,7 +88,7 @@ def explain(
             if merged_section is None
             else replace(merged_section, places=(*merged_section.places, formula_node))
         )
-    sections = [part for part in merged.values() if part.formulas]
+    sections = [unfiltered for unfiltered in merged.values() if unfiltered.formulas]
     if not sections and any(formula_node.optional in WITHOUT_FLOPS for formula_node in formulas.find(node)):
         raise InputError(f"--quantity {quantity}: of towers, parameters alone are counted; expected params")
     if not sections:
@@ -98,9 +98,9 @@ def explain(
 
 def check_kinds(spec: ModelSpec) -> None:
     """Raises `InputError` for a model with too many kinds of layers."""
-    kinds = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
-    if kinds > MOST_KINDS:
-        raise InputError(f"{kinds} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
+    kind_count = max(len({*stack.first_layers, *stack.pattern}) for _, stack in spec.stacks())
+    if kind_count > MOST_KINDS:
+        raise InputError(f"{kind_count} kinds of layers are too many for one formula; expected at most {MOST_KINDS}")
 
 
 def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
@@ -115,10 +115,12 @@ def _without_equal_forms(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
 
 
 def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, depth: int = 0) -> Section:
-    answers = [
+    formulas_of_quantities = [
         kind for kind in ANSWERS[quantity] if node.optional not in WITHOUT_FLOPS or kind in ANSWERS["params"]
     ]  # their FLOPs are not counted
-    by_quantity = {kind: formula for kind in answers if (formula := formulas.formula(node, kind)) is not None}
+    by_quantity = {
+        kind: formula for kind in formulas_of_quantities if (formula := formulas.formula(node, kind)) is not None
+    }
     if "active" in by_quantity and by_quantity["active"].value == by_quantity["params"].value:
         del by_quantity["active"]
     return Section((node,), tuple(by_quantity.values()), depth)
@@ -126,12 +128,12 @@ def _section(formulas: Formulas, node: FormulaNode, quantity: QuantityOrAll, dep
 
 def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
     """Returns (depth, part) of the model, its layers and its mixtures of experts; a layer's norms are one part."""
-    listed: list[tuple[int, FormulaNode]] = []
+    component_nodes: list[tuple[int, FormulaNode]] = []
 
     def add(formula_node: FormulaNode, depth: int) -> None:
         if formula_node.optional and formula_node.optional not in formulas.include:
             return
-        listed.append((depth, formula_node))
+        component_nodes.append((depth, formula_node))
         node = formula_node.numbers
         if node.kind == "layer" or node.is_stack or node.optional:
             norms = [child for child in formula_node.children if child.numbers.kind == "norm"]
@@ -139,11 +141,11 @@ def components(formulas: Formulas) -> list[tuple[int, FormulaNode]]:
                 if child.numbers.kind != "norm" or len(norms) == 1:
                     add(child, depth + 1)
             if len(norms) > 1:
-                listed.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
+                component_nodes.append((depth + 1, merge_nodes(formula_node, "norms", norms)))
         elif node.kind == "experts" and any(c.children for c in node.children) and node.children[0].op is not None:
             for child in formula_node.children:
                 add(child, depth + 1)
 
     for child in formulas.root.children:
         add(child, 0)
-    return listed
+    return component_nodes

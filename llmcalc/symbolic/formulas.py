@@ -58,7 +58,7 @@ SumStyle: TypeAlias = Callable[[Any], Any]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The setting that formulas are evaluated in.
+    """The run in which formulas are evaluated.
 
     seq: the number of tokens per sequence, which with full pairs is the number of keys S per token; 2048 by default.
     pairs: the (query, key) pairs that count.
@@ -114,7 +114,7 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A cost summed over the tree in one run; a quantity is a sum of terms."""
+    """A cost summed over the tree in one run; several terms make a quantity."""
 
     cost: Cost
     run_config: RunConfig | None = None
@@ -122,7 +122,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class FormulaNode:
-    """A node in numbers and in symbols.
+    """A node of the tree, in numbers and in symbols.
 
     at: the indices of its places in a walk over the tree; several where parts are shown together (a layer's norms).
     times: the number of copies in the model.
@@ -141,7 +141,10 @@ class FormulaNode:
     @property
     def name(self) -> str:
         """The name, with a label if layers differ: `layers.self_attn`, `layers.moe.mlp`."""
-        return ".".join(text for segment, label, _ in self.steps for text in (segment, label) if text) or "model"
+        return (
+            ".".join(name_part for segment, label, _ in self.steps for name_part in (segment, label) if name_part)
+            or "model"
+        )
 
 
 class Formulas:
@@ -175,20 +178,20 @@ class Formulas:
             return nodes[:1]
         exact = [node for node in nodes[1:] if node.path == query]
         names = query.split(".")
-        for gaps in (False, True):
-            exact = exact or [node for node in nodes[1:] if _matches(names, node.steps, gaps)]
+        for allows_gaps in (False, True):
+            exact = exact or [node for node in nodes[1:] if _matches(names, node.steps, allows_gaps)]
         if not exact:
             tails = {".".join(step[0] for step in node.steps[i:]) for node in nodes for i in range(len(node.steps))}
-            large = dict.fromkeys(
+            component_names = dict.fromkeys(
                 node.steps[-1][0] for node in nodes[1:] if node.numbers.children or len(node.steps) == 1
             )
             components: dict[str, str] = {}  # `attention` → self_attn: the outermost node of a component has its name
             for node in nodes[1:]:
                 if node.numbers.children:
                     components.setdefault(node.numbers.kind, node.steps[-1][0])
-            known = components | {tail: tail for tail in sorted(tails)}
-            near = suggest(query, known) or f" Expected one of {', '.join(large)}."
-            raise InputError(f"NODE: the model has no node '{query}'.{near}")
+            known_names = components | {tail: tail for tail in sorted(tails)}
+            suggestion = suggest(query, known_names) or f" Expected one of {', '.join(component_names)}."
+            raise InputError(f"NODE: the model has no node '{query}'.{suggestion}")
         return exact
 
     def formula(self, node: FormulaNode, quantity: Quantity) -> Formula | None:
@@ -199,9 +202,9 @@ class Formulas:
         """
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
-        numbers, letters = self._terms(quantity)
-        value = Fraction(self._sum(self.symbolic.numbers, numbers, node))
-        expression = self._gathered(self._sum(self.symbolic.tree, letters, node), _shorter)
+        numeric_terms, symbolic_terms = self._terms(quantity)
+        value = Fraction(self._sum(self.symbolic.numbers, numeric_terms, node))
+        expression = self._gathered(self._sum(self.symbolic.tree, symbolic_terms, node), _shorter)
         if quantity in ("kv", "state") and not value:
             return None
         return self._evaluated(quantity, expression, value, node)
@@ -229,9 +232,9 @@ class Formulas:
         """Sums the terms for one repeat of the node."""
         value: Any = 0
         for term in terms:
-            places = self._walk(tree, term.run_config)
+            walked_places = self._walk(tree, term.run_config)
             for index in node.at:
-                value = add(value, places[index].each(term.cost, self.include))
+                value = add(value, walked_places[index].each(term.cost, self.include))
         return value
 
     def _walk(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
@@ -252,13 +255,13 @@ class Formulas:
             with_numbers, with_symbols = (
                 RunConfig(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s)
             )
-            return [Term(_scaled(forward_of, Fraction(1, n)), with_numbers)], [
-                Term(_scaled(forward_of, 1 / s), with_symbols)
+            return [Term(_scaled_cost(forward_of, Fraction(1, n)), with_numbers)], [
+                Term(_scaled_cost(forward_of, 1 / s), with_symbols)
             ]
         empty, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
         bits = DTYPE_BITS[self.setting.dtype]
-        numbers = _cache_terms(quantity, empty, one_token, bits, Fraction(1, 8))
-        return numbers, _cache_terms(quantity, empty, one_token, 8 * element_bytes(), _one_eighth())
+        numeric_terms = _cache_terms(quantity, empty, one_token, bits, Fraction(1, 8))
+        return numeric_terms, _cache_terms(quantity, empty, one_token, 8 * element_bytes(), _one_eighth())
 
     def _checked(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Substitutes all values but S in the expression.
@@ -267,13 +270,13 @@ class Formulas:
         """
         import sympy
 
-        number = {symbol: sympy.Rational(m.value) for symbol, m in self.meanings.items()}
+        values = {symbol: sympy.Rational(m.value) for symbol, m in self.meanings.items()}
         expression = sympy.sympify(expression)
-        result = expression.xreplace(number)
+        result = expression.xreplace(values)
         if result != sympy.Rational(value):
             raise ArithmeticError(f"{node.name}: the formula {expression} gives {result}, the count is {value}")
-        del number[keys()]
-        return sympy.expand(expression.xreplace(number))
+        del values[keys()]
+        return sympy.expand(expression.xreplace(values))
 
     def _gathered(self, expression: Any, tidy: SumStyle) -> Any:
         """Combines the terms of layers of equal cost, under the whole depth if these are all layers.
@@ -294,10 +297,12 @@ class Formulas:
             else:
                 other_terms.append(term)
         by_repeat: dict[Any, list[Any]] = {}
-        for inner, repeats in layer_terms.items():
-            whole = next((depth for depth, kinds in depths.items() if kinds == repeats), None)
-            by_repeat.setdefault(whole if whole is not None else sympy.Add(*repeats), []).append(inner)
-        layered = [repeat * tidy(sympy.Add(*inner)) for repeat, inner in by_repeat.items()]
+        for layer_term, repeats in layer_terms.items():
+            depth_symbol = next((depth for depth, depth_kinds in depths.items() if depth_kinds == repeats), None)
+            by_repeat.setdefault(depth_symbol if depth_symbol is not None else sympy.Add(*repeats), []).append(
+                layer_term
+            )
+        layered = [repeat * tidy(sympy.Add(*layer_term)) for repeat, layer_term in by_repeat.items()]
         return sympy.Add(*layered, tidy(sympy.Add(*other_terms)))
 
     def _in_hidden(self, expression: Any) -> Any:
@@ -337,8 +342,8 @@ class Formulas:
         def of(fields: frozenset[str]) -> list[Any]:
             return [s for s, m in self.meanings.items() if m.field in fields]
 
-        def ratio(part: Number, whole: Any) -> Any:
-            return sympy.Rational(part, value[whole]) * whole
+        def ratio(numerator: Number, denominator: Any) -> Any:
+            return sympy.Rational(numerator, value[denominator]) * denominator
 
         (hidden,), heads, sizes = of(frozenset({"hidden_size"})), of(HEADS), of(HEAD_SIZES)
         pairs = [(width, ratio(value[width], hidden)) for width in of(WIDTHS)]
@@ -354,10 +359,10 @@ class Formulas:
         """
         import sympy
 
-        for depth, kinds in self.symbolic.depths.items():
-            terms = [{t / k for t in sympy.Add.make_args(total) if t.has(k)} for k in kinds]
+        for depth, depth_kinds in self.symbolic.depths.items():
+            terms = [{t / k for t in sympy.Add.make_args(total) if t.has(k)} for k in depth_kinds]
             for shared in set.intersection(*terms) if terms else set():
-                total = total - sum(shared * k for k in kinds) + shared * depth
+                total = total - sum(shared * k for k in depth_kinds) + shared * depth
         return total
 
 
@@ -369,11 +374,11 @@ def _cache_terms(
     Assumes that no window is full yet; a recurrent state does not grow.
     """
     cost = cache_bits(element_bits)
-    before = [Term(_scaled(cost, factor if quantity == "state" else -factor), empty)]
-    return before if quantity == "state" else [Term(_scaled(cost, factor), one_token), *before]
+    initial_terms = [Term(_scaled_cost(cost, factor if quantity == "state" else -factor), empty)]
+    return initial_terms if quantity == "state" else [Term(_scaled_cost(cost, factor), one_token), *initial_terms]
 
 
-def _scaled(cost: Cost, factor: Any) -> Cost:
+def _scaled_cost(cost: Cost, factor: Any) -> Cost:
     """Returns the cost of each primitive, times a factor."""
 
     def scaled(use: Use) -> Number:
@@ -397,28 +402,52 @@ def _shorter(expression: Any) -> Any:
     return expanded if sympy.count_ops(expanded) <= sympy.count_ops(expression) else expression
 
 
-def _build_node(numbers: Place, letters: Node, steps: Steps, at: Iterator[int], source: str = "") -> FormulaNode:
-    """Builds a node with its children; `at` counts the indices in a walk."""
-    node, index = numbers.node, next(at)
-    if (node.name, len(node.children)) != (letters.name, len(letters.children)):
-        raise ArithmeticError(f"{numbers.path}: the tree in symbols is not the tree in numbers")
+def _build_node(
+    numeric_place: Place, symbolic_node: Node, steps: Steps, positions: Iterator[int], source: str = ""
+) -> FormulaNode:
+    """Builds a node with its children. positions: yields the position of each node in a walk."""
+    node, index = numeric_place.node, next(positions)
+    if (node.name, len(node.children)) != (symbolic_node.name, len(symbolic_node.children)):
+        raise ArithmeticError(f"{numeric_place.path}: the tree in symbols is not the tree in numbers")
     source = node.source or source
-    below = tuple(
+    children_nodes = tuple(
         _build_node(
-            place, letter, (*steps, (place.node.name, letter.label, tuple(place.node.indices or ()))), at, source
+            numeric_child,
+            symbolic_child,
+            (*steps, (numeric_child.node.name, symbolic_child.label, tuple(numeric_child.node.indices or ()))),
+            positions,
+            source,
         )
-        for place, letter in zip(numbers.children(), letters.children, strict=True)
+        for numeric_child, symbolic_child in zip(numeric_place.children(), symbolic_node.children, strict=True)
     )
-    return FormulaNode(steps, numbers.path, (index,), node, letters, numbers.times, numbers.optional, source, below)
+    return FormulaNode(
+        steps,
+        numeric_place.path,
+        (index,),
+        node,
+        symbolic_node,
+        numeric_place.times,
+        numeric_place.optional,
+        source,
+        children_nodes,
+    )
 
 
-def merge_nodes(above: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
+def merge_nodes(parent: FormulaNode, name: str, parts: Sequence[FormulaNode]) -> FormulaNode:
     """Merges several parts of one node into a part with a new name."""
-    numbers, letters = (Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters"))
-    at = tuple(i for part in parts for i in part.at)
-    path = f"{above.path}.{name}" if above.path else name
+    numeric_node, symbolic_node = (
+        Node(name, children=tuple(getattr(p, side) for p in parts)) for side in ("numbers", "letters")
+    )
+    positions = tuple(i for part in parts for i in part.at)
+    path = f"{parent.path}.{name}" if parent.path else name
     return replace(
-        above, steps=(*above.steps, (name, "", ())), path=path, at=at, numbers=numbers, letters=letters, children=()
+        parent,
+        steps=(*parent.steps, (name, "", ())),
+        path=path,
+        at=positions,
+        numbers=numeric_node,
+        letters=symbolic_node,
+        children=(),
     )
 
 
@@ -428,19 +457,23 @@ def _walk(node: FormulaNode) -> Iterator[FormulaNode]:
         yield from _walk(child)
 
 
-def _matches(names: list[str], steps: Steps, gaps: bool) -> bool:
-    """Whether `asked` (names, each optionally followed by a layer's label or number) matches the end of the path."""
+def _matches(names: list[str], steps: Steps, allows_gaps: bool) -> bool:
+    """Whether names, each optionally followed by a layer label or number, match the end of a path."""
     if not names or not steps:
         return False
-    (name, label, indices), above = steps[-1], steps[:-1]
-    last, left = names[-1], []
-    if last == name:
-        left.append(names[:-1])
+    (name, label, indices), outer_steps = steps[-1], steps[:-1]
+    last_name, remaining_names = names[-1], []
+    if last_name == name:
+        remaining_names.append(names[:-1])
     if (
-        last
-        and (last == label or (last.isdecimal() and int(last) in indices))
+        last_name
+        and (last_name == label or (last_name.isdecimal() and int(last_name) in indices))
         and (len(names) == 1 or names[-2] == name)
     ):
-        left.append(names[:-2])
-    ends = range(len(above), 0 if gaps else len(above) - 1, -1)
-    return any(not rest or any(_matches(rest, above[:end], gaps) for end in ends) for rest in left)
+        remaining_names.append(names[:-2])
+    outer_lengths = range(len(outer_steps), 0 if allows_gaps else len(outer_steps) - 1, -1)
+    return any(
+        not unmatched_names
+        or any(_matches(unmatched_names, outer_steps[:outer_length], allows_gaps) for outer_length in outer_lengths)
+        for unmatched_names in remaining_names
+    )

@@ -69,20 +69,20 @@ class Block:
 
     __slots__ = ("bytes", "ends", "keepers", "kind", "made")
 
-    def __init__(self, size: Number, kind: str, made: Location) -> None:
-        self.bytes, self.kind, self.made = size, kind, made
+    def __init__(self, size: Number, kind: str, creator: Location) -> None:
+        self.bytes, self.kind, self.made = size, kind, creator
         self.keepers: list[Location] = []
         self.ends = 0
 
     @property
     def at(self) -> Location:
-        """The node that first saves it; if none does, the node that created it."""
+        """The first node that saves the block; if none does, the node that created it."""
         return self.keepers[0] if self.keepers else self.made
 
     @property
     def shared(self) -> bool:
         """Whether several layers save it and it was created once for them: a table of angles, an encoder's output."""
-        layers = {(at.stack, at.layer_index) for at in self.keepers if at.depth}
+        layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
         if any(stack == self.made.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
         return len(layers) > 1
@@ -108,7 +108,7 @@ class Storages:
 
 
 class PlacedEager(Eager):
-    """Eager kernels that tell the meter the node that is running."""
+    """Eager kernels that report the current node to the meter."""
 
     @property
     def place(self) -> Any:
@@ -116,19 +116,21 @@ class PlacedEager(Eager):
 
     def at(self, frames: Sequence[Frame]) -> Location:
         """Returns the node of the innermost frame."""
-        named = [frame for frame in frames if frame.scope.name]
-        layers = [(i + 1, frame.layer_index) for i, frame in enumerate(named) if frame.scope.takes is not None]
+        named_frames = [frame for frame in frames if frame.scope.name]
+        layers = [(i + 1, frame.layer_index) for i, frame in enumerate(named_frames) if frame.scope.takes is not None]
         depth, layer_index = layers[0] if layers else (0, -1)
         return Location(
-            tuple(_name_and_label(frame.scope) for frame in named), depth, -1 if layer_index is None else layer_index
+            tuple(_name_and_label(frame.scope) for frame in named_frames),
+            depth,
+            -1 if layer_index is None else layer_index,
         )
 
     def step(self, step: Step) -> None:
         meter = self.graph.meter
-        outside, here = meter.place, self.at(self.frames[1:])
-        meter.place = here._replace(path=(*here.path, _name_and_label(step))) if step.name else here
+        outer_place, step_place = meter.place, self.at(self.frames[1:])
+        meter.place = step_place._replace(path=(*step_place.path, _name_and_label(step))) if step.name else step_place
         super().step(step)
-        meter.place = outside
+        meter.place = outer_place
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         meter = self.graph.meter
@@ -139,11 +141,11 @@ class PlacedEager(Eager):
             block.ends += 1
         return out
 
-    def replayed(self, frame: Frame, takes: Value, gives: Value) -> Run:
+    def replayed(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
         for value in self.reads[id(frame.scope)]:
             if value in self.values:
                 self.graph.meter.reclassify(self.values[value].storage.block, "activations")
-        return super().replayed(frame, takes, gives)
+        return super().replayed(frame, layer_input, layer_output)
 
 
 def _name_and_label(item: Scope | Step) -> tuple[str, str]:

@@ -81,8 +81,8 @@ GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts"
 def symbolic(spec: ModelSpec) -> Symbolic:
     """Returns a spec, or one rank of a layout, in symbols. Imports sympy."""
     rank = spec if isinstance(spec, RankModel) else None
-    used = _used_spots(spec if rank is None else rank.whole)
-    names = _symbol_names(used + _depth_spots(spec))
+    used_occurrences = _used_spots(spec if rank is None else rank.full_model)
+    names = _symbol_names(used_occurrences + _depth_spots(spec))
     meanings: dict[Any, Meaning] = {}
 
     def symbol(name: str, field: str, value: Number) -> Any:
@@ -93,28 +93,30 @@ def symbolic(spec: ModelSpec) -> Symbolic:
             raise ArithmeticError(f"{name} stands for {meaning.field} = {meaning.value} and for {field} = {value}")
         return new_symbol
 
-    def pick(spot: SizeOccurrence) -> Any:
-        return symbol(names[spot], spot.field, spot.value) if spot in names else spot.value
+    def pick(occurrence: SizeOccurrence) -> Any:
+        return (
+            symbol(names[occurrence], occurrence.field, occurrence.value) if occurrence in names else occurrence.value
+        )
 
     lettered = _with_symbols(spec, pick).tree() if rank is None else _rank_in_symbols(rank, pick, symbol)
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
-    several = len(spec.stacks()) > 1
-    for spot in _depth_spots(spec):
-        stack = getattr(spec, spot.side)
-        labels, counts, of = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
-        kinds = {name: labels[name] for name in counts}
-        whole = symbol(names[spot], spot.field + of, sum(counts.values()))
-        if len(kinds) == 1:
-            groups[spot.side, next(iter(kinds))] = whole, next(iter(kinds.values()))
+    has_several_stacks = len(spec.stacks()) > 1
+    for occurrence in _depth_spots(spec):
+        stack = getattr(spec, occurrence.side)
+        labels, counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
+        labels_by_kind = {name: labels[name] for name in counts}
+        depth_symbol = symbol(names[occurrence], occurrence.field + suffix, sum(counts.values()))
+        if len(labels_by_kind) == 1:
+            groups[occurrence.side, next(iter(labels_by_kind))] = depth_symbol, next(iter(labels_by_kind.values()))
             continue
-        base = f"{spot.letter}_{SIDE_NAMES[spot.side]}" if several else names[spot]
+        base = f"{occurrence.letter}_{SIDE_NAMES[occurrence.side]}" if has_several_stacks else names[occurrence]
         for name, count in counts.items():
-            groups[spot.side, name] = (
-                symbol(f"{base}_{kinds[name]}", f"{DEPTH} ({kinds[name]}){of}", count),
-                kinds[name],
+            groups[occurrence.side, name] = (
+                symbol(f"{base}_{labels_by_kind[name]}", f"{DEPTH} ({labels_by_kind[name]}){suffix}", count),
+                labels_by_kind[name],
             )
-        depths[whole] = frozenset(groups[spot.side, name][0] for name in kinds)
+        depths[depth_symbol] = frozenset(groups[occurrence.side, name][0] for name in labels_by_kind)
     main = "decoder" if spec.decoder is not None else "encoder"
     return Symbolic(spec, spec.tree(), _with_depths(lettered, main, groups), meanings, depths)
 
@@ -123,7 +125,9 @@ def _layer_counts(stack: Stack, rank: RankModel | None) -> dict[str, Number]:
     """Returns kind of layer → number of layers, of the stack or of one rank of a pipeline."""
     if rank is None or rank.layout.pp == 1:
         return {name: count for name, _, count, _ in stack.groups() if not is_zero(count)}
-    counts = {name: sum(i in rank.chunks.layers for i in which or ()) for name, _, _, which in stack.groups()}
+    counts = {
+        name: sum(i in rank.chunks.layers for i in layer_indices or ()) for name, _, _, layer_indices in stack.groups()
+    }
     return {name: count for name, count in counts.items() if count}
 
 
@@ -131,12 +135,12 @@ def _rank_suffix(rank: RankModel | None) -> str:
     return "" if rank is None or rank.layout.pp == 1 else " of this rank"
 
 
-def _rank_in_symbols(rank: RankModel, pick: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
+def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
     """Returns the tree of a rank in symbols, by symbolic integers, because a rank's sizes depend on comparisons."""
 
-    def traced(spot: SizeOccurrence) -> Any:
-        letter = pick(spot)
-        return spot.value if letter is spot.value else SymbolicInt(spot.value, letter)
+    def traced(occurrence: SizeOccurrence) -> Any:
+        symbol_of_size = size_replacer(occurrence)
+        return occurrence.value if symbol_of_size is occurrence.value else SymbolicInt(occurrence.value, symbol_of_size)
 
     layout = rank.layout
     sizes = {"tp": layout.tp, "ep": layout.ep, "etp": layout.expert_tp}
@@ -149,8 +153,8 @@ def _rank_in_symbols(rank: RankModel, pick: SizeReplacer, symbol: Callable[[str,
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
     lettered = _with_symbols(rank, traced)
     assert isinstance(lettered, RankModel)
-    written: Node = _formulas_of(lettered.with_symbols(replace(layout, **degrees)).tree())
-    return written
+    symbolic_tree: Node = _formulas_of(lettered.with_symbols(replace(layout, **degrees)).tree())
+    return symbolic_tree
 
 
 def _formulas_of(value: Any) -> Any:
@@ -171,8 +175,12 @@ def with_formulas(spec: ModelSpec) -> ModelSpec:
     """Returns a copy of `spec` with symbolic integers as sizes. Imports sympy."""
     names = _symbol_names(_used_spots(spec) + _depth_spots(spec))
 
-    def pick(spot: SizeOccurrence) -> int:
-        return SymbolicInt(spot.value, _symbol(_without_hyphens(names[spot]))) if spot in names else spot.value
+    def pick(occurrence: SizeOccurrence) -> int:
+        return (
+            SymbolicInt(occurrence.value, _symbol(_without_hyphens(names[occurrence])))
+            if occurrence in names
+            else occurrence.value
+        )
 
     return _with_symbols(spec, pick)
 
@@ -220,44 +228,44 @@ def _letter(metadata: Iterable[Any]) -> str | None:
 def _letter_inside(annotation: Any) -> str | None:
     if get_origin(annotation) is Annotated:
         return _letter(annotation.__metadata__)
-    return next((found for inner in get_args(annotation) if (found := _letter_inside(inner))), None)
+    return next((letter for argument in get_args(annotation) if (letter := _letter_inside(argument))), None)
 
 
-def _with_symbols(spec: ModelSpec, pick: SizeReplacer) -> ModelSpec:
+def _with_symbols(spec: ModelSpec, size_replacer: SizeReplacer) -> ModelSpec:
     """Returns a copy of `spec` in which `pick` replaces every size with a letter, except depths."""
-    update: dict[str, Any] = {side: _stack_with_symbols(stack, side, pick) for side, stack in spec.stacks()}
-    rest = _changes(spec, "", "", "", pick, leave=frozenset(update))
-    return spec.model_copy(update={**rest, **update})
+    update: dict[str, Any] = {side: _stack_with_symbols(stack, side, size_replacer) for side, stack in spec.stacks()}
+    model_changes = _changes(spec, "", "", "", size_replacer, leave=frozenset(update))
+    return spec.model_copy(update={**model_changes, **update})
 
 
-def _stack_with_symbols(stack: Stack, side: str, pick: SizeReplacer) -> Stack:
+def _stack_with_symbols(stack: Stack, side: str, size_replacer: SizeReplacer) -> Stack:
     labels = _layer_labels(stack)
-    update = _changes(stack, side, "", "", pick, leave=frozenset({"block", "variants", DEPTH}))
+    update = _changes(stack, side, "", "", size_replacer, leave=frozenset({"block", "variants", DEPTH}))
 
     def lettered(name: str, block: Layer) -> Part:
-        return _part_with_symbols(block, side, labels[name], "", pick) if name in labels else block
+        return _part_with_symbols(block, side, labels[name], "", size_replacer) if name in labels else block
 
     update["block"] = lettered(BASE, stack.block)
     update["variants"] = {name: lettered(name, block) for name, block in stack.variants.items()}
     return stack.model_copy(update=update)
 
 
-def _part_with_symbols(part: Part, side: str, layer: str, name: str, pick: SizeReplacer) -> Part:
-    return part.model_copy(update=_changes(part, side, layer, name, pick))
+def _part_with_symbols(part: Part, side: str, layer: str, name: str, size_replacer: SizeReplacer) -> Part:
+    return part.model_copy(update=_changes(part, side, layer, name, size_replacer))
 
 
 def _changes(
-    part: Part, side: str, layer: str, name: str, pick: SizeReplacer, leave: frozenset[str] = frozenset()
+    part: Part, side: str, layer: str, name: str, size_replacer: SizeReplacer, leave: frozenset[str] = frozenset()
 ) -> dict[str, Any]:
     changes: dict[str, Any] = {}
-    for field, info in type(part).model_fields.items():
-        value, letter = getattr(part, field), letter_of(info)
+    for field, field_info in type(part).model_fields.items():
+        value, letter = getattr(part, field), letter_of(field_info)
         if field in leave:
             continue
         if isinstance(value, Part):
-            changes[field] = _part_with_symbols(value, side, layer, field, pick)
+            changes[field] = _part_with_symbols(value, side, layer, field, size_replacer)
         elif letter is not None and isinstance(value, int):
-            changes[field] = pick(SizeOccurrence(side, layer, name, field, letter, value))
+            changes[field] = size_replacer(SizeOccurrence(side, layer, name, field, letter, value))
     return changes
 
 
@@ -270,11 +278,11 @@ def _used_spots(spec: ModelSpec) -> list[SizeOccurrence]:
     """Returns the sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
     provisional: dict[SizeOccurrence, Any] = {}
 
-    def pick(spot: SizeOccurrence) -> Any:
-        return provisional.setdefault(spot, _symbol(f"x{len(provisional)}"))
+    def pick(occurrence: SizeOccurrence) -> Any:
+        return provisional.setdefault(occurrence, _symbol(f"x{len(provisional)}"))
 
     free = {s for place in _with_symbols(spec, pick).tree().walk() for s in _free_symbols(place.node.op)}
-    return [spot for spot, symbol in provisional.items() if symbol in free]
+    return [occurrence for occurrence, symbol in provisional.items() if symbol in free]
 
 
 def _free_symbols(op: Any) -> set[Any]:
@@ -288,12 +296,14 @@ def _free_symbols(op: Any) -> set[Any]:
 
 def _layer_labels(stack: Stack) -> dict[str, str]:
     """Returns the label of each kind of layer: a variant's name, and for `block` a distinguishing trait."""
-    kinds = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
-    if len(kinds) == 1:
-        return dict.fromkeys(kinds, "")
-    others = {trait for name, block in kinds.items() if name != BASE for trait in (name, *_traits(block))}
-    trait_of_base = next((t for t in _traits(stack.block) if t not in others), "base")
-    return {name: trait_of_base if name == BASE else name for name in kinds}
+    blocks_by_kind = {name: block for name, block, count, _ in stack.groups() if not is_zero(count)}
+    if len(blocks_by_kind) == 1:
+        return dict.fromkeys(blocks_by_kind, "")
+    other_traits = {
+        trait for name, block in blocks_by_kind.items() if name != BASE for trait in (name, *_traits(block))
+    }
+    trait_of_base = next((t for t in _traits(stack.block) if t not in other_traits), "base")
+    return {name: trait_of_base if name == BASE else name for name in blocks_by_kind}
 
 
 def _traits(block: Layer) -> tuple[str, str]:
@@ -310,8 +320,8 @@ def _with_depths(
     sharing: the kinds of which one layer has the parameters; the other layers, a node of their own, share them.
     """
     side = node.name if node.name in SIDE_NAMES and node.is_stack else side
-    below = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
-    children = tuple(_with_depths(c, side, groups, below) for c in node.children)
+    shared_labels = frozenset(c.label.removesuffix(SHARED) for c in node.children if c.label.endswith(SHARED))
+    children = tuple(_with_depths(c, side, groups, shared_labels) for c in node.children)
     if node.kind != "layer":
         return replace(node, children=children)
     kind = node.label.removesuffix(SHARED) or BASE
@@ -323,39 +333,39 @@ def _with_depths(
 # --- what they are called ---------------------------------------------------------------------------------------------
 
 
-def _symbol_names(spots: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
+def _symbol_names(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Names each occurrence: the letter alone if that is unambiguous, else with subscripts."""
     names: dict[SizeOccurrence, str] = {}
-    for letter in dict.fromkeys(s.letter for s in spots):
-        with_letter = [s for s in spots if s.letter == letter]
+    for letter in dict.fromkeys(s.letter for s in occurrences):
+        with_letter = [s for s in occurrences if s.letter == letter]
         for i, field in enumerate(dict.fromkeys(s.field for s in with_letter)):
-            bare = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short(field)}"
+            base_name = letter if i == 0 and letter not in (KEYS, ELEMENT_BYTES) else f"{letter}_{_short(field)}"
             with_field = [s for s in with_letter if s.field == field]
             subscripts = _subscripts(with_field)
-            names |= {s: f"{bare}_{subscripts[s]}" if subscripts[s] else bare for s in with_field}
+            names |= {s: f"{base_name}_{subscripts[s]}" if subscripts[s] else base_name for s in with_field}
     return names
 
 
 def _short(field: str) -> str:
-    text = field.removeprefix("num_")
-    for ending in ("_size", "_dim", "_embeddings"):
-        text = text.removesuffix(ending)
-    return text
+    short_name = field.removeprefix("num_")
+    for suffix in ("_size", "_dim", "_embeddings"):
+        short_name = short_name.removesuffix(suffix)
+    return short_name
 
 
-def _subscripts(spots: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
+def _subscripts(occurrences: list[SizeOccurrence]) -> dict[SizeOccurrence, str]:
     """Returns the shortest subscripts that determine the value; empty if all values are equal."""
-    if len({s.value for s in spots}) == 1:
-        return dict.fromkeys(spots, "")
+    if len({s.value for s in occurrences}) == 1:
+        return dict.fromkeys(occurrences, "")
     for levels in (("part",), ("layer",), ("side",), ("layer", "part"), ("side", "part"), ("side", "layer")):
         texts = {
             s: {"part": PART_NAMES.get(s.part, s.part), "layer": s.layer, "side": SIDE_NAMES.get(s.side, s.side)}
-            for s in spots
+            for s in occurrences
         }
-        described = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in spots}
+        described = {s: "_".join(texts[s][level] for level in levels if texts[s][level]) for s in occurrences}
         if all(described.values()) and len({(d, s.value) for s, d in described.items()}) == len(
             set(described.values())
         ):
             return described
-    values = list(dict.fromkeys(s.value for s in spots))
-    return {s: str(values.index(s.value) + 1) for s in spots}
+    values = list(dict.fromkeys(s.value for s in occurrences))
+    return {s: str(values.index(s.value) + 1) for s in occurrences}

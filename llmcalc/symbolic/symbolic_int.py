@@ -21,9 +21,9 @@ class SymbolicInt(int):
     formula: Any
 
     def __new__(cls, value: int, formula: Any) -> SymbolicInt:
-        number = super().__new__(cls, value)
-        number.formula = formula
-        return number
+        instance = super().__new__(cls, value)
+        instance.formula = formula
+        return instance
 
     def __repr__(self) -> str:
         return f"{self.formula} = {int(self)}"
@@ -86,9 +86,9 @@ def _floor_divide(left: Any, right: Any) -> Any:
     """Computes left // right: the quotient if it is whole, else its floor."""
     if not (isinstance(left, int) and isinstance(right, int)):
         return NotImplemented
-    value, rest = divmod(int(left), int(right))
+    value, remainder = divmod(int(left), int(right))
     quotient = formula_of(left) / formula_of(right)
-    if rest:
+    if remainder:
         import sympy
 
         quotient = sympy.floor(quotient)

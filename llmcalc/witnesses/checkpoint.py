@@ -1,4 +1,4 @@
-"""Compares the tensors of a checkpoint with those of a spec, by layer and by shape, whatever their names.
+"""Compares a checkpoint's tensors with a spec's by layer and shape, whatever their names.
 
 Checkpoints name and pack the same weights in many ways. Within each layer, a stored tensor matches an expected one of
 the same or the transposed shape. It matches several expected tensors that it concatenates or stacks (fused q, k and v;
@@ -104,13 +104,13 @@ def match(spec: ModelSpec, checkpoint: Checkpoint) -> Match:
 
 def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
     """Returns the stack and layer of a name: (stack, number); ("", −1) outside of layers."""
-    number = NUMBER.search(name)
-    if number is None:
+    layer_number = NUMBER.search(name)
+    if layer_number is None:
         return "", -1
-    side = ""
+    stack_name = ""
     if spec.kind == "encoder-decoder":
-        side = "encoder" if re.search(r"(^|\.)enc", name) else "decoder"
-    return side, int(number[1])
+        stack_name = "encoder" if re.search(r"(^|\.)enc", name) else "decoder"
+    return stack_name, int(layer_number[1])
 
 
 def _match_group(expected_tensors: list[Expected], stored: list[StoredTensor], result: Match) -> None:
@@ -123,8 +123,10 @@ def _match_group(expected_tensors: list[Expected], stored: list[StoredTensor], r
         by_word[expected.node.rpartition(".")[2], len(expected.shape)].append(expected)
     position = {id(expected): i for i, expected in enumerate(unmatched)}
     for tensor, shape in remaining:
-        words = set(tensor.name.split("."))
-        with_same_word = (expected for word in words for expected in by_word.get((word, len(shape)), ())[:1])
+        name_words = set(tensor.name.split("."))
+        with_same_word = (
+            expected for name_word in name_words for expected in by_word.get((name_word, len(shape)), ())[:1]
+        )
         closest = min(with_same_word, key=lambda expected: position[id(expected)], default=None)
         if closest is not None:
             unmatched.remove(closest)
@@ -145,7 +147,7 @@ def _match_equal_shapes(unmatched: list[Expected], remaining: Unmatched, result:
         by_shape[expected.shape].append(expected)
     for transposed in (False, True):
         for by_name in (True, False):
-            still_open: Unmatched = []
+            unmatched_tensors: Unmatched = []
             for tensor, shape in remaining:
                 candidates = by_shape.get(shape if not transposed else _transposed(shape))
                 partner = (
@@ -157,12 +159,12 @@ def _match_equal_shapes(unmatched: list[Expected], remaining: Unmatched, result:
                     else None
                 )
                 if partner is None:
-                    still_open.append((tensor, shape))
+                    unmatched_tensors.append((tensor, shape))
                 else:
                     unmatched.remove(partner)
                     by_shape[partner.shape].remove(partner)
                     result.matched += 1
-            remaining = still_open
+            remaining = unmatched_tensors
     return remaining
 
 
@@ -179,30 +181,32 @@ def _match_expert_stacks(unmatched: list[Expected], remaining: Unmatched, result
     for i, (tensor, shape) in enumerate(remaining):
         if shape in shapes:
             by_shape[shape].setdefault(_word(tensor.name), []).append(i)
-    used: set[int] = set()
+    used_indices: set[int] = set()
     for stack in stacks:
         same_shape = [by_shape[shape] for shape in {stack.shape[1:], stack.shape[:0:-1]} if shape in by_shape]
-        counts = Counter({word: 0 for words in same_shape for word in words})
-        for words in same_shape:
-            counts.update({word: len(indices) for word, indices in words.items()})
-        fits = {
-            word: [i for words in same_shape for i in words.get(word, ())]
-            for word, count in counts.items()
+        counts = Counter({name_word: 0 for name_words in same_shape for name_word in name_words})
+        for name_words in same_shape:
+            counts.update({name_word: len(indices) for name_word, indices in name_words.items()})
+        matching_words = {
+            name_word: [i for name_words in same_shape for i in name_words.get(name_word, ())]
+            for name_word, count in counts.items()
             if count == stack.shape[0]
         }
-        if fits:
-            word = min(fits, key=lambda word: (word not in stack.node, min(fits[word])))
-            used.update(fits[word])
-            for words in same_shape:
-                words.pop(word, None)
+        if matching_words:
+            name_word = min(
+                matching_words, key=lambda name_word: (name_word not in stack.node, min(matching_words[name_word]))
+            )
+            used_indices.update(matching_words[name_word])
+            for name_words in same_shape:
+                name_words.pop(name_word, None)
             unmatched.remove(stack)
             result.matched += 1
-    return [entry for i, entry in enumerate(remaining) if i not in used]
+    return [stored_tensor for i, stored_tensor in enumerate(remaining) if i not in used_indices]
 
 
 def _match_fused(unmatched: list[Expected], remaining: Unmatched, result: Match) -> Unmatched:
     """Matches two or three tensors of one parent with a fused tensor, along rows, or along columns if transposed."""
-    still_open: Unmatched = []
+    unmatched_tensors: Unmatched = []
     fused: dict[int, dict[Shape, tuple[Expected, ...]]] = {}  # axes → shape → tensors that are fused to it
     for tensor, shape in remaining:
         axes = len(shape)
@@ -210,13 +214,13 @@ def _match_fused(unmatched: list[Expected], remaining: Unmatched, result: Match)
             fused[axes] = _fused_shapes(unmatched, axes)
         parts = fused[axes].get(shape)
         if parts is None:
-            still_open.append((tensor, shape))
+            unmatched_tensors.append((tensor, shape))
         else:
-            for part in parts:
-                unmatched.remove(part)
+            for tensor_part in parts:
+                unmatched.remove(tensor_part)
                 result.matched += 1
             fused = {}
-    return still_open
+    return unmatched_tensors
 
 
 def _fused_shapes(unmatched: list[Expected], axes: int) -> dict[Shape, tuple[Expected, ...]]:
@@ -224,11 +228,15 @@ def _fused_shapes(unmatched: list[Expected], axes: int) -> dict[Shape, tuple[Exp
     shapes: dict[Shape, tuple[Expected, ...]] = {}
     for group in _groups(unmatched, axes):
         for axis in range(max(0, axes - 2), axes):
-            if len({(*part.shape[:axis], *part.shape[axis + 1 :]) for part in group}) == 1:
-                first = group[0].shape
-                joined = (*first[:axis], sum(part.shape[axis] for part in group), *first[axis + 1 :])
-                shapes.setdefault(joined, group)
-                shapes.setdefault(_transposed(joined), group)
+            if len({(*tensor.shape[:axis], *tensor.shape[axis + 1 :]) for tensor in group}) == 1:
+                first_shape = group[0].shape
+                fused_shape = (
+                    *first_shape[:axis],
+                    sum(tensor.shape[axis] for tensor in group),
+                    *first_shape[axis + 1 :],
+                )
+                shapes.setdefault(fused_shape, group)
+                shapes.setdefault(_transposed(fused_shape), group)
     return shapes
 
 
@@ -246,10 +254,12 @@ def _groups(unmatched: list[Expected], axes: int) -> Iterator[tuple[Expected, ..
 
 def _word(name: str) -> str:
     """Returns the last word without numbers and `weight`: `experts.3.w1.weight` → `w1`; `bias` keeps its parent."""
-    parts = [part for part in name.split(".") if not part.isdigit()]
-    ending = parts[-1] if parts else ""
+    name_parts = [name_part for name_part in name.split(".") if not name_part.isdigit()]
+    last_part = name_parts[-1] if name_parts else ""
     return (
-        ".".join(parts[-2:]) if ending == "bias" else (parts[-2] if ending == "weight" and len(parts) > 1 else ending)
+        ".".join(name_parts[-2:])
+        if last_part == "bias"
+        else (name_parts[-2] if last_part == "weight" and len(name_parts) > 1 else last_part)
     )
 
 
@@ -261,36 +271,38 @@ def _match_across_layers(result: Match) -> None:
     """Matches tensors that are in a layer in the file but outside of layers in the spec, or the reverse.
 
     T5's files have the table of relative positions in the first layer. Shape and a word of the name must match."""
-    missing_words = {(expected.shape, word) for expected in result.missing for word in _words_of_node(expected)}
+    missing_words = {
+        (expected.shape, name_word) for expected in result.missing for name_word in _words_of_node(expected)
+    }
     shapes = {shape for shape, _ in missing_words}
-    places: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
+    tensor_indices: dict[tuple[Shape, str, str], deque[int]] = defaultdict(
         deque
     )  # shape, word, stack → indices of extra tensors
     for i, tensor in enumerate(result.extra):
         shape = _squeezed(tensor.shape)
         if shape in shapes:
-            side = _side(tensor.name)
-            for word in set(_WORDS.split(tensor.name)):
-                if (shape, word) in missing_words:
-                    places[shape, word, side].append(i)
-    missing: list[Expected] = []
-    used: set[int] = set()
+            tensor_stack = _side(tensor.name)
+            for name_word in set(_WORDS.split(tensor.name)):
+                if (shape, name_word) in missing_words:
+                    tensor_indices[shape, name_word, tensor_stack].append(i)
+    still_missing: list[Expected] = []
+    used_indices: set[int] = set()
     for expected in result.missing:
-        side = _side(expected.node)
+        tensor_stack = _side(expected.node)
         candidates: list[int] = []
-        for word in _words_of_node(expected):
-            for stack_name in {side} if side else SIDES:
-                indices = places.get((expected.shape, word, stack_name), deque())
-                while indices and indices[0] in used:
+        for name_word in _words_of_node(expected):
+            for stack_name in {tensor_stack} if tensor_stack else SIDES:
+                indices = tensor_indices.get((expected.shape, name_word, stack_name), deque())
+                while indices and indices[0] in used_indices:
                     indices.popleft()
                 candidates += [indices[0]] if indices else []
         if not candidates:
-            missing.append(expected)
+            still_missing.append(expected)
             continue
-        used.add(min(candidates))
+        used_indices.add(min(candidates))
         result.matched += 1
-    result.missing = missing
-    result.extra = [tensor for i, tensor in enumerate(result.extra) if i not in used]
+    result.missing = still_missing
+    result.extra = [tensor for i, tensor in enumerate(result.extra) if i not in used_indices]
 
 
 _WORDS = re.compile(r"[._]")
@@ -304,8 +316,8 @@ def _words_of_node(expected: Expected) -> set[str]:
 
 def _side(name: str) -> str:
     """Returns the stack of an encoder-decoder that a name mentions; empty if none."""
-    sides = re.findall(r"(?:^|\.)(enc|dec)", name)
-    return sides[0] if sides else ""
+    stack_names = re.findall(r"(?:^|\.)(enc|dec)", name)
+    return stack_names[0] if stack_names else ""
 
 
 def _accept_tied_copies(spec: ModelSpec, result: Match) -> None:

@@ -29,7 +29,7 @@ LOSS = "loss"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One number, counted and measured.
+    """A number counted by llmcalc and measured by a witness.
 
     node: the path of the node; empty for the whole model.
     quantity: the quantity, one of `QUANTITIES`, one that begins with `MEMORY`, or `LOSS`.
@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The node, and the length of the pass if there are several."""
+        """The node, and the pass length if several were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -63,22 +63,22 @@ class Check:
         return abs(self.closed_form - self.explained - self.measured) <= self.within * self.measured
 
     def explanation(self, sizes: Sizes = ()) -> str:
-        """The size of the difference and, if it can be identified, the size of the spec that it equals."""
+        """Describes a difference, and the size of the spec that equals it if there is one."""
         if self.measured is None:
             return "the witness has no such module"
         if self.measured == 0:
             return "the witness counted nothing"
         difference = self.measured - (self.closed_form - self.explained)
-        share = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
+        relative_text = f", {units.signed_percent(difference / self.closed_form, 2)}" if self.closed_form else ""
         if self.quantity == LOSS:
-            return f"{difference:+.3g}{share}"
+            return f"{difference:+.3g}{relative_text}"
         difference = int(difference)
         matching_size = explain_difference(difference, sizes) if self.quantity in COUNTED else ""
         bias = " (a bias?)" if matching_size and " × " not in matching_size and "embed" not in self.node else ""
         known_difference = f" beyond the explained {units.difference(-self.explained)}" if self.explained else ""
         tolerance = f" (at most {units.percent(self.within, 1)} is expected)" if self.within else ""
         size = f" {matching_size}{bias}" if matching_size else ""
-        return f"{units.difference(difference)}{known_difference}{size}{share}{tolerance}"
+        return f"{units.difference(difference)}{known_difference}{size}{relative_text}{tolerance}"
 
     def data(self) -> dict[str, Any]:
         return {
@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of leaves with parameters, by how they were compared. A leaf of equal layers is listed once.
+    """The paths of leaves with parameters, by how they were compared.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.
@@ -186,12 +186,18 @@ def check_repeats(
 
     readings: path of a repeat → its measurement.
     """
-    wrong = {path: measured for path, measured in readings.items() if measured != expected}
-    if wrong and len(readings) > 1 and len(wrong) < len(readings):
-        for path, measured in wrong.items():
+    differing_readings = {path: measured for path, measured in readings.items() if measured != expected}
+    if differing_readings and len(readings) > 1 and len(differing_readings) < len(readings):
+        for path, measured in differing_readings.items():
             yield Check(path, quantity, expected, measured, witness)
     else:
-        yield Check(node, quantity, expected, next(iter(wrong.values())) if wrong else expected, witness)
+        yield Check(
+            node,
+            quantity,
+            expected,
+            next(iter(differing_readings.values())) if differing_readings else expected,
+            witness,
+        )
 
 
 def module_paths(place: Place) -> list[str]:
@@ -200,7 +206,9 @@ def module_paths(place: Place) -> list[str]:
     if place.above is None:
         return [""]
     names = [node.name] if node.indices is None else [f"{node.name}.{i}" for i in node.indices]
-    return [f"{above}.{name}" if above else name for above in module_paths(place.above) for name in names]
+    return [
+        f"{parent_path}.{name}" if parent_path else name for parent_path in module_paths(place.above) for name in names
+    ]
 
 
 def nonzero(checks: Iterator[Check]) -> Iterator[Check]:

@@ -89,6 +89,6 @@ def convolution_backward(
     torch's own formula counts the weight gradient of a grouped convolution like that of an ungrouped one, `groups`
     times too much.
     """
-    where = x if transposed else grad
-    products = where[0] * math.prod(where[2:]) * math.prod(weight)
+    counted_tensor = x if transposed else grad
+    products = counted_tensor[0] * math.prod(counted_tensor[2:]) * math.prod(weight)
     return 2 * int(products) * (bool(output_mask[0]) + bool(output_mask[1]))

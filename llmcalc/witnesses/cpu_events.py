@@ -112,7 +112,11 @@ class CpuEvents:
 
     def allocated(self, phase: str) -> list[int]:
         """Returns the sizes of the counted blocks that a pass allocates, sorted."""
-        return sorted(block.size for sign, block, when in self.moments if sign > 0 and when == phase and block.counted)
+        return sorted(
+            block.size
+            for sign, block, moment_phase in self.moments
+            if sign > 0 and moment_phase == phase and block.counted
+        )
 
     def passes(self, counts: Callable[[Block], bool] = lambda block: block.counted) -> PassBytes:
         """Returns the bytes of both passes. counts: whether a block counts; default those that the simulator counts."""
@@ -127,12 +131,21 @@ class CpuEvents:
 def read_events(run: Any) -> CpuEvents:
     """Reads the events of a profiler. run: a `torch.profiler.profile` with `profile_memory`."""
     events, blocks, phase = CpuEvents(), dict[int, tuple[Block, Any]](), FORWARD
-    for event, above in sorted(_events(run), key=lambda pair: pair[0].start_time_ns):
+    for event, enclosing_events in sorted(_events(run), key=lambda pair: pair[0].start_time_ns):
         if event.tag != torch._C._profiler._EventType.Allocation:
             events.sums = events.sums.with_sum(_sum_bytes(event), SUMS[event.name])
             continue
-        phase = next((outer.name for outer in above if outer.name in (FORWARD, BACKWARD)), phase)
-        kernel = next((outer for outer in above if _is_kernel(outer.name)), None)
+        phase = next(
+            (
+                enclosing_event.name
+                for enclosing_event in enclosing_events
+                if enclosing_event.name in (FORWARD, BACKWARD)
+            ),
+            phase,
+        )
+        kernel = next(
+            (enclosing_event for enclosing_event in enclosing_events if _is_kernel(enclosing_event.name)), None
+        )
         size, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
         if size > 0:
             block = Block(size, "" if kernel is None else kernel.name)
@@ -147,19 +160,19 @@ def read_events(run: Any) -> CpuEvents:
 
 def _events(run: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yields every allocation, release and sum of gradients with its enclosing operations, outermost first."""
-    todo = [(event, list[Any]()) for event in run.profiler.kineto_results.experimental_event_tree()]
-    while todo:
-        event, above = todo.pop()
-        is_sum = event.name in SUMS and bool(above) and above[-1].name.startswith(ENGINE)
+    pending_events = [(event, list[Any]()) for event in run.profiler.kineto_results.experimental_event_tree()]
+    while pending_events:
+        event, enclosing_events = pending_events.pop()
+        is_sum = event.name in SUMS and bool(enclosing_events) and enclosing_events[-1].name.startswith(ENGINE)
         if is_sum or event.tag == torch._C._profiler._EventType.Allocation:
-            yield event, above
-        todo += [(below, [*above, event]) for below in event.children]
+            yield event, enclosing_events
+        pending_events += [(child_event, [*enclosing_events, event]) for child_event in event.children]
 
 
 def _sum_bytes(event: Any) -> int:
     """Returns the bytes of a sum of gradients, which are those of its first operand."""
-    first = event.extra_fields.inputs[0]
-    return int(torch.Size(first.sizes).numel()) * int(first.dtype.itemsize)
+    first_operand = event.extra_fields.inputs[0]
+    return int(torch.Size(first_operand.sizes).numel()) * int(first_operand.dtype.itemsize)
 
 
 @cache
@@ -167,17 +180,19 @@ def _is_kernel(name: str) -> bool:
     """Whether an operation is not decomposed into others above autograd."""
     if not name.startswith("aten::"):
         return False
-    forms = [form for form in torch._C._jit_get_schemas_for_operator(name) if _is_callable_overload(form)]
-    names = [f"{form.name}.{form.overload_name}".rstrip(".") for form in forms]
-    return any(not torch._C._dispatch_has_kernel_for_dispatch_key(form, "CompositeImplicitAutograd") for form in names)
+    schemas = [schema for schema in torch._C._jit_get_schemas_for_operator(name) if _is_callable_overload(schema)]
+    names = [f"{schema.name}.{schema.overload_name}".rstrip(".") for schema in schemas]
+    return any(
+        not torch._C._dispatch_has_kernel_for_dispatch_key(schema, "CompositeImplicitAutograd") for schema in names
+    )
 
 
-def _is_callable_overload(form: Any) -> bool:
+def _is_callable_overload(schema: Any) -> bool:
     """Whether the reference may call an overload: one on tensors, without named axes and `out`."""
-    name = f"{form.name}.{form.overload_name}".rstrip(".")
+    name = f"{schema.name}.{schema.overload_name}".rstrip(".")
     has_kernel = torch._C._dispatch_has_kernel(name)
     return (
         has_kernel
-        and "name" not in form.overload_name.lower()
-        and not any(argument.is_out for argument in form.arguments)
+        and "name" not in schema.overload_name.lower()
+        and not any(argument.is_out for argument in schema.arguments)
     )

@@ -1,4 +1,4 @@
-"""Known differences between classes of `transformers` and the architectures that they implement.
+"""Known differences between `transformers` classes and the architectures that they implement.
 
 Only these differences are accepted in a comparison. Those of one family are in its record, those of all classes here.
 """
@@ -61,8 +61,12 @@ def total(
 
 def additions_by_path(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
     """Returns a function: path of a node → what the classes have in addition to the count of its subtree."""
-    more = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
-    return lambda path: sum(size for at, size in more.items() if at == path or at.startswith(f"{path}."))
+    additions = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
+    return lambda path: sum(
+        size
+        for deviating_path, size in additions.items()
+        if deviating_path == path or deviating_path.startswith(f"{path}.")
+    )
 
 
 def _deviations(kind: str, quantity: str, spec: ModelSpec) -> list[Deviation]:

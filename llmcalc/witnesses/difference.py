@@ -33,20 +33,22 @@ def _sizes(part: Part) -> Iterator[tuple[str, int]]:
         value = getattr(part, name)
         if isinstance(value, int) and value > 1 and letter_of(field) is not None:
             yield name, value
-        inner = value.values() if isinstance(value, dict) and name != "towers" else (value,)
-        for below in inner:
-            if isinstance(below, Part):
-                yield from _sizes(below)
+        field_values = value.values() if isinstance(value, dict) and name != "towers" else (value,)
+        for field_value in field_values:
+            if isinstance(field_value, Part):
+                yield from _sizes(field_value)
 
 
 def explain_difference(difference: int, sizes: Sizes) -> str:
     """Explains a difference, such as `= num_experts` or `= 2 × hidden_size`; empty if no size fits or too many do."""
     absolute = abs(difference)
     equal = [name for name, value in sizes if value == absolute]
-    large = [(name, value) for name, value in sizes if value >= LEAST]
-    multiples = [f"{k} × {name}" for name, value in large for k in range(2, MOST_MULTIPLE + 1) if k * value == absolute]
-    products = [f"{a} × {b}" for (a, m), (b, n) in combinations_with_replacement(large, 2) if m * n == absolute]
-    fitting = list(dict.fromkeys(equal or multiples or products))
-    if not fitting or len(fitting) > MOST_NAMES:
+    large_sizes = [(name, value) for name, value in sizes if value >= LEAST]
+    multiples = [
+        f"{k} × {name}" for name, value in large_sizes for k in range(2, MOST_MULTIPLE + 1) if k * value == absolute
+    ]
+    products = [f"{a} × {b}" for (a, m), (b, n) in combinations_with_replacement(large_sizes, 2) if m * n == absolute]
+    explanations = list(dict.fromkeys(equal or multiples or products))
+    if not explanations or len(explanations) > MOST_NAMES:
         return ""
-    return f"= {' or '.join(fitting)}"
+    return f"= {' or '.join(explanations)}"

@@ -180,11 +180,11 @@ def closed_form(device: DeviceMemory) -> dict[str, int]:
     }
 
 
-def checks(counted: Mapping[str, int], measured: Mapping[str, Any], phase: str, witness: str) -> list[Check]:
+def checks(computed: Mapping[str, int], measured: Mapping[str, Any], phase: str, witness: str) -> list[Check]:
     """Returns one check per quantity of a phase, such as `memory.training_requested_bytes`."""
     return [
-        Check("", f"{MEMORY}{phase}_{name}", counted[name], measured[name], witness, within=within)
-        for name, within in WITHIN.items()
+        Check("", f"{MEMORY}{phase}_{name}", computed[name], measured[name], witness, within=tolerance)
+        for name, tolerance in WITHIN.items()
     ]
 
 
@@ -206,18 +206,18 @@ def compare_on_gpu(
         if reason:
             comparison.left_out[run_settings.phase] = reason
             continue
-        answer = memory(spec, run_settings, runtime=runtime).device
-        room = free_bytes(statistics)
-        if room is not None and answer.reserved_bytes > room:
+        device_memory = memory(spec, run_settings, runtime=runtime).device
+        free_memory = free_bytes(statistics)
+        if free_memory is not None and device_memory.reserved_bytes > free_memory:
             comparison.left_out[run_settings.phase] = (
-                f"{run_text(spec, run_settings)} needs {answer.reserved_bytes:,} bytes of {room:,} free"
+                f"{run_text(spec, run_settings)} needs {device_memory.reserved_bytes:,} bytes of {free_memory:,} free"
             )
             continue
-        counted, measured = closed_form(answer), measure(spec, run_settings, statistics).data()
+        computed, measured = closed_form(device_memory), measure(spec, run_settings, statistics).data()
         comparison.runs.append(run_text(spec, run_settings))
-        comparison.checks += checks(counted, measured, run_settings.phase, "torch on cuda")
+        comparison.checks += checks(computed, measured, run_settings.phase, "torch on cuda")
         comparison.info["runs_measured"].append(
-            {"phase": run_settings.phase, "closed_form": counted, "measured": measured}
+            {"phase": run_settings.phase, "closed_form": computed, "measured": measured}
         )
     return comparison
 

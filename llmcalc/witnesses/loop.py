@@ -57,13 +57,13 @@ def build_reference(spec: ModelSpec, dtype: str, device: str, include: frozenset
 
     Multi-token prediction is removed too, unless it is in `include`.
     """
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
         with torch.device(device):
             module: Any = spec.reference()
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
     for name in ("towers", *(() if MTP.name in include else ("mtp",))):
         if hasattr(module, name):
             delattr(module, name)
@@ -134,12 +134,22 @@ class TrainingLoop:
 
         The order matters because the variable of a loop over tensors still refers to the previous tensor.
         """
-        named = {name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad}
+        parameters_by_name = {
+            name: parameter for name, parameter in self.module.named_parameters() if parameter.requires_grad
+        }
         run = TrainingRun(self.spec, self.training, meter=Meter())
         run.set_up()
-        keys = (".".join(str(part).strip(".") for part in key[1:] if part != "") for key, _ in run.lowering.parameters)
-        ordered = [named.pop(name) for key in keys for name in (key, f"{key}.weight", f"{key}.bias") if name in named]
-        return [*ordered, *named.values()]
+        keys = (
+            ".".join(str(key_part).strip(".") for key_part in key[1:] if key_part != "")
+            for key, _ in run.lowering.parameters
+        )
+        ordered_parameters = [
+            parameters_by_name.pop(name)
+            for key in keys
+            for name in (key, f"{key}.weight", f"{key}.bias")
+            if name in parameters_by_name
+        ]
+        return [*ordered_parameters, *parameters_by_name.values()]
 
     @property
     def outside(self) -> Iterable[Tensor]:
@@ -215,9 +225,9 @@ def build_optimizers(
 def layer_matrices(module: nn.Module) -> set[int]:
     """Returns the ids of the weights of linear layers inside the model's layers."""
     return {
-        id(part.weight)
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Linear) and ".layers." in f".{name}"
+        id(submodule.weight)
+        for name, submodule in module.named_modules()
+        if isinstance(submodule, nn.Linear) and ".layers." in f".{name}"
     }
 
 
@@ -278,8 +288,8 @@ class Passes:
         inference = self.inference
         ids, source = token_ids(self.spec, inference.batch, tokens, self.device), None
         if not past:
-            read = inference.seq if inference.source is None else inference.source
-            source = encoder_input(self.spec, inference.batch, read, inference.dtype, self.device)
+            input_tokens = inference.seq if inference.source is None else inference.source
+            source = encoder_input(self.spec, inference.batch, input_tokens, inference.dtype, self.device)
         with torch.no_grad(), variants.kernel_context(inference.choices):
             self.module(
                 ids,

@@ -52,16 +52,18 @@ def _group_by_modules(
 
     If nested nodes have the same modules, only the innermost node is kept.
     """
-    matched: dict[tuple[NodeModules | str, ...], list[Place]] = {}
+    groups: dict[tuple[NodeModules | str, ...], list[Place]] = {}
     for place in tree.walk(run_config):
         paths = module_paths(place)
         if not place.path or not all(path in modules_of_nodes for path in paths):
             continue
-        standings = [modules_of_nodes[path] for path in paths]
-        shared = any(standing.share > 1 for standing in standings)
-        group = matched.setdefault((place.path,) if shared else tuple(standings), [])
-        group[:] = [other for other in group if not place.path.startswith(f"{other.path}.")] + [place]
-    return matched.values()
+        node_modules = [modules_of_nodes[path] for path in paths]
+        shared = any(modules_of_node.share > 1 for modules_of_node in node_modules)
+        group = groups.setdefault((place.path,) if shared else tuple(node_modules), [])
+        group[:] = [grouped_place for grouped_place in group if not place.path.startswith(f"{grouped_place.path}.")] + [
+            place
+        ]
+    return groups.values()
 
 
 def _joint_name(places: list[Place]) -> str:

@@ -16,19 +16,19 @@ if TYPE_CHECKING:
 
 def _sum_upwards(values: Iterable[tuple[str, int]]) -> dict[str, int]:
     """Adds the values of each module's submodules; the empty path is the whole module."""
-    sums = {"": 0}
+    totals = {"": 0}
     for path, value in values:
-        sums[""] += value
+        totals[""] += value
         while path:
-            sums[path] = sums.get(path, 0) + value
+            totals[path] = totals.get(path, 0) + value
             path = path.rpartition(".")[0]
-    return sums
+    return totals
 
 
 def parameters(module: nn.Module) -> dict[str, int]:
     """Returns parameters by path; a shared parameter is counted in the first module that has it."""
-    named = module.named_parameters()  # yields a shared parameter once, under its first name
-    return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named)
+    named_parameters = module.named_parameters()  # yields a shared parameter once, under its first name
+    return _sum_upwards((name.rpartition(".")[0], parameter.numel()) for name, parameter in named_parameters)
 
 
 def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
@@ -46,7 +46,7 @@ def tensors(module: nn.Module, first: Sequence[str] = ()) -> dict[str, int]:
     for name, parameter in module.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
         sizes[id(parameter)] = parameter.numel()
-    return _sum_upwards((min(several, key=place), sizes[key]) for key, several in names.items())
+    return _sum_upwards((min(aliases, key=place), sizes[key]) for key, aliases in names.items())
 
 
 def buffers(module: nn.Module) -> dict[str, int]:
@@ -64,14 +64,14 @@ def pass_through(module: nn.Module, paths: Iterable[str]) -> None:
 def with_repeats(measured: dict[str, int], repeats: dict[str, str]) -> dict[str, int]:
     """Adds the measurements of skipped modules, copied from identical ones that ran (`repeats`: path → path)."""
     completed = dict(measured)
-    for path, twin in repeats.items():
+    for path, measured_path in repeats.items():
         for name, value in measured.items():
-            if name == twin or name.startswith(twin + "."):
-                completed[path + name[len(twin) :]] = value
-        above = path
-        while above:
-            above = above.rpartition(".")[0]
-            completed[above] = completed.get(above, 0) + measured.get(twin, 0)
+            if name == measured_path or name.startswith(measured_path + "."):
+                completed[path + name[len(measured_path) :]] = value
+        parent_path = path
+        while parent_path:
+            parent_path = parent_path.rpartition(".")[0]
+            completed[parent_path] = completed.get(parent_path, 0) + measured.get(measured_path, 0)
     return completed
 
 
@@ -119,8 +119,8 @@ def count_flops(
         backward = owners.backward(outputs, counter.get_total_flops)
     for parameter in module.parameters():
         parameter.grad = None
-    both = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
-    return forward, both
+    forward_and_backward = {path: forward.get(path, 0) + backward.get(path, 0) for path in {*forward, *backward}}
+    return forward, forward_and_backward
 
 
 class BackwardOwners:
@@ -156,12 +156,14 @@ class BackwardOwners:
         import torch
         from torch.utils._pytree import tree_leaves
 
-        todo = [v.grad_fn for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.grad_fn is not None]
-        while todo:
-            node = todo.pop()
+        pending_nodes = [
+            v.grad_fn for v in tree_leaves(values) if isinstance(v, torch.Tensor) and v.grad_fn is not None
+        ]
+        while pending_nodes:
+            node = pending_nodes.pop()
             if node not in self.owner:
                 self.owner[node] = path
-                todo += [below for below, _ in node.next_functions if below is not None]
+                pending_nodes += [next_node for next_node, _ in node.next_functions if next_node is not None]
 
     def backward(self, outputs: list[Tensor], total: Callable[[], int]) -> dict[str, int]:
         """Runs the backward pass of the sum of all outputs. total: returns the FLOPs counted so far."""
@@ -169,13 +171,13 @@ class BackwardOwners:
             handle.remove()
         self._claim(outputs, "")
         loss: Any = sum(out.float().sum() for out in outputs)
-        gained: dict[str, int] = {}
+        flops_by_owner: dict[str, int] = {}
         running, before = "", total()
 
         def settle(following: str) -> None:
             nonlocal running, before
             now = total()
-            gained[running] = gained.get(running, 0) + now - before
+            flops_by_owner[running] = flops_by_owner.get(running, 0) + now - before
             running, before = following, now
 
         for node, path in self.owner.items():
@@ -183,7 +185,7 @@ class BackwardOwners:
         loss.backward()
         settle("")
         self.owner.clear()
-        return _sum_upwards(gained.items())
+        return _sum_upwards(flops_by_owner.items())
 
 
 def cache_bytes_by_path(store: dict[nn.Module, tuple[Tensor, ...]], module: nn.Module) -> dict[str, int]:

@@ -78,28 +78,31 @@ def _require_class(path: Path, kind: str, remote_code: bool) -> None:
 
 def measured_tree(module: nn.Module) -> Measured:
     """Returns parameters by module; a shared parameter is counted in the first module that has it."""
-    counted = parameters(module)
-    return _tree(module, "", type(module).__name__, counted, DEPTH)
+    parameters_by_path = parameters(module)
+    return _tree(module, "", type(module).__name__, parameters_by_path, DEPTH)
 
 
-def _tree(module: nn.Module, path: str, name: str, counted: dict[str, int], depth: int) -> Measured:
+def _tree(module: nn.Module, path: str, name: str, parameters_by_path: dict[str, int], depth: int) -> Measured:
     children: list[Measured] = []
     if depth:
         for child_name, child in module.named_children():
-            below = f"{path}.{child_name}" if path else child_name
-            if counted.get(below):
-                children.append(_tree(child, below, child_name, counted, depth - 1))
-    return Measured(name, counted.get(path, 0), 1, tuple(_merge_equal(children)))
+            child_path = f"{path}.{child_name}" if path else child_name
+            if parameters_by_path.get(child_path):
+                children.append(_tree(child, child_path, child_name, parameters_by_path, depth - 1))
+    return Measured(name, parameters_by_path.get(path, 0), 1, tuple(_merge_equal(children)))
 
 
 def _merge_equal(children: list[Measured]) -> list[Measured]:
     """Merges equal numbered children into one with a repeat, named by all their numbers: `0-2`, `{0,3-5}`."""
-    numbers: dict[tuple[int, tuple[Measured, ...]], list[int]] = {}
+    indices_of_equal: dict[tuple[int, tuple[Measured, ...]], list[int]] = {}
     for child in children:
         if child.name.isdigit():
-            numbers.setdefault((child.params, child.children), []).append(int(child.name))
-    named = [child for child in children if not child.name.isdigit()]
-    return [Measured(spans(which), params, len(which), below) for (params, below), which in numbers.items()] + named
+            indices_of_equal.setdefault((child.params, child.children), []).append(int(child.name))
+    named_children = [child for child in children if not child.name.isdigit()]
+    return [
+        Measured(spans(indices), params, len(indices), grandchildren)
+        for (params, grandchildren), indices in indices_of_equal.items()
+    ] + named_children
 
 
 def data_of(tree: Measured) -> dict[str, Any]:

@@ -108,11 +108,11 @@ def compare_memory(spec: ModelSpec, settings: Sequence[Settings], device: Device
             continue
         if device == "cpu":
             _check_size(spec, run_settings)
-        counted, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
+        simulated_bytes, measured_bytes = simulate_run(spec, run_settings), measure_run(spec, run_settings, device)
         comparison.runs.append(run_text(spec, run_settings))
         comparison.checks += [
             Check("", MEMORY + name, bytes, measured_bytes[name], f"torch on {device}")
-            for name, bytes in counted.items()
+            for name, bytes in simulated_bytes.items()
         ]
         if run_settings.phase == "training":
             _compare_with_events(spec, run_settings, comparison)
@@ -124,20 +124,20 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
     If the vocabulary has too many bytes for the CPU, the model gets a small one, on which in-place sums do not depend.
     """
-    few = replace(settings, seq=min(settings.seq or EVENT_TOKENS, EVENT_TOKENS))
-    reason = unsupported_reason(spec, few, "cpu")
+    short_settings = replace(settings, seq=min(settings.seq or EVENT_TOKENS, EVENT_TOKENS))
+    reason = unsupported_reason(spec, short_settings, "cpu")
     if reason:
         comparison.left_out[SUMS] = reason
         return
     training, smaller = (
-        configured_run(spec, few),
+        configured_run(spec, short_settings),
         spec.model_copy(update={"vocab_size": min(spec.vocab_size, SMALL_VOCABULARY)}),
     )
     assert isinstance(training, Training)
     training = replace(training, master=False)  # the passes read no master weights
     for model in (spec, smaller):
-        counted = simulate_event_passes(model, training)
-        size = counted[f"{EVENTS}backward_peak_bytes"] + counted.pop(WEIGHTS)
+        simulated_bytes = simulate_event_passes(model, training)
+        size = simulated_bytes[f"{EVENTS}backward_peak_bytes"] + simulated_bytes.pop(WEIGHTS)
         if size <= LARGEST_REAL:
             break
     else:
@@ -150,7 +150,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
     vocabulary = "" if model is spec else f" with a vocabulary of {model.vocab_size:,}"
     comparison.runs.append(f"{SUMS} on the CPU on {training.batch} × {training.seq:,} tokens{vocabulary}")
     comparison.checks += [
-        Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in counted.items()
+        Check("", MEMORY + name, bytes, measured_bytes[name], "CPU events") for name, bytes in simulated_bytes.items()
     ]
 
 
@@ -170,20 +170,20 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
     """Returns the run of these settings."""
-    use = memory(spec, settings).states
+    memory_use = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, use)
-    (inference,) = inference_passes(settings, spec, use, kernel_choices(settings).attention)
+        return training_run(settings, memory_use)
+    (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings).attention)
     return inference
 
 
 def run_text(spec: ModelSpec, settings: Settings) -> str:
     """Describes the run of these settings in words."""
-    use = memory(spec, settings).states
-    size = f"{use.workload.batch} × {use.workload.seq:,} tokens"
+    memory_use = memory(spec, settings).states
+    size = f"{memory_use.workload.batch} × {memory_use.workload.seq:,} tokens"
     if settings.phase == "training":
-        assert use.optimizer is not None
-        return f"training with {use.optimizer.name} in {use.precision or use.dtype} on {size}"
+        assert memory_use.optimizer is not None
+        return f"training with {memory_use.optimizer.name} in {memory_use.precision or memory_use.dtype} on {size}"
     return f"prefill of {size}" if settings.phase == "prefill" else f"decoding one token after {size}"
 
 
@@ -194,10 +194,10 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
         return f"{recurrent} runs kernels of a library, and the reference a loop of its own"
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
-    use, run = memory(spec, settings).states, configured_run(spec, settings)
+    memory_use, run = memory(spec, settings).states, configured_run(spec, settings)
     if isinstance(run, Inference):
-        return next(text for holds, text in _inference_limits(use, run, device) if holds)
-    return next(text for holds, text in _training_limits(run, device) if holds)
+        return next(reason for holds, reason in _inference_limits(memory_use, run, device) if holds)
+    return next(reason for holds, reason in _training_limits(run, device) if holds)
 
 
 def _recurrent_module(spec: ModelSpec) -> str:
@@ -212,8 +212,8 @@ def _recurrent_module(spec: ModelSpec) -> str:
     return ""
 
 
-def _inference_limits(use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
-    yield is_stored_otherwise(use), "quantized weights are not in the reference"
+def _inference_limits(memory_use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
+    yield is_stored_otherwise(memory_use), "quantized weights are not in the reference"
     yield inference.paged, "a paged cache is not in the reference"
     yield from _kernel_limits(inference.choices.attention, inference.choices.norm, device)
     yield True, ""
@@ -280,17 +280,17 @@ class TrainingBytes(NamedTuple):
 
     def named(self) -> dict[str, int]:
         """Returns quantity → bytes; of the first step only its own peak."""
-        second = self.second
-        saved = {} if second.saved is None else {"saved_bytes": second.saved}
+        second_step = self.second
+        saved = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
             "set_up_bytes": self.set_up,
             **saved,
-            "live_bytes": second.live,
-            "forward_peak_bytes": second.forward,
-            "backward_peak_bytes": second.backward,
+            "live_bytes": second_step.live,
+            "forward_peak_bytes": second_step.forward,
+            "backward_peak_bytes": second_step.backward,
             "first_step_peak_bytes": self.first.step,
-            "step_peak_bytes": second.step,
-            "after_step_bytes": second.after,
+            "step_peak_bytes": second_step.step,
+            "after_step_bytes": second_step.after,
         }
 
 
@@ -308,14 +308,14 @@ class InferenceBytes(NamedTuple):
 # --- the replay -------------------------------------------------------------------------------------------------------
 
 
-def simulate_steps(spec: ModelSpec, training: Training, number: int = STEPS) -> TrainingBytes:
+def simulate_steps(spec: ModelSpec, training: Training, step_count: int = STEPS) -> TrainingBytes:
     """Simulates training steps, as a dispatch mode counts them. number: 2, or 1 for the first step only."""
     meter = Meter()
     run = TrainingRun(spec, training, meter=meter)
     run.graph.adds_in_place = False  # under a dispatch mode torch adds gradients into new tensors
     run.set_up()
     set_up, steps = meter.now, []
-    for _ in range(number):
+    for _ in range(step_count):
         meter.peaks = {}
         live, saved = 0, None
         for _ in range(training.microbatches):
@@ -348,14 +348,14 @@ def simulate_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]
     weights = meter.by_kind["weights"]
     run.next_batch()
     run.graph.on_sum = add
-    before = meter.now - sum(tensor.storage.bytes for tensor in _inputs(run))
+    bytes_before = meter.now - sum(tensor.storage.bytes for tensor in _inputs(run))
     meter.peaks = {}
     run.next_batch()
     loss = run.forward()
-    live = meter.now - before
+    live = meter.now - bytes_before
     run.backward(loss)
     peaks = {
-        phase: max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase) - before
+        phase: max(peak.bytes for place, peak in meter.peaks.items() if place.phase == phase) - bytes_before
         for phase in ("forward", "backward")
     }
     return _event_quantities(PassBytes(live, **peaks), sums) | {WEIGHTS: weights}
@@ -369,13 +369,13 @@ def _inputs(run: TrainingRun) -> list[Any]:
     return list(by_storage.values())
 
 
-def _event_quantities(passes: PassBytes, sums: GradientSums) -> dict[str, int]:
+def _event_quantities(passes: PassBytes, gradient_sums: GradientSums) -> dict[str, int]:
     return {
         f"{EVENTS}live_bytes": passes.live,
         f"{EVENTS}forward_peak_bytes": passes.forward,
         f"{EVENTS}backward_peak_bytes": passes.backward,
-        f"{EVENTS}sums_in_place_bytes": sums.in_place,
-        f"{EVENTS}sums_out_of_place_bytes": sums.out_of_place,
+        f"{EVENTS}sums_in_place_bytes": gradient_sums.in_place,
+        f"{EVENTS}sums_out_of_place_bytes": gradient_sums.out_of_place,
     }
 
 
@@ -417,7 +417,7 @@ class CpuStorageTracker(StorageTracker):
             super()._follow(tensor, func)
 
 
-def measure_steps(spec: ModelSpec, training: Training, device: str, number: int = STEPS) -> TrainingBytes:
+def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: int = STEPS) -> TrainingBytes:
     """Measures training steps of the reference. number: see `simulate_steps`."""
     mode = (
         CpuStorageTracker(device=device)
@@ -440,7 +440,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, number: int 
         set_up, steps = mode.now, []
         if isinstance(mode, CpuStorageTracker):
             mode.set_up = True
-        for _ in range(number):
+        for _ in range(step_count):
             peaks.clear()
             mode.peak = mode.now
             loop.step(seen)

@@ -34,9 +34,9 @@ class NodeModules:
     share: int = 1
 
     def measured(self, by_path: Mapping[str, int]) -> int:
-        """Their measurement; −1 if it cannot be divided equally."""
-        whole = sum(by_path.get(m, 0) for m in self.modules) - sum(by_path.get(m, 0) for m in self.less)
-        return -1 if whole % self.share else whole // self.share
+        """Returns the measurement of the modules; −1 if it cannot be divided equally."""
+        module_total = sum(by_path.get(m, 0) for m in self.modules) - sum(by_path.get(m, 0) for m in self.less)
+        return -1 if module_total % self.share else module_total // self.share
 
 
 ModulesByNode: TypeAlias = dict[str, NodeModules]
@@ -70,16 +70,18 @@ class _Search:
     """Of the family: they come before the usual ones."""
 
     def all(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, NodeModules]]:
-        text = self._first(self.names[""], (base,)) or NodeModules((base,))
-        roots = tuple(dict.fromkeys((*text.modules, base, "")))
-        sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
-        others = [child for child in tree.children if child.name not in sides and child.optional != "towers"]
-        if sides:
-            yield from self._stack("", others, roots)
-            for name, stack in sides.items():
+        text_model = self._first(self.names[""], (base,)) or NodeModules((base,))
+        roots = tuple(dict.fromkeys((*text_model.modules, base, "")))
+        stacks_by_name = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
+        other_nodes = [
+            child for child in tree.children if child.name not in stacks_by_name and child.optional != "towers"
+        ]
+        if stacks_by_name:
+            yield from self._stack("", other_nodes, roots)
+            for name, stack in stacks_by_name.items():
                 yield from self._stack(f"{name}.", stack.children, self._side(name, roots))
         else:
-            yield from self._stack("", others, self._side(kind, roots))
+            yield from self._stack("", other_nodes, self._side(kind, roots))
 
     def towers(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
         """The modules of towers: each is below the model without a head, its encoder, or the whole model.
@@ -89,50 +91,52 @@ class _Search:
         roots = (base, _join_path(base, "encoder"), "")
         for towers in (child for child in tree.children if child.optional == "towers"):
             for tower in towers.children:
-                at = self._standing(tower, roots, roots, (tower.name,))
-                if at is not None:
+                tower_modules = self._standing(tower, roots, roots, (tower.name,))
+                if tower_modules is not None:
                     path = f"{towers.name}.{tower.name}."
-                    yield from self._stack(path, tower.children, (*at.modules, *roots))
+                    yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
-        """The modules to search for the nodes of an encoder or a decoder, which may be a module of its own."""
-        side = self._first(self.names.get(name, name), roots)
-        return roots if side is None else (*side.modules, *roots)
+        """Returns the modules to search for an encoder's or decoder's nodes."""
+        side_modules = self._first(self.names.get(name, name), roots)
+        return roots if side_modules is None else (*side_modules.modules, *roots)
 
     def _stack(
         self, prefix: str, children: Sequence[Node], roots: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
-        side = prefix.removeprefix(TOWERS)
+        stack_name = prefix.removeprefix(TOWERS)
         for child in children:
             if child.name != "layers":
-                keys = (f"{side}{child.name}", child.name)
+                keys = (f"{stack_name}{child.name}", child.name)
                 yield from self._node(f"{prefix}{child.name}", child, roots, roots, keys)
         layers = [child for child in children if child.name == "layers"]
-        modules = self._layers(side, layers, roots)
+        modules = self._layers(stack_name, layers, roots)
         for layer in layers:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
-                    at = (modules[i],)
-                    yield f"{prefix}layers.{i}", NodeModules(at)
-                    for part in layer.children:
-                        keys = (f"{side}{part.name}", part.name)
-                        yield from self._node(f"{prefix}layers.{i}.{part.name}", part, at, at, keys)
+                    layer_modules = (modules[i],)
+                    yield f"{prefix}layers.{i}", NodeModules(layer_modules)
+                    for sublayer in layer.children:
+                        keys = (f"{stack_name}{sublayer.name}", sublayer.name)
+                        yield from self._node(
+                            f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, keys
+                        )
 
-    def _layers(self, side: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, str]:
+    def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, str]:
         """Index of a layer → its module, in a list with exactly as many modules as there are layers with parameters of
         their own. A layer with another layer's parameters has its module too, but is not matched to it.
         """
-        numbers = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for name in self.own.get(f"{side}layers", self.names["layers"]).split(" | "):
+        layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
+        for name in self.own.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
             pattern = name if "*" in name else f"{name}.*"
             for root in roots:
                 modules = self._matching(_join_path(root, pattern))
-                if modules and len(modules) == len(numbers):
-                    return dict(zip(numbers, modules, strict=True))
+                if modules and len(modules) == len(layer_indices):
+                    return dict(zip(layer_indices, modules, strict=True))
         return {}
 
     def _node(
-        self, path: str, node: Node, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
+        self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> Iterator[tuple[str, NodeModules]]:
         """Finds a node and the nodes below it.
 
@@ -140,73 +144,75 @@ class _Search:
         outer: the modules of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
-        standing = self._standing(node, parents, outer, keys)
-        places: list[tuple[str, tuple[str, ...]]]
-        if standing is None:
+        node_modules = self._standing(node, parents, outer_modules, keys)
+        paths_and_modules: list[tuple[str, tuple[str, ...]]]
+        if node_modules is None:
             open_ = any(self.names.get(key) == "" for key in keys)
-            places = [(path, parents if open_ else ())] if node.indices is None else []
+            paths_and_modules = [(path, parents if open_ else ())] if node.indices is None else []
         elif node.indices is None:
-            yield path, standing
-            places = [(path, standing.modules)]
+            yield path, node_modules
+            paths_and_modules = [(path, node_modules.modules)]
         else:
-            places = list(self._members(path, node.indices, standing.modules[0]))
-            yield from ((place, NodeModules(at)) for place, at in places)
-        for place, inside in places:
+            paths_and_modules = list(self._members(path, node.indices, node_modules.modules[0]))
+            yield from ((place, NodeModules(at)) for place, at in paths_and_modules)
+        for place, inside in paths_and_modules:
             for child in node.children:
                 deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
-                yield from self._node(f"{place}.{child.name}", child, inside, outer, deeper)
+                yield from self._node(f"{place}.{child.name}", child, inside, outer_modules, deeper)
 
     def _standing(
-        self, node: Node, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
+        self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> NodeModules | None:
         for names in (self.own, self.names):
             for key in keys:
                 if key in names:
-                    modules = self._first(names[key], parents, outer)
+                    modules = self._first(names[key], parents, outer_modules)
                     if modules is not None or not names[key]:
                         return modules
         return self._first(node.name, parents)
 
-    def _members(self, path: str, indices: Sequence[int], whole: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    def _members(self, path: str, indices: Sequence[int], whole_path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the repeats of a node: each is the member of a module list with its index."""
-        members = self._matching(f"{whole}.*")
-        holding = [at for at in members if any(path.startswith(f"{at}.") for path in self.known)]
-        members = holding or members  # Zamba 2's lists have placeholders
+        members = self._matching(f"{whole_path}.*")
+        containing_members = [at for at in members if any(path.startswith(f"{at}.") for path in self.known)]
+        members = containing_members or members  # Zamba 2's lists have placeholders
         for i in indices:
             if i < len(members):
                 yield f"{path}.{i}", (members[i],)
 
-    def _first(self, alternatives: str, parents: tuple[str, ...], outer: tuple[str, ...] = ()) -> NodeModules | None:
-        """The first alternative whose modules all exist in the class."""
+    def _first(
+        self, alternatives: str, parents: tuple[str, ...], outer_modules: tuple[str, ...] = ()
+    ) -> NodeModules | None:
+        """Returns the first alternative whose modules all exist in the class."""
         for alternative in alternatives.split(" | ") if alternatives else ():
-            words, _, share = alternative.partition("/")
+            module_names, _, share_text = alternative.partition("/")
             modules: list[str] = []
             less: list[str] = []
-            for word in words.replace(" - ", " + -").split(" + "):
-                below = self._below(word.removeprefix("-"), parents, outer)
-                (less if word.startswith("-") else modules).extend(below)
-                if not below:
+            for module_name in module_names.replace(" - ", " + -").split(" + "):
+                found_modules = self._below(module_name.removeprefix("-"), parents, outer_modules)
+                (less if module_name.startswith("-") else modules).extend(found_modules)
+                if not found_modules:
                     break
             else:
-                return NodeModules(tuple(modules), tuple(less), int(share or 1))
+                return NodeModules(tuple(modules), tuple(less), int(share_text or 1))
         return None
 
-    def _below(self, name: str, parents: tuple[str, ...], outer: tuple[str, ...]) -> list[str]:
+    def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
         """The modules of that name below the first parent that has one; a name with a leading dot is searched in
         `outer`.
         """
-        for parent in outer if name.startswith(".") else parents:
+        for parent in outer_modules if name.startswith(".") else parents:
             modules = self._matching(_join_path(parent, name.removeprefix(".")))
             if modules:
                 return modules
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """The path itself if the class has it; for a path with stars for numbers, all matches in order."""
+        """Returns the path itself if the class has it, otherwise all matches of its stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
-        matches = [match for known in self.known if (match := pattern.fullmatch(known))]
+        matches = [match for module_path in self.known if (match := pattern.fullmatch(module_path))]
         return [match[0] for match in sorted(matches, key=lambda match: [int(n) for n in match.groups()])]
 
 
@@ -215,15 +221,15 @@ def _join_path(parent: str, name: str) -> str:
 
 
 def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tensors: Container[str]) -> ModulesByNode:
-    """The nodes whose modules were each called exactly once.
+    """Returns the nodes whose modules were each called exactly once.
 
     A module that was not called (a convolution whose weights are used by name) is counted in its parent. A module that
     was called repeatedly belongs to several nodes (a layer with shared parameters). calls: path of a module → number of
     calls.
     """
 
-    def by_itself(standing: NodeModules) -> bool:
-        modules = [module for module in standing.modules if module not in tensors]
+    def by_itself(node_modules: NodeModules) -> bool:
+        modules = [module for module in node_modules.modules if module not in tensors]
         return bool(modules) and all(calls.get(module) == 1 for module in modules)
 
     return {path: standing for path, standing in modules_of_nodes.items() if by_itself(standing)}
@@ -231,16 +237,19 @@ def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tenso
 
 def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
     """Parameters by path, without parameters in a layer that belong to the stack (T5's table of positions)."""
-    corrected = dict(params)
+    remaining_params = dict(params)
     layers = tuple(
         f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
     outside = {
-        tensor for path, standing in modules_of_nodes.items() if "layers." not in path for tensor in standing.modules
+        tensor
+        for path, node_modules in modules_of_nodes.items()
+        if "layers." not in path
+        for tensor in node_modules.modules
     }
     for module in outside:
-        above = module.rpartition(".")[0] if module.startswith(layers) else ""
-        while above:
-            corrected[above] -= params.get(module, 0)
-            above = above.rpartition(".")[0]
-    return corrected
+        parent_path = module.rpartition(".")[0] if module.startswith(layers) else ""
+        while parent_path:
+            remaining_params[parent_path] -= params.get(module, 0)
+            parent_path = parent_path.rpartition(".")[0]
+    return remaining_params

@@ -1,4 +1,4 @@
-"""The publisher's figure as a witness: the exact parameter count of the released weights, if it is known."""
+"""The publisher's parameter count as a witness, where it is known exactly."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def require_torch(feature: str = "verify") -> None:
 
 
 def default_seq(spec: ModelSpec) -> int:
-    """A number of tokens that fills every window, chunk and selection, within the number of learned positions."""
+    """Returns a token count that fills every window, chunk and selection, within the learned positions."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size)
         for _, stack in spec.stacks()
@@ -62,12 +62,12 @@ def default_seq(spec: ModelSpec) -> int:
     mixers = [mixer for layer, width in layers for _, mixer, _ in layer.mixers(width)]
     limits = [limit for mixer in mixers if isinstance(mixer, TokenMixer) for limit in mixer.reach()]
     longest = longest_pass(spec)
-    wanted = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
-    return wanted if longest is None else min(wanted, longest)
+    preferred_seq = max([LEAST_SEQ, *(limit + 8 for limit in limits)])
+    return preferred_seq if longest is None else min(preferred_seq, longest)
 
 
 def longest_pass(spec: ModelSpec) -> int | None:
-    """The most tokens that fit the learned positions, with one more for decoding; None without learned positions.
+    """Returns the most tokens that fit the learned positions with one more for decoding; None without them.
 
     Raises `InputError` if none fit.
     """
@@ -81,7 +81,7 @@ def longest_pass(spec: ModelSpec) -> int | None:
 
 
 def busy_seq(spec: ModelSpec, seq: int) -> int:
-    """A number of tokens that keeps a GPU busy, at least `seq`, within the number of learned positions."""
+    """Returns a token count that keeps a GPU busy, at least `seq`, within the learned positions."""
     longest = longest_pass(spec)
     tokens = max(seq, BUSY_SEQ)
     return tokens if longest is None else min(tokens, longest)
@@ -104,10 +104,10 @@ def verify_reference(
     seq = default_seq(spec) if seq is None else seq
     longest = longest_pass(spec)
     if longest is not None and seq > longest:
-        more = "" if spec.kind == "encoder" else " and one more"
+        decoding_text = "" if spec.kind == "encoder" else " and one more"
         raise InputError(
-            f"--seq: {seq} tokens{more} do not fit {learned_positions(spec)} learned positions; expected at most "
-            f"{longest}"
+            f"--seq: {seq} tokens{decoding_text} do not fit {learned_positions(spec)} learned positions; expected at "
+            f"most {longest}"
         )
     if device == "cpu":
         _check_activations(spec, batch, seq)
@@ -129,7 +129,7 @@ def verify_reference(
 
 
 def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
-    """Time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
+    """Measures time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
     source = ids if spec.kind == "encoder-decoder" else None
@@ -138,7 +138,7 @@ def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, se
 
 
 def precision(device: Device) -> str:
-    """The dtype of weights and cache on a device."""
+    """Returns the dtype of weights and cache on a device."""
     return "float32" if device == "cpu" else "bfloat16"
 
 
@@ -154,9 +154,9 @@ def build(spec: ModelSpec, device: Device) -> nn.Module:
     if device == "cuda" and not torch.cuda.is_available():
         raise InputError("--device cuda: torch sees no CUDA device here; expected meta or cpu")
     if device == "cuda" and size > torch.cuda.get_device_properties(0).total_memory:
-        room = torch.cuda.get_device_properties(0).total_memory
+        device_bytes = torch.cuda.get_device_properties(0).total_memory
         raise InputError(
-            f"--device cuda: {size:,} bytes of weights do not fit {room:,}; expected fewer layers (--set "
+            f"--device cuda: {size:,} bytes of weights do not fit {device_bytes:,}; expected fewer layers (--set "
             "num_hidden_layers=1)"
         )
     if device == "cpu" and size > LARGEST_REAL:
@@ -268,18 +268,18 @@ def _checks(
         return
 
     store: dict[nn.Module, tuple[torch.Tensor, ...]] = {}
-    last = not isinstance(spec.head, NoHead)
-    prefill, _ = count_flops(module, lambda: [module(ids, source, store=store, last_only=last)])
+    has_head = not isinstance(spec.head, NoHead)
+    prefill, _ = count_flops(module, lambda: [module(ids, source, store=store, last_only=has_head)])
     yield from against(
         "prefill_flops", forward_of, with_repeats(prefill, repeats), Workload(batch=batch, seq=seq, phase="prefill")
     )
     decode, _ = count_flops(module, lambda: [module(_ids(spec, batch, 1, device), store=store, past=seq)])
-    after = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
-    yield from against("decode_flops", forward_of, with_repeats(decode, repeats), after)
+    decode_workload = Workload(batch=batch, seq=1, context=seq, source=seq, phase="decode")
+    yield from against("decode_flops", forward_of, with_repeats(decode, repeats), decode_workload)
     bits = DTYPE_BITS[precision(device)]
     yield from against(
         "cache_bytes",
         lambda use: bits_to_bytes(use.cache_bits(bits)),
         with_repeats(cache_bytes_by_path(store, module), repeats),
-        after,
+        decode_workload,
     )

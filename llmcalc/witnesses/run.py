@@ -59,9 +59,9 @@ def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, 
 
     start = time.perf_counter()
     if device != "cuda":
-        compared = compare_memory(spec, default_runs(spec, batch, verdict.info["seq"]), device)
+        memory_comparison = compare_memory(spec, default_runs(spec, batch, verdict.info["seq"]), device)
     else:
         from .gpu import compare_on_gpu
 
-        compared = compare_on_gpu(spec, default_runs(spec, batch, seq or busy_seq(spec, verdict.info["seq"])))
-    return compared.added_to(verdict, time.perf_counter() - start)
+        memory_comparison = compare_on_gpu(spec, default_runs(spec, batch, seq or busy_seq(spec, verdict.info["seq"])))
+    return memory_comparison.added_to(verdict, time.perf_counter() - start)

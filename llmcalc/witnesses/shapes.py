@@ -86,8 +86,10 @@ def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
     (as that of `_unsafe_view`, whose schema does not say so).
     """
     tensors = [tensor for tensor in (out if isinstance(out, tuple) else (out,)) if tensor is not None]
-    read = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor)}
-    return all(isinstance(t, torch.Tensor) and t.is_meta and t.untyped_storage()._cdata not in read for t in tensors)
+    input_storages = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor)}
+    return all(
+        isinstance(t, torch.Tensor) and t.is_meta and t.untyped_storage()._cdata not in input_storages for t in tensors
+    )
 
 
 def _description(result: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Measures a forward pass on a real device: seconds, FLOP/s, memory. Shown beside the checks, never a check itself."""
+"""Measures a forward pass on a real device: seconds, FLOP/s and memory, shown in addition to the checks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _device_name(device: Any) -> str:
 
 
 def driver() -> str | None:
-    """The NVIDIA driver's version according to nvidia-smi; None without nvidia-smi."""
+    """Returns the NVIDIA driver's version by nvidia-smi; None without nvidia-smi."""
     import subprocess
 
     try:

@@ -92,8 +92,10 @@ def saved_bytes(out: torch.Tensor, outside: set[Any], device: str) -> int:
     sizes: dict[int, int] = {}
     for tensor in saved_tensors(out):
         storage = tensor.untyped_storage()
-        number = tensor.dtype in (torch.float64, torch.int64) and not tensor.shape  # of Python, on the host everywhere
-        if tensor.device.type == device and storage._cdata not in outside and not number:
+        is_python_number = (
+            tensor.dtype in (torch.float64, torch.int64) and not tensor.shape
+        )  # of Python, on the host everywhere
+        if tensor.device.type == device and storage._cdata not in outside and not is_python_number:
             sizes[storage._cdata] = storage.nbytes()
     return sum(sizes.values())
 
@@ -111,16 +113,16 @@ def _saved_by(kind: Any) -> list[str]:
 def saved_tensors(out: torch.Tensor) -> list[torch.Tensor]:
     """Returns every tensor that a node of the graph of `out` saves for the backward pass."""
     tensors: list[torch.Tensor] = []
-    todo: list[Any] = [out.grad_fn]
-    seen: set[Any] = set(todo)
-    while todo:
-        node = todo.pop()
-        leaves = tree_leaves([getattr(node, name) for name in _saved_by(type(node))])
-        tensors += [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen:
-                seen.add(below)
-                todo.append(below)
+    pending_nodes: list[Any] = [out.grad_fn]
+    visited_nodes: set[Any] = set(pending_nodes)
+    while pending_nodes:
+        node = pending_nodes.pop()
+        saved_values = tree_leaves([getattr(node, name) for name in _saved_by(type(node))])
+        tensors += [saved_value for saved_value in saved_values if isinstance(saved_value, torch.Tensor)]
+        for next_node, _ in node.next_functions:
+            if next_node is not None and next_node not in visited_nodes:
+                visited_nodes.add(next_node)
+                pending_nodes.append(next_node)
     return tensors
 
 
@@ -152,7 +154,7 @@ def measure_passes(
     del out
     if log is not None:
         log += mode.log or []
-    after = mode.now
+    bytes_after = mode.now
     for tensor in outside:
         tensor.grad = None
-    return PassMeasurement(saved, live, forward, backward, after)
+    return PassMeasurement(saved, live, forward, backward, bytes_after)

@@ -100,8 +100,8 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
                 model_class(config_object).to("meta", torch.bfloat16).eval().requires_grad_(False)
             )  # XLNet creates some tensors on another device
     except ImportError as error:  # timm, for the vision encoders of some wrappers
-        needed = " ".join(str(error).split())
-        raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {needed}") from None
+        error_text = " ".join(str(error).split())
+        raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
     _without_warnings(model)
     if not to_run or not model_class.__name__.endswith(quirks_of(config).reads_values):
         return model
@@ -111,10 +111,10 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
             f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of "
             "weights are too many"
         )
-    real: nn.Module = model_class(config_object).to(torch.bfloat16).eval().requires_grad_(False)
-    _avoid_identity_experts(real)
-    _raise_expert_capacity(real)
-    return real
+    materialized_model: nn.Module = model_class(config_object).to(torch.bfloat16).eval().requires_grad_(False)
+    _avoid_identity_experts(materialized_model)
+    _raise_expert_capacity(materialized_model)
+    return materialized_model
 
 
 def quirks_of(config: Mapping[str, Any]) -> Quirks:
@@ -164,7 +164,7 @@ def _checks(
     lengths: tuple[int, ...],
 ) -> Iterator[Check]:
     tree, kind, witness = spec.tree(), text_of(config)[2], f"transformers/{config['model_type']}"
-    params = tensors(model, [module for standing in modules.values() for module in standing.modules])
+    params = tensors(model, [module for node_modules in modules.values() for module in node_modules.modules])
     towers = WITHOUT_FLOPS  # a wrapper's class builds them, but a pass over tokens does not run them
 
     def against(
@@ -175,12 +175,12 @@ def _checks(
         run_config: RunConfig | None = None,
     ) -> Iterator[Check]:
         """Yields a check for every node that was found in the class, except where both sides are 0."""
-        cost, more = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
+        cost, additions = cost_in_class(kind, quantity, cost, spec), additions_by_path(kind, quantity, spec)
         return nonzero(
             compare_modules(
                 tree,
                 quantity,
-                lambda place: place.each(cost) + more(place.path),
+                lambda place: place.each(cost) + additions(place.path),
                 modules,
                 measured,
                 witness,
@@ -221,8 +221,8 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
     family, context = family_of_class(text_of(config)[2]), family_of_class(config["model_type"])
     base = next((path for path, module in model.named_modules() if module is model.base_model), "")
     paths = module_names(model) | tensor_names(model)
-    names, outer = ({} if family_record is None else family_record.modules for family_record in (family, context))
-    return places(spec.tree(), paths, spec.kind, base, names, outer)
+    names, outer_names = ({} if family_record is None else family_record.modules for family_record in (family, context))
+    return places(spec.tree(), paths, spec.kind, base, names, outer_names)
 
 
 def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
@@ -233,10 +233,10 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
     if device.type == "meta":
         return torch.empty(batch, seq, dtype=torch.long, device=device)
     config: Any = model.config
-    end = config.eos_token_id if isinstance(config.eos_token_id, int) else config.vocab_size - 1
+    end_token = config.eos_token_id if isinstance(config.eos_token_id, int) else config.vocab_size - 1
     ids = torch.randint(0, config.vocab_size - 1, (batch, seq))
-    ids = ids + (ids >= end)
-    ids[:, -1] = end
+    ids = ids + (ids >= end_token)
+    ids[:, -1] = end_token
     return ids
 
 
@@ -278,7 +278,7 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
     if name.endswith(quirks.makes_mask) and not name.endswith(quirks.reads_values):
         inputs["attention_mask"] = torch.zeros(batch, 1, seq, seq, dtype=torch.bfloat16, device="meta")
     out: list[Any] = []
-    before = _module_states(model)
+    states_before = _module_states(model)
     calls: Counter[str] = Counter()
     hooks = [
         module.register_forward_hook(lambda *_, path=path: calls.update((path,)))
@@ -296,7 +296,9 @@ def run_forward(spec: ModelSpec, model: nn.Module, batch: int, seq: int, quirks:
         config: Any = model.config
         stored = DynamicCache(config=config)  # the class fills a given cache, and creates none
         model(**inputs, **{argument: stored})
-    states = [state for where, state in _module_states(model).items() if before.get(where) is not state]
+    states = [
+        state for module_path, state in _module_states(model).items() if states_before.get(module_path) is not state
+    ]
     stored = [stored, *states] if states else stored
     return Pass(forward, calls, None if spec.kind == "encoder" or stored is None else cache_bytes(stored))
 
@@ -313,8 +315,8 @@ def cache_argument(model: nn.Module) -> str:
 
 def _caches_of(outputs: Any) -> Iterator[Any]:
     """The caches in a module's output, under the names that classes give them."""
-    named = (getattr(outputs, name, None) for name in CACHE_NAMES)
-    return (cache for cache in named if cache is not None)
+    cache_attributes = (getattr(outputs, name, None) for name in CACHE_NAMES)
+    return (cache for cache in cache_attributes if cache is not None)
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
@@ -337,16 +339,20 @@ def cache_bytes(cache: Any) -> int:
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(cache, set())}.values())
 
 
-def _tensors(value: Any, seen: set[int]) -> Iterator[Any]:
+def _tensors(value: Any, visited_ids: set[int]) -> Iterator[Any]:
     import torch
 
     if isinstance(value, torch.Tensor):
         if value.is_floating_point():  # integer positions and counters are not cache
             yield value
     elif isinstance(value, dict | list | tuple):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(inner, seen)
-    elif hasattr(value, "__dict__") and id(value) not in seen and type(value).__module__.startswith("transformers"):
-        seen.add(id(value))
-        for inner in vars(value).values():
-            yield from _tensors(inner, seen)
+        for nested_value in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(nested_value, visited_ids)
+    elif (
+        hasattr(value, "__dict__")
+        and id(value) not in visited_ids
+        and type(value).__module__.startswith("transformers")
+    ):
+        visited_ids.add(id(value))
+        for nested_value in vars(value).values():
+            yield from _tensors(nested_value, visited_ids)

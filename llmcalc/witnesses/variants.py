@@ -57,20 +57,20 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
 
 def replace_attention(module: nn.Module, kind: str) -> None:
     """Replaces the computation of attention, which then needs no mask."""
-    for name, part in module.named_modules():
-        above = name.rpartition(".")[0]
+    for name, submodule in module.named_modules():
+        parent_name = name.rpartition(".")[0]
         if is_core(name):
-            owner: Any = module.get_submodule(above)
+            owner: Any = module.get_submodule(parent_name)
             causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
-            part.forward = partial(flash if kind == "flash" else sdpa_math, causal)
+            submodule.forward = partial(flash if kind == "flash" else sdpa_math, causal)
             if hasattr(owner, "_seen"):
                 owner._seen = lambda *_: (None, None)
 
 
 def is_core(name: str) -> bool:
     """Whether a module of that path computes attention: its scores, their softmax and the sums of values."""
-    *_, above, last = ("", *name.split("."))
-    return last in ("core", "core_1", "core_2") and above not in ("relative", "indexer")
+    *_, parent_name, own_name = ("", *name.split("."))
+    return own_name in ("core", "core_1", "core_2") and parent_name not in ("relative", "indexer")
 
 
 @contextmanager
@@ -83,13 +83,13 @@ def kernel_context(choices: Choices) -> Iterator[None]:
     if choices.attention == "flash":
         repeat = torch.Tensor.repeat_interleave
         changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))
-    before = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
+    original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
     try:
         for owner, name, value in changed:
             setattr(owner, name, value)
         yield
     finally:
-        for owner, name, value in before:
+        for owner, name, value in original_attributes:
             setattr(owner, name, value)
 
 
@@ -113,25 +113,27 @@ class FusedRmsNorm(torch.autograd.Function):
 
 def fuse_norms(module: nn.Module) -> None:
     """Replaces every plain norm by one kernel."""
-    for part in module.modules():
-        norm: Any = part
-        kind = getattr(part, "kind", "")
-        plain = getattr(part, "groups", 1) == 1 and (getattr(part, "weight", None) is None or norm.weight.dim() == 1)
-        if kind in ("layernorm", "rmsnorm") and plain:
-            part.forward = partial(_layer_norm if kind == "layernorm" else _rms_norm, part)
+    for submodule in module.modules():
+        norm: Any = submodule
+        kind = getattr(submodule, "kind", "")
+        is_fusable = getattr(submodule, "groups", 1) == 1 and (
+            getattr(submodule, "weight", None) is None or norm.weight.dim() == 1
+        )
+        if kind in ("layernorm", "rmsnorm") and is_fusable:
+            submodule.forward = partial(_layer_norm if kind == "layernorm" else _rms_norm, submodule)
 
 
-def _layer_norm(part: Any, x: Any) -> Any:
+def _layer_norm(norm_module: Any, x: Any) -> Any:
     """Runs a layer norm, on meta and on GPUs; on a CPU the statistics would be in bfloat16."""
-    return F.layer_norm(x, x.shape[-1:], part.weight, part.bias, part.eps)
+    return F.layer_norm(x, x.shape[-1:], norm_module.weight, norm_module.bias, norm_module.eps)
 
 
-def _rms_norm(part: Any, x: Any) -> Any:
+def _rms_norm(norm_module: Any, x: Any) -> Any:
     if x.is_cuda:
-        out = F.rms_norm(x, x.shape[-1:], part.weight, part.eps)
+        out = F.rms_norm(x, x.shape[-1:], norm_module.weight, norm_module.eps)
     else:
-        out = FusedRmsNorm.apply(x, part.weight)  # type: ignore[no-untyped-call]
-    return out if part.bias is None else out + part.bias
+        out = FusedRmsNorm.apply(x, norm_module.weight)  # type: ignore[no-untyped-call]
+    return out if norm_module.bias is None else out + norm_module.bias
 
 
 # --- losses -----------------------------------------------------------------------------------------------------------
@@ -143,10 +145,10 @@ class LigerCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any) -> Any:
         losses = logits.new_zeros(logits.shape[0])
-        counted = labels != -100
-        counted.sum()
-        (labels * counted).max()
-        (labels * counted).min()
+        is_counted = labels != -100
+        is_counted.sum()
+        (labels * is_counted).max()
+        (labels * is_counted).min()
         loss = losses.sum()
         ctx.save_for_backward(logits.detach())
         return loss
@@ -167,18 +169,18 @@ class LigerLinearCrossEntropy(torch.autograd.Function):
         of_weight = torch.zeros_like(weight) if weight.requires_grad else None
         of_bias = None if bias is None else torch.zeros_like(bias)
         losses = x.new_zeros(tokens, dtype=torch.float32)
-        counted = labels != -100
-        counted.sum()
+        is_counted = labels != -100
+        is_counted.sum()
         for start in range(0, tokens, size):
-            part = x[start : start + size]
-            logits = part @ weight.t()
+            chunk_input = x[start : start + size]
+            logits = chunk_input @ weight.t()
             if bias is not None:
                 logits = logits + bias
             gradient = logits  # the kernel has written it there
             of_x[start : start + size] = gradient @ weight
             if of_weight is not None:
-                turned = gradient.t()
-                of_weight += torch.mm(turned, part).float()
+                transposed_gradient = gradient.t()
+                of_weight += torch.mm(transposed_gradient, chunk_input).float()
             if of_bias is not None:
                 torch.add(of_bias, gradient.sum(0), out=of_bias)
         loss = losses.sum()
@@ -248,15 +250,17 @@ assert set(SAVED_OPERATIONS) >= PRODUCTS
 
 def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Callable[[], Any]:
     """Returns contexts of checkpoints that save the results of operations; of `alternate` every other result."""
-    operations, others = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
+    operations, alternating_operations = ({SAVED_OPERATIONS[name] for name in names} for names in (saved, alternate))
 
     def contexts() -> Any:
         calls = Counter[Any]()
 
         def policy(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
             calls[context.is_recompute, op] += 1
-            skipped = op in others and calls[context.is_recompute, op] % 2 == 0
-            return CheckpointPolicy.MUST_SAVE if op in operations and not skipped else CheckpointPolicy.PREFER_RECOMPUTE
+            is_skipped = op in alternating_operations and calls[context.is_recompute, op] % 2 == 0
+            return (
+                CheckpointPolicy.MUST_SAVE if op in operations and not is_skipped else CheckpointPolicy.PREFER_RECOMPUTE
+            )
 
         return create_selective_checkpoint_contexts(policy)
 
@@ -270,17 +274,17 @@ def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
         run_checkpointed = partial(
             run_checkpointed, context_fn=selective_checkpoint(recompute.kept, recompute.alternate)
         )
-    carries = any(hasattr(part, "below_scale") for part in module.modules())
-    for name, part in [*module.named_modules()]:
-        above, _, last = name.rpartition(".")
-        below = _path_in_layer(name)
-        layer = last.isdigit() and above.rpartition(".")[2] == "layers"
+    carries = any(hasattr(submodule, "below_scale") for submodule in module.modules())
+    for name, submodule in [*module.named_modules()]:
+        parent_name, _, child_name = name.rpartition(".")
+        path_in_layer = _path_in_layer(name)
+        layer = child_name.isdigit() and parent_name.rpartition(".")[2] == "layers"
         core = recompute.core and is_core(name)
-        runs_again = layer and recompute.layers and int(last) % recompute.every == 0
+        runs_again = layer and recompute.layers and int(child_name) % recompute.every == 0
         if runs_again and carries:
-            part.forward = partial(_checkpoint_with_router_state, run_checkpointed, part.forward)
-        elif runs_again or core or below in recompute.nodes:
-            part.forward = partial(run_checkpointed, part.forward)
+            submodule.forward = partial(_checkpoint_with_router_state, run_checkpointed, submodule.forward)
+        elif runs_again or core or path_in_layer in recompute.nodes:
+            submodule.forward = partial(run_checkpointed, submodule.forward)
 
 
 def _checkpoint_with_router_state(
@@ -305,8 +309,8 @@ def _checkpoint_with_router_state(
 
 def _path_in_layer(name: str) -> str:
     """Returns the path of a module below its layer; empty outside of layers."""
-    _, separator, below = f".{name}".rpartition(".layers.")
-    return below.partition(".")[2] if separator else ""
+    _, separator, path_after_layers = f".{name}".rpartition(".layers.")
+    return path_after_layers.partition(".")[2] if separator else ""
 
 
 # --- adapters ---------------------------------------------------------------------------------------------------------
@@ -332,10 +336,10 @@ class Lora(nn.Module):
 
     def forward(self, x: Any) -> Any:
         result = self.base_layer(x)
-        before = result.dtype
+        result_dtype = result.dtype
         x = x.to(self.lora_A.weight.dtype)
         result = result + self.lora_B(self.lora_A(self.dropout(x))) * 2.0
-        return result.to(before)
+        return result.to(result_dtype)
 
 
 def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") -> None:
@@ -343,8 +347,10 @@ def with_adapters(module: nn.Module, adapters: Adapters, device: str = "cpu") ->
     lora_by_weight: dict[int, Lora] = {}
     for parameter in module.parameters():
         parameter.requires_grad_(False)
-    for name, part in [*module.named_modules()]:
-        above, _, last = name.rpartition(".")
-        if last in adapters.targets and isinstance(part, nn.Linear):
-            lora_by_weight[id(part.weight)] = lora_by_weight.get(id(part.weight)) or Lora(part, adapters, device)
-            setattr(module.get_submodule(above), last, lora_by_weight[id(part.weight)])
+    for name, submodule in [*module.named_modules()]:
+        parent_name, _, child_name = name.rpartition(".")
+        if child_name in adapters.targets and isinstance(submodule, nn.Linear):
+            lora_by_weight[id(submodule.weight)] = lora_by_weight.get(id(submodule.weight)) or Lora(
+                submodule, adapters, device
+            )
+            setattr(module.get_submodule(parent_name), child_name, lora_by_weight[id(submodule.weight)])

@@ -28,8 +28,8 @@ def witness_of(model_type: str) -> str:
     `like`.
     """
     kind = usual_name(model_type)
-    like = family_of(kind).like if kind in model_types() else None
-    return like or kind
+    similar_family = family_of(kind).like if kind in model_types() else None
+    return similar_family or kind
 
 
 def family_of_class(model_type: str) -> Family | None:
@@ -63,14 +63,14 @@ def class_of(config: Mapping[str, Any]) -> str:
     spelled = _names_by_lower_case().get(architecture.lower())
     if spelled:
         return architecture if architecture in spelled else spelled[0]
-    kinds = (
+    class_lists = (
         ("CAUSAL_LM",)
         if architecture.endswith("ForCausalLM")
         else ()
         if architecture
         else ("SEQ_TO_SEQ_CAUSAL_LM", "MASKED_LM", "CAUSAL_LM")
     )
-    for kind in kinds:
+    for kind in class_lists:
         class_name = getattr(auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").get(witness_of(config["model_type"]))
         if isinstance(class_name, str):
             return class_name
@@ -93,6 +93,9 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
                 **{k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope},
             }
     if isinstance(fields.get("text_config"), dict):
-        inner = fields["text_config"]
-        fields["text_config"] = {**{k: inner[k] for k in ("model_type",) if k in inner}, **fields_of(inner)}
+        text_fields = fields["text_config"]
+        fields["text_config"] = {
+            **{k: text_fields[k] for k in ("model_type",) if k in text_fields},
+            **fields_of(text_fields),
+        }
     return fields

@@ -116,7 +116,7 @@ def _check_step(whole: Placed, ranks: list[Step], copied: bool) -> None:
 
 def _has_copies(shape: Any) -> bool:
     """Whether several ranks have the same key and value heads, because there are fewer of them than ranks."""
-    return any(isinstance(axis, Shard) and axis.size * axis.degree > axis.whole for axis in flat_axes(shape))
+    return any(isinstance(axis, Shard) and axis.size * axis.degree > axis.full_size for axis in flat_axes(shape))
 
 
 def _check_tensor(path: str, whole: tuple[int, ...], ranks: list[tuple[int, ...]], copies: bool) -> None:

@@ -305,9 +305,12 @@ def test_in_flight_is_the_same_counted_three_ways(found: Timetable) -> None:
         assert held in course
         assert held.total == peak
         sizes, rest = range(3, 3 + p.chunks), [1] * p.chunks
-        weighed = [sum(a * n for a, n in zip(sizes, held.whole, strict=True)) + sum(held.weights) for held in course]
+        weighed = [
+            sum(a * n for a, n in zip(sizes, held.awaiting_backward, strict=True)) + sum(held.weights)
+            for held in course
+        ]
         assert p.peak_in_flight(rank, sizes, rest)[0] == max(weighed)
-        assert all(min(*held.whole, *held.weights) >= 0 for held in course)
+        assert all(min(*held.awaiting_backward, *held.weights) >= 0 for held in course)
 
 
 @settings(max_examples=60, deadline=None)

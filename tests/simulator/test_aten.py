@@ -182,12 +182,12 @@ CASES: dict[str, Case] = {
     "baddbmm": Case(lambda t, c, a, b: t.baddbmm(c, a, b), torch.baddbmm, of((2, 1, 7)), of((2, 3, 6)), of((2, 6, 7))),
     "pad": Case(lambda t, x: t.scale(t.pad(x, 5, 1)), lambda x: F.pad(x, (0, 0, 0, 2)) * 2, X),
     "write into zeros": Case(
-        lambda t, x: t.scale(t.written(t.new((2, 5, 8), x.dtype), x)),
+        lambda t, x: t.scale(t.write_into(t.new((2, 5, 8), x.dtype), x)),
         lambda x: written_into_zeros(x) * 2,
         X,
     ),
     "write twice": Case(
-        lambda t, x: t.scale(t.written(t.written(t.new((2, 6, 8), x.dtype), x), t.scale(x))),
+        lambda t, x: t.scale(t.write_into(t.write_into(t.new((2, 6, 8), x.dtype), x), t.scale(x))),
         lambda x: written_into_zeros(x, 6, twice=True) * 2,
         X,
     ),

@@ -25,7 +25,7 @@ MOST_LAYERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """Bytes of stored tensors, by their purpose.
+    """Bytes of stored tensors by purpose: codes, scales, zero points and others.
 
     weights: codes of the converted weights.
     scales: scales of the weights, with scales of scales.
@@ -40,8 +40,8 @@ class Parts:
     other: Number = 0
     unconverted: Number = 0
 
-    def __add__(self, more: Parts) -> Parts:
-        return Parts(*(add(getattr(self, name), getattr(more, name)) for name in PARTS))
+    def __add__(self, other_parts: Parts) -> Parts:
+        return Parts(*(add(getattr(self, name), getattr(other_parts, name)) for name in PARTS))
 
     def __mul__(self, count: Number) -> Parts:
         return Parts(*(n if is_zero(n) else times(n, count) for n in (getattr(self, name) for name in PARTS)))
@@ -62,14 +62,14 @@ PARTS = tuple(field.name for field in fields(Parts))
 
 
 def plain(elements: Number, dtype: str) -> Parts:
-    """Bytes of elements that keep a plain number format."""
+    """Returns the bytes of elements in a plain number format."""
     bits = DTYPE_BITS[dtype]
     return Parts(unconverted=elements * (bits // 8) if bits % 8 == 0 else bits_to_bytes(elements * bits))
 
 
 @dataclass(frozen=True, slots=True)
 class WeightSite:
-    """One tensor of one layer.
+    """A tensor of a layer, with its path and number of copies.
 
     path: path of its module, as in the reference model.
     kind: the component that it belongs to.
@@ -103,20 +103,22 @@ def sites(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[WeightS
 
 def _sites_below(place: Place, site: WeightSite, include: frozenset[str]) -> Iterator[WeightSite]:
     """Yields the tensors below a node. here: the site of the node itself, whose tensor is ignored."""
-    for below in place.children():
-        child = below.node
+    for child_place in place.children():
+        child = child_place.node
         if child.optional and child.optional not in include:
             continue
-        where = f"{site.path}.{child.name}" if site.path else child.name
+        child_path = f"{site.path}.{child.name}" if site.path else child.name
         if child.indices is None:
-            copies: Iterable[tuple[str, Number, int | None]] = [(where, times(site.times, child.repeat), site.layer)]
+            copies: Iterable[tuple[str, Number, int | None]] = [
+                (child_path, times(site.times, child.repeat), site.layer)
+            ]
         else:
-            copies = [(f"{where}.{i}", site.times, i) for i in child.indices]
+            copies = [(f"{child_path}.{i}", site.times, i) for i in child.indices]
         for path, count, layer in copies:
-            there = WeightSite(path, below.kind, site.tensor, count, layer, place.node, below.optional)
-            if below.use is not None:
-                yield from (replace(there, tensor=tensor) for tensor in below.use.tensors())
-            yield from _sites_below(below, there, include)
+            child_site = WeightSite(path, child_place.kind, site.tensor, count, layer, place.node, child_place.optional)
+            if child_place.use is not None:
+                yield from (replace(child_site, tensor=tensor) for tensor in child_place.use.tensors())
+            yield from _sites_below(child_place, child_site, include)
 
 
 @dataclass(frozen=True)
@@ -194,7 +196,7 @@ def quantized_size(
     if scheme.reads_names:
         names = names or ModuleNames(tree, spec.kind, {})
         weight_sites = [replace(site, names=names(site.path)) for site in weight_sites]
-    text, towers = (
+    text_sites, towers = (
         [s for s in weight_sites if s.optional != TOWERS.name],
         [s for s in weight_sites if s.optional == TOWERS.name],
     )
@@ -203,8 +205,8 @@ def quantized_size(
             f"{TOWERS.option}: {scheme.label} files do not include vision and audio encoders, which are in a separate "
             f"file; remove {TOWERS.option}"
         )
-    beside = ((site, plain(site.tensor.size, dtype)) for site in towers)
-    for site, parts in chain(scheme.store(spec, text, dtype), beside):
+    tower_sites = ((site, plain(site.tensor.size, dtype)) for site in towers)
+    for site, parts in chain(scheme.store(spec, text_sites, dtype), tower_sites):
         stored = parts * site.times
         total += stored
         by_component[site.kind] = by_component.get(site.kind, Parts()) + stored

@@ -76,9 +76,9 @@ def _group(c: Fields, overall: Any) -> tuple[Group, str]:
         raise c.wrong("weights", None, "how weights are quantised")
     if not targets:
         raise c.wrong("targets", targets, "module names or Linear")
-    named = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
+    modules = None if "Linear" in targets else ModuleList(targets, "compressed-tensors", "targets")
     stored, label = _format(weights, layout, _static(inputs))
-    return Group(stored, named), label
+    return Group(stored, modules), label
 
 
 def _static(inputs: Fields | None) -> Static:
@@ -158,16 +158,16 @@ def _fp8(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     w.one_of("num_bits", weights.bits, 8)
     w.one_of("symmetric", weights.symmetric, True)
     w.one_of("strategy", strategy, "tensor", "channel", "block", "group")
-    over: tuple[int, int] | Whole = "tensor" if strategy == "tensor" else "row"
+    scale_extent: tuple[int, int] | Whole = "tensor" if strategy == "tensor" else "row"
     if strategy == "group":
-        over = (1, weights.group or 32)
+        scale_extent = (1, weights.group or 32)
     if strategy == "block":
         if weights.blocks is None:
             raise w.wrong("block_structure", weights.blocks, "two positive whole numbers")
-        over = weights.blocks
+        scale_extent = weights.blocks
     if microscaling:
         w.one_of("strategy", strategy, "group")
-    return FP8(over, 1 if microscaling else None, static.scales, static.zeros), "fp8"
+    return FP8(scale_extent, 1 if microscaling else None, static.scales, static.zeros), "fp8"
 
 
 def _packed_int(weights: _Weights) -> tuple[LinearFormat, str]:
@@ -185,10 +185,10 @@ def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     bits, strategy = weights.bits, weights.strategy
     weights.fields.one_of("num_bits", bits, 2, 3, 4, 5, 6, 7, 8)
     weights.fields.one_of("strategy", strategy, "channel", "tensor", "group")
-    over: int | Whole = "tensor" if strategy == "tensor" else "row"
+    scale_extent: int | Whole = "tensor" if strategy == "tensor" else "row"
     if strategy == "group" and weights.group is not None:
-        over = weights.group
-    return WholeInt(over, weights.symmetric, static), f"w{bits}a8"
+        scale_extent = weights.group
+    return WholeInt(scale_extent, weights.symmetric, static), f"w{bits}a8"
 
 
 def modelopt(c: Fields) -> Scheme:

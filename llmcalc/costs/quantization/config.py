@@ -41,11 +41,11 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
         raise InputError(f"quantization_config: {type(table).__name__}; expected a table of fields ({WITHOUT})")
     method = table.get("quant_method", _method_without_name(table))
     if not isinstance(method, str) or method not in METHODS:
-        known = ", ".join(METHODS)
-        near = suggest(method, list(METHODS)) if isinstance(method, str) else ""
+        known_methods = ", ".join(METHODS)
+        suggestion = suggest(method, list(METHODS)) if isinstance(method, str) else ""
         raise InputError(
-            f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known}.{near} "
-            f"({WITHOUT})"
+            f"quantization_config.quant_method: {shown(method)} is not known; expected one of {known_methods}."
+            f"{suggestion} ({WITHOUT})"
         )
     c = Fields(table, f"quantization_config of {method}")
     try:
@@ -73,8 +73,8 @@ def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
     names: config fields that may hold the list. The output head is unconverted if there is no list or the list names
     it.
     """
-    listed = any(c.get(name) is not None for name in names)
-    return replace(scheme, head=listed, everywhere=True, kept=_excluded_modules(c, *names))
+    has_exclusions = any(c.get(name) is not None for name in names)
+    return replace(scheme, head=has_exclusions, everywhere=True, kept=_excluded_modules(c, *names))
 
 
 def _fp8(c: Fields) -> Scheme:
@@ -190,19 +190,19 @@ def _gptq(c: Fields) -> Scheme:
     c.one_of("bits", bits, 2, 3, 4, 8)
     head = c.get("lm_head", False)
     c.one_of("lm_head", head, False, True)
-    inner = c.get("modules_in_block_to_quantize")
-    listed = None
-    if inner is not None:
+    quantized_modules = c.get("modules_in_block_to_quantize")
+    module_list = None
+    if quantized_modules is not None:
         names: list[Any] = (
-            [name for row in inner for name in (row if isinstance(row, list) else [row])]
-            if isinstance(inner, list)
+            [name for row in quantized_modules for name in (row if isinstance(row, list) else [row])]
+            if isinstance(quantized_modules, list)
             else [None]
         )
         if any(not isinstance(name, str) for name in names):
-            raise c.wrong("modules_in_block_to_quantize", inner, "lists of module names")
-        listed = ModuleList(names, field="modules_in_block_to_quantize")
+            raise c.wrong("modules_in_block_to_quantize", quantized_modules, "lists of module names")
+        module_list = ModuleList(names, field="modules_in_block_to_quantize")
     groups, excluded = (
-        (*_dynamic(c, bits, group), Group(GPTQ(bits, group), listed)),
+        (*_dynamic(c, bits, group), Group(GPTQ(bits, group), module_list)),
         _excluded_modules(c, "modules_to_not_convert"),
     )
     return LinearScheme(
@@ -222,19 +222,24 @@ def _dynamic(c: Fields, bits: int, group: int | None) -> Iterator[Group]:
     """
     rules = c.table("dynamic")
     for name in rules.data if rules is not None else ():
-        rule = rules.table(name) if rules is not None else None
+        module_rule = rules.table(name) if rules is not None else None
         pattern = name.removeprefix("-:").removeprefix("+:")
-        named = ModuleList([f"re:{pattern}"], "compressed-tensors", "dynamic")
+        modules = ModuleList([f"re:{pattern}"], "compressed-tensors", "dynamic")
         if name.startswith("-:"):
-            yield Group(None, named)
+            yield Group(None, modules)
             continue
-        if rule is None:
+        if module_rule is None:
             raise c.wrong("dynamic", name, "a table of fields for each pattern without -:")
-        rule.ignore("sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential")
-        some, columns = rule.get("bits", bits), rule.group("group_size", group) if "group_size" in rule.data else group
-        rule.all_read()
-        rule.one_of("bits", some, 2, 3, 4, 8)
-        yield Group(GPTQ(some, columns), named)
+        module_rule.ignore(
+            "sym", "desc_act", "mse", "act_group_aware", "damp_percent", "static_groups", "true_sequential"
+        )
+        some, columns = (
+            module_rule.get("bits", bits),
+            module_rule.group("group_size", group) if "group_size" in module_rule.data else group,
+        )
+        module_rule.all_read()
+        module_rule.one_of("bits", some, 2, 3, 4, 8)
+        yield Group(GPTQ(some, columns), modules)
 
 
 def _bitsandbytes(c: Fields) -> Scheme:

@@ -1,4 +1,4 @@
-"""Reads a table of a config field by field: values are checked, and fields that were never read are an error."""
+"""Reads a config table field by field: values are checked, and unread fields are errors."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ LARGEST = 2**20
 class Fields:
     """A table of a config. data: its fields. where: its name in error messages."""
 
-    def __init__(self, data: Mapping[str, Any], where: str) -> None:
-        self.data, self.where, self.asked = data, where, set[str](COMMON)
+    def __init__(self, data: Mapping[str, Any], origin: str) -> None:
+        self.data, self.where, self.asked = data, origin, set[str](COMMON)
 
     def get(self, name: str, absent: Any = None) -> Any:
         """Returns the value of a field, or `absent` if the field is missing."""
@@ -95,5 +95,5 @@ class Fields:
         """Raises `InputError` for a field that was neither read nor ignored."""
         unknown = sorted(str(name) for name in self.data if name not in self.asked)
         if unknown:
-            known = ", ".join(sorted(self.asked - COMMON))
-            raise InputError(f"{self.where}: {unknown[0][:60]}: not known; expected one of {known}")
+            known_fields = ", ".join(sorted(self.asked - COMMON))
+            raise InputError(f"{self.where}: {unknown[0][:60]}: not known; expected one of {known_fields}")

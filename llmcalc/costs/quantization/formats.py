@@ -46,8 +46,8 @@ class LinearFormat:
         raise TypeError(f"{type(self).__name__} describes nothing")
 
 
-def _divides(what: str, size: Number, divisor: int) -> str:
-    return f"{size:,} {what} are not a multiple of {divisor}" if isinstance(size, int) and size % divisor else ""
+def _divides(dimension: str, size: Number, divisor: int) -> str:
+    return f"{size:,} {dimension} are not a multiple of {divisor}" if isinstance(size, int) and size % divisor else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +88,8 @@ class FP8(LinearFormat):
 
     def describe(self) -> str:
         scale_format = {None: "in the model's format", 4: "fp32", 1: "e8m0"}[self.scale_bytes]
-        over = f"block of {self.over[0]} × {self.over[1]}" if isinstance(self.over, tuple) else self.over
-        return f"fp8, one scale ({scale_format}) per {over}"
+        scale_extent = f"block of {self.over[0]} × {self.over[1]}" if isinstance(self.over, tuple) else self.over
+        return f"fp8, one scale ({scale_format}) per {scale_extent}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +156,8 @@ class GPTQ(LinearFormat):
         return Parts(weights, groups * n_out * 2, groups * floor_div(n_out * self.bits, 32) * INT32, n_in * INT32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        unit = 32 if self.bits == 3 else 32 // self.bits
-        return _divides("columns", n_in, unit) or _divides("rows", n_out, unit)
+        codes_per_word = 32 if self.bits == 3 else 32 // self.bits
+        return _divides("columns", n_in, codes_per_word) or _divides("rows", n_out, codes_per_word)
 
     def describe(self) -> str:
         return (
@@ -183,8 +183,8 @@ class Bnb4(LinearFormat):
         return Parts(weights=ceil_div(n, 2), scales=scales, other=maps)
 
     def describe(self) -> str:
-        more = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""
-        scales = f"one {8 if self.double else 32}-bit scale per block of {BNB_BLOCK}{more}"
+        nested_scales = f", one fp32 scale per {BNB_NESTED} of these" if self.double else ""
+        scales = f"one {8 if self.double else 32}-bit scale per block of {BNB_BLOCK}{nested_scales}"
         return f"4 bits, {scales}, and the code tables (quant_map)"
 
 
@@ -223,8 +223,10 @@ class PackedInt(LinearFormat):
 
     def describe(self) -> str:
         zero = "" if self.symmetric else " and one zero point"
-        over = "tensor" if self.whole else _group(self.group)
-        return f"packed int{self.bits}, one scale (in the model's format){zero} per {over}, the shape as two int64"
+        scale_extent = "tensor" if self.whole else _group(self.group)
+        return (
+            f"packed int{self.bits}, one scale (in the model's format){zero} per {scale_extent}, the shape as two int64"
+        )
 
 
 @dataclass(frozen=True, slots=True)

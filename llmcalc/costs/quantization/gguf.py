@@ -54,7 +54,7 @@ MORE_FOR_EIGHT_EXPERTS = ("Q2_K", "Q3_K_S", "Q3_K_M", "IQ4_NL", "Q4_K_S", "Q4_K_
 
 @dataclass(frozen=True)
 class GGUFMix(Scheme):
-    """One of llama.cpp's mixes.
+    """A quantization mix of llama.cpp, such as Q4_K_M.
 
     mix: its name in llama-quantize.
     imatrix: whether an importance matrix is used, which changes the types of some tensors.
@@ -92,11 +92,11 @@ class GGUFMix(Scheme):
                 f"--quantize {self.label}: llama.cpp's mixes are counted for models of one stack; expected a "
                 "decoder or an encoder"
             )
-        more = next((site.optional for site in weight_sites if site.optional), "")
-        if more:
+        optional_part = next((site.optional for site in weight_sites if site.optional), "")
+        if optional_part:
             raise InputError(
                 f"--quantize {self.label}: its rules are for the model's own layers; expected no "
-                f"{OPTIONAL_PARTS[more].option}"
+                f"{OPTIONAL_PARTS[optional_part].option}"
             )
         if not all(isinstance(axis, int) for site in weight_sites for axis in (*site.tensor.shape, site.times)):
             raise InputError(
@@ -131,11 +131,13 @@ class _ModelRules:
 
     def __init__(self, mix: GGUFMix, spec: ModelSpec, weight_sites: list[WeightSite]) -> None:
         self.mix, self.layers = mix, spec.main.num_hidden_layers
-        ordered = sorted(
+        ordered_sites = sorted(
             weight_sites, key=lambda site: -1 if site.layer is None else site.layer
         )  # the order of tensors in a file
-        self.values = _order_of(_parent_path(site) for site in ordered if self.category(site) in ("attn_v", "attn_qkv"))
-        self.downs = _order_of(site.path for site in ordered if _category(site) == "ffn_down")
+        self.values = _order_of(
+            _parent_path(site) for site in ordered_sites if self.category(site) in ("attn_v", "attn_qkv")
+        )
+        self.downs = _order_of(site.path for site in ordered_sites if _category(site) == "ffn_down")
         self.experts = next(
             (site.tensor.shape[0] for site in weight_sites if site.kind == "experts" and len(site.tensor.shape) == 3), 0
         )
@@ -163,11 +165,11 @@ class _ModelRules:
         category = self.category(site)
         if category in ("", "kept"):
             return ["F16" if category else "F32"] * len(_file_shapes(site))
-        wanted = self._type(category, site)
-        return [self._fitting(wanted, columns, site) for _, columns in _file_shapes(site)]
+        preferred_type = self._type(category, site)
+        return [self._fitting(preferred_type, columns, site) for _, columns in _file_shapes(site)]
 
     def _type(self, category: str, site: WeightSite) -> str:
-        """The mix's type for one tensor (llama_tensor_get_type)."""
+        """Returns the mix's type for a tensor (llama_tensor_get_type)."""
         mix, default = self.mix.mix, MIXES[self.mix.mix]
         if category == "output" or (category == "token_embd" and self.tied):
             if mix == "MXFP4_MOE" or site.tensor.shape[-1] % BLOCKS[default][0]:
@@ -213,10 +215,10 @@ class _ModelRules:
             return "Q5_K"
         if mix in ("Q4_K_M", "Q5_K_M"):
             return "Q6_K" if _more_bits(i, n) else default
-        first = i < n // 8
-        if first and (mix == "Q4_K_S" or (mix in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
+        is_in_first_eighth = i < n // 8
+        if is_in_first_eighth and (mix == "Q4_K_S" or (mix in ("IQ4_NL", "IQ4_XS") and not self.mix.imatrix)):
             return "Q5_K"
-        if first and self.mix.imatrix and mix in ("Q4_0", "Q5_0"):
+        if is_in_first_eighth and self.mix.imatrix and mix in ("Q4_0", "Q5_0"):
             return {"Q4_0": "Q4_1", "Q5_0": "Q5_1"}[mix]
         return default
 
@@ -228,15 +230,15 @@ class _ModelRules:
         """
         if columns % BLOCKS[kind][0] == 0:
             return kind
-        other = FALLBACK.get(kind)
-        if other is None:
+        fallback_type = FALLBACK.get(kind)
+        if fallback_type is None:
             if self.mix.mix == "Q8_0":
                 return "F16"
             raise InputError(
                 f"--quantize {self.mix.label}: {site.path}: rows of {columns:,} are not a multiple of {kind}'s "
                 f"{BLOCKS[kind][0]}, and llama-quantize has no other type for it; expected another scheme"
             )
-        return other if columns % BLOCKS[other][0] == 0 else "F16"
+        return fallback_type if columns % BLOCKS[fallback_type][0] == 0 else "F16"
 
 
 def _order_of(names: Iterable[str]) -> dict[str, int]:

@@ -75,25 +75,25 @@ class LinearScheme(Scheme):
         return bool(self.kept.entries) or any(group.named is not None for group in self.groups)
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
-        converted = False
+        has_converted = False
         for site in weight_sites:
-            chosen = self._format(site)
-            if chosen is None:
+            linear_format = self._format(site)
+            if linear_format is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
-            converted = True
+            has_converted = True
             count, n_out, n_in = _matrices(site)
-            reason = chosen.refuses(n_out, n_in)
+            reason = linear_format.refuses(n_out, n_in)
             if reason:
                 raise InputError(
                     f"--quantize {self.label}: {site.path}: {reason}; expected another scheme, or a model whose sizes "
                     "it can hold"
                 )
-            yield site, chosen.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
-        if not converted:
-            what = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
+            yield site, linear_format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
+        if not has_converted:
+            scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise InputError(
-                f"--quantize {self.label}: converts {what}, and this model has none; expected another scheme"
+                f"--quantize {self.label}: converts {scope_text}, and this model has none; expected another scheme"
             )
 
     def _format(self, site: WeightSite) -> LinearFormat | None:
@@ -117,18 +117,20 @@ class LinearScheme(Scheme):
         return group.experts if experts and group.experts is not None else group.format
 
     def notes(self) -> list[str]:
-        what = "routed experts only" if self.scope == "experts" else "linear layers"
-        texts = [f"{self.label} ({self.source}): {what}: {'; '.join(dict.fromkeys(self._formats()))}"]
+        scope_text = "routed experts only" if self.scope == "experts" else "linear layers"
+        texts = [f"{self.label} ({self.source}): {scope_text}: {'; '.join(dict.fromkeys(self._formats()))}"]
         head = "" if self.head else ", output head"
-        others = ", attention" if self.scope == "experts" else ""
+        other_layers = ", attention" if self.scope == "experts" else ""
         texts.append(
-            f"unconverted: embeddings{head}{others}, norms, biases, routers"
+            f"unconverted: embeddings{head}{other_layers}, norms, biases, routers"
             + (" and the modules that the config lists" if self.kept.entries else "")
         )
         unused = self.kept.unused
         if unused:
-            more = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
-            texts.append(f"the config excludes modules that are not in this model: {', '.join(unused[:3])}{more}")
+            unused_count_text = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
+            texts.append(
+                f"the config excludes modules that are not in this model: {', '.join(unused[:3])}{unused_count_text}"
+            )
         return [*texts, *self.remarks]
 
     def _formats(self) -> Iterator[str]:

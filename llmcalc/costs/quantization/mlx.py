@@ -74,7 +74,7 @@ class MLXScheme(Scheme):
             for axis in stack:
                 count = count * axis
             yield site, module_format.format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
-        unused = [entry for named, _ in self.others for entry in named.entries if entry not in named.used]
+        unused = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
         if unused:
             raise InputError(
                 f"quantization: {unused[0]}: names no module of this model; expected its own (--quantize none "
@@ -88,20 +88,24 @@ class MLXScheme(Scheme):
         """
         if site.tensor.role == "vector":
             return None
-        other = next((stored for named, stored in self.others if site.names in named), self.usual)
-        if other is self.usual and site.kind not in ALWAYS_CONVERTED:
-            what = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
+        module_format = next((stored for modules, stored in self.others if site.names in modules), self.usual)
+        if module_format is self.usual and site.kind not in ALWAYS_CONVERTED:
+            unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
-                f"quantization: {what}; expected an entry for it, or --quantize none, which counts without it"
+                f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
             )
         columns = site.tensor.shape[-1]
-        return None if other is None or (isinstance(columns, int) and columns % other.group) else other
+        return (
+            None
+            if module_format is None or (isinstance(columns, int) and columns % module_format.group)
+            else module_format
+        )
 
     def notes(self) -> list[str]:
-        more = "; other formats for some modules, as listed in the config" if self.others else ""
+        other_formats_text = "; other formats for some modules, as listed in the config" if self.others else ""
         return [
             f"{self.label} ({self.source}): linear layers, embeddings and output head: "
-            f"{self.usual.format.describe()}{more}",
+            f"{self.usual.format.describe()}{other_formats_text}",
             "unconverted: norms, biases",
         ]
 
@@ -109,21 +113,24 @@ class MLXScheme(Scheme):
 def mlx(c: Fields) -> Scheme:
     """Reads an mlx-lm table: its format, and the formats of the modules that it lists."""
     names = [name for name in c.data if name not in ("group_size", "bits", "mode", "quant_method")]
-    usual, label = _module_format(c)
-    others: dict[ModuleFormat | None, list[str]] = {}
+    default_format, label = _module_format(c)
+    modules_by_format: dict[ModuleFormat | None, list[str]] = {}
     for name in names:
         value: Any = c.get(name)
-        inner = c.table(name) if isinstance(value, dict) else None
-        if inner is None and not isinstance(value, bool):
+        module_table = c.table(name) if isinstance(value, dict) else None
+        if module_table is None and not isinstance(value, bool):
             raise c.wrong(name, value, "how a module is stored, true or false")
-        module_format = usual if value is True else None if inner is None else _module_format(inner)[0]
-        if inner is not None:
-            inner.all_read()
-        others.setdefault(module_format, []).append(name)
-    named = tuple(
-        (ModuleList(entries, "compressed-tensors", "quantization"), stored) for stored, entries in others.items()
+        module_format = (
+            default_format if value is True else None if module_table is None else _module_format(module_table)[0]
+        )
+        if module_table is not None:
+            module_table.all_read()
+        modules_by_format.setdefault(module_format, []).append(name)
+    listed_modules = tuple(
+        (ModuleList(entries, "compressed-tensors", "quantization"), stored)
+        for stored, entries in modules_by_format.items()
     )
-    return MLXScheme(label, "mlx-lm", (), usual, named)
+    return MLXScheme(label, "mlx-lm", (), default_format, listed_modules)
 
 
 def _module_format(c: Fields) -> tuple[ModuleFormat, str]:

@@ -116,11 +116,11 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
     label = name.strip().lower()
     if label in _FIXED:
         return _FIXED[label](label)
-    plain, fused = label.removesuffix("-qkv"), label.endswith("-qkv")
-    mix = plain.removesuffix("-imatrix").upper().replace("-", "_")
+    base_label, fused = label.removesuffix("-qkv"), label.endswith("-qkv")
+    mix = base_label.removesuffix("-imatrix").upper().replace("-", "_")
     mix = mix + "_M" if mix in ("Q3_K", "Q4_K", "Q5_K") else mix
     if mix in MIXES:
-        return GGUFMix(label, LLAMA_CPP, (), mix, plain.endswith("-imatrix"), fused)
+        return GGUFMix(label, LLAMA_CPP, (), mix, base_label.endswith("-imatrix"), fused)
     for _, pattern, make in _SIZED:
         match = re.fullmatch(pattern, label)
         if match:
@@ -129,8 +129,9 @@ def scheme_named(name: str, option: str = "--quantize") -> Scheme:
             if group is not None and not 0 < int(group[:12]) <= MOST:
                 raise InputError(f"{option} {name[:40]}: a group of {group[:12]}; expected 1 to {MOST:,} columns")
             return make(label, int(sizes.get("bits") or 8), None if group is None else int(group))
-    near = suggest(label, list(COMMON))
-    known = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
+    suggestion = suggest(label, list(COMMON))
+    known_names = "; ".join(f"{group}: {', '.join(names)}" for group, names in GROUPS.items())
     raise InputError(
-        f"{option} {name[:40]}: unknown scheme" + (f".{near}" if near else f"; expected none or one of {known}")
+        f"{option} {name[:40]}: unknown scheme"
+        + (f".{suggestion}" if suggestion else f"; expected none or one of {known_names}")
     )

@@ -110,9 +110,11 @@ class ModuleList:
         return bool(self.entries) and any(self._names(name) for name in names)
 
     def _names(self, name: str) -> bool:
-        named = {self._plain[text] for text in self._texts(name) if text in self._plain} if self._plain else set()
-        if named:
-            self.used |= named
+        matching_entries = (
+            {self._plain[text] for text in self._texts(name) if text in self._plain} if self._plain else set()
+        )
+        if matching_entries:
+            self.used |= matching_entries
             return True
         if not self._tests:
             return False
@@ -147,17 +149,22 @@ class ModuleList:
 def _without_fusion(entry: str) -> Iterator[str]:
     """Yields an entry, and for a fused layer the entries of its parts."""
     yield entry
-    for fused, several in FUSED.items():
+    for fused, part_names in FUSED.items():
         name = re.compile(rf"(?<![a-zA-Z0-9_]){fused}(?![a-zA-Z0-9_])")
         if name.search(entry):
-            yield from (name.sub(single, entry) for single in several)
+            yield from (name.sub(single, entry) for single in part_names)
 
 
 def _match_ways(pattern: str) -> int:
     """An upper bound on the number of ways in which a pattern may match, as a power of two."""
-    rest, words = WORDS.subn("", pattern)
-    optional = len(re.findall(r"(?<![(*+?}])\?", rest))
-    return words + rest.count("|") + optional + WAYS_TO_REPEAT * sum(rest.count(sign) for sign in "*+{")
+    remaining_pattern, word_count = WORDS.subn("", pattern)
+    optional = len(re.findall(r"(?<![(*+?}])\?", remaining_pattern))
+    return (
+        word_count
+        + remaining_pattern.count("|")
+        + optional
+        + WAYS_TO_REPEAT * sum(remaining_pattern.count(sign) for sign in "*+{")
+    )
 
 
 def _component_runs(name: str) -> Iterable[str]:
@@ -167,7 +174,7 @@ def _component_runs(name: str) -> Iterable[str]:
 
 
 def _prefixes(name: str) -> Iterable[str]:
-    at = name.find(".")
-    while at >= 0:
-        yield name[:at]
-        at = name.find(".", at + 1)
+    dot_position = name.find(".")
+    while dot_position >= 0:
+        yield name[:dot_position]
+        dot_position = name.find(".", dot_position + 1)

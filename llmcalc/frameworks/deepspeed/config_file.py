@@ -1,4 +1,4 @@
-"""Reads a DeepSpeed JSON. It names no model; Hugging Face's Trainer sets its "auto" values.
+"""Reads a DeepSpeed JSON config. The model comes from elsewhere; Hugging Face's Trainer sets "auto" values.
 
 Sources: deepspeed/runtime/config.py, runtime/zero/config.py and runtime/constants.py for keys;
 transformers/integrations/deepspeed.py (5.23), `trainer_config_process`, for "auto". Values that depend on the model's
@@ -85,59 +85,59 @@ TRAINER_KEY = "gradient_accumulation_steps"
 """A key that arguments of the Trainer have too."""
 
 
-def is_deepspeed(data: Table) -> bool:
+def is_deepspeed(config: Table) -> bool:
     """Whether a table is a DeepSpeed config."""
-    if is_trainer({key: value for key, value in data.items() if key != TRAINER_KEY}):
+    if is_trainer({key: value for key, value in config.items() if key != TRAINER_KEY}):
         return False
-    zero = data.get("zero_optimization")
-    return isinstance(zero, Mapping) or "train_micro_batch_size_per_gpu" in data or "train_batch_size" in data
+    zero = config.get("zero_optimization")
+    return isinstance(zero, Mapping) or "train_micro_batch_size_per_gpu" in config or "train_batch_size" in config
 
 
-def read_deepspeed(data: Table, source: Source, trainer: Table | None = None) -> Launch:
-    """Reads a config's tables.
+def read_deepspeed(config: Table, source: Source, trainer: Table | None = None) -> Launch:
+    """Reads a DeepSpeed config into a launch.
 
     trainer: the Trainer's settings for "auto" values: batch, num_microbatches, bf16, fp16; its defaults by default.
     Raises `InputError`, which names file and key.
     """
     with reading_of(source) as reading:
-        run = read_into(reading, data, source.world_size, trainer or {})
+        run = read_into(reading, config, source.world_size, trainer or {})
         return reading.launch(
             "deepspeed", "deepspeed", layout=run.layout, settings=run.settings, own_settings=run.own_settings
         )
 
 
-def read_into(reading: Reading, data: Table, world_size: int | None, trainer: Table) -> RunUnder:
-    """Reads a config as a part of another launch file."""
-    for key in data:
+def read_into(reading: Reading, config: Table, world_size: int | None, trainer: Table) -> RunUnder:
+    """Reads a DeepSpeed config that is part of another launch file."""
+    for key in config:
         if key in IGNORED or str(key).startswith("_"):
             reading.ignored.append(key)
-    unknown_keys(reading, data, (*READ, *reading.ignored), "", "no key that is known")
+    unknown_keys(reading, config, (*READ, *reading.ignored), "", "no key that is known")
     world = reading.devices(world_size)
-    zero = _settings(reading, data)
-    words: dict[str, Any] = {"phase": "training", **_batches(reading, data, world, trainer)}
-    words |= _precision(reading, data, trainer)
-    words |= _optimizer(reading, data)
-    for key, value in reading.table(data, "activation_checkpointing").items():
+    zero = _settings(reading, config)
+    command_settings: dict[str, Any] = {"phase": "training", **_batches(reading, config, world, trainer)}
+    command_settings |= _precision(reading, config, trainer)
+    command_settings |= _optimizer(reading, config)
+    for key, value in reading.table(config, "activation_checkpointing").items():
         if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
             reading.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
-    tp = reading.table(data, "tensor_parallel").get("autotp_size", 1)
+    tp = reading.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reading.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
-    return RunUnder(Layout(dp=world, zero=zero.stage or 0), words, zero)
+    return RunUnder(Layout(dp=world, zero=zero.stage or 0), command_settings, zero)
 
 
-def _settings(reading: Reading, data: Table) -> DeepSpeedSettings:
-    """The settings that change memory, with DeepSpeed's defaults."""
+def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
+    """Returns the settings that affect memory, with DeepSpeed's defaults."""
     values: dict[str, Any] = {"stage": 0}
-    kinds = get_type_hints(DeepSpeedSettings)
-    for key, value in reading.table(data, "zero_optimization").items():
+    field_types = get_type_hints(DeepSpeedSettings)
+    for key, value in reading.table(config, "zero_optimization").items():
         name, path = RENAMED.get(key, key), f"zero_optimization.{key}"[:80]
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
-            values[name] = "none" if device in (None, False) else _convert(reading, path, kinds[name], device)
-        elif name in kinds:
-            if value is not None and not (value == AUTO and AUTO_TEXT not in str(kinds[name])):
-                values[name] = _convert(reading, path, kinds[name], value)
+            values[name] = "none" if device in (None, False) else _convert(reading, path, field_types[name], device)
+        elif name in field_types:
+            if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
+                values[name] = _convert(reading, path, field_types[name], value)
         elif name in ZERO_IGNORED:
             reading.ignored.append(path)
         elif name not in ZERO_OFF:
@@ -153,13 +153,13 @@ def _settings(reading: Reading, data: Table) -> DeepSpeedSettings:
         "fp16_master_weights_and_grads": ("fp16", "fp16_master_weights_and_grads"),
     }
     for name, (section, key) in sections.items():
-        value = reading.table(data, section).get(key)
+        value = reading.table(config, section).get(key)
         if value not in (None, AUTO):
-            values[name] = _convert(reading, f"{section}.{key}", kinds[name], value)
+            values[name] = _convert(reading, f"{section}.{key}", field_types[name], value)
     for name in ("communication_data_type", "gradient_clipping"):
-        if data.get(name) not in (None, AUTO):
-            values[name] = _convert(reading, name, kinds[name], data[name])
-    table = reading.table(data, "optimizer")
+        if config.get(name) not in (None, AUTO):
+            values[name] = _convert(reading, name, field_types[name], config[name])
+    table = reading.table(config, "optimizer")
     values["optimizer"] = str(table.get("type") or "")[:40]
     values["torch_adam"] = reading.table(table, "params").get("torch_adam") is True
     settings = DeepSpeedSettings(**values)
@@ -177,18 +177,18 @@ def _settings(reading: Reading, data: Table) -> DeepSpeedSettings:
 AUTO_TEXT = "'auto'"
 
 
-def _convert(reading: Reading, path: str, kind: Any, value: Any) -> Any:
-    """A value converted to its field's type. Raises `InputError`, which names the key."""
+def _convert(reading: Reading, path: str, field_type: Any, value: Any) -> Any:
+    """Converts a value to its field's type. Raises `InputError` that names the key."""
     args = (
-        [kind]
-        if get_origin(kind) is Literal
-        else [type_ for type_ in get_args(kind) if type_ is not NoneType] or [kind]
+        [field_type]
+        if get_origin(field_type) is Literal
+        else [type_ for type_ in get_args(field_type) if type_ is not NoneType] or [field_type]
     )
-    literals = [word for type_ in args if get_origin(type_) is Literal for word in get_args(type_)]
+    literals = [allowed_value for type_ in args if get_origin(type_) is Literal for allowed_value in get_args(type_)]
     plain_types = [type_ for type_ in args if get_origin(type_) is not Literal]
-    text = str(value)[:40].removesuffix(".0")
-    if not isinstance(value, bool | Mapping | list) and text in map(str, literals):
-        return next(word for word in literals if str(word) == text)
+    value_text = str(value)[:40].removesuffix(".0")
+    if not isinstance(value, bool | Mapping | list) and value_text in map(str, literals):
+        return next(allowed_value for allowed_value in literals if str(allowed_value) == value_text)
     for type_ in plain_types:
         if type_ is bool:
             return flag_value(reading, path, value)
@@ -201,22 +201,26 @@ def _convert(reading: Reading, path: str, kind: Any, value: Any) -> Any:
     raise reading.wrong(path, f"{shown(value)}; expected {' or '.join(map(_type_text, args))}")
 
 
-def _type_text(kind: Any) -> str:
-    if get_origin(kind) is Literal:
-        return " or ".join(map(str, get_args(kind)))
-    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(kind, str(kind))
+def _type_text(field_type: Any) -> str:
+    """Describes a field's type for an error message."""
+    if get_origin(field_type) is Literal:
+        return " or ".join(map(str, get_args(field_type)))
+    return {int: "a whole number", float: "a number", str: "text", bool: "true or false"}.get(
+        field_type, str(field_type)
+    )
 
 
-def _batches(reading: Reading, data: Table, world: int, trainer: Table) -> dict[str, int]:
-    """The sequences of a micro-batch and the number of micro-batches. DeepSpeed computes one of its three keys."""
+def _batches(reading: Reading, config: Table, world: int, trainer: Table) -> dict[str, int]:
+    """Returns the sequences per micro-batch and the number of micro-batches. One of three keys is derived."""
 
     def read_size(key: str) -> int | None:
-        value = data.get(key)
+        """Returns a whole number of the config; None if it is missing or `auto`."""
+        value = config.get(key)
         return None if value in (None, AUTO) else size_of(reading, key, value)
 
     micro, steps = read_size("train_micro_batch_size_per_gpu"), read_size("gradient_accumulation_steps")
     total = read_size("train_batch_size")
-    if data.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
+    if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
         micro = micro or trainer.get("batch", TRAINER_BATCH)
         steps = steps or trainer.get("num_microbatches", 1)
     if micro is None and total is None:
@@ -244,22 +248,22 @@ TRAINER_BATCH = 8
 """The Trainer's default of `per_device_train_batch_size`."""
 
 
-def _precision(reading: Reading, data: Table, trainer: Table) -> dict[str, Any]:
-    """The number formats: with bf16 or fp16, weights in 16 bits and master weights in fp32."""
+def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any]:
+    """Returns the number formats. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     formats = {}
     for name in ("bf16", "fp16"):
-        table = reading.table(data, name) or (reading.table(data, "bfloat16") if name == "bf16" else {})
+        table = reading.table(config, name) or (reading.table(config, "bfloat16") if name == "bf16" else {})
         value = table.get("enabled", False)
         formats[name] = bool(trainer.get(name)) if value == AUTO else flag_value(reading, f"{name}.enabled", value)
     if formats["bf16"] and formats["fp16"]:
         raise reading.wrong("bf16, fp16", "both are enabled; expected one")
-    if reading.table(data, "amp").get("enabled"):
+    if reading.table(config, "amp").get("enabled"):
         reading.unknown["amp"] = "Apex is not modelled"
-    kinds = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
-    accumulated = reading.table(data, "data_types").get("grad_accum_dtype")
-    if not isinstance(accumulated, str | None) or accumulated not in kinds:
+    format_names = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", None: None, AUTO: None}
+    accumulated = reading.table(config, "data_types").get("grad_accum_dtype")
+    if not isinstance(accumulated, str | None) or accumulated not in format_names:
         raise reading.wrong("data_types.grad_accum_dtype", f"{shown(accumulated)}; expected fp32, bf16 or fp16")
-    gradient_format = {} if kinds[accumulated] is None else {"grad_dtype": kinds[accumulated]}
+    gradient_format = {} if format_names[accumulated] is None else {"grad_dtype": format_names[accumulated]}
     if formats["bf16"] or formats["fp16"]:
         return {"dtype": "bf16" if formats["bf16"] else "fp16", "master_weights": "fp32", **gradient_format}
     return {"dtype": "fp32", "master_weights": "none", **gradient_format}
@@ -268,8 +272,9 @@ def _precision(reading: Reading, data: Table, trainer: Table) -> dict[str, Any]:
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon"}
 
 
-def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
-    table = reading.table(data, "optimizer")
+def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
+    """Returns the optimizer's settings."""
+    table = reading.table(config, "optimizer")
     name = table.get("type")
     if name is None:
         return {}

@@ -1,4 +1,4 @@
-"""The memory of ranks under DeepSpeed's ZeRO, without an allocator, for plans."""
+"""Estimates the memory of ranks under DeepSpeed ZeRO without an allocator, for plans."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .settings import DeepSpeedSettings
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Returns the estimate of a model's ranks."""
+    """Estimates the memory of every rank of a model."""
     training = memory.training()
     transient = partial(transient_bytes, measure_optimizer_step(training, flat=True), DTYPES[training.dtype].bytes)
     return estimate_with_torch_kernels(
@@ -26,7 +26,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 def transient_bytes(
     step: OptimizerStepBytes, width: int, layout: Layout, stage_parameters: Sequence[StageParameters]
 ) -> TransientBytes:
-    """Returns the transient bytes of a rank. width: bytes of an element of weights and gradients.
+    """Returns the transient bytes of a rank. width: bytes per element of weights and gradients.
 
     Gradients are reduced in a buffer. In stages 1 and 2 it exists from the first gradient to the reduction, which in
     stage 2 follows each micro-batch. The reduced gradients are flattened, and a rank updates its shard of them.

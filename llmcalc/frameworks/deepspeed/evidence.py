@@ -1,4 +1,4 @@
-"""The verification status of DeepSpeed runs: comparisons with the storages of DeepSpeed's own processes."""
+"""Evidence for DeepSpeed runs: comparisons with the tensor storages of real DeepSpeed processes."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """The evidence for a run in a layout."""
+    """Returns the evidence for a run in a layout."""
     return EVIDENCE

@@ -1,4 +1,4 @@
-"""Runs a model under ZeRO stage 3: each module's parameters are gathered before it and released after it."""
+"""Runs a model under ZeRO stage 3, which gathers each module's parameters before use and releases them after."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .param_coordinator import Coordinator
 
 
 class UnpackHook:
-    """A hook of an autograd node that unpacks a saved tensor which the backward pass does not read."""
+    """An autograd-node hook that unpacks a saved tensor which the backward pass does not read."""
 
     def __init__(self, saved: Saved) -> None:
         self.saved = saved
@@ -36,39 +36,51 @@ class GatheringProfile(Eager):
     coordinator: Coordinator | None = None
 
     def gather_with(self, coordinator: Coordinator) -> None:
-        """Creates all further parameters as partitioned ones, which `coordinator` gathers."""
+        """Makes all further parameters partitioned, gathered by `coordinator`."""
         self.coordinator = coordinator
         self.opened: list[Path] = []
         self.of_frames: list[list[Path]] = []
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
-    def made_parameter(self, key: Path, like: Tensor) -> Tensor:
+    def made_parameter(self, key: Path, template: Tensor) -> Tensor:
+        """Creates a partitioned parameter, and returns its full tensor."""
         if self.coordinator is None or key in self.buffers:
-            return super().made_parameter(key, like)
-        return self.coordinator.add(key, like).whole
+            return super().made_parameter(key, template)
+        return self.coordinator.add(key, template).full_param
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:
+        """Returns the path and full tensor of every trained parameter."""
         if self.coordinator is None:
             return super().parameters
-        return [(parameter.path, parameter.whole) for parameter in self.coordinator.parameters if parameter.whole.leaf]
+        return [
+            (parameter.path, parameter.full_param)
+            for parameter in self.coordinator.parameters
+            if parameter.full_param.leaf
+        ]
 
-    def never_read(self, name: str, use: Use) -> list[Tensor]:
-        weights = super().never_read(name, use)
+    def never_read(self, name: str, parameter_use: Use) -> list[Tensor]:
+        """Returns the parameters of a node that no pass reads."""
+        weights = super().never_read(name, parameter_use)
         if self.coordinator is None:
             return weights
-        number = len(self.unused)
-        return [self.coordinator.add(("unread", number, i, name), weight).whole for i, weight in enumerate(weights)]
+        unread_count = len(self.unused)
+        return [
+            self.coordinator.add(("unread", unread_count, i, name), weight).full_param
+            for i, weight in enumerate(weights)
+        ]
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
-        return self.used(super().parameter(key, shape, dtype, trained))
+        """Returns a parameter, gathered for use."""
+        return self.gather_for_use(super().parameter(key, shape, dtype, trained))
 
     def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
-        return self.used(super()._shared_weight(weight, name, shape))
+        """Returns a shared parameter, gathered for use."""
+        return self.gather_for_use(super()._shared_weight(weight, name, shape))
 
-    def used(self, weight: Tensor) -> Tensor:
-        """Gathers the module of a parameter, unless that was done. Returns the parameter."""
+    def gather_for_use(self, weight: Tensor) -> Tensor:
+        """Gathers the module of a parameter if necessary. Returns the parameter."""
         if self.coordinator is not None and not self.prepares:
             parameter = self.coordinator.by_tensor.get(id(weight))
             if parameter is not None and not any(
@@ -81,6 +93,7 @@ class GatheringProfile(Eager):
     # --- running ----------------------------------------------------------------------------------------------------
 
     def step(self, step: Step) -> None:
+        """Runs a step, and releases its parameters afterwards."""
         if self.coordinator is None:
             super().step(step)
             return
@@ -98,19 +111,22 @@ class GatheringProfile(Eager):
         for module in used_modules:
             if module == self.module_path():
                 self.of_frames[-1].append(module)
-            elif needs_no_gradient and not any(parameter.whole.leaf for parameter in self.coordinator.modules[module]):
+            elif needs_no_gradient and not any(
+                parameter.full_param.leaf for parameter in self.coordinator.modules[module]
+            ):
                 self.coordinator.release(module)  # no gradient passes a frozen layer whose input needs none
             else:
-                self._finish(module, step.outs[0] if step.outs else None)
+                self._add_release_hooks(module, step.outs[0] if step.outs else None)
 
     def _save_input(self, x: Tensor, out: Value) -> None:
-        """Saves the input of a product even if its weight is frozen (`LinearFunctionForZeroStage3`)."""
+        """Saves a linear layer's input even for a frozen weight (`LinearFunctionForZeroStage3`)."""
         bound = self._bound(out)
         node = None if bound is None else self.values[id(bound)].node
         if node is not None:
             node.hooks.append(UnpackHook(self.graph.save(x)))
 
     def _module(self, frame: Frame) -> None:
+        """Runs a module between gathering and release of its parameters."""
         if self.coordinator is None:
             super()._module(frame)
             return
@@ -120,9 +136,9 @@ class GatheringProfile(Eager):
         finally:
             modules = self.of_frames.pop()
         for module in modules:
-            self._finish(module, frame.scope.gives)
+            self._add_release_hooks(module, frame.scope.gives)
 
-    def _finish(self, module: Path, out: Value | None) -> None:
+    def _add_release_hooks(self, module: Path, out: Value | None) -> None:
         """Releases a module's parameters after its forward pass, and gathers them before its backward pass."""
         assert self.coordinator is not None
         bound = self._bound(out)

@@ -1,4 +1,4 @@
-"""Messages of DeepSpeed for gradients and weights of replicas.
+"""Messages of DeepSpeed for the gradients and weights of replicas.
 
 Gradients are reduced in the format of the weights, in buckets of 500 million elements, in stages 2 and 3 per
 micro-batch. Weights are gathered once per step, in stage 3 module by module in both passes (deepspeed/runtime/zero).
@@ -16,7 +16,7 @@ BUCKET = 5 * 10**8
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the messages for the weights of one replica group."""
+    """Yields the messages for the weights of a replica group."""
     stage, ranks, width = group.layout.zero, group.ranks, group.width
     if not stage:
         for size in _buckets(group.elements):
@@ -35,7 +35,7 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
 
 
 def _by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
-    """The weights, grouped by module."""
+    """Groups weights by module."""
     modules: dict[object, list[WeightShard]] = {}
     for weight in weights:
         modules.setdefault(weight.path, []).append(weight)
@@ -43,11 +43,11 @@ def _by_module(weights: list[WeightShard]) -> list[list[WeightShard]]:
 
 
 def _buckets(elements: int) -> list[int]:
-    """Elements of each bucket."""
-    full, rest = divmod(elements, BUCKET)
-    return [BUCKET] * full + [rest] * (rest > 0)
+    """Returns the elements of each bucket."""
+    full_buckets, remaining_elements = divmod(elements, BUCKET)
+    return [BUCKET] * full_buckets + [remaining_elements] * (remaining_elements > 0)
 
 
 def gradient_rules() -> GradientRules:
-    """The rules by which DeepSpeed reduces gradients over replicas."""
+    """Returns the rules by which DeepSpeed reduces gradients over replicas."""
     return GradientRules("deepspeed", (0, 1, 2, 3), gradient_messages)

@@ -1,4 +1,4 @@
-"""The gathering and releasing of parameters on a rank under ZeRO stage 3.
+"""Gathers and releases parameters on a rank under ZeRO stage 3.
 
 The first step records the order of the modules. Later steps gather parameters ahead and keep those that are used again
 soon. Source: deepspeed 0.19.8, runtime/zero/partitioned_param_coordinator.py and partition_parameters.py
@@ -24,7 +24,7 @@ NEVER = -1
 
 
 class ParameterStorage(Storage):
-    """The storage of a whole parameter. It has memory while the parameter is gathered.
+    """The storage of a full parameter. It has memory only while the parameter is gathered.
 
     inner: that memory, which may be a larger buffer; None while the parameter is released.
     """
@@ -40,41 +40,54 @@ class ParameterStorage(Storage):
 
 
 class AllGatherHandle:
-    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: their common buffer."""
+    """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: their shared buffer."""
 
     def __init__(self, parameters: Sequence[Parameter], flat: Storage | None) -> None:
         self.parameters, self.flat, self.complete = parameters, flat, False
 
 
 class Parameter:
-    """A parameter.
+    """A partitioned parameter.
 
     path: its path in the model.
     module: the path of its module.
-    whole: the whole parameter, which modules use.
+    full_param: the full parameter, which modules use.
     count: its elements.
-    part: elements of a rank's part.
+    shard_elements: elements of a rank's part.
     persists: whether it stays gathered between steps.
     available: whether it is gathered.
     gathering: the all-gather that is under way; None if there is none.
     fetched: the last step of the trace for which it was gathered.
     """
 
-    __slots__ = ("available", "count", "fetched", "gathering", "module", "part", "path", "persists", "whole")
+    __slots__ = (
+        "available",
+        "count",
+        "fetched",
+        "full_param",
+        "gathering",
+        "module",
+        "path",
+        "persists",
+        "shard_elements",
+    )
 
-    def __init__(self, meter: Meter, path: Path, like: Tensor, ranks: int) -> None:
+    def __init__(self, meter: Meter, path: Path, template: Tensor, ranks: int) -> None:
         self.path, self.module = path, module_of(path)
-        self.count = size = elements(like)
-        self.part = -(-size // ranks)
-        self.whole = Tensor(like.shape, like.dtype, ParameterStorage(meter, size * like.dtype.bytes), leaf=like.leaf)
+        self.count = size = elements(template)
+        self.shard_elements = -(-size // ranks)
+        self.full_param = Tensor(
+            template.shape, template.dtype, ParameterStorage(meter, size * template.dtype.bytes), leaf=template.leaf
+        )
         self.persists = self.available = False
         self.gathering: AllGatherHandle | None = None
         self.fetched = NEVER
 
     @property
     def storage(self) -> ParameterStorage:
-        assert isinstance(self.whole.storage, ParameterStorage)
-        return self.whole.storage
+        """The storage of the full parameter."""
+        assert isinstance(self.full_param.storage, ParameterStorage)
+        return self.full_param.storage
 
 
 class Coordinator:
@@ -104,12 +117,12 @@ class Coordinator:
         self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
         self.backward_modules: list[Path] = []
 
-    def add(self, path: Path, like: Tensor) -> Parameter:
-        """Adds a parameter."""
-        parameter = Parameter(self.meter, path, like, self.ranks)
+    def add(self, path: Path, template: Tensor) -> Parameter:
+        """Adds a partitioned parameter. template: a tensor with its shape and format."""
+        parameter = Parameter(self.meter, path, template, self.ranks)
         self.parameters.append(parameter)
         self.modules.setdefault(parameter.module, []).append(parameter)
-        self.by_tensor[id(parameter.whole)] = parameter
+        self.by_tensor[id(parameter.full_param)] = parameter
         return parameter
 
     def mark_persistent(self) -> None:
@@ -125,7 +138,7 @@ class Coordinator:
     # --- the trace --------------------------------------------------------------------------------------------------
 
     def reset_step(self) -> None:
-        """Starts a forward pass at the beginning of the trace."""
+        """Starts a forward pass at the beginning of the recorded trace."""
         for parameter in self.parameters:
             if parameter.gathering is not None:
                 self._wait(parameter)
@@ -141,20 +154,23 @@ class Coordinator:
         self.step = self.live_elements = 0
 
     def fetch(self, module: Path) -> None:
-        """Gathers the parameters of a module, and begins to gather the next ones (`fetch_sub_module`)."""
+        """Gathers the parameters of a module, and prefetches the next ones (`fetch_sub_module`)."""
         if self.is_recording:
             self.order.append(module)
-        wanted = self.modules[module]
-        self._gather([parameter for parameter in wanted if not parameter.available and parameter.gathering is None])
-        for parameter in wanted:
+        module_parameters = self.modules[module]
+        self._gather(
+            [parameter for parameter in module_parameters if not parameter.available and parameter.gathering is None]
+        )
+        for parameter in module_parameters:
             if parameter.gathering is not None:
                 self._wait(parameter)
         if self.is_recorded and self.step < len(self.order) and self.order[self.step] == module:
-            self._prefetch(wanted)
+            self._prefetch(module_parameters)
         self.step += 1
 
-    def _prefetch(self, wanted: Sequence[Parameter]) -> None:
-        unfetched = sum(parameter.fetched < self.step for parameter in wanted)
+    def _prefetch(self, module_parameters: Sequence[Parameter]) -> None:
+        """Starts gathering the next parameters of the trace, up to the prefetch limit."""
+        unfetched = sum(parameter.fetched < self.step for parameter in module_parameters)
         for _ in range(min(unfetched, len(self.queue))):
             parameter, step = self.queue.popleft()
             parameter.fetched = step
@@ -176,36 +192,38 @@ class Coordinator:
 
     @contextmanager
     def gathering_stream(self) -> Iterator[None]:
-        """Allocates on the gathering stream, or on the current stream without overlap."""
+        """Allocates on the all-gather stream, or on the current stream without overlap."""
         stream = GATHERING if self.settings.overlaps else self.meter.stream
         with on_stream(self.meter, stream), counted_as(self.meter, "weights"):
             yield
 
-    def _gather(self, wanted: Sequence[Parameter]) -> None:
-        """Begins to gather parameters; several together are gathered into one buffer (`all_gather_coalesced`)."""
-        if not wanted:
+    def _gather(self, parameters: Sequence[Parameter]) -> None:
+        """Starts an all-gather; several parameters share a buffer (`all_gather_coalesced`)."""
+        if not parameters:
             return
-        self.live_elements += sum(parameter.count for parameter in wanted)
-        width = wanted[0].whole.dtype.bytes
+        self.live_elements += sum(parameter.count for parameter in parameters)
+        width = parameters[0].full_param.dtype.bytes
         with self.gathering_stream():
-            from_host = self._from_host(wanted)
+            from_host = self._from_host(parameters)
         if self.ranks == 1:
-            for parameter in wanted:
+            for parameter in parameters:
                 parameter.gathering = AllGatherHandle([parameter], None)
                 if self.settings.offload_param != "none":
                     with self.gathering_stream():
                         parameter.storage.inner = Storage(self.meter, parameter.count * width)
-        elif len(wanted) == 1 or self.settings.stage3_allgather_sequential:
-            for parameter in wanted:
+        elif len(parameters) == 1 or self.settings.stage3_allgather_sequential:
+            for parameter in parameters:
                 with self.gathering_stream():
-                    parameter.storage.inner = Storage(self.meter, parameter.part * self.ranks * width)
+                    parameter.storage.inner = Storage(self.meter, parameter.shard_elements * self.ranks * width)
                 parameter.gathering = AllGatherHandle([parameter], None)
         else:
             with self.gathering_stream(), counted_as(self.meter, "communication"):
-                flat = Storage(self.meter, sum(parameter.part for parameter in wanted) * self.ranks * width)
+                flat = Storage(
+                    self.meter, sum(parameter.shard_elements for parameter in parameters) * self.ranks * width
+                )
             uses_all_reduce = self.settings.stage3_use_all_reduce_for_fetch_params
-            handle = AllGatherHandle(wanted, None if uses_all_reduce else flat)
-            for parameter in wanted:
+            handle = AllGatherHandle(parameters, None if uses_all_reduce else flat)
+            for parameter in parameters:
                 parameter.gathering = handle
                 if uses_all_reduce:
                     parameter.storage.inner = flat
@@ -213,7 +231,7 @@ class Coordinator:
         del from_host
 
     def _wait(self, parameter: Parameter) -> None:
-        """Copies all parameters of an all-gather out of its buffer, which is freed with its last reference."""
+        """Copies the parameters of an all-gather out of its buffer, which is freed with its last reference."""
         handle = parameter.gathering
         assert handle is not None
         parameter.gathering = None
@@ -223,20 +241,21 @@ class Coordinator:
                 gathered.available = True
                 if gathered.storage.inner is None and self.ranks > 1:
                     with self.gathering_stream():
-                        gathered.storage.inner = Storage(self.meter, gathered.count * gathered.whole.dtype.bytes)
+                        gathered.storage.inner = Storage(self.meter, gathered.count * gathered.full_param.dtype.bytes)
 
     def release(self, module: Path) -> None:
-        """Releases the parameters of a module that are not used again soon (`release_sub_module`)."""
+        """Releases the parameters of a module that are not reused soon (`release_sub_module`)."""
         for parameter in self._to_release(module) if self.is_recorded else self.modules[module]:
             self._release(parameter)
 
     def _release(self, parameter: Parameter) -> None:
+        """Releases a parameter."""
         if parameter.available and parameter.gathering is None:
             parameter.storage.inner, parameter.available = None, False
             self.live_elements -= parameter.count
 
     def _to_release(self, module: Path) -> list[Parameter]:
-        """The parameters to release after a module (`__params_to_release`), cached per step of the trace."""
+        """Returns the parameters to release after a module (`__params_to_release`), cached per step of the trace."""
         key = (module, self.step)
         if key not in self.to_release:
             released = [
@@ -272,26 +291,31 @@ class Coordinator:
                 parameter.available = True
                 if self.ranks > 1 or self.settings.offload_param != "none":
                     parameter.storage.inner = Storage(
-                        self.meter, parameter.part * self.ranks * parameter.whole.dtype.bytes
+                        self.meter, parameter.shard_elements * self.ranks * parameter.full_param.dtype.bytes
                     )
         del from_host
 
-    def _from_host(self, wanted: Sequence[Parameter]) -> list[Storage]:
-        """Copies of the rank's parts from the host; none without offloading."""
+    def _from_host(self, parameters: Sequence[Parameter]) -> list[Storage]:
+        """Copies the rank's shards from the host; returns nothing without offloading."""
         if self.settings.offload_param == "none" or self.ranks == 1:
             return []
-        return [Storage(self.meter, parameter.part * parameter.whole.dtype.bytes) for parameter in wanted]
+        return [
+            Storage(self.meter, parameter.shard_elements * parameter.full_param.dtype.bytes) for parameter in parameters
+        ]
 
     # --- the backward pass ------------------------------------------------------------------------------------------
 
     def before_backward(self, module: Path) -> Callable[[], None]:
-        """The backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
+        """Returns the backward hook of a module's output, which gathers the module (`PreBackwardFunctionForModule`)."""
 
         def fetch() -> None:
+            """Gathers the module, and releases modules whose backward pass is over."""
             if module in self.backward_modules:
                 return
-            for other in [other for other in self.backward_modules if module[: len(other)] != other]:
-                self.after_backward(other)
+            for open_module in [
+                open_module for open_module in self.backward_modules if module[: len(open_module)] != open_module
+            ]:
+                self.after_backward(open_module)
             self.backward_modules.append(module)
             self.fetch(module)
 

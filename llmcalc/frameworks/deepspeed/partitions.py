@@ -1,4 +1,4 @@
-"""The partitions of DeepSpeed's stages 1 and 2: one flat tensor of all parameters, with an equal part per rank.
+"""Partitions of ZeRO stages 1 and 2: one flat tensor of all parameters, split equally over ranks.
 
 Source: deepspeed/runtime/zero/stage_1_and_2.py of 0.19.8 (`__init__`, `get_partition_info`,
 `initialize_gradient_partition`, `_round_robin_reorder`).
@@ -20,58 +20,58 @@ ALIGNMENT = 2
 Item = TypeVar("Item")
 
 
-class Piece(NamedTuple):
-    """The part of a parameter in one rank's partition. rank: the rank. elements: elements of the part."""
+class PartitionPiece(NamedTuple):
+    """The piece of a parameter in one rank's partition. elements: number of elements of the piece."""
 
     rank: int
     elements: int
 
 
 def elements(weight: Tensor) -> int:
-    """The number of elements of a parameter."""
-    number = count_of(weight.shape)
-    assert isinstance(number, int)
-    return number
+    """Returns the number of elements of a parameter."""
+    element_count = count_of(weight.shape)
+    assert isinstance(element_count, int)
+    return element_count
 
 
-def by_turns(items: Sequence[Item], ranks: int) -> list[Item]:
-    """The parameters dealt to the ranks in turn, in the order of the ranks (`_round_robin_reorder`)."""
+def round_robin_order(items: Sequence[Item], ranks: int) -> list[Item]:
+    """Assigns parameters to ranks in turn, and lists them rank by rank (`_round_robin_reorder`)."""
     return [item for rank in range(ranks) for item in items[rank::ranks]]
 
 
 def offsets(counts: Sequence[int], width: int, aligned: bool) -> tuple[list[int], int]:
-    """The start of each parameter in the flat tensor, and the end of the last one.
+    """Returns the start of each parameter in the flat tensor, and the end of the last one.
 
     counts: per parameter, its elements.
     width: bytes per element.
     aligned: whether each parameter begins at a multiple of 16 bytes.
     """
     alignment = 16 // gcd(16, width) if aligned else 1
-    starts, end = [], 0
+    starts, position = [], 0
     for count in counts:
-        end = -(-end // alignment) * alignment
-        starts.append(end)
-        end += count
-    return starts, end
+        position = -(-position // alignment) * alignment
+        starts.append(position)
+        position += count
+    return starts, position
 
 
-def flat_size(end: int, ranks: int) -> int:
-    """Elements of the flat tensor with its padding."""
-    return -(-end // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
+def flat_size(elements: int, ranks: int) -> int:
+    """Returns the elements of the flat tensor with padding."""
+    return -(-elements // (ALIGNMENT * ranks)) * ALIGNMENT * ranks
 
 
-def pieces(start: int, count: int, part: int) -> list[Piece]:
-    """The pieces of a parameter. start: its start in the flat tensor. part: elements of a partition."""
+def pieces(start: int, count: int, partition_size: int) -> list[PartitionPiece]:
+    """Splits a parameter at partition boundaries. start: its start in the flat tensor."""
     results, position = [], start
     while position < start + count:
-        end = min(start + count, (position // part + 1) * part)
-        results.append(Piece(position // part, end - position))
-        position = end
+        piece_end = min(start + count, (position // partition_size + 1) * partition_size)
+        results.append(PartitionPiece(position // partition_size, piece_end - position))
+        position = piece_end
     return results
 
 
 def in_module_order(paths: Sequence[Path]) -> list[Path]:
-    """The paths of parameters in the order of `nn.Module.named_parameters`.
+    """Sorts the paths of parameters in the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A layer has its sublayers before its norms (as in transformers
     and the reference), and a module its weight before its bias.
@@ -91,13 +91,13 @@ def in_module_order(paths: Sequence[Path]) -> list[Path]:
 
 
 def module_of(path: Path) -> Path:
-    """The path of a parameter's module."""
-    *above, last = path
-    name = str(last).rpartition(".")[0]
-    return (*above, name) if name else tuple(above)
+    """Returns the path of a parameter's module."""
+    *parent_path, parameter_name = path
+    name = str(parameter_name).rpartition(".")[0]
+    return (*parent_path, name) if name else tuple(parent_path)
 
 
 def _layer_of(path: Path) -> Path:
-    """The path of a parameter's layer; of its module if it is in no layer."""
-    inside = [i for i, part in enumerate(path) if type(part) is int]
-    return path[: inside[0] + 1] if inside else module_of(path)
+    """Returns the path of a parameter's layer, or of its module outside of layers."""
+    index_positions = [i for i, path_part in enumerate(path) if type(path_part) is int]
+    return path[: index_positions[0] + 1] if index_positions else module_of(path)

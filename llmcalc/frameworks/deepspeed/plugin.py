@@ -1,4 +1,4 @@
-"""Reads DeepSpeed's settings in files of accelerate and in arguments of the Trainer.
+"""Reads DeepSpeed settings from accelerate configs and from Trainer arguments.
 
 Sources: accelerate 1.x, utils/dataclasses.py, `DeepSpeedPlugin`; transformers/training_args.py (5.23).
 """
@@ -28,19 +28,20 @@ PLUGIN_IGNORED = frozenset(
 )
 
 
-def read_accelerate(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
-    """Reads DeepSpeed in accelerate's config. words: the settings of the run without DeepSpeed."""
-    run = _plugin(reading, data, world)
-    settings = {key: value for key, value in words.items() if key != "precision"}
+def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
+    """Reads DeepSpeed settings from accelerate's config."""
+    run = _plugin(reading, config, world)
+    settings = {key: value for key, value in command_settings.items() if key != "precision"}
     return run._replace(settings={**settings, **run.settings})
 
 
-def _plugin(reading: Reading, data: Table, world: int) -> RunUnder:
-    table = reading.table(data, "deepspeed_config")
+def _plugin(reading: Reading, accelerate_config: Table, world: int) -> RunUnder:
+    """Builds the run from accelerate's config, with DeepSpeed's JSON file or the plugin's keys."""
+    table = reading.table(accelerate_config, "deepspeed_config")
     section = "deepspeed_config"
     reading.ignored += [f"{section}.{key}"[:80] for key in table if key in PLUGIN_IGNORED]
     unknown_keys(reading, table, (*PLUGIN, *PLUGIN_IGNORED), section, "no key that is known")
-    name = str(data.get("mixed_precision") or "no").lower()
+    name = str(accelerate_config.get("mixed_precision") or "no").lower()
     precision = {"bf16": name == "bf16", "fp16": name == "fp16", "batch": 1}
     if table.get("deepspeed_config_file") is not None:
         config = reading.fetched(f"{section}.deepspeed_config_file", table["deepspeed_config_file"], FILE)
@@ -58,17 +59,19 @@ def _plugin(reading: Reading, data: Table, world: int) -> RunUnder:
 
 
 def _without_batch(run: RunUnder, config: Table) -> RunUnder:
-    """The run of a config, without the size of a micro-batch if the config leaves it to the script."""
+    """Removes the micro-batch size from a run if the config leaves it to the script."""
     if config.get("train_micro_batch_size_per_gpu", "auto") != "auto":
         return run
     return run._replace(settings={key: value for key, value in run.settings.items() if key != "batch"})
 
 
-def read_trainer(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
-    """Reads DeepSpeed in arguments of the Trainer. words: the settings of the run without DeepSpeed."""
-    argument = data["deepspeed"]
+def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
+    """Reads DeepSpeed settings from the Trainer's arguments."""
+    argument = config["deepspeed"]
     table = argument if isinstance(argument, Mapping) else reading.fetched("deepspeed", argument, FILE)
-    precision = {name: bool(data.get(name)) for name in ("bf16", "fp16")}
-    run = read_into(reading, table, world, {**words, **precision})
-    settings = {key: value for key, value in words.items() if key not in ("precision", "dtype", "optimizer_impl")}
+    precision = {name: bool(config.get(name)) for name in ("bf16", "fp16")}
+    run = read_into(reading, table, world, {**command_settings, **precision})
+    settings = {
+        key: value for key, value in command_settings.items() if key not in ("precision", "dtype", "optimizer_impl")
+    }
     return run._replace(settings={**settings, **run.settings})

@@ -1,4 +1,4 @@
-"""The memory of one rank under DeepSpeed, replayed on the caching allocator, with its verification status."""
+"""The memory of one DeepSpeed rank, replayed on the caching allocator, with its verification status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def zero_run(
     workspace: int = 0,
     meter: Meter | None = None,
 ) -> PartitionedRun | Stage3Run:
-    """The run of one rank. ranks: ranks of the partitions. Raises `InputError` for settings that are not modelled."""
+    """Creates the run of one rank. ranks: number of partitions. Raises `InputError` for settings not modelled."""
     settings = settings.resolved(spec.hidden_size)
     settings.check()
     _check(training, settings)
@@ -53,7 +53,7 @@ def zero_run(
 
 
 def cast_adapters(training: Training) -> Training:
-    """The training with adapters in the format of the weights: the engine casts all parameters."""
+    """Returns the training with adapters in the weights' format: the engine casts all parameters."""
     return (
         training
         if training.adapters is None
@@ -89,24 +89,24 @@ def replay_zero(
     rank: int,
     runtime: Runtime,
 ) -> ReplayResult:
-    """Replays set-up and two steps of one rank on the allocator. Later steps do the same as the second."""
+    """Replays set-up and two steps of one rank on the allocator. Later steps repeat the second."""
     run = zero_run(spec, training, settings, ranks, rank, runtime.workspace, meter := EventMeter())
     return replayed_on_allocator(run, meter, PrefixCache(runtime.expandable))
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """The memory of one rank. Raises `InputError` for a layout, settings or training that is not modelled."""
+    """Computes the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory, layout = run.memory, run.layout
     settings = settings_of(layout, run.own_settings, run.version)
     training = memory.training()
     if memory.settings.master_weights == "none" and training.dtype != "float32":
         raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
     replayed = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
-    return summarize(replayed, runtime, layer_stacks(memory.spec), known(settings))
+    return summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings))
 
 
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:
-    """The settings of a layout. Raises `InputError` for a layout or version that is not modelled."""
+    """Returns the settings of a layout. Raises `InputError` for a layout or version not modelled."""
     settings = own_settings if isinstance(own_settings, DeepSpeedSettings) else DeepSpeedSettings()
     for name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
         if getattr(layout, name) > 1:
@@ -124,8 +124,8 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
     return settings
 
 
-def known(settings: DeepSpeedSettings) -> Term:
-    """The verification status of the tensors, which a dispatch mode compares in real processes on the CPU or on meta.
+def tensor_status(settings: DeepSpeedSettings) -> Term:
+    """Returns the verification status of the tensors, which tests compare with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
     """

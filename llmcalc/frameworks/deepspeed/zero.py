@@ -1,4 +1,4 @@
-"""Common parts of the runs of all ZeRO stages: number formats, buckets, and the stream of gradient reductions."""
+"""Shared parts of runs in all ZeRO stages: number formats, buckets, and the reduction stream."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DOUBLE = 8
 """Bytes of a number in float64, the format of gradient norms (`get_norm_dtype`)."""
 
 
-def number_format(name: str | None, usual: Dtype) -> Dtype:
-    """A number format by one of the names that DeepSpeed has for it (`DtypeEnum`)."""
+def number_format(name: str | None, default: Dtype) -> Dtype:
+    """Returns a number format by any of DeepSpeed's names for it (`DtypeEnum`)."""
     names = {
         "fp32": "float32",
         "fp16": "float16",
@@ -29,9 +29,9 @@ def number_format(name: str | None, usual: Dtype) -> Dtype:
         "half": "float16",
     }
     if name is None:
-        return usual
-    plain = name.removeprefix("torch.")
-    return DTYPES[names.get(plain, plain)]
+        return default
+    short_name = name.removeprefix("torch.")
+    return DTYPES[names.get(short_name, short_name)]
 
 
 class ZeroRun(TrainingRun):
@@ -66,12 +66,12 @@ class ZeroRun(TrainingRun):
         self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step; those between the first and the last need as much as the last."""
-        number = min(self.training.microbatches, 2)
-        for i in range(number):
+        """Runs the first and the last micro-batch of a step; those between need as much memory as the last."""
+        recorded_microbatches = min(self.training.microbatches, 2)
+        for i in range(recorded_microbatches):
             if i:
                 self.next_batch()
-            self.is_last_microbatch = i == number - 1
+            self.is_last_microbatch = i == recorded_microbatches - 1
             self.forward_and_backward()
 
     @contextmanager

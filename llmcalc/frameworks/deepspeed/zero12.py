@@ -1,4 +1,4 @@
-"""Training steps of one rank under ZeRO's stages 1 and 2, replayed.
+"""Replays training steps of one rank under ZeRO stages 1 and 2.
 
 Every rank has all parameters, as slices of one flat tensor, and updates a float32 copy of its own partition. Stage 1
 reduces gradients over ranks after the last backward pass of a step. Stage 2 reduces them in every backward pass, and
@@ -19,7 +19,7 @@ from ...device_memory.training import Training
 from ...model import ModelSpec
 from ...simulator.meter import Meter, Place
 from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, counted_as, empty
-from .partitions import Piece, by_turns, elements, flat_size, in_module_order, offsets, pieces
+from .partitions import PartitionPiece, elements, flat_size, in_module_order, offsets, pieces, round_robin_order
 from .settings import DeepSpeedSettings
 from .zero import DOUBLE, ZeroRun
 
@@ -40,11 +40,12 @@ class Bucket:
     elements: int = 0
 
     def clear(self) -> None:
+        """Empties the bucket."""
         self.weights, self.elements = [], 0
 
 
 class PartitionedRun(ZeroRun):
-    """Replays the training steps of one rank.
+    """Training steps of one rank under ZeRO stages 1 and 2.
 
     rank: the rank of the partition.
     partition_size: elements of a partition.
@@ -95,14 +96,14 @@ class PartitionedRun(ZeroRun):
         self.parameters = list(unique.values())
         self.parameters += [weight for weight in self.lowering.unused if weight.leaf]
         settings, ranks = self.settings, self.ranks
-        order = by_turns(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
+        order = round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         width, sizes = self.dtype.bytes, [elements(weight) for weight in order]
-        starts, end = offsets(sizes, width, settings.parameter_alignment)
-        size = flat_size(end, ranks)
+        starts, flat_elements = offsets(sizes, width, settings.parameter_alignment)
+        size = flat_size(flat_elements, ranks)
         self.partition_size = size // ranks
         self.pieces = {
-            id(weight): pieces(start, number, self.partition_size)
-            for weight, start, number in zip(order, starts, sizes, strict=True)
+            id(weight): pieces(start, element_count, self.partition_size)
+            for weight, start, element_count in zip(order, starts, sizes, strict=True)
         }
         self.rank_pieces = {
             key: piece
@@ -143,7 +144,7 @@ class PartitionedRun(ZeroRun):
 
     @property
     def accumulates_separately(self) -> bool:
-        """Whether every rank accumulates all gradients in a format of their own."""
+        """Whether every rank accumulates all gradients in a separate number format."""
         return self.accumulation_dtype is not self.dtype and self.settings.stage == 1
 
     @property
@@ -158,10 +159,11 @@ class PartitionedRun(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
+        """The hook that runs after each parameter's gradient."""
         return self.process_gradients
 
     def process_gradients(self, weight: Tensor) -> None:
-        """Accumulates or reduces a new gradient: the hook of a parameter."""
+        """Accumulates or reduces a new gradient; the hook of a parameter."""
         if id(weight) not in self.pieces:  # an input of a part that runs again
             return
         self.setup_buckets()
@@ -171,6 +173,7 @@ class PartitionedRun(ZeroRun):
             self.reduce_independent(weight)
 
     def setup_buckets(self) -> None:
+        """Allocates the bucket's buffers."""
         if self.has_buffers:
             return
         if self.contiguous:
@@ -181,6 +184,7 @@ class PartitionedRun(ZeroRun):
         self.has_buffers = True
 
     def _fill_param_grad_accum_attribute(self, weight: Tensor) -> None:
+        """Accumulates a gradient in its separate format."""
         if id(weight) not in self.accumulated:
             with counted_as(self.meter, "gradients"):
                 self.accumulated[id(weight)] = empty(self.meter, weight.shape, self.accumulation_dtype)
@@ -190,10 +194,11 @@ class PartitionedRun(ZeroRun):
         weight.grad = None
 
     def gradient(self, weight: Tensor) -> Tensor | None:
-        """The gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
+        """Returns the gradient that is reduced over ranks (`get_param_gradient_attribute`)."""
         return self.accumulated.get(id(weight)) if self.accumulates_separately else weight.grad
 
     def _store(self, weight: Tensor, grad: Tensor | None) -> None:
+        """Stores or removes the accumulated gradient of a parameter."""
         if not self.accumulates_separately:
             weight.grad = grad
         elif grad is None:
@@ -203,17 +208,17 @@ class PartitionedRun(ZeroRun):
 
     def reduce_independent(self, weight: Tensor) -> None:
         """Adds a gradient to the bucket, and reduces a full one (`reduce_independent_p_g_buckets_and_remove_grads`)."""
-        bucket, settings, number = self.bucket, self.settings, elements(weight)
-        if bucket.elements + number > self.bucket_elements:
+        bucket, settings, element_count = self.bucket, self.settings, elements(weight)
+        if bucket.elements + element_count > self.bucket_elements:
             self.reduce_ipg_grads()
             if self.contiguous and settings.overlaps:
                 bucket.index = 1 - bucket.index
         if self.contiguous:
-            if number > self.bucket_elements:
+            if element_count > self.bucket_elements:
                 self.oversized_gradient = weight
             else:
                 self._store(weight, Tensor(weight.shape, self.bucket_dtype, bucket.buffers[bucket.index]))
-        bucket.elements += number
+        bucket.elements += element_count
         bucket.weights.append(weight)
 
     def reduce_ipg_grads(self) -> None:
@@ -232,7 +237,7 @@ class PartitionedRun(ZeroRun):
                 ]
                 if rank_pieces and self.accumulates_partition and self.compact_partition is None:
                     self._build_compact_grad_partition_buffer()
-                self._allreduce([Piece(-1, elements(weight)) for weight in bucket.weights], rank_pieces)
+                self._allreduce([PartitionPiece(-1, elements(weight)) for weight in bucket.weights], rank_pieces)
             for weight in bucket.weights:
                 belongs_to_rank = id(weight) in self.rank_pieces
                 if settings.stage == 2 and not belongs_to_rank:
@@ -245,14 +250,15 @@ class PartitionedRun(ZeroRun):
         bucket.clear()
 
     def _clear_previous_reduced_grads(self) -> None:
+        """Frees the gradients of the previously reduced bucket."""
         for weight in self.pending_frees:
             self._store(weight, None)
         self.pending_frees = []
 
     def average_tensor(self) -> None:
-        """Reduces the bucket's buffer, or one oversized gradient, piece by piece for the pieces' ranks."""
+        """Reduces the bucket's buffer, or one oversized gradient, piece by piece to the pieces' ranks."""
         settings, own_rank = self.settings, self.rank
-        to_reduce: list[Piece] = []
+        to_reduce: list[PartitionPiece] = []
         for weight in self.bucket.weights:
             for piece in self.pieces[id(weight)]:
                 is_separate = self.accumulates_partition and piece.rank == own_rank
@@ -263,17 +269,17 @@ class PartitionedRun(ZeroRun):
                 else:
                     to_reduce.append(piece)
         if not settings.reduce_scatter:
-            total = Piece(-1, self.bucket.elements)
+            total = PartitionPiece(-1, self.bucket.elements)
             self._allreduce([total], [piece for piece in to_reduce if piece.rank == own_rank])
         elif settings.use_multi_rank_bucket_allreduce:
-            self._in_turn(to_reduce)
+            self._reduce_in_batches(to_reduce)
         else:
             for rank in dict.fromkeys(piece.rank for piece in to_reduce):
-                self._in_turn([piece for piece in to_reduce if piece.rank == rank])
+                self._reduce_in_batches([piece for piece in to_reduce if piece.rank == rank])
 
-    def _in_turn(self, to_reduce: Sequence[Piece]) -> None:
+    def _reduce_in_batches(self, to_reduce: Sequence[PartitionPiece]) -> None:
         """Reduces pieces in batches of a bucket's size (`allreduce_and_scatter`, `allreduce_no_retain`)."""
-        batch: list[Piece] = []
+        batch: list[PartitionPiece] = []
         for piece in to_reduce:
             batch.append(piece)
             if sum(queued.elements for queued in batch) > self.bucket_elements:
@@ -282,14 +288,16 @@ class PartitionedRun(ZeroRun):
         if batch:
             self._allreduce(batch)
 
-    def _allreduce(self, reduced: Sequence[Piece], accumulated: Sequence[Piece] | None = None) -> None:
+    def _allreduce(
+        self, reduced: Sequence[PartitionPiece], accumulated: Sequence[PartitionPiece] | None = None
+    ) -> None:
         """Copies pieces into one tensor, casts it to the communication format and reduces it (`allreduce_bucket`).
 
         accumulated: pieces that this rank accumulates; by default all of its own among `reduced`.
         """
         total = sum(piece.elements for piece in reduced)
         tensor = Storage(self.meter, total * self.bucket_dtype.bytes) if len(reduced) > 1 else None
-        sent = (
+        message = (
             Storage(self.meter, total * self.communication_dtype.bytes)
             if self.communication_dtype is not self.bucket_dtype
             else None
@@ -299,9 +307,10 @@ class PartitionedRun(ZeroRun):
                 if piece.rank == self.rank:
                     source = Storage(self.meter, piece.elements * FLOAT32.bytes)
                     del source
-        del tensor, sent
+        del tensor, message
 
     def _build_compact_grad_partition_buffer(self) -> None:
+        """Allocates the float32 buffer of the rank's gradients."""
         with counted_as(self.meter, "gradients"):
             self.compact_partition = Storage(self.meter, self.partition_size * FLOAT32.bytes)
 
@@ -336,6 +345,7 @@ class PartitionedRun(ZeroRun):
             self._store(weight, None)
 
     def backward(self, loss: Tensor) -> None:
+        """Runs the backward pass, and reduces the remaining gradients."""
         super().backward(loss)
         self.meter.place = Place("backward")
         if self.settings.stage == 2:
@@ -375,18 +385,20 @@ class PartitionedRun(ZeroRun):
             weight.grad = None
 
     def _get_flat_partition(self) -> None:
-        """The gradients of the rank's part, and zeros where the flat tensor ends before it."""
+        """Returns the gradients of the rank's partition, padded with zeros."""
         assert self.accumulated_partition is not None
         self.averaged_gradients, self.accumulated_partition = self.accumulated_partition, None
-        missing = self.partition_size - sum(self.rank_pieces[id(weight)].elements for weight in self.rank_parameters)
-        if missing:
+        padding_elements = self.partition_size - sum(
+            self.rank_pieces[id(weight)].elements for weight in self.rank_parameters
+        )
+        if padding_elements:
             with counted_as(self.meter, "gradients"):
-                self.averaged_gradients.append(empty(self.meter, (missing,), self.accumulation_dtype))
+                self.averaged_gradients.append(empty(self.meter, (padding_elements,), self.accumulation_dtype))
 
     # --- the step ---------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
-        """Runs the optimizer on the rank's partition, which is one tensor (`step`)."""
+        """Runs the optimizer on the rank's partition, a single tensor (`step`)."""
         self.meter.place = Place("step")
         if self.offloads:
             self.host_norms, self.compact_partition, self.accumulated = {}, None, {}
@@ -413,7 +425,7 @@ class PartitionedRun(ZeroRun):
         partition.gradient = None
 
     def _single_grad_partition(self) -> Tensor:
-        """The gradients of the rank's partition as one float32 tensor."""
+        """Returns the gradients of the rank's partition as one float32 tensor."""
         if self.compact_partition is not None:
             return Tensor((self.partition_size,), FLOAT32, self.compact_partition)
         assert self.averaged_gradients is not None

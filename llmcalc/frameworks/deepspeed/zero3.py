@@ -1,4 +1,4 @@
-"""Training steps of one rank under ZeRO's stage 3, replayed.
+"""Replays training steps of one rank under ZeRO stage 3.
 
 Every rank keeps an equal part of each parameter, of its gradient and of the optimizer's states. Parameters are gathered
 while modules run (`coordinator`). Gradients are reduced when a bucket is full.
@@ -29,7 +29,7 @@ NORM_BUFFER = 250_000_000
 
 
 class Stage3Run(ZeroRun):
-    """Replays the training steps of one rank; all ranks need the same memory."""
+    """Training steps of one rank under ZeRO stage 3; all ranks need the same memory."""
 
     profile = GatheringProfile
     lowering: GatheringProfile
@@ -58,21 +58,23 @@ class Stage3Run(ZeroRun):
     # --- set-up -----------------------------------------------------------------------------------------------------
 
     def prepare_training(self) -> None:
-        """Creates the rank's parts of parameters, float32 copies and gradients, and the bucket's buffer."""
+        """Creates the rank's shards, their float32 copies and gradients, and the bucket's buffer."""
         coordinator, meter, width = self.coordinator, self.meter, self.dtype.bytes
         by_path = {parameter.path: parameter for parameter in coordinator.parameters}
         coordinator.parameters = [by_path[path] for path in in_module_order(list(by_path))]
         coordinator.mark_persistent()
-        trained = [parameter for parameter in coordinator.parameters if parameter.whole.leaf]
-        frozen = [parameter for parameter in coordinator.parameters if not parameter.whole.leaf]
+        trained = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
+        frozen = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
         self.groups = self._sub_groups(trained)
-        self.parameters = [parameter.whole for parameter in trained]
-        total = sum(parameter.part for parameter in trained)
+        self.parameters = [parameter.full_param for parameter in trained]
+        total = sum(parameter.shard_elements for parameter in trained)
         with counted_as(meter, "weights"):
-            self.rank_parts: list[Storage] = []
+            self.rank_shards: list[Storage] = []
             if self.settings.offload_param == "none":
-                self.rank_parts = [Storage(meter, parameter.part * parameter.whole.dtype.bytes) for parameter in frozen]
-                self.rank_parts.append(Storage(meter, total * width))  # lp_param_buffer
+                self.rank_shards = [
+                    Storage(meter, parameter.shard_elements * parameter.full_param.dtype.bytes) for parameter in frozen
+                ]
+                self.rank_shards.append(Storage(meter, total * width))  # lp_param_buffer
         self.trained = []
         if not self.offloads:
             self._create_fp32_partitions()
@@ -93,20 +95,20 @@ class Stage3Run(ZeroRun):
         """Creates the float32 copies that the optimizer updates (`_create_fp32_partitions`)."""
         meter = self.meter
         for group in self.groups:  # _create_fp32_partitions
-            size = sum(parameter.part for parameter in group)
-            converted = Storage(meter, size * FLOAT32.bytes)
+            size = sum(parameter.shard_elements for parameter in group)
+            fp32_copy = Storage(meter, size * FLOAT32.bytes)
             with counted_as(meter, "optimizer"):
                 self.trained.append(OptimizedParameter(empty(meter, (size,), FLOAT32)))
-            del converted
-        largest = max(sum(parameter.part for parameter in group) for group in self.groups)
+            del fp32_copy
+        largest = max(sum(parameter.shard_elements for parameter in group) for group in self.groups)
         gradient_buffer = Storage(meter, largest * FLOAT32.bytes)  # initialize_optimizer_states
         del gradient_buffer
 
     def _sub_groups(self, trained: list[Parameter]) -> list[list[Parameter]]:
-        """The sub-groups of parameters that one optimizer step updates (`_create_fp16_sub_groups`)."""
+        """Returns the sub-groups of parameters that one optimizer step updates (`_create_fp16_sub_groups`)."""
         groups: list[list[Parameter]] = [[]]
         for parameter in trained:
-            if groups[-1] and sum(member.part for member in groups[-1]) >= self.settings.sub_group_size:
+            if groups[-1] and sum(member.shard_elements for member in groups[-1]) >= self.settings.sub_group_size:
                 groups.append([])
             groups[-1].append(parameter)
         return groups
@@ -114,10 +116,12 @@ class Stage3Run(ZeroRun):
     # --- passes -----------------------------------------------------------------------------------------------------
 
     def forward(self) -> Tensor:
+        """Runs the forward pass from the start of the trace."""
         self.coordinator.reset_step()
         return super().forward()
 
     def backward(self, loss: Tensor) -> None:
+        """Runs the backward pass, and reduces the remaining gradients."""
         super().backward(loss)
         self.meter.place = Place("backward")
         self.reduce()
@@ -126,10 +130,11 @@ class Stage3Run(ZeroRun):
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None]:
+        """The hook that runs after each parameter's gradient."""
         return self.reduce_independent
 
     def reduce_independent(self, weight: Tensor) -> None:
-        """Adds a new gradient to the bucket, and reduces a full one: the hook of a parameter.
+        """Adds a new gradient to the bucket, and reduces a full bucket; the hook of a parameter.
 
         Source: `reduce_independent_p_g_buckets_and_remove_grads`.
         """
@@ -144,12 +149,13 @@ class Stage3Run(ZeroRun):
         self.elements += parameter.count
         siblings = self.coordinator.modules[parameter.module]
         if all(
-            sibling.whole.grad is not None or sibling in self.bucket or not sibling.whole.leaf for sibling in siblings
+            sibling.full_param.grad is not None or sibling in self.bucket or not sibling.full_param.leaf
+            for sibling in siblings
         ):
             self.coordinator.after_backward(parameter.module)
 
     def reduce(self) -> None:
-        """Reduces a bucket over ranks, and accumulates this rank's parts."""
+        """Reduces a bucket over ranks, and accumulates this rank's shards."""
         if not self.bucket:
             return
         settings = self.settings
@@ -161,42 +167,42 @@ class Stage3Run(ZeroRun):
             for parameter in self.bucket:
                 if self.offloads:
                     self._copy_to_host(parameter)
-                parameter.whole.grad = None
+                parameter.full_param.grad = None
             del grad_partitions
         self.bucket, self.elements = [], 0
 
     def _copy_to_host(self, parameter: Parameter) -> None:
-        """Accumulates a part on the host; at the last micro-batch with its norm in float32 (`partition_grads`)."""
-        grad_buffer = Storage(self.meter, parameter.part * self.accumulation_dtype.bytes)
+        """Accumulates a shard on the host; at the last micro-batch with its float32 norm (`partition_grads`)."""
+        grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
-        in_double = Storage(self.meter, min(parameter.part, NORM_BUFFER) * DOUBLE)
+        in_double = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER) * DOUBLE)
         self.host_norms[id(parameter)] = Storage(self.meter, DOUBLE)
         del in_double
         if self.accumulation_dtype is not FLOAT32:
-            converted = Storage(self.meter, parameter.part * FLOAT32.bytes)
-            del converted
+            fp32_copy = Storage(self.meter, parameter.shard_elements * FLOAT32.bytes)
+            del fp32_copy
         del grad_buffer
 
     def _avg_scatter_contiguous_grads(self) -> list[Storage]:
-        """All-reduces the bucket's buffer; `mul` copies it. Returns the storages of this rank's parts."""
-        sent = summed = None
+        """All-reduces the bucket's buffer, which `mul` copies. Returns the storages of this rank's shards."""
+        message = reduced = None
         if self.communication_dtype is not self.dtype:
-            sent = Storage(self.meter, self.elements * self.communication_dtype.bytes)
+            message = Storage(self.meter, self.elements * self.communication_dtype.bytes)
         if self.ranks > 1:
-            summed = Storage(self.meter, self.elements * self.communication_dtype.bytes)
-        sent = None
+            reduced = Storage(self.meter, self.elements * self.communication_dtype.bytes)
+        message = None
         if self.communication_dtype is not self.accumulation_dtype:
-            sent, summed = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
+            message, reduced = Storage(self.meter, self.elements * self.accumulation_dtype.bytes), None
         padded = [
-            Storage(self.meter, parameter.part * self.accumulation_dtype.bytes)
+            Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
             for parameter in self.bucket
             if parameter.count % self.ranks
         ]
-        return [*padded, *(parameter for parameter in (sent, summed) if parameter is not None)]
+        return [*padded, *(parameter for parameter in (message, reduced) if parameter is not None)]
 
     def _avg_scatter_grads(self) -> list[Storage]:
-        """Concatenates the gradients, except a single one without padding, and reduces them.
+        """Concatenates the gradients, unless there is one without padding, and reduces them.
 
         Source: `reduce_scatter_coalesced`.
         Returns the storages of this rank's parts.
@@ -204,19 +210,21 @@ class Stage3Run(ZeroRun):
         casts: list[Storage] = []
         if self.communication_dtype is not self.dtype:
             casts = [Storage(self.meter, parameter.count * self.communication_dtype.bytes) for parameter in self.bucket]
-        padded = sum(parameter.part for parameter in self.bucket) * self.ranks
+        padded = sum(parameter.shard_elements for parameter in self.bucket) * self.ranks
         flat: list[Storage] = []
         if len(self.bucket) > 1 or padded > self.elements:
             flat = [Storage(self.meter, padded * self.communication_dtype.bytes)]
         if self.communication_dtype is self.accumulation_dtype:
             return flat or casts
         casts = []
-        return [Storage(self.meter, parameter.part * self.accumulation_dtype.bytes) for parameter in self.bucket]
+        return [
+            Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes) for parameter in self.bucket
+        ]
 
     # --- the step ---------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
-        """Runs the optimizer on one sub-group after the other (`step`)."""
+        """Runs the optimizer on each sub-group in turn (`step`)."""
         self.meter.place = Place("step")
         training = self.training
         self.coordinator.release_all()
@@ -226,7 +234,7 @@ class Stage3Run(ZeroRun):
             return
         for group in self.groups:  # get_grad_norm_direct
             for parameter in group:
-                in_double = Storage(self.meter, parameter.part * DOUBLE)
+                in_double = Storage(self.meter, parameter.shard_elements * DOUBLE)
                 del in_double
         for group, updated in zip(self.groups, self.trained, strict=True):
             with counted_as(self.meter, "gradients"):
@@ -245,8 +253,8 @@ class Stage3Run(ZeroRun):
         self.coordinator.gather_persistent()
 
     def _single_grad_partition(self, group: list[Parameter]) -> Tensor:
-        """The gradients of a sub-group as one float32 tensor (`_prepare_fp32_grad_for_sub_group`)."""
-        size = sum(parameter.part for parameter in group)
+        """Returns the gradients of a sub-group as one float32 tensor (`_prepare_fp32_grad_for_sub_group`)."""
+        size = sum(parameter.shard_elements for parameter in group)
         flat = self.grad_partitions_flat_buffer
         assert flat is not None
         if len(group) > 1:

@@ -1,4 +1,4 @@
-"""Fully sharded data parallelism as torch's `fully_shard` runs it (FSDP2), and as torchtitan calls it.
+"""Fully sharded data parallelism by torch's `fully_shard` (FSDP2), as torchtitan calls it.
 
 `param_groups` gathers and reduces parameters, `lowering` puts the hooks of a group around its modules,
 `with_tensor_parallel` runs the modules of a rank of tensor parallelism, `training` runs steps, `pipeline` and

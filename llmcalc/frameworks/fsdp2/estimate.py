@@ -1,4 +1,4 @@
-"""The memory of ranks under FSDP2, without an allocator, for plans."""
+"""Estimates the memory of FSDP2 ranks without an allocator, for plans."""
 
 from __future__ import annotations
 
@@ -15,17 +15,26 @@ from .training import torchtitan_training
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Returns the estimate of a model's ranks. The shards are the master weights, and gradients are as wide."""
-    use, n, training = memory.states, memory.states.count.total, memory.training()
+    """Estimates the memory of every rank. The shards are the master weights; gradients have the same width."""
+    memory_use, parameter_count, training = memory.states, memory.states.count.total, memory.training()
     per_parameter = bytes_per_parameter(memory)
-    if use.has_master:
-        wide, states = use.master_weights / n, 0 if use.optimizer is None else use.optimizer.bytes
-        per_parameter = BytesPerParameter(wide, wide, (use.weights + use.gradients + states) / n - wide)
+    if memory_use.has_master:
+        master_weight_bytes, states = (
+            memory_use.master_weights / parameter_count,
+            0 if memory_use.optimizer is None else memory_use.optimizer.bytes,
+        )
+        per_parameter = BytesPerParameter(
+            master_weight_bytes,
+            master_weight_bytes,
+            (memory_use.weights + memory_use.gradients + states) / parameter_count - master_weight_bytes,
+        )
     computing, calls = torchtitan_training(memory.spec, training)
     shards = FLOAT32.name if training.master else training.dtype
     step = measure_optimizer_step(replace(training, dtype=shards, master=False))
     widths = DTYPES[training.dtype].bytes, DTYPES[shards].bytes
-    transient = partial(transient_bytes, step, *widths, use.trained / n, calls.splits, calls.keeps_last)
+    transient = partial(
+        transient_bytes, step, *widths, memory_use.trained / parameter_count, calls.splits, calls.keeps_last
+    )
     return estimate_with_torch_kernels(memory, per_parameter, computing, transient, pads=True)
 
 
@@ -57,12 +66,12 @@ def transient_bytes(
     step_bytes = step.rank_bytes(layout, stage_parameters, sharded=True)
     outside_layers = sum(stage.outside_layers for stage in stage_parameters)
     layer = max(stage.largest_layer for stage in stage_parameters)
-    wide = FLOAT32.bytes
+    fp32_bytes = FLOAT32.bytes
     if layout.pp == 1:
         one_module = outside_layers // 2 if splits else outside_layers
         gathered = width * (2 * layer + (0 if splits else outside_layers))
-        reduction = trained_share * (width + wide) * one_module
-        reduced_head = trained_share * wide * one_module if splits else 0
+        reduction = trained_share * (width + fp32_bytes) * one_module
+        reduced_head = trained_share * fp32_bytes * one_module if splits else 0
         before_head = width * (layer * (1 + keeps_last) + 2 * one_module) - gathered if splits else 0
         after_head = round(reduction + reduced_head / layout.shards) + width * layer - gathered if splits else 0
         return TransientBytes(
@@ -73,7 +82,7 @@ def transient_bytes(
             after_head=after_head,
             forward_start=2 * width * (one_module if splits else outside_layers + layer),
             in_layer_backward=round(trained_share * width * layer),
-            from_previous_layer=round(trained_share * wide * layer),
+            from_previous_layer=round(trained_share * fp32_bytes * layer),
             from_head=round(reduced_head),
             gradient_reduction=round(max(width * one_module * (1 + trained_share), reduction)),
             optimizer_step=step_bytes,
@@ -81,8 +90,8 @@ def transient_bytes(
     parameters = sum(stage.total for stage in stage_parameters)
     gathered = width * (outside_layers + 2 * layer)
     unsharded = round(width * parameters * min(1, ACTIVE / layout.vpp))
-    gradients = round(trained_share * parameters * (wide - shard_width / layout.shards))
-    reduced = round(trained_share * outside_layers * (wide + shard_width / layout.shards))
+    gradients = round(trained_share * parameters * (fp32_bytes - shard_width / layout.shards))
+    reduced = round(trained_share * outside_layers * (fp32_bytes + shard_width / layout.shards))
     return TransientBytes(
         in_passes=gradients + (gathered if layout.reshard else unsharded),
         backward_end=gradients + unsharded,

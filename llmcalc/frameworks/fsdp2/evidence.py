@@ -22,7 +22,7 @@ LLAMA = (
 def _compared(
     measurement: str, test: str, parts: Iterable[tuple[str, str]], optimizers: Iterable[str], source: str
 ) -> FrameworkEvidence:
-    """The evidence of runs that a test compares with a measurement. source: torch's source code for other runs."""
+    """Returns the evidence of runs that a test compares with a measurement. source: torch's code, for other runs."""
     witness = Witness("exact", measurement, test)
     return FrameworkEvidence(
         name="fsdp2",

@@ -1,4 +1,4 @@
-"""Runs a model whose layers are wrapped by `fully_shard`, each by itself, and then the model around them.
+"""Runs a model whose layers are wrapped by `fully_shard` one by one, inside a wrapped root model.
 
 The hooks of a group run around its module, outside of a checkpoint inside it, as in torchtitan
 (torchtitan/models/llama3/infra/parallelize.py). Further inputs of a layer pass no hooks.
@@ -77,57 +77,63 @@ class FsdpProfile(RingAttention):
     # --- parameters -------------------------------------------------------------------------------------------------
 
     def prepare(self, program: Flow) -> None:
+        """Creates the parameters, and finds the modules of the head."""
         super().prepare(program)
         layer_norms = layer_norm_names(program)
         for group in self.groups.values():
             group.parameters.sort(key=module_order_key([parameter.path for parameter in group.parameters], layer_norms))
         if not self.groups[MODEL].parameters:
             del self.groups[MODEL]
-        self.in_head = [item.name for item in program.root.items if isinstance(item, Scope) and item.name in IN_HEAD]
+        self.in_head = [
+            module_scope.name
+            for module_scope in program.root.items
+            if isinstance(module_scope, Scope) and module_scope.name in IN_HEAD
+        ]
 
-    def made_parameter(self, key: Path, like: Tensor) -> Tensor:
-        """Creates a parameter's shard and returns the whole parameter. A buffer is whole on every rank."""
+    def made_parameter(self, key: Path, template: Tensor) -> Tensor:
+        """Creates a parameter's shard and returns the unsharded parameter. Buffers are not sharded."""
         assert self.traffic is not None
         sharding = self.traffic.sharding
         if key in self.buffers:
             stored = sharding.frozen_dtype or sharding.dtype
-            return empty(self.graph.meter, like.shape, stored if like.dtype is self.dtype else like.dtype)
-        if not like.shape:
+            return empty(self.graph.meter, template.shape, stored if template.dtype is self.dtype else template.dtype)
+        if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
         layer = self.parameter_layer(key)
-        width = FLOAT8.bytes if self.gathers_float8(key, like) else sharding.gathered_dtype.bytes
+        width = FLOAT8.bytes if self.gathers_float8(key, template) else sharding.gathered_dtype.bytes
         parameter = self.sharded[key] = Parameter(
-            self.graph.meter, key, like, sharding, width, self.has_partial_gradient(key)
+            self.graph.meter, key, template, sharding, width, self.has_partial_gradient(key)
         )
         if layer not in self.groups:
             name = layer.path if layer.layer_index < 0 else f"{layer.path}.{layer.layer_index}"
             self.groups[layer] = Group(self.traffic, name, reshards=layer != HEAD)
         self.groups[layer].parameters.append(parameter)
-        return parameter.whole
+        return parameter.unsharded_param
 
-    def gathers_float8(self, key: Path, like: Tensor) -> bool:
-        """Whether a parameter is gathered in float8: the matrix of a linear layer that computes in float8."""
+    def gathers_float8(self, key: Path, template: Tensor) -> bool:
+        """Whether a parameter is all-gathered in float8: the weight of a float8 linear layer."""
         assert self.traffic is not None
         float8 = self.traffic.sharding.float8
-        if float8 is None or not float8.gathers or len(like.shape) != 2:
+        if float8 is None or not float8.gathers or len(template.shape) != 2:
             return False
         name = self.parameter_name(key).removesuffix(".weight")
         if name == EMBEDDING.path:
             return False
-        rows, columns = self.whole_shape(key, like.shape)
+        rows, columns = self.unsharded_shape(key, template.shape)
         return float8.converts(torchtitan_name(name), rows, columns)
 
-    def whole_shape(self, key: Path, shape: Shape) -> Shape:
-        """The shape of a parameter before tensor parallelism divides it."""
+    def unsharded_shape(self, key: Path, shape: Shape) -> Shape:
+        """Returns the shape of a parameter before tensor parallelism shards it."""
         return shape
 
     def has_partial_gradient(self, key: Path) -> bool:
-        """Whether the rank's gradient of a whole parameter is a partial sum over its tensor group."""
+        """Whether the rank's gradient of a replicated parameter is a partial sum over its tensor-parallel group."""
         return False
 
     def prepare_unread(self, program: Flow) -> None:
-        for name, use, _ in unused(program.root):
-            if use.tensors():
+        """Creates the parameters that no pass reads."""
+        for name, parameter_use, _ in unused(program.root):
+            if parameter_use.tensors():
                 raise self.unsupported("FSDP2 of parameters that no pass reads is not modelled", name)
 
     @property
@@ -136,14 +142,15 @@ class FsdpProfile(RingAttention):
         return [(path, parameter.shard) for path, parameter in self.sharded.items() if parameter.shard.leaf]
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+        """Returns a parameter, created in the group of its layer."""
         if self.traffic is not None and key in self.sharded:
             layer = self.parameter_layer(key)
-            if layer.layer_index >= 0 and layer != self.running:
+            if layer.layer_index >= 0 and layer != self.current_layer:
                 raise self.unsupported(SHARED_LAYERS, self.parameter_name(key))
         return super().parameter(key, shape, dtype, trained)
 
     def parameter_layer(self, key: Path) -> Layer:
-        """The layer or other group of a parameter."""
+        """Returns the group of a parameter: its layer, the embedding, the head, or the root model."""
         if self.splits and len(key) > 1:
             top_module = str(key[1]).partition(".")[0]
             if top_module == EMBEDDING.path or top_module in IN_HEAD:
@@ -157,14 +164,14 @@ class FsdpProfile(RingAttention):
         return MODEL
 
     def parameter_name(self, key: Path) -> str:
-        """The path of a parameter in one string."""
+        """Returns the path of a parameter as one string."""
         return ".".join(str(part).strip(".") for part in key[1:] if part != "")
 
     # --- running ----------------------------------------------------------------------------------------------------
 
     @property
-    def running(self) -> Layer:
-        """The layer that is running; `MODEL` outside of layers."""
+    def current_layer(self) -> Layer:
+        """The layer that runs now; `MODEL` outside of layers."""
         names: list[str] = []
         for frame in self.frames[1:]:
             names += [frame.scope.name] if frame.scope.name else []
@@ -173,9 +180,9 @@ class FsdpProfile(RingAttention):
         return MODEL
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """Runs a norm. torchtitan compiles each layer, and no norm outside of layers (`apply_compile`)."""
+        """Runs a norm. torchtitan compiles norms inside layers only (`apply_compile`)."""
         choices = self.choices
-        if choices.compiled and self.running == MODEL:
+        if choices.compiled and self.current_layer == MODEL:
             self.choices = replace(choices, compiled=False)
         try:
             return super().norm(x, spec, name, shape, groups, module)
@@ -183,22 +190,24 @@ class FsdpProfile(RingAttention):
             self.choices = choices
 
     def run(self, program: Flow) -> Tensor:
+        """Runs the program between the root group's all-gather and its release."""
         if self.traffic is None:
             return super().run(program)
         group = self.groups.get(MODEL)
         if group is not None:
-            entry = self.inputs.get(ENTRY) if program.entry is not None else None
-            gathered_entry = group.pre_forward(entry)
+            stage_input = self.inputs.get(ENTRY) if program.entry is not None else None
+            gathered_entry = group.pre_forward(stage_input)
             if gathered_entry is not None:
                 self.inputs[ENTRY] = gathered_entry
-            del entry, gathered_entry
+            del stage_input, gathered_entry
         out = super().run(program)
         if group is not None:
-            group.post_forward([out, *self.further], last=True)
+            group.post_forward([out, *self.further], is_last_group=True)
         self.traffic.last_gathered = None  # the last gathering of the forward pass
         return out
 
     def step(self, step: Step) -> None:
+        """Runs a step; the embedding may be a separate group."""
         is_embedding = len(self.frames) <= 1 and step.name == EMBEDDING.path and bool(step.outs)
         if self.traffic is None or not self.splits or not is_embedding:
             super().step(step)
@@ -209,6 +218,7 @@ class FsdpProfile(RingAttention):
         group.post_forward([self.get(step.outs[0])])
 
     def module(self, frame: Frame) -> None:
+        """Runs a module; the head may be a separate group."""
         scope = frame.scope
         if self.traffic is None or not self.splits or len(self.frames) != 1 or scope.name not in IN_HEAD:
             super().module(frame)
@@ -225,6 +235,7 @@ class FsdpProfile(RingAttention):
             group.post_forward([self.get(scope.gives)])
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
+        """Runs a layer between its group's all-gather and its release."""
         layer_index = -1 if frame.layer_index is None else frame.layer_index
         path = ".".join(filter(None, (self.path, frame.scope.name)))
         if self.traffic is None or path not in self.layer_paths:
@@ -236,29 +247,29 @@ class FsdpProfile(RingAttention):
         cast_input = group.pre_forward(x)
         assert cast_input is not None
         out = super().layer(frame, cast_input)
-        frame.named.clear()  # the variables of its forward pass
+        frame.local_tensors.clear()  # the variables of its forward pass
         group.post_forward([out])
         meter.place = outer_place
         return out
 
 
 def torchtitan_name(name: str) -> str:
-    """The path of a linear layer in torchtitan's models; an unknown path unchanged."""
-    *above, last = name.split(".")
-    return ".".join((*above[:-1], TORCHTITAN_NAMES[last])) if last in TORCHTITAN_NAMES else name
+    """Returns torchtitan's path of a linear layer; unknown paths stay unchanged."""
+    *parent_names, own_name = name.split(".")
+    return ".".join((*parent_names[:-1], TORCHTITAN_NAMES[own_name])) if own_name in TORCHTITAN_NAMES else name
 
 
 def layer_norm_names(program: Flow) -> frozenset[str]:
-    """The names of norms whose parent is a layer."""
+    """Returns the names of norms that are direct children of layers."""
     layers = (scope for scope in program.root.scopes() if scope.takes is not None)
-    below = (item for scope in layers for item in scope.items if isinstance(item, Scope))
-    return frozenset(item.name for item in below if item.about.get("kind") == "norm")
+    submodules = (item for scope in layers for item in scope.items if isinstance(item, Scope))
+    return frozenset(item.name for item in submodules if item.about.get("kind") == "norm")
 
 
 def module_order_key(
     paths: Sequence[Path], layer_norms: Collection[str]
 ) -> Callable[[Parameter], tuple[bool, int, bool]]:
-    """A sort key for a group's parameters: the order of `nn.Module.named_parameters` (`_get_managed_states`).
+    """Returns a sort key for a group's parameters: the order of `nn.Module.named_parameters`.
 
     The program has parameters in the order of their use. A module has its weight before its bias, and a layer has its
     sublayers before its norms, as in transformers, torchtitan and the reference. The order matters because the last
@@ -282,6 +293,6 @@ def module_order_key(
 
 
 def _module_of(path: Path) -> Path:
-    """The path of a parameter's module."""
-    *above, last = path
-    return (*above, str(last).rpartition(".")[0])
+    """Returns the path of a parameter's module."""
+    *parent_path, name = path
+    return (*parent_path, str(name).rpartition(".")[0])

@@ -1,4 +1,4 @@
-"""Messages of FSDP2 for gradients and weights of replicas.
+"""Messages of FSDP2 for the gradients and weights of replicas.
 
 Per micro-batch, a layer's weights are gathered in bfloat16 before its forward pass and, if they are freed in between,
 before its backward pass. Weights outside of layers are gathered once. Gradients are reduced in float32 after the
@@ -18,7 +18,7 @@ from ...parallel.weight_shards import shard_rows
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """Yields the messages for the weights of one replica group, layer by layer, then for weights outside of layers.
+    """Yields the messages of a replica group: layer by layer, then for weights outside of layers.
 
     All shards are padded to the longest.
     """
@@ -29,17 +29,17 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     outside: Number = 0
     sizes: dict[tuple[object, ...], tuple[Number, int]] = {}
     for weight in group.weights:
-        rows, *others = weight.tensor.shape
+        rows, *other_sizes = weight.tensor.shape
         size = shard_rows(rows, ranks.shards, 0) * ranks.shards
-        for side in others:
-            size *= side
+        for axis_size in other_sizes:
+            size *= axis_size
         name, indices = weight.path[0]
         if name not in ("layers", MTP.name):
             outside += size
             continue
         layers = tuple(indices or ())
-        before, _ = sizes.get((name, *layers), (0, 0))
-        sizes[name, *layers] = before + size * (weight.count // len(layers)), len(layers)
+        previous_elements, _ = sizes.get((name, *layers), (0, 0))
+        sizes[name, *layers] = previous_elements + size * (weight.count // len(layers)), len(layers)
     passes = group.chunk.batches if layout.pp == 1 else 1
     gathers = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
     for size, count, times in [*((size, count, gathers) for size, count in sizes.values()), (outside, 1, 1)]:
@@ -49,5 +49,5 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
 
 
 def gradient_rules() -> GradientRules:
-    """The rules by which FSDP2 reduces gradients over replicas."""
+    """Returns the rules by which FSDP2 reduces gradients over replicas."""
     return GradientRules("fsdp2", (0, 2, 3), gradient_messages, in_float32=True)

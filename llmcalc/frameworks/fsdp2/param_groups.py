@@ -1,4 +1,4 @@
-"""Groups of parameters that FSDP2 gathers and reduces together, without values.
+"""FSDP2's parameter groups, whose parameters are all-gathered and whose gradients are reduced together.
 
 A group is what one call of `fully_shard` wraps. Each rank keeps an equal part of the rows of every parameter, its
 shard. Before the group's modules run, the shards are gathered into one buffer and copied into whole parameters; after
@@ -34,7 +34,7 @@ Moment: TypeAlias = Literal["pre-forward", "post-forward", "pre-backward", "post
 
 @dataclass(frozen=True)
 class Sharding:
-    """How parameters are sharded.
+    """The sharding of a rank's parameters.
 
     shards: number of shards of a parameter.
     index: the shard of this rank.
@@ -65,7 +65,7 @@ class Sharding:
 
 
 class GatheredStorage(Storage):
-    """The storage of a whole parameter. It has memory while its group is gathered (`alloc_storage`, `free_storage`)."""
+    """The storage of an unsharded parameter. It has memory only while its group is gathered."""
 
     __slots__ = ()
 
@@ -88,10 +88,10 @@ class GatheredStorage(Storage):
 
 
 class Parameter:
-    """One parameter of a group (`FSDPParam`).
+    """A parameter of a group (`FSDPParam`).
 
     path: its path in the model.
-    whole: the gathered parameter, which modules use and which gets the gradients of this rank.
+    unsharded_param: the gathered parameter, which modules use and which gets the gradients of this rank.
     shard: this rank's rows, which the optimizer updates. It has a gradient after the reduction.
     shard_elements: elements of the largest shard, to which all shards are padded.
     accumulated_grad: the sum of the gradients of earlier micro-batches; None after the reduction.
@@ -99,27 +99,41 @@ class Parameter:
     has_partial_gradient: whether a tensor group must all-reduce its gradient, false by default.
     """
 
-    __slots__ = ("accumulated_grad", "has_partial_gradient", "path", "shard", "shard_elements", "whole", "width")
+    __slots__ = (
+        "accumulated_grad",
+        "has_partial_gradient",
+        "path",
+        "shard",
+        "shard_elements",
+        "unsharded_param",
+        "width",
+    )
 
     def __init__(
-        self, meter: Meter, path: Path, like: Tensor, sharding: Sharding, width: int, has_partial_gradient: bool = False
+        self,
+        meter: Meter,
+        path: Path,
+        template: Tensor,
+        sharding: Sharding,
+        width: int,
+        has_partial_gradient: bool = False,
     ) -> None:
         self.has_partial_gradient = has_partial_gradient
-        rows, *other_sides = like.shape
+        rows, *other_sides = template.shape
         part_rows = ceil_div(rows, sharding.shards)
         shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
         self.path, self.shard_elements, self.width = path, part_rows * count(tuple(other_sides)), width
-        dtype = sharding.dtype if like.leaf else sharding.frozen_dtype or sharding.dtype
+        dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
         with counted_as(meter, "weights"):
-            padded = Storage(meter, self.shard_elements * dtype.bytes)
-        self.shard = Tensor((shard_rows, *other_sides), dtype, padded, leaf=like.leaf)
+            shard_storage = Storage(meter, self.shard_elements * dtype.bytes)
+        self.shard = Tensor((shard_rows, *other_sides), dtype, shard_storage, leaf=template.leaf)
         storage = GatheredStorage(meter, self.shard_elements * sharding.shards * width)
-        self.whole = Tensor(like.shape, sharding.gathered_dtype, storage, leaf=like.leaf)
+        self.unsharded_param = Tensor(template.shape, sharding.gathered_dtype, storage, leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
 
 
 class Traffic:
-    """The communication state that all groups of a model share (`FSDPCommContext`), and their collectives.
+    """The communication state and collectives shared by all groups of a model (`FSDPCommContext`).
 
     last_gathered: buffer of the last all-gather of the forward pass. The next all-gather frees it after its copies.
     reduce_inputs: input buffers of reductions that may still run.
@@ -147,7 +161,7 @@ class Traffic:
 
     @contextmanager
     def communication_stream(self, stream: int) -> Iterator[None]:
-        """Allocates new storages on a stream, as buffers of communication."""
+        """Allocates new storages on a stream, as communication buffers."""
         with on_stream(self.meter, stream + self.streams), counted_as(self.meter, "communication"):
             yield
 
@@ -177,7 +191,7 @@ class Traffic:
 
 
 class Group:
-    """Parameters that are gathered and reduced together (`FSDPParamGroup`).
+    """Parameters that are all-gathered and reduced together (`FSDPParamGroup`).
 
     name: the path of its module; empty for the model itself.
     reshards: whether its whole parameters are freed between forward and backward pass.
@@ -203,7 +217,7 @@ class Group:
 
     @property
     def gather_bytes(self) -> int:
-        """Bytes that each rank contributes to an all-gather of the group."""
+        """Bytes that each rank contributes to the group's all-gather."""
         return sum(parameter.shard_elements * parameter.width for parameter in self.parameters)
 
     def step_collectives(self, microbatches: int, reduces: int) -> Iterator[Collective]:
@@ -224,12 +238,12 @@ class Group:
         gradient_dtype = sharding.gathered_dtype if reduces == microbatches else sharding.reduce_dtype
         for parameter in self.parameters:
             if parameter.has_partial_gradient and parameter.shard.leaf:
-                yield self._tensor_all_reduce(parameter.whole.count * gradient_dtype.bytes, reduces)
+                yield self._tensor_all_reduce(parameter.unsharded_param.count * gradient_dtype.bytes, reduces)
 
     # --- gathering --------------------------------------------------------------------------------------------------
 
     def unshard(self, forward: bool, stream: int | None = COPY_IN) -> None:
-        """Begins to gather the shards, unless that was done. stream: the stream; None for the default stream."""
+        """Starts the all-gather, if it has not started. stream: None for the default stream."""
         if self.all_gather_result is None and not self.is_unsharded:
             self.all_gather_result = self._all_gather(forward, stream)
 
@@ -249,7 +263,7 @@ class Group:
             return Storage(traffic.meter, size * sharding.shards)
 
     def wait_for_unshard(self, forward: bool) -> None:
-        """Copies gathered shards into whole parameters. In the forward pass the buffer stays until the next copy."""
+        """Copies gathered shards into unsharded parameters. In forward passes the buffer stays until the next copy."""
         if self.all_gather_result is None:
             return
         traffic = self.traffic
@@ -264,25 +278,25 @@ class Group:
         self.all_gather_result = None
 
     def _copy_out(self, parameter: Parameter) -> None:
-        """Allocates a whole parameter. A single rank casts its shard first."""
+        """Allocates an unsharded parameter. A single rank casts its shard first."""
         sharding = self.traffic.sharding
         if sharding.shards == 1 and parameter.shard.dtype is not sharding.gathered_dtype:
             _all_gather_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
-        assert isinstance(parameter.whole.storage, GatheredStorage)
-        parameter.whole.storage.fill()
+        assert isinstance(parameter.unsharded_param.storage, GatheredStorage)
+        parameter.unsharded_param.storage.fill()
 
     def reshard(self) -> None:
-        """Frees the whole parameters."""
+        """Frees the unsharded parameters."""
         if self.is_unsharded:
             for parameter in self.parameters:
-                assert isinstance(parameter.whole.storage, GatheredStorage)
-                parameter.whole.storage.clear()
+                assert isinstance(parameter.unsharded_param.storage, GatheredStorage)
+                parameter.unsharded_param.storage.clear()
             self.is_unsharded = False
 
     # --- hooks ------------------------------------------------------------------------------------------------------
 
     def pre_forward(self, x: Tensor | None) -> Tensor | None:
-        """Gathers before the modules run. Returns their input, cast to the format in which they compute.
+        """Runs before the group's modules: all-gathers, and casts their input to the compute format.
 
         The gradient of that input is computed after all gradients of the group.
         """
@@ -297,14 +311,15 @@ class Group:
                 group.unshard(forward=True)
             if x is None or not x.needs_grad:
                 return x
-            return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._passed_on)
+            return record(graph, "RegisterPostBackwardFunction", [x], x.detached(), self._pass_gradient)
 
-    def _passed_on(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+    def _pass_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+        """Passes a gradient on unchanged."""
         self.post_backward()
         return [gradient]
 
-    def post_forward(self, outs: Sequence[Tensor], last: bool = False) -> None:
-        """Frees the whole parameters after the modules have run.
+    def post_forward(self, outs: Sequence[Tensor], is_last_group: bool = False) -> None:
+        """Runs after the group's modules: frees the unsharded parameters.
 
         outs: the outputs of the modules, whose gradients start the group's backward pass.
         last: whether the forward pass ends here, and with it the last all-gather.
@@ -318,11 +333,11 @@ class Group:
             for out in outs:
                 if out.node is not None:
                     out.node.hooks.append(self.pre_backward)
-            if last:
+            if is_last_group:
                 self.traffic.last_gathered = None
 
     def pre_backward(self) -> None:
-        """Gathers before the backward pass of the modules, and begins to gather the next group of the backward pass."""
+        """Runs before the group's backward pass: all-gathers, and prefetches the next group."""
         if self.state == "pre-backward":
             return
         with self.traffic.watched(self, "pre-backward"):
@@ -336,12 +351,12 @@ class Group:
             group.unshard(forward=False)
 
     def post_backward(self) -> None:
-        """Reduces gradients over ranks, or accumulates them over micro-batches."""
+        """Runs after the group's backward pass: reduces gradients, or accumulates them."""
         with self.traffic.watched(self, "post-backward"):
             self.state = "post-backward"
             for parameter in self.parameters:
                 if parameter.accumulated_grad is not None:
-                    parameter.whole.grad = None  # added in place
+                    parameter.unsharded_param.grad = None  # added in place
             if not self.traffic.reduces:
                 if self.traffic.reshards:
                     self.reshard()
@@ -351,11 +366,11 @@ class Group:
             self._reduce_all()
 
     def _to_accumulated_grad(self, parameter: Parameter) -> None:
-        """Casts a gradient to the format of the reduction (`to_accumulated_grad_if_needed`)."""
+        """Casts a gradient to the reduction format (`to_accumulated_grad_if_needed`)."""
         reduce_dtype = self.traffic.sharding.reduce_dtype
-        unsharded_grad, parameter.whole.grad = parameter.whole.grad, None
+        unsharded_grad, parameter.unsharded_param.grad = parameter.unsharded_param.grad, None
         if unsharded_grad is None or unsharded_grad.dtype is reduce_dtype:
-            parameter.whole.grad = unsharded_grad
+            parameter.unsharded_param.grad = unsharded_grad
             return
         with counted_as(self.traffic.meter, "gradients"):
             parameter.accumulated_grad = empty(self.traffic.meter, unsharded_grad.shape, reduce_dtype)
@@ -365,11 +380,13 @@ class Group:
         with_grad: list[Parameter] = []
         unsharded_grads: list[Tensor] = []
         for parameter in self.parameters:
-            gradient = parameter.whole.grad if parameter.accumulated_grad is None else parameter.accumulated_grad
+            gradient = (
+                parameter.unsharded_param.grad if parameter.accumulated_grad is None else parameter.accumulated_grad
+            )
             if gradient is not None:
                 with_grad.append(parameter)
                 unsharded_grads.append(self._get_grad_inner_tensor(parameter, gradient))
-                parameter.accumulated_grad = parameter.whole.grad = None
+                parameter.accumulated_grad = parameter.unsharded_param.grad = None
             del gradient
         if self.traffic.reshards:
             self.reshard()
@@ -382,16 +399,16 @@ class Group:
             self.all_reduce_input = all_reduce_input
 
     def _get_grad_inner_tensor(self, parameter: Parameter, grad: Tensor) -> Tensor:
-        """The gradient as FSDP reduces it: divided as tensor parallelism divides the parameter, and no partial sum."""
-        if grad.shape == parameter.whole.shape and not parameter.has_partial_gradient:
+        """Returns the gradient as FSDP reduces it: sharded like the parameter, and fully summed."""
+        if grad.shape == parameter.unsharded_param.shape and not parameter.has_partial_gradient:
             return grad
-        gradient = empty(self.traffic.meter, parameter.whole.shape, grad.dtype)
+        gradient = empty(self.traffic.meter, parameter.unsharded_param.shape, grad.dtype)
         if parameter.has_partial_gradient:
             self.traffic.collectives.append(self._tensor_all_reduce(gradient.bytes))
         return gradient
 
     def _tensor_all_reduce(self, size: Number, times: int = 1) -> Collective:
-        """The all-reduce of a gradient over the ranks of a tensor group. size: bytes."""
+        """Returns the all-reduce of a gradient over the tensor-parallel ranks. size: bytes."""
         return Collective(self.name, "all_reduce", "tp", self.traffic.sharding.tensor_ranks, True, size, times)
 
     def _foreach_reduce(

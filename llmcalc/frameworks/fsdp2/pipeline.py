@@ -1,4 +1,4 @@
-"""Training steps of one rank of a pipeline whose stages are wrapped by `fully_shard`, replayed.
+"""Replays training steps of a pipeline rank whose stages are wrapped by `fully_shard`.
 
 Each stage of a rank is a separate model with its own groups, streams and optimizer. Between the micro-batches of a step
 no gradient is reduced over ranks: every stage keeps its whole parameters after the backward pass and accumulates whole
@@ -34,7 +34,7 @@ from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun
 from .lowering import FsdpProfile
 from .param_groups import ALL_REDUCE, Group, Sharding, Traffic
-from .training import TITAN, Fsdp, set_resharding_and_prefetch, sharding, why_head_is_not_separate
+from .training import TITAN, Fsdp, head_sharing_reason, set_resharding_and_prefetch, sharding
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
 ACTIVE = 3
@@ -64,25 +64,27 @@ class ShardedChunk(Chunk):
         self.fsdp, self.reshard = fsdp, layout.reshard
         self.traffic = Traffic(self.graph, sharded, streams)
         self.stacks = [loop.path for loop in layer_stacks(spec)]
-        if fsdp.splits and (why := why_head_is_not_separate(spec, training)):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
+        if fsdp.splits and (reason := head_sharing_reason(spec, training)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
         self.gathers = False
         self.schedule_settings = NEWEST
         self.output_chunks: list[Tensor] = []
-        self.keep_whole(True)
+        self.keep_unsharded(True)
 
     def set_up(self) -> None:
+        """Creates the parameters' shards."""
         super().set_up()
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def _initialize_stage(self) -> None:
+        """Allocates receive buffers, and infers shapes where torch does."""
         if self.schedule_settings.infers_shapes:
             self._shape_inference()
         super()._initialize_stage()
 
     def _shape_inference(self) -> None:
-        """Runs a forward pass without autograd, with zeros as the input that another stage sends."""
+        """Runs a forward pass without autograd, on zeros instead of a received input."""
         with self.graph.no_grad():
             self.next_batch()
             self.meter.place = Place("forward")
@@ -99,12 +101,14 @@ class ShardedChunk(Chunk):
             buffer.grad = None
 
     def forward_one_chunk(self, i: int) -> Tensor:
+        """Runs the forward pass of micro-batch `i`, and stores an output that the schedule returns."""
         output = super().forward_one_chunk(i)
         if self.schedule_settings.returns and (self.stage.last or self.schedule_settings.keeps_outputs):
             self.output_chunks.append(output)
         return output
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
+        """Runs the backward pass of micro-batch `i`; older torch versions keep the sent gradient."""
         grads_input = super().backward_one_chunk(i, loss)
         if self.schedule_settings.keeps_gradients and grads_input is not None:
             self.received[i].grad = grads_input
@@ -118,46 +122,47 @@ class ShardedChunk(Chunk):
             empty(self.meter, (self.training.microbatches * shape[0], *shape[1:]), dtype)
 
     def finish_backward(self) -> None:
+        """Ends a backward pass."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
-    def keep_whole(self, keeps: bool) -> None:
-        """Sets whether backward passes keep whole parameters and whole gradients (`backward_maybe_with_nosync`)."""
+    def keep_unsharded(self, keeps: bool) -> None:
+        """Sets whether backward passes keep unsharded parameters and gradients (`backward_maybe_with_nosync`)."""
         self.traffic.reduces = self.traffic.reshards = self.traffic.is_last_backward = not keeps
 
     def groups(self, phase: str) -> Iterator[Group]:
-        """Yields the groups in order, with the meter at the place of each."""
+        """Yields the groups in order, and sets the meter's place to each."""
         for layer, group in self.lowering.groups.items():
             self.meter.place = Place(phase) if layer.layer_index < 0 else Place(phase, layer.layer_index, layer.path)
             yield group
         self.meter.place = Place(phase)
 
     def unshard(self) -> None:
-        """Begins to gather the parameters of all groups, on the default stream (`UNSHARD`)."""
+        """Starts the all-gathers of all groups on the default stream (`UNSHARD`)."""
         for group in self.groups("forward"):
             group.unshard(forward=False, stream=None)
         self.gathers = True
 
     def wait_for_unshard(self) -> None:
-        """Copies gathered shards into whole parameters (`_assert_unsharded`)."""
+        """Copies gathered shards into unsharded parameters (`_assert_unsharded`)."""
         if self.gathers:
             for group in self.groups("forward"):
                 group.wait_for_unshard(forward=False)
         self.gathers = False
 
     def reshard_all(self) -> None:
-        """Frees all whole parameters (`RESHARD`)."""
+        """Frees all unsharded parameters (`RESHARD`)."""
         for group in self.groups("backward"):
             group.reshard()
 
     def perform_reduce_grad(self) -> None:
-        """Reduces the accumulated gradients over ranks, and frees whole parameters."""
-        self.keep_whole(False)
+        """Reduces the accumulated gradients over ranks, and frees unsharded parameters."""
+        self.keep_unsharded(False)
         for group in self.groups("backward"):
             group.post_backward()
         if self.schedule_settings.finishes:
             self.traffic.finish(list(self.lowering.groups.values()))
-        self.keep_whole(True)
+        self.keep_unsharded(True)
 
 
 @dataclass(frozen=True)
@@ -207,25 +212,26 @@ INFERS_ON_META = date(2026, 3, 18)
 
 
 def schedule_settings_at(version: date | None, schedules: int = 1) -> ScheduleSettings:
-    """The settings of torchtitan at a date, with torch of that date. version: None for the newest."""
+    """Returns torchtitan's schedule settings at a date, with torch of that date. version: None for the newest."""
 
-    def before(day: date) -> bool:
-        return version is not None and version < day
+    def is_before(change_date: date) -> bool:
+        """Whether the version is older than a change."""
+        return version is not None and version < change_date
 
-    returns_outputs = before(RETURNS_NOTHING)
+    returns_outputs = is_before(RETURNS_NOTHING)
     return ScheduleSettings(
         returns=returns_outputs,
         gathers_ahead=not returns_outputs,
         schedules=schedules,
-        keeps_outputs=before(LAST_OUTPUTS),
-        keeps_gradients=before(FREES_GRADIENTS),
-        finishes=not before(FINISHES),
-        infers_shapes=before(INFERS_ON_META),
+        keeps_outputs=is_before(LAST_OUTPUTS),
+        keeps_gradients=is_before(FREES_GRADIENTS),
+        finishes=not is_before(FINISHES),
+        infers_shapes=is_before(INFERS_ON_META),
     )
 
 
 class ShardedRank(RankRun):
-    """The training steps of one rank of a pipeline. Raises `InputError` as `sharding` does, and for other schedules."""
+    """Training steps of a pipeline rank. Raises `InputError` as `sharding` does, and for unsupported schedules."""
 
     chunks: list[ShardedChunk]  # type: ignore[assignment]
 
@@ -253,30 +259,34 @@ class ShardedRank(RankRun):
         for chunk in self.chunks:
             chunk.schedule_settings = schedule_settings
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
-        self.active = list(_active(self.order, ACTIVE)) if gathers_stages else []
+        self.active = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
 
     def check(self, layout: Layout) -> None:
+        """Raises `InputError` for a layout that is not modelled."""
         if layout.schedule not in ("1f1b", "interleaved"):
             raise InputError(
                 f"--schedule {layout.schedule}: with FSDP2 it is not modelled; expected 1f1b or interleaved"
             )
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
+        """Creates the chunk of a pipeline stage."""
         streams = ALL_REDUCE * stage.chunk
         return ShardedChunk(
             spec, self.training, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams
         )
 
     def set_up(self) -> None:
+        """Creates the parameters' shards of all stages."""
         for chunk in self.chunks:
             chunk.set_up()
 
     def passes(self) -> None:
-        """Runs the schedules of a step. The third and later ones do the same as the second."""
+        """Runs the schedules of a step. From the third on they repeat the second."""
         for _ in range(min(self.schedules, 2)):
             self._run_schedule()
 
     def _run_schedule(self) -> None:
+        """Runs one schedule: all micro-batches of one local batch."""
         for chunk in self.chunks:
             chunk.clear_runtime_states()
         super().passes()
@@ -286,7 +296,7 @@ class ShardedRank(RankRun):
             chunk.merge_outputs()
 
     def before_action(self, i: int) -> None:
-        """Frees stages that are no longer active, and gathers stages that become active."""
+        """Reshards stages that become inactive, and gathers stages that become active."""
         if not self.active:
             return
         previous, active = self.active[i - 1] if i else (), self.active[i]
@@ -304,13 +314,13 @@ class ShardedRank(RankRun):
             chunk.update()
 
 
-def _active(order: Sequence[Action], most: int) -> Iterator[tuple[int, ...]]:
-    """Yields, per action, the chunks with whole parameters: those of the next actions (`next_stage_indices`)."""
+def _active_chunks(order: Sequence[Action], max_active: int) -> Iterator[tuple[int, ...]]:
+    """Yields, per action, the chunks with unsharded parameters: those of the next actions (`next_stage_indices`)."""
     active: list[tuple[int, ...]] = []
     following: tuple[int, ...] = ()
     for action in reversed(order):
         following = (action.chunk, *(chunk for chunk in following if chunk != action.chunk))
-        active.append(following[:most])
+        active.append(following[:max_active])
     return reversed(active)
 
 
@@ -330,7 +340,7 @@ def replay_rank(
 
 
 def _recorded(run: ShardedRank, meter: Recorder) -> RecordedEvents:
-    """Records the events of set-up and of two steps. Passes, update and `zero_grad` are separate phases of a step."""
+    """Records set-up and two steps. Passes, update and `zero_grad` are separate phases of a step."""
     run.set_up()
     set_up = meter.cut()
     steps: list[list[Sequence[Event]]] = []
@@ -356,15 +366,15 @@ def stage_memory(
     tensors: Term,
     schedule_settings: ScheduleSettings = NEWEST,
 ) -> DeviceMemory:
-    """The memory of one rank. tensors: status of its tensors. Raises `InputError` as `ShardedRank` does."""
+    """Computes the memory of a pipeline rank. tensors: status of its tensors. Raises `InputError`."""
 
     def record_steps(shortens: bool) -> RepeatAnalysis:
-        """Records two steps. shortens: whether only a few repeats of equal layers run."""
+        """Records two steps. shortens: whether runs of equal layers are shortened."""
         run = ShardedRank(spec, training, layout, rank, meter := Recorder(), runtime.workspace, fsdp, schedule_settings)
         stacks: list[LayerStack] = []
         shortened: list[int] = []
         for chunk in run.chunks:
-            chunk_loops = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.below)
+            chunk_loops = program_stacks(chunk.program.root, training.recompute.every, chunk.lowering.first_layer_index)
             layers_to_run = {
                 i: loop.kind_repeats(RECORDED_REPEATS)
                 for i, loop in enumerate(chunk_loops)

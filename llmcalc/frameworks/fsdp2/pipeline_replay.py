@@ -1,4 +1,4 @@
-"""Replays a rank of FSDP2's pipeline: passes are recorded with few micro-batches and replayed for the whole schedule.
+"""Records the passes of an FSDP2 pipeline rank with few micro-batches, and replays them for the full schedule.
 
 A schedule gathers every stage's parameters once and accumulates whole gradients, so from the third micro-batch on all
 passes with the same neighbours do the same. The first passes also allocate tensors that stay until the end of the
@@ -54,7 +54,7 @@ Rehearsals: TypeAlias = dict[tuple[object, ...], RecordedRank]
 
 
 class SchedulePasses(PassCounter):
-    """Counts the passes of each schedule, whose first passes differ from later ones.
+    """Counts passes per schedule, because a schedule's first passes differ from later ones.
 
     schedule: number of schedules that have begun.
     starts: per chunk, its forward passes before the current schedule.
@@ -70,89 +70,107 @@ class SchedulePasses(PassCounter):
         self.schedule += 1
         self.starts = list(self.forwards)
 
-    def _position(self, chunk: int, number: int) -> int:
-        """The kind of a pass: its index in the schedule, at most 2, plus 3 in schedules after the first."""
-        return min(number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
+    def _position(self, chunk: int, pass_number: int) -> int:
+        """Returns the position of a pass: its index in the schedule, at most 2, plus 3 after the first schedule."""
+        return min(pass_number - self.starts[chunk], 2) + 3 * (self.schedule > 1)
 
-    def _case(self, chunk: int, kind: str, number: int) -> PassCase:
-        before = "flying" if self.backwards[chunk] < number else "done"
-        return chunk, kind, self._position(chunk, number), before if number > self.starts[chunk] else ""
+    def _case(self, chunk: int, kind: str, pass_number: int) -> PassCase:
+        """Returns the case of a forward pass. Passes of the same case have the same events."""
+        previous_state = "flying" if self.backwards[chunk] < pass_number else "done"
+        return (
+            chunk,
+            kind,
+            self._position(chunk, pass_number),
+            previous_state if pass_number > self.starts[chunk] else "",
+        )
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        number = self.backwards[chunk]
+        """Counts a backward pass. Returns its case and its id."""
+        pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
-        after = "begun" if self.forwards[chunk] > number + 1 else "alone"
-        return (chunk, "B", self._position(chunk, number), after), (chunk, "B", number)
+        next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
+        return (chunk, "B", self._position(chunk, pass_number), next_state), (chunk, "B", pass_number)
 
 
 class PassRecorder(SchedulePasses):
-    """Runs passes and records them. parameters: per chunk, its gathered parameters."""
+    """Runs and records passes. parameters: per chunk, its gathered parameters."""
 
     def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
         self.meter, self.parameters = meter, parameters
         self.passes: list[RecordedPass] = []
 
-    def forward(self, chunk: int, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+    def forward(self, chunk: int, stage_input: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
         """Runs and records a forward pass. run: computes its output."""
-        return self._run(chunk, *self.next_forward(chunk), entered, run)
+        return self._run(chunk, *self.next_forward(chunk), stage_input, run)
 
     def loss(self, chunk: int, output: Tensor, run: Callable[[], Tensor]) -> Tensor:
         """Runs and records the loss of the last forward pass."""
         return self._run(chunk, *self.next_loss(chunk), output, run)
 
     def _run(
-        self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None, run: Callable[[], Tensor]
+        self, chunk: int, case: PassCase, pass_id: PassId, stage_input: Tensor | None, run: Callable[[], Tensor]
     ) -> Tensor:
-        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        """Runs and records a pass with one output and newly gathered parameters."""
+        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         out = run()
         outputs = [without_storage(0, out)]
         for i, parameter in enumerate(self.parameters[chunk], 1):
-            if isinstance(parameter.whole.storage, GatheredStorage) and parameter.whole.storage.block is not None:
-                outputs.append(without_storage(i, parameter.whole))
-        x = None if entered is None else entered.storage.block.handle
-        self.passes.append(RecordedPass(case, home, start, len(self.meter.events), place, x, outputs))
+            if (
+                isinstance(parameter.unsharded_param.storage, GatheredStorage)
+                and parameter.unsharded_param.storage.block is not None
+            ):
+                outputs.append(without_storage(i, parameter.unsharded_param))
+        input_handle = None if stage_input is None else stage_input.storage.block.handle
+        self.passes.append(
+            RecordedPass(case, pass_id, start, len(self.meter.events), start_place, input_handle, outputs)
+        )
         return out
 
-    def backward(self, chunk: int, leaves: Sequence[Any], run: Callable[[], None]) -> None:
+    def backward(self, chunk: int, gradient_leaves: Sequence[Any], run: Callable[[], None]) -> None:
         """Runs and records a backward pass. leaves: tensors that may have a gradient after it."""
-        case, home = self.next_backward(chunk)
-        start, place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
+        case, pass_id = self.next_backward(chunk)
+        start, start_place, self.meter.repeats_place = len(self.meter.events), self.meter.place, True
         run()
-        outputs = [without_storage(i, leaf.grad) for i, leaf in enumerate(leaves) if leaf.grad is not None]
-        self.passes.append(RecordedPass(case, home, start, len(self.meter.events), place, None, outputs))
+        outputs = [
+            without_storage(i, gradient_leaf.grad)
+            for i, gradient_leaf in enumerate(gradient_leaves)
+            if gradient_leaf.grad is not None
+        ]
+        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, None, outputs))
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """The trace of each case. Raises `NotRepeating` if two passes of one case differ."""
+        """Returns the trace of each case. Raises `NotRepeating` if two passes of a case differ."""
         return TraceReader(self.meter.events, self.passes).traces
 
 
 class PlayedPasses(SchedulePasses, PassPlayer):
-    """Replays traces of passes instead of running them. parameters: per chunk, its gathered parameters."""
+    """Replays recorded traces instead of running passes. parameters: per chunk, its gathered parameters."""
 
     def __init__(
         self,
         meter: EventMeter,
         traces: Mapping[PassCase, PassTrace],
-        below: Sequence[int],
+        layer_offsets: Sequence[int],
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
-        PassPlayer.__init__(self, meter, traces, below)
-        self.schedule, self.starts, self.parameters = 0, [0] * len(below), parameters
+        PassPlayer.__init__(self, meter, traces, layer_offsets)
+        self.schedule, self.starts, self.parameters = 0, [0] * len(layer_offsets), parameters
 
-    def _play_forward(self, chunk: int, case: PassCase, home: PassId, entered: Tensor | None) -> Tensor:
-        trace, base = self._play(chunk, case, home)
-        if entered is not None and trace.input_kind is not None:
-            entered.storage.block.kind = trace.input_kind
-        (_, out), *whole = trace.outputs
-        for i, output in whole:
-            storage = self.parameters[chunk][i - 1].whole.storage
+    def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
+        """Replays a forward pass, and binds gathered parameters to their storages."""
+        trace, base = self._play(chunk, case, pass_id)
+        if stage_input is not None and trace.input_kind is not None:
+            stage_input.storage.block.kind = trace.input_kind
+        (_, out), *gathered_outputs = trace.outputs
+        for i, output in gathered_outputs:
+            storage = self.parameters[chunk][i - 1].unsharded_param.storage
             storage.block = Block(output.bytes, output.kind, base + output.number)
         return out.tensor(out.storage(self.meter, base))
 
 
 class AccumulatedGradient:
-    """A leaf whose `grad` is the accumulated gradient of a parameter."""
+    """A gradient leaf whose `grad` is a parameter's accumulated gradient."""
 
     def __init__(self, parameter: Parameter) -> None:
         self.parameter = parameter
@@ -170,27 +188,35 @@ class PlayedChunk(ShardedChunk):
     """A stage whose passes are recorded or replayed."""
 
     def gathered(self) -> list[Parameter]:
-        """The gathered parameters of all groups."""
+        """Returns the parameters of all groups."""
         return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
 
     def forward_one_chunk(self, i: int) -> Tensor:
+        """Runs or replays the forward pass of micro-batch `i`."""
         output = super().forward_one_chunk(i)
         for group in self.lowering.groups.values():
             group.is_unsharded = True  # also if the pass that gathered it was played
         return output
 
-    def _pass_back(self, entered: Sequence[Tensor], run: Callable[[], None]) -> None:
+    def _run_backward(self, stage_inputs: Sequence[Tensor], run: Callable[[], None]) -> None:
+        """Runs or replays a backward pass, and collects all gradients that it leaves."""
         assert self.passes is not None
-        gathered = self.gathered()
-        sums: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered]
-        leaves = [*entered, *self.parameters, *sums, *(parameter.whole for parameter in gathered)]
-        self.passes.backward(self.number, leaves, run)
+        gathered_parameters = self.gathered()
+        accumulated_gradients: list[Any] = [AccumulatedGradient(parameter) for parameter in gathered_parameters]
+        gradient_leaves = [
+            *stage_inputs,
+            *self.parameters,
+            *accumulated_gradients,
+            *(parameter.unsharded_param for parameter in gathered_parameters),
+        ]
+        self.passes.backward(self.number, gradient_leaves, run)
 
 
 class PlayedRank(ShardedRank):
     """A rank whose passes are recorded or replayed."""
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> ShardedChunk:
+        """Creates the chunk of a pipeline stage."""
         streams = ALL_REDUCE * stage.chunk
         return PlayedChunk(spec, self.training, self.layout, rank, stage, self.meter, self.sharding, self.fsdp, streams)
 
@@ -231,7 +257,8 @@ def played_stage(
     if rehearsed.traces is None:
         return None
     more_below = [
-        chunk.lowering.below - below for chunk, below in zip(run.chunks, rehearsed.layers_before, strict=True)
+        chunk.lowering.first_layer_index - layers_before
+        for chunk, layers_before in zip(run.chunks, rehearsed.layers_before, strict=True)
     ]
     parameters: list[list[Parameter]] = []
     passes = PlayedPasses(meter, rehearsed.traces, more_below, parameters)
@@ -240,6 +267,7 @@ def played_stage(
     set_up = run.set_up
 
     def set_up_and_list() -> None:
+        """Sets the run up, and lists the gathered parameters of each chunk."""
         set_up()
         parameters.extend(chunk.gathered() for chunk in run.chunks)  # type: ignore[attr-defined]
 
@@ -263,13 +291,13 @@ def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: b
     try:
         for group in (MICROBATCHES, 2) if chunks > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
             run = make_run(meter=(recorder := Recorder()))
-            below = [chunk.lowering.below for chunk in run.chunks]
+            layers_before = [chunk.lowering.first_layer_index for chunk in run.chunks]
             for case, trace in _record_traces(run, recorder, is_last_stage, group).items():
                 if traces.setdefault(case, trace) != trace:
                     raise NotRepeating
     except NotRepeating:
-        return RecordedRank(None, below, (), prefix_cache)
-    return RecordedRank(traces, below, (), prefix_cache)
+        return RecordedRank(None, layers_before, (), prefix_cache)
+    return RecordedRank(traces, layers_before, (), prefix_cache)
 
 
 def _record_traces(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> dict[PassCase, PassTrace]:

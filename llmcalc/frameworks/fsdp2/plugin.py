@@ -49,31 +49,31 @@ PER_MACHINE = 8
 def fsdp_layout(
     reading: Reading, table: Table, world: int, machines: int, parallel: Mapping[str, Any] | None = None
 ) -> tuple[Layout, dict[str, Any]]:
-    """The layout of an FSDP configuration, and the settings that follow from it.
+    """Returns the layout of an FSDP configuration, and the settings that follow from it.
 
     table: FSDP's keys without the prefix `fsdp_`.
     world: devices.
     machines: machines.
     parallel: accelerate's `parallelism_config`.
     """
-    at = "fsdp_config"
-    reading.ignored += [f"{at}.{key}"[:80] for key in table if key in FSDP_IGNORED]
-    unknown_keys(reading, table, (*FSDP_READ, *FSDP_IGNORED), at, "no key that is known")
-    version = size_of(reading, f"{at}.fsdp_version", table.get("version", 1))
+    section = "fsdp_config"
+    reading.ignored += [f"{section}.{key}"[:80] for key in table if key in FSDP_IGNORED]
+    unknown_keys(reading, table, (*FSDP_READ, *FSDP_IGNORED), section, "no key that is known")
+    version = size_of(reading, f"{section}.fsdp_version", table.get("version", 1))
     if version == 1:
         reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
     zero, reshard, hybrid = _strategy(reading, table)
     if table.get("offload_params") not in (None, False, "false"):
-        reading.unknown[f"{at}.fsdp_offload_params"] = "offloading to the host is not modelled"
+        reading.unknown[f"{section}.fsdp_offload_params"] = "offloading to the host is not modelled"
     if table.get("xla") not in (None, False):
-        reading.unknown[f"{at}.xla"] = "XLA is not modelled"
-    words: dict[str, Any] = {}
+        reading.unknown[f"{section}.xla"] = "XLA is not modelled"
+    command_settings: dict[str, Any] = {}
     if table.get("activation_checkpointing") in (True, "true"):
-        words["recompute"] = "full"
+        command_settings["recompute"] = "full"
     sizes = {str(key).removeprefix("parallelism_config_"): value for key, value in (parallel or {}).items()}
-    known = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
+    parallel_sizes = ("dp_replicate_size", "dp_shard_size", "tp_size", "cp_size")
     harmless = ("cp_comm_strategy", "sp_size", "sp_backend", "sp_seq_length_is_variable", "sp_attn_implementation")
-    unknown_keys(reading, sizes, (*known, *harmless), "parallelism_config", "no key that is known")
+    unknown_keys(reading, sizes, (*parallel_sizes, *harmless), "parallelism_config", "no key that is known")
     tp, cp = (size_of(reading, f"parallelism_config.{name}", sizes.get(name, 1)) for name in ("tp_size", "cp_size"))
     replicas = size_of(reading, "parallelism_config.dp_replicate_size", sizes.get("dp_replicate_size", 1))
     if sizes.get("sp_size") not in (None, 1):
@@ -94,11 +94,11 @@ def fsdp_layout(
         sequence_parallel=tp > 1,
         cp_comm="allgather" if exchange == "allgather" else "p2p",
     )
-    return layout, words
+    return layout, command_settings
 
 
 def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
-    """The ZeRO stage, whether weights are freed after the forward pass, and whether the strategy is hybrid."""
+    """Returns the ZeRO stage, whether weights are freed after the forward pass, and whether the strategy is hybrid."""
     reshard_value = table.get("reshard_after_forward")
     name = str(table.get("sharding_strategy", "FULL_SHARD")).upper()[:40]
     if isinstance(reshard_value, str) and reshard_value.upper() in (
@@ -113,70 +113,76 @@ def _strategy(reading: Reading, table: Table) -> tuple[Zero, bool, bool]:
             "devices keep as much",
         )
     if name not in STRATEGIES:
-        known = ", ".join(word for word in STRATEGIES if not word.isdigit())
-        raise reading.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {known}")
+        strategy_names = ", ".join(strategy for strategy in STRATEGIES if not strategy.isdigit())
+        raise reading.wrong("fsdp_config.fsdp_sharding_strategy", f"{shown(name)}; expected one of {strategy_names}")
     zero, reshard = STRATEGIES[name]
     if reshard_value is not None:
         reshard = flag_value(reading, "fsdp_config.fsdp_reshard_after_forward", reshard_value)
     return zero, reshard, name in ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", "4", "5")
 
 
-def reduction_settings(reading: Reading, table: Table, words: Mapping[str, Any]) -> TitanSettings:
-    """The settings of gradient reduction: in the format of the products (`set_mixed_precision`).
+def reduction_settings(reading: Reading, table: Table, command_settings: Mapping[str, Any]) -> TitanSettings:
+    """Returns the settings of gradient reduction, whose format is that of the products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
     table: FSDP's keys without the prefix `fsdp_`.
     words: the settings of a run without FSDP.
     """
     version = size_of(reading, "fsdp_config.fsdp_version", table.get("version", 1))
-    half = words.get("precision") == "autocast" or words.get("dtype") in ("bf16", "fp16")
-    return TitanSettings(reduced="bfloat16" if half else "", reduces_each=version > 1, flat=version == 1)
+    is_half_precision = command_settings.get("precision") == "autocast" or command_settings.get("dtype") in (
+        "bf16",
+        "fp16",
+    )
+    return TitanSettings(reduced="bfloat16" if is_half_precision else "", reduces_each=version > 1, flat=version == 1)
 
 
-def mixed_precision_settings(words: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a run under FSDP, whose mixed precision gathers weights in 16 bits from shards in fp32.
+def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of mixed-precision FSDP, which gathers 16-bit weights from fp32 shards.
 
     words: the settings of the run without FSDP, with autocast.
     """
-    out = dict(words)
+    out = dict(command_settings)
     if out.get("precision") == "autocast":
         del out["precision"]
         out |= {"dtype": "bf16", "master_weights": "fp32"}
     return out
 
 
-def read_accelerate(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
+def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
     """Reads FSDP in accelerate's config. words: the settings of the run without FSDP."""
-    machines = size_of(reading, "num_machines", data["num_machines"]) if data.get("num_machines") else 1
-    table = {str(key).removeprefix("fsdp_"): value for key, value in reading.table(data, "fsdp_config").items()}
-    return _run(reading, table, world, machines, reading.table(data, "parallelism_config"), words)
+    machines = size_of(reading, "num_machines", config["num_machines"]) if config.get("num_machines") else 1
+    table = {str(key).removeprefix("fsdp_"): value for key, value in reading.table(config, "fsdp_config").items()}
+    return _run(reading, table, world, machines, reading.table(config, "parallelism_config"), command_settings)
 
 
-def read_trainer(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
+def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
     """Reads FSDP in arguments of the Trainer. words: the settings of the run without FSDP."""
-    return _run(reading, _trainer_fsdp(reading, data), world, 1, {}, words)
+    return _run(reading, _trainer_fsdp(reading, config), world, 1, {}, command_settings)
 
 
-def _run(reading: Reading, table: Table, world: int, machines: int, parallel: Table, words: dict[str, Any]) -> RunUnder:
+def _run(
+    reading: Reading, table: Table, world: int, machines: int, parallel: Table, command_settings: dict[str, Any]
+) -> RunUnder:
+    """Builds the run of an FSDP configuration."""
     layout, fsdp_words = fsdp_layout(reading, table, world, machines, parallel)
-    settings = reduction_settings(reading, table, words)
-    return RunUnder(layout, {**mixed_precision_settings(words), **fsdp_words}, settings)
+    settings = reduction_settings(reading, table, command_settings)
+    return RunUnder(layout, {**mixed_precision_settings(command_settings), **fsdp_words}, settings)
 
 
-def _trainer_fsdp(reading: Reading, data: Table) -> dict[str, Any]:
-    """The Trainer's FSDP arguments as keys of accelerate's FSDP table."""
-    config = data.get("fsdp_config") or {}
+def _trainer_fsdp(reading: Reading, trainer_arguments: Table) -> dict[str, Any]:
+    """Returns the Trainer's FSDP arguments under the keys of accelerate's FSDP table."""
+    config = trainer_arguments.get("fsdp_config") or {}
     if not isinstance(config, Mapping):
         raise reading.wrong("fsdp_config", f"{shown(config)}; expected a table, or a file's contents")
     out = {str(key).removeprefix("fsdp_"): value for key, value in config.items()}
-    fsdp = data.get("fsdp") or ""
-    words = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
-    for word in words if fsdp is not True else []:
-        name = str(word).upper()
+    fsdp = trainer_arguments.get("fsdp") or ""
+    fsdp_options = fsdp.split() if isinstance(fsdp, str) else fsdp if isinstance(fsdp, list) else []
+    for fsdp_option in fsdp_options if fsdp is not True else []:
+        name = str(fsdp_option).upper()
         if name in STRATEGIES:
             out.setdefault("sharding_strategy", name)
         elif name == "OFFLOAD":
             out["offload_params"] = True
         elif name not in ("AUTO_WRAP", "TRUE"):
-            raise reading.wrong("fsdp", f"{shown(word)}; expected full_shard, shard_grad_op or hybrid_shard")
+            raise reading.wrong("fsdp", f"{shown(fsdp_option)}; expected full_shard, shard_grad_op or hybrid_shard")
     return out

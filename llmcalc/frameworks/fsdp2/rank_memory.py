@@ -1,4 +1,4 @@
-"""The memory of one rank under FSDP2, and its collectives in a step."""
+"""The memory of one FSDP2 rank, and its collectives per step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def fsdp_memory(
     schedule_settings: ScheduleSettings = NEWEST,
     shared: dict[Any, Any] | None = None,
 ) -> DeviceMemory:
-    """Replays training of one rank. `training.dtype` is the number format in which modules compute.
+    """Replays the training of one rank. `training.dtype` is the compute format.
 
     tensors: status of its tensors; None (default) for the weakest status of the run's parts and optimizer.
     piped: how the schedule of a pipeline is run. shared: what is known of other ranks of the
@@ -102,6 +102,7 @@ def fsdp_memory(
     ring, rank_training = ring_of(layout, rank), replace(training, seq=part_of_sequence(layout, training.seq))
 
     def run(layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
+        """Creates a run with a number of layers."""
         if layers and fsdp.prefetch > 1:
             raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
         return [record(spec, rank_training, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
@@ -110,7 +111,7 @@ def fsdp_memory(
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """The memory of one rank under torchtitan of the run's date.
+    """Computes the memory of one rank under torchtitan at the run's date.
 
     Raises `InputError` for another phase than training, and as `fsdp_memory` does.
     """
@@ -130,7 +131,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
 
 
 def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
-    """The weakest verification status of any tensor in the run. tensors: status without float8, cp and tp."""
+    """Returns the weakest verification status of any tensor. tensors: status without float8, cp and tp."""
     terms = [tensors]
     if fsdp.float8 is not None:
         terms.append(IN_FLOAT8)
@@ -144,7 +145,7 @@ def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
 def communication(
     spec: ModelSpec, training: Training, layout: Layout, rank: int = 0, fsdp: Fsdp = TITAN
 ) -> list[Collective]:
-    """The collectives of a rank in a step, in the order of the groups of parameters.
+    """Returns the collectives of a rank per step, in the order of the parameter groups.
 
     `times` is how often in the step; of equal layers there is one line, which names the first of them.
     Raises `InputError` as `fsdp_memory` does.
@@ -157,29 +158,32 @@ def communication(
         times = _represented_layers(layer, stacks)
         for collective in group.step_collectives(training.microbatches, reduces):
             key = layer.path, *collective[1:6]
-            earlier = collectives.get(key)
+            previous_collective = collectives.get(key)
             collectives[key] = (
                 collective._replace(times=times * collective.times)
-                if earlier is None
-                else _add_times(earlier, collective, times)
+                if previous_collective is None
+                else _add_times(previous_collective, collective, times)
             )
     if isinstance(run.lowering, FsdpTensorParallelProfile):
         run.next_batch()
         run.forward_and_backward()
-        for place, collective in run.lowering.messages:
+        for node_place, collective in run.lowering.messages:
             path = next(
-                (loop.path for loop in stacks if place.layer_index >= 0 and place.path.startswith(loop.path)), ""
+                (loop.path for loop in stacks if node_place.layer_index >= 0 and node_place.path.startswith(loop.path)),
+                "",
             )
-            times = training.microbatches * _represented_layers(Layer(path, place.layer_index), stacks)
-            earlier = collectives.get((path, *collective[1:6]))
+            times = training.microbatches * _represented_layers(Layer(path, node_place.layer_index), stacks)
+            previous_collective = collectives.get((path, *collective[1:6]))
             collectives[path, *collective[1:6]] = (
-                collective._replace(times=times) if earlier is None else _add_times(earlier, collective, times)
+                collective._replace(times=times)
+                if previous_collective is None
+                else _add_times(previous_collective, collective, times)
             )
     return list(collectives.values())
 
 
 def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
-    """The messages that a rank's replay sends; None for a layout whose replay has no messages.
+    """Returns the messages of a rank's replay; None for layouts whose replay has no messages.
 
     Raises `InputError` as `rank_memory` does.
     """
@@ -196,12 +200,13 @@ def own_messages(run: RunOnRanks, rank: int) -> list[Message] | None:
     return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _add_times(earlier: Collective, collective: Collective, times: int) -> Collective:
-    return earlier._replace(times=earlier.times + times * collective.times)
+def _add_times(previous_collective: Collective, collective: Collective, times: int) -> Collective:
+    """Adds the repetitions of a collective to those counted before."""
+    return previous_collective._replace(times=previous_collective.times + times * collective.times)
 
 
 def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> FsdpRun:
-    """A run after set-up, with a few layers of each long stack."""
+    """Creates a run, after set-up, with a few layers of each long stack."""
     program = rank_program(spec, layout, rank) if layout.tp > 1 else None
     layers = {
         i: loop.kind_repeats(RECORDED_REPEATS)
@@ -216,7 +221,7 @@ def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank
 
 
 def _represented_layers(layer: Layer, stacks: list[LayerStack]) -> int:
-    """Number of layers of the model that a layer of `_run_of_few_layers` represents."""
+    """Returns how many layers of the model one layer of `_run_of_few_layers` represents."""
     for loop in stacks:
         inside = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
         if layer.path == loop.path and inside and loop.repeats > RECORDED_REPEATS:

@@ -146,52 +146,56 @@ SWITCHED = ("validation", "fault_tolerance", "memory_estimation")
 """Sections that have no effect unless they are enabled, which `EMPTY` refuses."""
 
 
-def is_titan(data: Mapping[str, Any]) -> bool:
+def is_titan(config: Mapping[str, Any]) -> bool:
     """Whether a table is a torchtitan job."""
-    sections = [name for name in SECTIONS if isinstance(data.get(name), Mapping)]
-    model = data.get("model")
+    sections = [name for name in SECTIONS if isinstance(config.get(name), Mapping)]
+    model = config.get("model")
     return len(sections) > 1 and ("flavor" in model if isinstance(model, Mapping) else "training" in sections)
 
 
 class _Job:
-    """The keys of a job. A key may be in another section in another version of torchtitan."""
+    """The keys of a torchtitan job; a key's section depends on torchtitan's version."""
 
-    def __init__(self, data: Mapping[str, Any], reading: Reading) -> None:
-        self.data, self.reading = data, reading
+    def __init__(self, config: Mapping[str, Any], reading: Reading) -> None:
+        self.data, self.reading = config, reading
 
     def find(self, key: str, *sections: str) -> tuple[str, Any]:
-        """The key in the first of these sections that has it: (section.key, value or None)."""
+        """Looks a key up in these sections. Returns (section.key, value or None)."""
         for section in sections:
             table = self.data.get(section)
             if isinstance(table, Mapping) and key in table:
                 return f"{section}.{key}", table[key]
         return f"{sections[0]}.{key}", None
 
-    def size(self, key: str, default: int, *sections: str, least: int = 1) -> int:
+    def size(self, key: str, default: int, *sections: str, minimum: int = 1) -> int:
+        """Returns a whole number of the job."""
         name, value = self.find(key, *sections)
-        return default if value is None else size_of(self.reading, name, value, least=least)
+        return default if value is None else size_of(self.reading, name, value, least=minimum)
 
     def flag(self, key: str, default: bool, *sections: str) -> bool:
+        """Returns a true-or-false value of the job."""
         name, value = self.find(key, *sections)
         return default if value is None else flag_value(self.reading, name, value)
 
-    def word(self, key: str, default: str, known: Mapping[str, Any], *sections: str) -> str:
+    def word(self, key: str, default: str, allowed_values: Mapping[str, Any], *sections: str) -> str:
+        """Returns a value of the job that is one of several allowed words."""
         name, value = self.find(key, *sections)
         if value is None:
             return default
-        text = str(value)[:60]
-        if text not in known:
-            raise self.reading.wrong(name, f"{shown(value)}; expected one of {', '.join(known)}")
-        return text
+        value_text = str(value)[:60]
+        if value_text not in allowed_values:
+            raise self.reading.wrong(name, f"{shown(value)}; expected one of {', '.join(allowed_values)}")
+        return value_text
 
 
-def read_titan(data: Table, source: Source) -> Launch:
-    """Reads a job's tables. Raises `InputError`, which names file and key."""
+def read_titan(config: Table, source: Source) -> Launch:
+    """Reads a torchtitan job. Raises `InputError` that names file and key."""
     with reading_of(source) as reading:
-        return _read(_Job(data, reading), source.world_size)
+        return _read(_Job(config, reading), source.world_size)
 
 
 def _read(job: _Job, world_size: int | None) -> Launch:
+    """Builds the model, layout and settings of a job."""
     reading = job.reading
     for name, table in job.data.items():
         _check_section(reading, name, table)
@@ -199,7 +203,7 @@ def _read(job: _Job, world_size: int | None) -> Launch:
     name, size = job.find("name", "model")[1], job.find("flavor", "model")[1]
     if not isinstance(size, str):
         raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
-    spec = flavor("llama3" if name is None else str(name), size, reading.where, old=is_2024_form)
+    spec = flavor("llama3" if name is None else str(name), size, reading.where, is_2024_form=is_2024_form)
     layout = _layout(job, spec.main.num_hidden_layers, world_size)
     settings = _settings(job, layout)
     own_settings = _titan_settings(job, layout, is_2024_form)
@@ -228,6 +232,7 @@ def _check_section(reading: Reading, name: str, table: Any) -> None:
 
 
 def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
+    """Returns the parallel layout of a job."""
     reading, sections = job.reading, ("parallelism", "training")
     tp = job.size("tensor_parallel_degree", 1, *sections)
     pp = job.size("pipeline_parallel_degree", 1, "parallelism", "experimental", "training")
@@ -274,7 +279,7 @@ def _layout(job: _Job, layers: int, world_size: int | None) -> Layout:
 
 
 def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, ...] | None]:
-    """The schedule, the chunks of each rank, and the layers of each stage.
+    """Returns the schedule, the number of chunks per rank, and the layers of each stage.
 
     In a job of 2024 the first stage has no extra layer (parallelisms/pipelining_utils.py, `generate_split_points`).
     Later the embedding counts as a layer of the first stage and the head as one of the last
@@ -284,64 +289,66 @@ def _stages(job: _Job, pp: int, layers: int) -> tuple[Schedule, int, tuple[int, 
         return "1f1b", 1, None
     name, value = job.find("pipeline_parallel_schedule", "parallelism", "experimental")
     schedules = {name.lower(): schedule for name, schedule in SCHEDULES.items()}
-    text = "1f1b" if value is None else str(value).lower()[:60]
-    if text not in schedules:
+    schedule_name = "1f1b" if value is None else str(value).lower()[:60]
+    if schedule_name not in schedules:
         raise job.reading.wrong(name, f"{shown(value)} is not supported; expected 1F1B or Interleaved1F1B")
-    is_interleaved = schedules[text] == "interleaved"
-    first = job.size("pipeline_parallel_first_stage_less_layers", 1, "parallelism", least=0)
-    last = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", least=0)
+    is_interleaved = schedules[schedule_name] == "interleaved"
+    first_stage_reduction = job.size("pipeline_parallel_first_stage_less_layers", 1, "parallelism", minimum=0)
+    last_stage_reduction = job.size("pipeline_parallel_last_stage_less_layers", 1, "parallelism", minimum=0)
     layers_per_stage = job.find("pipeline_parallel_layers_per_stage", "parallelism")[1]
     vpp = 2 if is_interleaved else 1
     split_layers = _split_points(job, pp, is_interleaved, layers)
     if split_layers is not None:
-        return schedules[text], len(split_layers) // pp, split_layers
+        return schedules[schedule_name], len(split_layers) // pp, split_layers
     if "parallelism" not in job.data:
-        base, extra = divmod(layers, pp * vpp)
+        base, remaining_layers = divmod(layers, pp * vpp)
         if base < 1:
             raise job.reading.wrong("experimental.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
-        middle = [base + (i < extra) for i in range(pp * vpp - 2)]
-        return schedules[text], vpp, (base, *middle, layers - base - sum(middle))
+        middle_stages = [base + (i < remaining_layers) for i in range(pp * vpp - 2)]
+        return schedules[schedule_name], vpp, (base, *middle_stages, layers - base - sum(middle_stages))
     if layers_per_stage is not None:
         stage_layers = size_of(job.reading, "parallelism.pipeline_parallel_layers_per_stage", layers_per_stage)
-        stages = -(-(layers + first + last) // stage_layers)
+        stages = -(-(layers + first_stage_reduction + last_stage_reduction) // stage_layers)
         if stages % pp or (stages // pp == 1) == is_interleaved:
             raise job.reading.wrong(
                 "parallelism.pipeline_parallel_layers_per_stage", f"{stage_layers} makes {stages} stages for {pp} ranks"
             )
         vpp = stages // pp
-    base_layers, remainder = divmod(layers + first + last, pp * vpp)
-    if base_layers < max(1, first, last):
+    base_layers, remainder = divmod(layers + first_stage_reduction + last_stage_reduction, pp * vpp)
+    if base_layers < max(1, first_stage_reduction, last_stage_reduction):
         raise job.reading.wrong("parallelism.pipeline_parallel_degree", f"{pp * vpp} stages for {layers} layers")
     sizes = [base_layers + (i < remainder) for i in range(pp * vpp)]
-    sizes[0] -= first
-    sizes[-1] -= last
-    return schedules[text], vpp, tuple(sizes)
+    sizes[0] -= first_stage_reduction
+    sizes[-1] -= last_stage_reduction
+    return schedules[schedule_name], vpp, tuple(sizes)
 
 
 def _split_points(job: _Job, pp: int, is_interleaved: bool, layers: int) -> tuple[int, ...] | None:
-    """The layers of each stage of a job with split points; None without split points.
+    """Returns the layers of each stage of a job with split points; None without split points.
 
     The split points name the first layer of every stage but the first.
     """
-    name, points = job.find("pipeline_parallel_split_points", "parallelism", "experimental")
-    if isinstance(points, str):
-        points = [point.strip() for point in points.split(",") if point.strip()]
-    if not points:
+    name, split_points = job.find("pipeline_parallel_split_points", "parallelism", "experimental")
+    if isinstance(split_points, str):
+        split_points = [split_point.strip() for split_point in split_points.split(",") if split_point.strip()]
+    if not split_points:
         return None
-    words = [point.removeprefix("layers.") if isinstance(point, str) else "" for point in points]
-    ends = [0, *(int(point) if point.isdigit() else -1 for point in words), layers]
-    if sorted(set(ends)) != ends:
-        raise job.reading.wrong(name, f"{shown(points)}; expected layers in rising order, such as layers.4")
-    if len(words) + 1 != pp and (not is_interleaved or (len(words) + 1) % pp):
-        raise job.reading.wrong(name, f"{len(words) + 1} stages for {pp} ranks; expected {pp - 1} split points")
-    return tuple(b - a for a, b in pairwise(ends))
+    layer_numbers = [
+        split_point.removeprefix("layers.") if isinstance(split_point, str) else "" for split_point in split_points
+    ]
+    stage_bounds = [0, *(int(split_point) if split_point.isdigit() else -1 for split_point in layer_numbers), layers]
+    if sorted(set(stage_bounds)) != stage_bounds:
+        raise job.reading.wrong(name, f"{shown(split_points)}; expected layers in rising order, such as layers.4")
+    if len(layer_numbers) + 1 != pp and (not is_interleaved or (len(layer_numbers) + 1) % pp):
+        raise job.reading.wrong(name, f"{len(layer_numbers) + 1} stages for {pp} ranks; expected {pp - 1} split points")
+    return tuple(b - a for a, b in pairwise(stage_bounds))
 
 
 def _schedules(job: _Job, layout: Layout) -> int:
-    """The number of local batches per step, over which gradients are accumulated."""
+    """Returns the number of local batches per step, over which gradients accumulate."""
     local = _local_batch(job)
-    name, whole = job.find("global_batch_size", "training")
-    total = -1 if whole is None else size_of(job.reading, name, whole, least=-1)
+    name, global_batch = job.find("global_batch_size", "training")
+    total = -1 if global_batch is None else size_of(job.reading, name, global_batch, least=-1)
     if total <= 0:
         return 1
     if total % (local * layout.dp):
@@ -352,18 +359,19 @@ def _schedules(job: _Job, layout: Layout) -> int:
 
 
 def _local_batch(job: _Job) -> int:
+    """Returns the number of sequences per data-parallel rank."""
     return job.size("local_batch_size", job.size("batch_size", 8, "training"), "training")
 
 
 def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
-    """The job's settings as options of `llmcalc memory`."""
+    """Translates the job to options of `llmcalc memory`."""
     reading, training = job.reading, "training"
     local, steps = _local_batch(job), _schedules(job, layout)
     batch, micro = local, steps
     if layout.pp > 1:
-        batch, pieces = _micro_batches(job, local, layout.pp)
-        micro = pieces * steps
-    words: dict[str, Any] = {
+        batch, microbatch_count = _micro_batches(job, local, layout.pp)
+        micro = microbatch_count * steps
+    command_settings: dict[str, Any] = {
         "phase": "training",
         "batch": batch,
         "num_microbatches": micro,
@@ -380,14 +388,14 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
         reading.unknown["training.enable_cpu_offload"] = "offloading to the host is not modelled"
     if job.flag("enable_compiled_autograd", False, "parallelism", "experimental"):
         reading.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
-    return {key: value for key, value in words.items() if value is not None}
+    return {key: value for key, value in command_settings.items() if value is not None}
 
 
 FORMATS = {"float32": "fp32", "bfloat16": "bf16"}
 
 
 def _precision(job: _Job, layout: Layout) -> dict[str, str]:
-    """The number format of products, and whether the optimizer updates weights in fp32.
+    """Returns the number format of products, and whether fp32 weights are updated.
 
     `fully_shard` gathers weights in the format of products. Without shards torchtitan uses autocast, except with tensor
     parallelism, with a pipeline, and before 2025-06-16 (distributed/utils.py, `maybe_enable_amp`; 0b44d4c43).
@@ -407,7 +415,7 @@ def _precision(job: _Job, layout: Layout) -> dict[str, str]:
 
 
 def _micro_batches(job: _Job, local: int, pp: int) -> tuple[int, int]:
-    """The sequences of a pipeline's micro-batch, and the number of micro-batches.
+    """Returns the sequences per pipeline micro-batch, and the number of micro-batches.
 
     In a job of 2024 the default number is that of the stages. Later jobs give the size of a micro-batch.
     """
@@ -424,23 +432,30 @@ def _micro_batches(job: _Job, local: int, pp: int) -> tuple[int, int]:
 
 
 def _optimizer(job: _Job) -> str:
+    """Returns the optimizer's name."""
     name, value = job.find("name", "optimizer")
-    known = {"AdamW": "adamw", "Adam": "adamw"}
-    if value is not None and value not in known:
+    optimizer_names = {"AdamW": "adamw", "Adam": "adamw"}
+    if value is not None and value not in optimizer_names:
         raise job.reading.wrong(name, f"{shown(value)} is not supported; expected AdamW or Adam")
     return "adamw"
 
 
 def _implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
+    """Returns the implementation of the optimizer: fused, foreach or loop."""
     if job.find("fused", "optimizer")[1] is not None and job.find("implementation", "optimizer")[1] is None:
         return "fused" if job.flag("fused", True, "optimizer") else "foreach"
     default = "foreach" if "parallelism" not in job.data else "fused"
     implementation = job.word("implementation", default, IMPLEMENTATIONS, "optimizer")
-    words: dict[str, Literal["fused", "foreach", "loop"]] = {"fused": "fused", "foreach": "foreach", "for-loop": "loop"}
-    return words[implementation]
+    implementations: dict[str, Literal["fused", "foreach", "loop"]] = {
+        "fused": "fused",
+        "foreach": "foreach",
+        "for-loop": "loop",
+    }
+    return implementations[implementation]
 
 
 def _compiled(job: _Job) -> bool:
+    """Returns whether layers are compiled."""
     if "compile" in job.data:
         components = job.find("components", "compile")[1]
         names = ["model", "loss"] if components is None else components
@@ -451,7 +466,7 @@ def _compiled(job: _Job) -> bool:
 
 
 def _recompute(job: _Job) -> str:
-    """The recomputation: none, full, every:N, or `selective-op`."""
+    """Returns the recomputation setting: none, full, every:N, or `selective-op`."""
     modes = {"none": "none", "full": "full", "selective": "selective", "memory_budget": "memory_budget"}
     mode = job.word("mode", "selective", modes, "activation_checkpoint")
     if mode == "memory_budget":
@@ -462,8 +477,8 @@ def _recompute(job: _Job) -> str:
     name, option = job.find("selective_ac_option", "activation_checkpoint")
     if option == "op":
         return SELECTIVE_OPERATIONS
-    every = 2 if option is None else size_of(job.reading, name, option)
-    return "full" if every == 1 else f"every:{every}"
+    layer_interval = 2 if option is None else size_of(job.reading, name, option)
+    return "full" if layer_interval == 1 else f"every:{layer_interval}"
 
 
 SELECTIVE_OPERATIONS = "selective-op"
@@ -473,7 +488,7 @@ SELECTIVE_OPERATIONS = "selective-op"
 
 
 def _titan_settings(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSettings:
-    """The settings that only torchtitan has."""
+    """Returns the settings that only torchtitan has."""
     reading, sections = job.reading, ("parallelism", "experimental")
     settings = TitanSettings(
         old=is_2024_form,
@@ -518,7 +533,7 @@ SMALL = "auto_filter_small_kn"
 
 
 def _float8(job: _Job, layout: Layout) -> Float8 | None:
-    """The conversion of linear layers to float8: by a converter, or before 2025-02-15 by a key of `[float8]`."""
+    """Returns the float8 conversion of linear layers: by a converter, or before 2025-02-15 by a key in `[float8]`."""
     reading = job.reading
     converters = job.find("converters", "model")[1] or []
     names = converters.split(",") if isinstance(converters, str) else converters
@@ -526,30 +541,30 @@ def _float8(job: _Job, layout: Layout) -> Float8 | None:
         raise reading.wrong("model.converters", f"{shown(converters)}; expected a list")
     for converter in names:
         if converter not in (*FLOAT8_CONVERTERS, FLOAT8_EXPERTS):
-            why = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
-            reading.unknown[f"model.converters: {str(converter)[:40]}"] = why
+            reason = "MXFP8 products are not modelled" if converter in MX_CONVERTERS else "not known"
+            reading.unknown[f"model.converters: {str(converter)[:40]}"] = reason
     enabled = job.flag("enable_float8_linear", False, "float8")
     if not enabled and not any(converter in FLOAT8_CONVERTERS for converter in names):
         return Float8(recipe="rowwise") if FLOAT8_EXPERTS in names else None
-    where, table = _float8_table(job)
+    section, table = _float8_table(job)
     recipe, skips = table.get("recipe_name"), table.get("filter_fqns", ["output"] if enabled else [])
     if recipe is not None and (not isinstance(recipe, str) or recipe not in RECIPES):
-        raise reading.wrong(f"{where}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
+        raise reading.wrong(f"{section}.recipe_name", f"{shown(recipe)}; expected one of {', '.join(RECIPES)}")
     if isinstance(skips, str):
         skips = [layer.strip() for layer in skips.split(",") if layer.strip()]
     if not isinstance(skips, list) or not all(isinstance(layer, str) for layer in skips):
-        raise reading.wrong(f"{where}.filter_fqns", f"{shown(skips)}; expected a list of names")
-    name = f"{where}.enable_fsdp_float8_all_gather"
+        raise reading.wrong(f"{section}.filter_fqns", f"{shown(skips)}; expected a list of names")
+    name = f"{section}.enable_fsdp_float8_all_gather"
     gathers = flag_value(reading, name, table.get("enable_fsdp_float8_all_gather", False))
     if gathers and recipe is not None:
         raise reading.wrong(name, f"torchtitan takes it without recipe_name = {shown(recipe)} alone; expected false")
     sharded = layout.dp // layout.hsdp_replicas > 1
-    small, others = SMALL in skips, tuple(layer for layer in skips if layer != SMALL)
-    return Float8(gathers and sharded, RECIPES[recipe or "tensorwise"], others, small)
+    skips_small, skipped_layers = SMALL in skips, tuple(layer for layer in skips if layer != SMALL)
+    return Float8(gathers and sharded, RECIPES[recipe or "tensorwise"], skipped_layers, skips_small)
 
 
 def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
-    """The name and the table of the section of float8 products."""
+    """Returns the name and the table of the float8 section."""
     section: Any = job.data.get("quantize")
     for name in ("linear", "float8"):
         section = section.get(name) if isinstance(section, Mapping) else None
@@ -559,7 +574,7 @@ def _float8_table(job: _Job) -> tuple[str, Mapping[str, Any]]:
 
 
 def _compiled_loss(job: _Job) -> bool | None:
-    """Whether the loss is compiled; None in versions whose jobs have no key for it."""
+    """Returns whether the loss is compiled; None in versions without such a key."""
     if "compile" not in job.data:
         return None
     components = job.find("components", "compile")[1]

@@ -1,4 +1,4 @@
-"""The model specs of torchtitan's flavours, from the tables of its registries.
+"""Model specs of torchtitan's flavors, from its model registries.
 
 Source: torchtitan/models/{llama3,qwen3,deepseek_v3}/__init__.py and model/args.py at 9810191bb^ (2026-02-22), and
 torchtitan/models/llama at 9dec370 (2024-12-26), whose flavours have the same sizes but for the debug model.
@@ -18,7 +18,7 @@ Table = dict[str, Any]
 
 
 class Llama(NamedTuple):
-    """The arguments of a Llama flavour, by torchtitan's names."""
+    """The arguments of a Llama flavor, under torchtitan's names."""
 
     dim: int
     n_layers: int
@@ -29,14 +29,14 @@ class Llama(NamedTuple):
     vocab_size: int = 128256
 
     def hidden(self) -> int:
-        """The width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
+        """Width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
         width = int(2 * (4 * self.dim) / 3)
         width = width if self.ffn_dim_multiplier is None else int(self.ffn_dim_multiplier * width)
         return self.multiple_of * ((width + self.multiple_of - 1) // self.multiple_of)
 
 
 class Experts(NamedTuple):
-    """The arguments of a mixture of experts, by torchtitan's names. width: of one expert (`moe_inter_dim`)."""
+    """The arguments of a mixture of experts, under torchtitan's names. width: of one expert (`moe_inter_dim`)."""
 
     num_experts: int
     num_shared_experts: int
@@ -110,37 +110,40 @@ MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Suffixes of flavours that differ only in the attention kernel."""
 
 
-def flavor(name: str, size: str, where: str, old: bool = False) -> ModelSpec:
-    """The model of `[model] name` and `flavor`. old: whether the job has the form of 2024.
+def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> ModelSpec:
+    """Returns the model of `[model] name` and `flavor`. is_2024_form: whether the job has the form of 2024.
 
     Raises `InputError`, which names the field, for an unknown model.
     """
     family = next((family_name for family_name in ("llama3", "qwen3", "deepseek_v3") if family_name in name), None)
     if family is None:
-        raise InputError(f"{where}: model.name: '{name[:60]}' is not known; expected llama3, qwen3 or deepseek_v3")
-    plain = next((size.removesuffix(end) for end in MASKED if size.endswith(end)), size)
+        raise InputError(f"{origin}: model.name: '{name[:60]}' is not known; expected llama3, qwen3 or deepseek_v3")
+    base_size = next((size.removesuffix(suffix) for suffix in MASKED if size.endswith(suffix)), size)
     tables: dict[str, dict[str, Any]] = {"llama3": LLAMA3, "qwen3": QWEN3, "deepseek_v3": DEEPSEEK_V3}
-    known = tables[family]
-    if plain not in known:
+    flavors = tables[family]
+    if base_size not in flavors:
         raise InputError(
-            f"{where}: model.flavor: '{size[:60]}' is not known; expected one of {', '.join(known)}."
-            f"{suggest(size, list(known))}"
+            f"{origin}: model.flavor: '{size[:60]}' is not known; expected one of {', '.join(flavors)}."
+            f"{suggest(size, list(flavors))}"
         )
-    args = OLD_DEBUG if old and family == "llama3" and plain == "debugmodel" else known[plain]
+    args = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
     builders: dict[str, Callable[[Any], Table]] = {"llama3": _llama, "qwen3": _qwen, "deepseek_v3": _deepseek}
     table = builders[family](args)
-    return validate(ModelSpec, table, where)
+    return validate(ModelSpec, table, origin)
 
 
 def _swiglu(width: int) -> Table:
+    """Returns the description of a SwiGLU network."""
     return {"type": "mlp", "intermediate_size": width, "hidden_act": "silu", "gated": True}
 
 
 def _layer(attention: Table, network: Table, norm: Table) -> Table:
+    """Returns the description of a layer."""
     return {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
 
 
 def _llama(args: Llama) -> Table:
+    """Returns the description of a Llama model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
     attention: Table = {
         "num_attention_heads": args.n_heads,
@@ -157,6 +160,7 @@ def _llama(args: Llama) -> Table:
 
 
 def _moe(experts: Experts) -> Table:
+    """Returns the description of a mixture of experts."""
     table: Table = {
         "type": "moe",
         "num_experts": experts.num_experts,
@@ -170,6 +174,7 @@ def _moe(experts: Experts) -> Table:
 
 
 def _qwen(args: Qwen3) -> Table:
+    """Returns the description of a Qwen3 model."""
     norm = {"type": "rmsnorm", "eps": 1e-6}
     attention: Table = {
         "num_attention_heads": args.n_heads,
@@ -192,19 +197,20 @@ def _qwen(args: Qwen3) -> Table:
 
 
 def _deepseek(args: DeepSeek) -> Table:
+    """Returns the description of a DeepSeek model."""
     norm = {"type": "rmsnorm", "eps": 1e-5}
-    low = {"q_lora_rank": args.q_lora_rank} if args.q_lora_rank else {}
+    query_fields = {"q_lora_rank": args.q_lora_rank} if args.q_lora_rank else {}
     attention: Table = {
         "type": "mla",
         "num_attention_heads": args.n_heads,
-        **low,
+        **query_fields,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
         "norm": norm,
     }
-    kinds = {
+    layer_tables = {
         "dense": _layer(attention, _swiglu(args.inter_dim), norm),
         "experts": _layer(attention, _moe(args.experts), norm),
     }
@@ -213,5 +219,5 @@ def _deepseek(args: DeepSeek) -> Table:
         "vocab_size": args.vocab_size,
         "hidden_size": args.dim,
         "tie_word_embeddings": False,
-        "decoder": {**stack_of_kinds(kinds, names), "num_hidden_layers": args.n_layers, "final_norm": norm},
+        "decoder": {**stack_of_kinds(layer_tables, names), "num_hidden_layers": args.n_layers, "final_norm": norm},
     }

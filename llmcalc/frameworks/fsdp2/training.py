@@ -1,4 +1,4 @@
-"""Training steps of one rank under FSDP2, replayed.
+"""Replays training steps of one FSDP2 rank.
 
 Parameters are sharded in one number format, and gathered in another in which modules compute (`MixedPrecisionPolicy`):
 in torchtitan float32 and bfloat16, with gradients summed in float32. The optimizer updates the rank's own rows.
@@ -84,14 +84,14 @@ IN_PLACE = date(2025, 12, 2)
 
 
 def torchtitan_date(version: date | None, settings: TitanSettings) -> date | None:
-    """The date of torchtitan: the given version, or that of the job's form; None for the newest."""
+    """Returns torchtitan's date: the given version, or the date of the job's form; None for the newest."""
     return DATE_OF_2024_JOBS if version is None and settings.old else version
 
 
 def torchtitan_training(
     spec: ModelSpec, training: Training, version: date | None = None, settings: TitanSettings = DEFAULT_SETTINGS
 ) -> tuple[Training, Fsdp]:
-    """The training of torchtitan and its arguments of `fully_shard`.
+    """Returns torchtitan's training settings and its arguments of `fully_shard`.
 
     The shards are the master weights. Gradients are reduced in float32, unless they have a format of their own.
     Adapters are sharded in their own format, and gathered in that of the weights.
@@ -119,7 +119,7 @@ def torchtitan_training(
         training = replace(training, adapters=replace(training.adapters, dtype=DTYPES[training.dtype]))
     if eager_loss:
         training = replace(training, choices=replace(training.choices, compiled_loss=False))
-    splits = has_separate_head and why_head_is_not_separate(spec, training) == ""
+    splits = has_separate_head and head_sharing_reason(spec, training) == ""
     return training, Fsdp(
         dtype,
         reduced,
@@ -135,7 +135,7 @@ def torchtitan_training(
 
 
 def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) -> Sharding:
-    """The sharding of a rank's parameters.
+    """Returns the sharding of a rank's parameters.
 
     Raises `InputError` for a layout that divides more than parameters, for a rank that it does not have, and for
     training that FSDP2 is not modelled with.
@@ -147,8 +147,10 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
             f"--rank {rank}: the layout has {layout.world} ranks; expected one from 0 to {layout.world - 1}"
         )
     if not optimizer(training.optimizer).by_element:
-        known = " or ".join(record.name for record in optimizers() if record.by_element)
-        raise InputError(f"--optimizer {training.optimizer}: on shards it is not modelled; expected {known}")
+        supported_optimizers = " or ".join(record.name for record in optimizers() if record.by_element)
+        raise InputError(
+            f"--optimizer {training.optimizer}: on shards it is not modelled; expected {supported_optimizers}"
+        )
     for name in (fsdp.dtype, fsdp.reduced):
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
@@ -214,16 +216,17 @@ class FsdpRun(TrainingRun):
         self.lowering.ring = ring
         self.traffic = Traffic(self.graph, sharding)
         self.stacks = [loop.path for loop in layer_stacks(spec)]
-        if fsdp.splits and (why := why_head_is_not_separate(spec, training)):
-            raise InputError(f"FSDP2 with groups of their own for embedding and head: {why}")
+        if fsdp.splits and (reason := head_sharing_reason(spec, training)):
+            raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
 
     def set_up(self) -> None:
+        """Creates the parameters' shards, and configures resharding and prefetch."""
         super().set_up()
         set_resharding_and_prefetch(self.lowering.groups, self.stacks, self.fsdp, self.reshard)
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step, with one of those that do the same."""
+        """Runs the micro-batches of a step; of identical ones only one runs."""
         reduces_every = self.fsdp.reduces_each
         count = min(self.training.microbatches, 2 if reduces_every else 3)
         for i in range(count):
@@ -233,6 +236,7 @@ class FsdpRun(TrainingRun):
             self.forward_and_backward()
 
     def finish_backward(self) -> None:
+        """Ends a backward pass."""
         self.meter.place = Place("backward")
         self.traffic.finish(list(self.lowering.groups.values()))
 
@@ -240,13 +244,13 @@ class FsdpRun(TrainingRun):
 def set_resharding_and_prefetch(
     groups: Mapping[Layer, Group], stacks: Sequence[str], fsdp: Fsdp, reshard: bool
 ) -> None:
-    """Sets for each group whether its parameters are freed after the forward pass, and which groups it gathers ahead.
+    """Sets for each group whether it reshards after the forward pass, and which groups it prefetches.
 
     stacks: per stack, the path of its layers.
     """
-    last = max((layer for layer in groups if layer.path == stacks[-1]), default=MODEL)
+    last_layer = max((layer for layer in groups if layer.path == stacks[-1]), default=MODEL)
     for layer, group in groups.items():
-        stays_gathered = layer in (MODEL, HEAD) or (fsdp.keeps_last and layer == last)
+        stays_gathered = layer in (MODEL, HEAD) or (fsdp.keeps_last and layer == last_layer)
         group.reshards = reshard and not stays_gathered
     if fsdp.prefetch:
         for path in stacks:
@@ -254,7 +258,7 @@ def set_resharding_and_prefetch(
 
 
 def _set_prefetch(layers: Sequence[Group], ahead: int) -> None:
-    """Sets the layers that each layer gathers ahead. ahead: their number."""
+    """Sets how many layers each layer prefetches. ahead: their number."""
     for i, group in enumerate(layers):
         if i + ahead < len(layers):
             group.forward_prefetch = layers[i + 1 : i + 1 + ahead]
@@ -262,8 +266,8 @@ def _set_prefetch(layers: Sequence[Group], ahead: int) -> None:
             group.backward_prefetch = layers[i - ahead : i][::-1]
 
 
-def why_head_is_not_separate(spec: ModelSpec, training: Training) -> str:
-    """The reason why embedding and head cannot be separate groups; empty if they can."""
+def head_sharing_reason(spec: ModelSpec, training: Training) -> str:
+    """Returns the reason why embedding and head cannot be separate groups; empty if they can."""
     if spec.kind != "decoder" or spec.tie_word_embeddings or spec.head.type != "lm":
         return "the model is no decoder with an untied language-model head"
     if training.choices.cross_entropy in ("chunked", "split") or training.include:
@@ -282,14 +286,14 @@ def record(
     program: RankFlow | None = None,
     ring: Ring | None = None,
 ) -> RecordedEvents:
-    """Records set-up and two steps of one rank, for `RepeatAnalysis`. layers, program, ring: as of `FsdpRun`."""
+    """Records set-up and two steps of a rank for `RepeatAnalysis`. layers, program, ring: as in `FsdpRun`."""
     run = FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring)
     run.set_up()
     set_up = meter.cut()
     run.next_batch()
     batch = meter.cut()
     run.micro_batches()
-    recorded = repeated(run, meter, set_up, batch, meter.cut())
-    return recorded or two_steps(
+    recorded_run = repeated(run, meter, set_up, batch, meter.cut())
+    return recorded_run or two_steps(
         FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring), meter
     )

@@ -1,4 +1,4 @@
-"""FSDP2 with tensor parallelism: products divided over a tensor group, and their parameters sharded by FSDP.
+"""FSDP2 combined with tensor parallelism.
 
 A parameter is a distributed tensor with this rank's rows or columns. FSDP shards its rows again (`_StridedShard`).
 Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py of torch 2.13, `_init_sharding_spec`,
@@ -21,63 +21,67 @@ from .param_groups import Traffic
 
 
 class FsdpTensorParallelProfile(Divided, FsdpProfile):
-    """Runs layers with products divided over a tensor group and parameters sharded by FSDP.
+    """Runs linear layers sharded over a tensor-parallel group, with parameters also sharded by FSDP.
 
-    whole_shapes: path of a divided parameter, without layer indices → its undivided shape.
+    unsharded_shapes: path of a divided parameter, without layer indices → its undivided shape.
     """
 
-    whole_shapes: Mapping[str, Shape] = {}
+    unsharded_shapes: Mapping[str, Shape] = {}
 
     def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
+        """Shards all parameters created from now on."""
         super().shard(traffic, layer_paths, splits)
         self.divides_loss = traffic.sharding.divides_loss
         self.copies_gathered = traffic.sharding.copies_gathered
 
     def prepare(self, program: Flow) -> None:
+        """Creates the parameters, and notes their shapes before sharding."""
         self.find_places(program)
-        self.whole_shapes = dict(_whole_shapes(program.root.items, "model"))
+        self.unsharded_shapes = dict(_unsharded_shapes(program.root.items, "model"))
         super().prepare(program)
 
     @property
     def in_products(self) -> bool:
-        """Whether products overlap their collectives: in compiled layers (Inductor's `micro_pipeline_tp_pass`)."""
+        """Whether products overlap with collectives, as in compiled layers (Inductor's `micro_pipeline_tp_pass`)."""
         overlaps = self.traffic is not None and self.traffic.sharding.overlaps
         return overlaps and self.choices.compiled and self.graph.meter.place.layer_index >= 0
 
-    def whole_shape(self, key: Path, shape: Shape) -> Shape:
-        return self.whole_shapes.get(_path_without_indices(key), shape)
+    def unsharded_shape(self, key: Path, shape: Shape) -> Shape:
+        """Returns the shape of a parameter before tensor parallelism shards it."""
+        return self.unsharded_shapes.get(_path_without_indices(key), shape)
 
     def narrows(self, step: Step) -> bool:
-        """Whether a step's input is gathered in float8: with one scale per tensor (float8_tensor_parallel.py)."""
+        """Whether a step's input is all-gathered in float8, with one scale per tensor (float8_tensor_parallel.py)."""
         float8 = None if self.traffic is None else self.traffic.sharding.float8
         if float8 is None or float8.recipe != "tensorwise":
             return False
         name = f"{_path_without_indices(self.module_path())}.{step.name}".rstrip(".")
-        rows, columns = self.whole_shapes[f"{name}.weight"]
+        rows, columns = self.unsharded_shapes[f"{name}.weight"]
         return float8.converts(torchtitan_name(name), rows, columns)
 
     def has_partial_gradient(self, key: Path) -> bool:
         """Whether the rank's gradient of a parameter covers only its own tokens or heads."""
-        return self.tokens > 1 and _path_without_indices(key) not in self.whole_shapes
+        return self.tokens > 1 and _path_without_indices(key) not in self.unsharded_shapes
 
 
 def _path_without_indices(key: Path) -> str:
-    """The path of a parameter without layer indices."""
-    return ".".join(str(part).strip(".") for part in key if type(part) is not int and part)
+    """Returns the path of a parameter without layer indices."""
+    return ".".join(str(path_part).strip(".") for path_part in key if type(path_part) is not int and path_part)
 
 
-def _whole_shapes(items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
-    """Yields the paths and undivided shapes of divided parameters, matrices as [rows, columns]."""
+def _unsharded_shapes(items: Iterable[Item], path: str) -> Iterator[tuple[str, Shape]]:
+    """Yields the paths and unsharded shapes of sharded parameters, matrices as [rows, columns]."""
     for name, step in named_steps(items, path):
         if step.weight is not None and is_divided((*step.weight.ins, *step.weight.out)):
             table = step.verb in ("table", "unread_table")
             rows, columns = (step.weight.ins, step.weight.out) if table else (step.weight.out, step.weight.ins)
-            yield f"{name}.weight", (_whole_length(rows), _whole_length(columns))
-            yield f"{name}.bias", (_whole_length(step.weight.out),)
+            yield f"{name}.weight", (_unsharded_length(rows), _unsharded_length(columns))
+            yield f"{name}.bias", (_unsharded_length(step.weight.out),)
 
 
-def _whole_length(axes: Axes) -> int:
+def _unsharded_length(axes: Axes) -> int:
+    """Returns the number of elements along axes before sharding."""
     length = 1
     for axis in flat_axes(axes):
-        length *= axis.whole if isinstance(axis, Shard) else axis.size
+        length *= axis.full_size if isinstance(axis, Shard) else axis.size
     return length

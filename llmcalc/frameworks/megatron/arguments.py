@@ -21,9 +21,10 @@ FACTS = ("kind", "world_size", "gpu", "env", "date")
 
 @dataclass(frozen=True)
 class MegatronArguments:
-    """The arguments of a run, and beside them: kind, which pretraining script runs; world_size, the number of devices;
-    gpu, the name of one; env, environment variables; date, when the version of Megatron-LM is from, None for the
-    newest.
+    """Megatron-LM's command-line arguments, and five facts about the run.
+
+    kind: the pretraining script. world_size: number of devices. gpu: name of the device. env: environment variables.
+    date: date of the Megatron-LM version; None for the newest.
     """
 
     kind: Kind = "gpt"
@@ -396,11 +397,11 @@ class MegatronArguments:
 
     @classmethod
     def flags(cls) -> dict[str, str]:
-        """Argument → the field that holds it."""
+        """Maps each command-line argument to the field that holds it."""
         return {flag_of(argument.name): argument.name for argument in fields(cls) if argument.name not in FACTS}
 
     def given(self) -> Iterator[str]:
-        """Fields of arguments whose value is not the default."""
+        """Yields the names of all fields whose value differs from the default."""
         for argument in fields(self):
             default = argument.default if argument.default is not MISSING else None
             if argument.name not in FACTS and getattr(self, argument.name) != default:
@@ -408,7 +409,7 @@ class MegatronArguments:
 
 
 def flag_of(name: str) -> str:
-    """The argument that a field holds."""
+    """Returns the command-line argument of a field: `num_layers` → `--num-layers`."""
     return f"--{name.replace('_', '-')}"
 
 

@@ -1,4 +1,4 @@
-"""The memory of ranks of Megatron-LM, without an allocator, for plans."""
+"""Estimates the memory of Megatron-LM ranks without an allocator, for plans."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .settings_from_options import optimizer_bytes, settings_of
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Returns the estimate of a model's ranks.
+    """Estimates the memory of every rank of a model.
 
     Weights are bf16; gradients, the master copy and states are fp32 by default.
     """
@@ -26,7 +26,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 def measure_passes(
     memory: Memory, layout: Layout, stage: Stage, repeats: Sequence[int | None]
 ) -> list[MicroBatchBytes]:
-    """Measures a micro-batch in a stage. repeats: as of `peak_estimate.MeasurePasses`."""
+    """Measures one micro-batch on a pipeline stage. repeats: as in `peak_estimate.MeasurePasses`."""
     meter = Meter()
     rank = layout.rank(pp=stage.rank)
     run = RankRun(memory.spec, settings_of(memory, layout), rank, meter)
@@ -36,14 +36,14 @@ def measure_passes(
     measured: list[MicroBatchBytes] = []
     for count in (repeats[0], *repeats):  # the first pass makes the buffers that stay
         chunk.lowering.run_only = {} if count is None else {0: count}
-        before = meter.now
+        start_bytes = meter.now
         meter.restart()
         x = None if chunk.first else run.receive_hidden()
         output = run.forward(chunk, x)
-        saved, forward = meter.now - before, PeakByPath.since_restart(meter, before)
+        saved, forward = meter.now - start_bytes, PeakByPath.since_restart(meter, start_bytes)
         meter.restart()
         run.backward(x, output, None if chunk.last else run.receive_gradient())
-        backward = PeakByPath.since_restart(meter, before)
+        backward = PeakByPath.since_restart(meter, start_bytes)
         del x, output
         if not measured:  # a dummy gradient of each shape, and tables
             remaining = meter.now - after_set_up

@@ -1,4 +1,4 @@
-"""The parts that Megatron-LM has, and how its runs with them are known."""
+"""The parts that Megatron-LM supports, and the evidence for the memory of its runs."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ EVIDENCE = FrameworkEvidence(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """How a run in a layout is known."""
+    """Returns the evidence for a Megatron-LM run; it is the same for every layout."""
     return EVIDENCE
 
 
 def check_parts(spec: ModelSpec) -> None:
-    """Raises `InputError` for a part that Megatron-LM does not have, with those of its kind that it has."""
+    """Raises `InputError` for a model part that Megatron-LM lacks, and lists the supported parts of that kind."""
     for part in evidence_of_parts(spec, frozenset({MTP.name})):
         if (part.kind, part.name) not in PARTS:
-            there = sorted(name for kind, name in PARTS if kind == part.kind)
-            alternatives = f" (it has {', '.join(there)})" if part.kind != "part" else ""
+            supported_parts = sorted(name for kind, name in PARTS if kind == part.kind)
+            alternatives = f" (it has {', '.join(supported_parts)})" if part.kind != "part" else ""
             raise InputError(
                 f"--framework megatron: Megatron-LM has no {part.kind} '{part.name}'{alternatives}; expected a model "
                 "without it, or --framework torch or fsdp2"

@@ -1,4 +1,4 @@
-"""Arguments of Megatron-LM that change no memory of a training step, or only with another argument that is refused.
+"""Arguments of Megatron-LM that do not change the memory of a training step.
 
 They are those of megatron/training/arguments.py at commit d98e8a64 (2026-08-22) that say where data, checkpoints and
 logs are, how rates change, how ranks meet, what is profiled or checked, and how an operation that is refused by its own

@@ -1,4 +1,4 @@
-"""Which kernels a run's arguments, its GPU and its environment choose, and what is refused."""
+"""Chooses kernels from a run's arguments, GPU and environment, and refuses arguments that are not modelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...errors import InputError
 from .kernels import RankChoices
 from .kernels.choices import AttentionBackend, Loss, Recipe
 from .settings import MegatronSettings
-from .unsupported import not_modelled
+from .unsupported import unmodelled_arguments
 
 ENGINE_WORKSPACE = 32 * 1024 * 1024 + 1024
 """Bytes of a workspace of Transformer Engine from compute capability 9 on; 4 MiB before.
@@ -43,13 +43,21 @@ NETWORKS = {"mlp": "feed_forward", "moe": "experts", "shared_experts": "shared_e
 """Module that runs again by itself → its kind."""
 
 
-def refuse(settings: MegatronSettings) -> None:
-    """Raises `InputError` for the first argument that changes memory in a way which is not followed."""
-    for flag, reason in not_modelled(settings).items():
+def check_modelled(settings: MegatronSettings) -> None:
+    """Raises `InputError` for the first argument whose effect on memory is not modelled."""
+    for flag, reason in unmodelled_arguments(settings).items():
         raise InputError(f"{flag}: {reason} is not modelled; expected the argument to be left out")
-    others = set(settings.recomputed_modules) - {"core_attn", "layernorm", "moe_act", "mla_up_proj", *NETWORKS}
-    if others:
-        raise InputError(f"--recompute-modules {' '.join(sorted(others))}: not modelled; {REFUSED_RECOMPUTATION}")
+    unsupported_modules = set(settings.recomputed_modules) - {
+        "core_attn",
+        "layernorm",
+        "moe_act",
+        "mla_up_proj",
+        *NETWORKS,
+    }
+    if unsupported_modules:
+        raise InputError(
+            f"--recompute-modules {' '.join(sorted(unsupported_modules))}: not modelled; {REFUSED_RECOMPUTATION}"
+        )
     if "moe_act" in settings.recomputed_modules and settings.num_experts is not None and not settings.moe_grouped_gemm:
         raise InputError("--recompute-modules moe_act: not modelled without --moe-grouped-gemm; expected both")
     if "shared_experts" in settings.recomputed_modules and settings.moe_shared_expert_gate:
@@ -66,8 +74,10 @@ OptimizerSharding: TypeAlias = Literal["none", "elements", "turns", "layout"]
 
 
 def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
-    """What ranks of the optimizer share: nothing, ranges of elements, or whole tensors, which are dealt out by turns or
-    laid out in buffers.
+    """Returns how the optimizer's states are sharded over ranks.
+
+    none: every rank has all states. elements: ranges of elements. turns: whole tensors, assigned in rank order.
+    layout: whole tensors, whose place in the buffers decides the rank.
     """
     if settings.optimizer in ("adam", "sgd"):
         return "elements" if settings.use_distributed_optimizer else "none"
@@ -78,20 +88,24 @@ def optimizer_sharding(settings: MegatronSettings) -> OptimizerSharding:
 
 
 def is_hopper(gpu: str) -> bool:
+    """Whether a GPU name is one of NVIDIA's Hopper generation."""
     return any(name in gpu.upper() for name in ("H100", "H200", "H800", "H20", "GH200"))
 
 
 def is_blackwell(gpu: str) -> bool:
+    """Whether a GPU name is one of NVIDIA's Blackwell generation."""
     return any(name in gpu.upper() for name in ("B100", "B200", "B300"))
 
 
 def is_ampere(gpu: str) -> bool:
+    """Whether a GPU name is one of NVIDIA's Ampere generation."""
     return any(name in gpu.upper() for name in ("A100", "A800"))
 
 
 def is_local(settings: MegatronSettings) -> bool:
-    """Whether layers are Megatron-Core's own. BERT's script reads that from --spec
-    (examples/bert/pretrain_bert.py).
+    """Whether layers are Megatron-Core's own instead of Transformer Engine's.
+
+    BERT's script reads that from --spec (examples/bert/pretrain_bert.py).
     """
     if settings.kind == "bert":
         return settings.spec == ("local",)
@@ -99,7 +113,7 @@ def is_local(settings: MegatronSettings) -> bool:
 
 
 def backend(settings: MegatronSettings) -> AttentionBackend:
-    """What computes attention.
+    """Returns the attention backend of a run.
 
     Sources: transformer_engine/pytorch/attention/dot_product_attention/utils.py, `get_attention_backend`, and
     common/fused_attn/fused_attn.cpp, `nvte_get_fused_attn_backend`: Hopper takes the fused backend, and so does
@@ -121,56 +135,57 @@ def backend(settings: MegatronSettings) -> AttentionBackend:
 
 
 def loss(settings: MegatronSettings) -> Loss:
+    """Returns the implementation of the cross-entropy loss."""
     if not settings.cross_entropy_loss_fusion:
         return "unfused"
     return settings.cross_entropy_fusion_impl
 
 
 def choices_of(settings: MegatronSettings) -> RankChoices:
-    """The kernels of a run."""
+    """Returns the kernels that a run's ranks use."""
     s = settings
     capacity = s.moe_expert_capacity_factor if s.moe_pad_expert_input_to_capacity else None
     return RankChoices(
-        tensor=s.tp,
-        context=s.cp,
-        expert=s.expert_model_parallel_size,
-        expert_tensor=s.expert_tensor_parallel_size or s.tp,
+        tp=s.tp,
+        cp=s.cp,
+        ep=s.expert_model_parallel_size,
+        etp=s.expert_tensor_parallel_size or s.tp,
         sequence_parallel=s.divides_tokens,
         transformer_engine=not is_local(s),
-        attention=backend(s),
+        attention_backend=backend(s),
         attention_dropout=s.attention_dropout,
         hidden_dropout=s.hidden_dropout,
         softmax_fusion=not s.no_masked_softmax_fusion and (s.bf16 or s.fp16),
         softmax_fp32=s.attention_softmax_in_fp32 or s.apply_query_key_layer_scaling,
         scales_scores=s.apply_query_key_layer_scaling,
-        masks=not s.no_create_attention_mask_in_dataloader,
-        exchange="a2a" if "a2a+p2p" in s.cp_comm_type else s.layout().cp_comm,
-        accumulates=not s.no_gradient_accumulation_fusion,
+        has_batch_mask=not s.no_create_attention_mask_in_dataloader,
+        cp_exchange="a2a" if "a2a+p2p" in s.cp_comm_type else s.layout().cp_comm,
+        fuses_gradient_accumulation=not s.no_gradient_accumulation_fusion,
         bias_activation=not (s.no_bias_swiglu_fusion if s.gated else s.no_bias_gelu_fusion or s.disable_bias_linear),
         rope_fusion=not s.no_rope_fusion,
         mla_fusion=not s.no_rope_fusion and s.positions == "rope",
         user_buffers=s.tp_comm_overlap and s.divides_tokens and not is_local(s),
         scales_logits=s.scales_logits,
-        loss=loss(s),
+        loss_implementation=loss(s),
         deterministic=s.deterministic_mode,
         multiprocessors=108 if is_ampere(s.gpu) else 132 if is_hopper(s.gpu) else 148,
-        padded=s.kind in ("bert", "t5"),
+        has_padding_mask=s.kind in ("bert", "t5"),
         weighted_activation=s.squared_relu and s.use_fused_weighted_squared_relu,
-        grouped=s.moe_grouped_gemm,
+        grouped_gemm=s.moe_grouped_gemm,
         dispatcher="hybridep" if s.moe_token_dispatcher_type == "flex" else s.moe_token_dispatcher_type,
         permute_fusion=s.moe_permute_fusion,
         router_fp32=s.moe_router_dtype is not None,
-        capacity=capacity,
+        capacity_factor=capacity,
         aux_loss=s.balances,
         z_loss=s.moe_z_loss_coeff is not None,
         combined_at_once=s.date is not None and s.date < COMBINED_IN_PARTS,
-        shared_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
-        deferred=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,
-        narrow=_recipe(s),
-        history=s.fp8_amax_history_len,
-        narrow_weights=s.fp8_format is not None and s.fp8_param_gather,
-        transposes=not is_blackwell(s.gpu),
-        wide_layers=_wide_layers(s),
+        shared_experts_first=s.date is None or s.date >= SHARED_BEFORE_ROUTER,
+        wgrad_deferral_limit=s.wgrad_deferral_limit if s.defer_embedding_wgrad_compute else None,
+        fp8_recipe=_fp8_recipe(s),
+        amax_history=s.fp8_amax_history_len,
+        fp8_weights=s.fp8_format is not None and s.fp8_param_gather,
+        saves_transposed=not is_blackwell(s.gpu),
+        bf16_layers=_bf16_layers(s),
         layers=s.layers,
         indexer_loss=bool(s.dsa_indexer_loss_coeff),
         recompute=(s.recompute_method or "uniform") if s.recomputes == "full" else "none",
@@ -187,35 +202,42 @@ def choices_of(settings: MegatronSettings) -> RankChoices:
     )
 
 
-def _wide_layers(s: MegatronSettings) -> tuple[int, int]:
-    """How many of the first and last layers stay in bf16."""
-    return (s.num_layers_at_start_in_bf16, s.num_layers_at_end_in_bf16) if s.first_last_layers_bf16 else (0, 0)
+def _bf16_layers(settings: MegatronSettings) -> tuple[int, int]:
+    """Returns the number of layers at the start and at the end of the model that stay in bf16."""
+    return (
+        (settings.num_layers_at_start_in_bf16, settings.num_layers_at_end_in_bf16)
+        if settings.first_last_layers_bf16
+        else (0, 0)
+    )
 
 
-def _recipe(s: MegatronSettings) -> Recipe:
-    return "none" if s.fp8_format is None or s.fp8_recipe == "custom" else s.fp8_recipe
+def _fp8_recipe(settings: MegatronSettings) -> Recipe:
+    """Returns the recipe of 8-bit products, `none` without them."""
+    return "none" if settings.fp8_format is None or settings.fp8_recipe == "custom" else settings.fp8_recipe
 
 
 def cublas_workspace(settings: MegatronSettings) -> int:
-    """Bytes of a workspace of torch's products. `--deterministic-mode` sets the larger (training/determinism.py)."""
+    """Returns the bytes of torch's cuBLAS workspace; `--deterministic-mode` enlarges it (training/determinism.py)."""
     config = settings.env.get("CUBLAS_WORKSPACE_CONFIG")
     if config is not None:
         return workspace_bytes(config)
-    large = settings.deterministic_mode or is_hopper(settings.gpu)
-    if not large and not is_ampere(settings.gpu):
-        large = settings.date is not None and settings.date >= ALL_MAJORS_LARGE
-    return LARGE_WORKSPACE if large else WORKSPACE
+    has_large_workspace = settings.deterministic_mode or is_hopper(settings.gpu)
+    if not has_large_workspace and not is_ampere(settings.gpu):
+        has_large_workspace = settings.date is not None and settings.date >= ALL_MAJORS_LARGE
+    return LARGE_WORKSPACE if has_large_workspace else WORKSPACE
 
 
 def engine_workspace(settings: MegatronSettings) -> int:
+    """Returns the bytes of Transformer Engine's cuBLAS workspace."""
     return ENGINE_WORKSPACE_BEFORE if is_ampere(settings.gpu) else ENGINE_WORKSPACE
 
 
-def expandable(settings: MegatronSettings) -> bool:
+def uses_expandable_segments(settings: MegatronSettings) -> bool:
+    """Whether the run's allocator uses expandable segments."""
     return "expandable_segments:True" in settings.env.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
 def retains_batches(settings: MegatronSettings) -> bool:
     """Whether every batch of a step stays on the GPU until the next step begins."""
-    begin, end = RETAINED
-    return settings.date is not None and begin <= settings.date < end
+    first_version, last_version = RETAINED
+    return settings.date is not None and first_version <= settings.date < last_version

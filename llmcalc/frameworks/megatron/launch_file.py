@@ -25,7 +25,7 @@ from .arguments import RENAMED, Kind, flag_of
 from .ignored_flags import IGNORED, IGNORED_ONCE
 from .model_from_flags import model_of
 from .settings import MegatronSettings
-from .unsupported import not_modelled
+from .unsupported import unmodelled_arguments
 
 REMOVED = {
     "batch_size": "no longer valid; expected --micro-batch-size",
@@ -88,69 +88,73 @@ WRAPPED = "megatron_args"
 CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 
-def is_megatron(data: Mapping[str, Any]) -> bool:
+def is_megatron(table: Mapping[str, Any]) -> bool:
     """Whether a table has arguments of Megatron-LM."""
-    if isinstance(data.get("MODEL_ARGS"), Mapping | list):
+    if isinstance(table.get("MODEL_ARGS"), Mapping | list):
         return True
-    if isinstance(data.get(WRAPPED), Mapping):
+    if isinstance(table.get(WRAPPED), Mapping):
         return True
     flags = MegatronSettings.flags()
-    return any(key.startswith("--") for key in data) and any(key in flags for key in data)
+    return any(key.startswith("--") for key in table) and any(key in flags for key in table)
 
 
-def is_run_by(words: Sequence[str]) -> bool:
-    """Whether a command's words are arguments of Megatron-LM."""
+def is_run_by(command_words: Sequence[str]) -> bool:
+    """Whether a command line runs a script of Megatron-LM."""
     flags = MegatronSettings.flags()
-    return not trainer.is_run_by(words) and any(word.partition("=")[0] in flags for word in words)
+    return not trainer.is_run_by(command_words) and any(
+        command_word.partition("=")[0] in flags for command_word in command_words
+    )
 
 
-def read_megatron(data: Table, source: Source) -> Launch:
-    """Reads arguments: a functional test's table, or argument → value.
+def read_megatron(arguments_table: Table, source: Source) -> Launch:
+    """Reads the arguments of a launch: from a functional test's table, or a table of argument → value.
 
     Raises `InputError`, which names file and argument.
     """
-    if isinstance(data.get(WRAPPED), Mapping) and "MODEL_ARGS" not in data:
-        env = data.get("env_vars")
-        data, source = data[WRAPPED], replace(source, env=env if isinstance(env, Mapping) else {})
+    if isinstance(arguments_table.get(WRAPPED), Mapping) and "MODEL_ARGS" not in arguments_table:
+        env = arguments_table.get("env_vars")
+        arguments_table, source = arguments_table[WRAPPED], replace(source, env=env if isinstance(env, Mapping) else {})
     with reading_of(source) as reading:
-        variables = {str(name): _text(value) for name, value in source.env.items()}
-        return _read(reading, _arguments(reading, data, variables), variables)
+        variables = {str(name): _environment_text(value) for name, value in source.env.items()}
+        return _read_arguments(reading, _arguments(reading, arguments_table, variables), variables)
 
 
-def _arguments(reading: Reading, data: Mapping[str, Any], variables: dict[str, str]) -> Mapping[str, Any]:
-    """The arguments of a functional test's table, or of a table of nothing else.
+def _arguments(reading: Reading, arguments_table: Mapping[str, Any], variables: dict[str, str]) -> Mapping[str, Any]:
+    """Returns the table of arguments from a functional test, or the table itself.
 
     variables: to which the table's environment variables are added.
     """
-    arguments: Any = data
-    if "MODEL_ARGS" in data:
-        arguments = data["MODEL_ARGS"]
+    arguments: Any = arguments_table
+    if "MODEL_ARGS" in arguments_table:
+        arguments = arguments_table["MODEL_ARGS"]
         if isinstance(arguments, list):
             raise reading.wrong("MODEL_ARGS", "a list; expected a table of argument: value")
-        variables_table = data.get("ENV_VARS") or {}
+        variables_table = arguments_table.get("ENV_VARS") or {}
         if not isinstance(variables_table, Mapping):
             raise reading.wrong("ENV_VARS", f"{shown(variables_table)}; expected a table of name: value")
-        variables.update((str(name), _text(value)) for name, value in variables_table.items())
-        for key in data:
+        variables.update((str(name), _environment_text(value)) for name, value in variables_table.items())
+        for key in arguments_table:
             if key not in ENTRIES:
-                _entry(reading, key)
+                _note_entry(reading, key)
     if not isinstance(arguments, Mapping):
         raise reading.wrong("MODEL_ARGS", f"{shown(arguments)}; expected a table of argument: value")
     return arguments
 
 
-def _entry(reading: Reading, key: str) -> None:
+def _note_entry(reading: Reading, key: str) -> None:
+    """Notes a table entry that is ignored or unknown."""
     if key in OTHER_ENTRIES or key.startswith(("METRICS", "TEST_", "BEFORE", "AFTER", "MODEL_ARGS_")):
         reading.ignored.append(key)
     else:
         reading.unknown[key[:80]] = f"expected {' or '.join(ENTRIES)}"
 
 
-def _read(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
+def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
+    """Builds the run's settings and model from its arguments."""
     source = reading.source
-    values = _values(reading, arguments)
-    named = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
-    kind = _kind(values, named, source.script)
+    values = _field_values(reading, arguments)
+    argument_values = {flag.replace("-", "_").lstrip("_"): value for flag, value in arguments.items()}
+    kind = _model_kind(values, argument_values, source.script)
     if values.get("recompute_activations"):
         values.setdefault("recompute_granularity", "selective")
     settings = MegatronSettings(kind=kind, env=env, date=source.date, gpu=source.gpu or "H100", **values)
@@ -172,9 +176,9 @@ def _read(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
         )
     if settings.step_batch_size_schedule is not None:
         reading.notes.append(f"--step-batch-size-schedule: the batch of the first steps, {settings.batch} sequences")
-    for flag, reason in not_modelled(settings).items():
+    for flag, reason in unmodelled_arguments(settings).items():
         reading.unknown[flag] = reason
-    if settings.spec is not None and not any(word in " ".join(settings.spec) for word in KNOWN_LAYERS):
+    if settings.spec is not None and not any(known_layer in " ".join(settings.spec) for known_layer in KNOWN_LAYERS):
         reading.unknown["--spec"] = "layers of its own"
     if settings.fp8_format is not None:
         reading.notes.append(
@@ -185,16 +189,23 @@ def _read(reading: Reading, arguments: Table, env: dict[str, str]) -> Launch:
     spec = model_of(settings, reading.where)
     layout = settings.layout()
     _check_layers(settings, layout)
-    words = settings_of(settings)
+    command_settings = settings_of(settings)
     if source.unset:
         reading.notes.append(f"{', '.join(sorted(source.unset)[:10])}: taken as not set")
     return reading.launch(
-        "megatron", "megatron", spec=spec, layout=layout, settings=words, own_settings=settings, env=env, gpu=source.gpu
+        "megatron",
+        "megatron",
+        spec=spec,
+        layout=layout,
+        settings=command_settings,
+        own_settings=settings,
+        env=env,
+        gpu=source.gpu,
     )
 
 
 def smallest_world(s: MegatronSettings) -> int:
-    """The fewest devices that the layout can have: experts are divided inside a stage.
+    """Returns the smallest number of devices that the layout can have.
 
     The ranks of a stage, tp · cp · dp, are a multiple of the ranks that divide the experts, so dp is a multiple of
     experts / gcd(tp · cp, experts), and the smallest dp is that.
@@ -207,7 +218,7 @@ def smallest_world(s: MegatronSettings) -> int:
 
 
 def _check_layers(s: MegatronSettings, layout: Layout) -> None:
-    """Raises `InputError` for layers that the stages do not share out."""
+    """Raises `InputError` if the pipeline stages cannot share the layers."""
     sizes, count = s.stage_layers, layout.pp * layout.vpp
     layers = s.layers + (s.decoder_layers if s.kind == "t5" else 0)
     if sizes is not None and sum(sizes) != s.layers:
@@ -222,23 +233,24 @@ def _check_layers(s: MegatronSettings, layout: Layout) -> None:
 
 
 @cache
-def _types() -> dict[str, Any]:
+def _field_types() -> dict[str, Any]:
+    """Returns the types of all fields of `MegatronSettings`."""
     return get_type_hints(MegatronSettings)
 
 
-def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Field → value of the arguments that have a field; the others are noted."""
+def _field_values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns field → value of all arguments with a field, and notes the other arguments."""
     flags, values = MegatronSettings.flags(), dict[str, Any]()
     for flag, value in arguments.items():
         name = flag.lstrip("-").replace("-", "_")
         if not flag.startswith("--") or not re.fullmatch(r"[\w.-]{1,100}", flag):
             if re.fullmatch(r"(trainer|data|model|optim|log|resume)\.[\w.]{1,90}", flag):
                 raise reading.wrong(flag[:60], "NeMo's, whose recipes are not read; expected Megatron-LM's arguments")
-            near = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
-            raise reading.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(near)}{near}")
+            suggestion = suggest(f"--{flag}", list(flags)) if len(flag) < 100 else ""
+            raise reading.wrong(flag[:60], f"is no argument; expected --name{'.' * bool(suggestion)}{suggestion}")
         name = RENAMED.get(name, name)
-        if name in _types() and flag_of(name) in flags:
-            parsed = value_of(reading, flag, _types()[name], value)
+        if name in _field_types() and flag_of(name) in flags:
+            parsed = value_of(reading, flag, _field_types()[name], value)
             if parsed is not None:
                 if name in values and values[name] != parsed:
                     raise reading.wrong(flag, f"{shown(value)}; another argument says {shown(values[name])}")
@@ -251,8 +263,8 @@ def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
         elif {flag[2:], flag_of(name)[2:]} & (IGNORED | IGNORED_ONCE):
             reading.ignored.append(flag)
         elif value is not False:
-            why = next((why for start, why in REASONS.items() if name.startswith(start)), "")
-            reading.unknown[flag] = why or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
+            reason = next((reason for prefix, reason in REASONS.items() if name.startswith(prefix)), "")
+            reading.unknown[flag] = reason or f"no argument that is known.{suggest(flag, list(flags))}".rstrip(".")
     if values.get("tp_comm_overlap"):  # which products overlap
         for flag in reading.ignored:
             if "tp-comm-" in flag and flag not in ("--tp-comm-bootstrap-backend", "--tp-comm-overlap-cfg"):
@@ -261,7 +273,7 @@ def _values(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
-    """The value of an argument as its field has it; None for one that is not given.
+    """Converts the value of an argument to the type of its field; None if the argument is not set.
 
     Raises `InputError`, naming the argument, for a value of another type.
     """
@@ -270,7 +282,7 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
     if isinstance(value, str) and is_unresolved(value):
         raise reading.wrong(flag, unresolved_reason(value))
     if kind is bool:
-        return _flag(reading, flag, value)
+        return _flag_value(reading, flag, value)
     if value is None or value is False:
         return None
     choices = [choice for choice in (get_args(kind) or (kind,)) if choice is not NoneType]
@@ -279,81 +291,99 @@ def value_of(reading: Reading, flag: str, kind: Any, value: Any) -> Any:
     if value is True or value == "":
         raise reading.wrong(flag, "has no value; expected one")
     for choice in choices:
-        parsed = _one(choice, value)
+        parsed = _parse_single_value(choice, value)
         if parsed is not None:
             return parsed
-    raise reading.wrong(flag, f"{shown(value)}; expected {_expected(choices)}")
+    raise reading.wrong(flag, f"{shown(value)}; expected {_expected_types(choices)}")
 
 
-def _flag(reading: Reading, flag: str, value: Any) -> bool | None:
+def _flag_value(reading: Reading, flag: str, value: Any) -> bool | None:
+    """Converts the value of an argument without parameters, such as `--swiglu`; None means false."""
     if value in (True, None, "") or value == []:
         return True
     if value is False:
         return None
-    words = {"true": True, "1": True, "false": None, "0": None}
-    text = str(value).strip().lower()[:10]
-    if text not in words:
+    boolean_values = {"true": True, "1": True, "false": None, "0": None}
+    value_text = str(value).strip().lower()[:10]
+    if value_text not in boolean_values:
         raise reading.wrong(flag, f"{shown(value)}; it takes no value")
-    return words[text]
+    return boolean_values[value_text]
 
 
-def _one(kind: Any, value: Any) -> Any:
-    """The value as one type; None where it is of another."""
+def _parse_single_value(kind: Any, value: Any) -> Any:
+    """Converts a value to one type; None if the conversion fails."""
     if get_origin(kind) is Literal:
-        text = str(value)[:100]
-        return text if text in get_args(kind) else None
+        value_text = str(value)[:100]
+        return value_text if value_text in get_args(kind) else None
     if get_origin(kind) is tuple:
-        return _list(get_args(kind)[0], value)
+        return _parse_list(get_args(kind)[0], value)
     if isinstance(value, list | tuple | Mapping):
-        items = list(value) if isinstance(value, list | tuple) else []
-        if kind is str and items and all(isinstance(item, str) for item in items):
-            return " ".join(items)[:2000]
-        return _one(kind, items[0]) if len(items) == 1 else None
-    text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
+        elements = list(value) if isinstance(value, list | tuple) else []
+        if kind is str and elements and all(isinstance(element, str) for element in elements):
+            return " ".join(elements)[:2000]
+        return _parse_single_value(kind, elements[0]) if len(elements) == 1 else None
+    value_text = str(value).strip() if not isinstance(value, int) or abs(value) < LARGEST else ""
     if kind is int:
         if isinstance(value, float) and value.is_integer() and abs(value) < LARGEST:
             return int(value)
-        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,13}", text) and abs(int(text)) < LARGEST else None
+        return (
+            int(value_text)
+            if re.fullmatch(r"[+-]?[0-9]{1,13}", value_text) and abs(int(value_text)) < LARGEST
+            else None
+        )
     if kind is float:
-        if not re.fullmatch(r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?", text):
+        if not re.fullmatch(r"[+-]?([0-9]{1,30}\.?[0-9]{0,30}|\.[0-9]{1,30})([eE][+-]?[0-9]{1,3})?", value_text):
             return None
-        number = float(text)
-        return number if abs(number) < 1e300 else None
-    return text[:2000] or None if kind is str else None
+        parsed_number = float(value_text)
+        return parsed_number if abs(parsed_number) < 1e300 else None
+    return value_text[:2000] or None if kind is str else None
 
 
-def _list(kind: Any, value: Any) -> Any:
-    """A list of values: a list, words, or one of Python's lists, such as `([0]*3+[1]*45)`."""
+def _parse_list(kind: Any, value: Any) -> Any:
+    """Parses a list of values: a list, separate words, or a Python expression such as `([0]*3+[1]*45)`."""
     if isinstance(value, Mapping):
         return None
     if isinstance(value, str) and kind is int and "[" in value:
         numbers = evaluated(value, {})
         if isinstance(numbers, list):
             return tuple(numbers)
-    words: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
-    if len(words) == 1 and isinstance(words[0], str):
-        words = (
-            words[0].replace("[", " ").replace("]", " ").replace(",", " ").replace("(", " ").replace(")", " ").split()
+    elements: Sequence[Any] = value if isinstance(value, list | tuple) else [value]
+    if len(elements) == 1 and isinstance(elements[0], str):
+        elements = (
+            elements[0]
+            .replace("[", " ")
+            .replace("]", " ")
+            .replace(",", " ")
+            .replace("(", " ")
+            .replace(")", " ")
+            .split()
         )
-    parsed = [_one(kind, word) for word in words]
-    return None if not parsed or any(item is None for item in parsed) or len(parsed) > 20_000 else tuple(parsed)
+    parsed_values = [_parse_single_value(kind, element) for element in elements]
+    return (
+        None
+        if not parsed_values
+        or any(parsed_value is None for parsed_value in parsed_values)
+        or len(parsed_values) > 20_000
+        else tuple(parsed_values)
+    )
 
 
-def _expected(kinds: Sequence[Any]) -> str:
+def _expected_types(value_types: Sequence[Any]) -> str:
+    """Describes the allowed types of an argument for an error message."""
     names = {int: "a whole number", float: "a number", str: "text"}
     descriptions = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            descriptions.append(f"one of {', '.join(map(str, get_args(kind)))}")
-        elif get_origin(kind) is tuple:
+    for value_type in value_types:
+        if get_origin(value_type) is Literal:
+            descriptions.append(f"one of {', '.join(map(str, get_args(value_type)))}")
+        elif get_origin(value_type) is tuple:
             descriptions.append("a list")
         else:
-            descriptions.append(names.get(kind, "a value"))
+            descriptions.append(names.get(value_type, "a value"))
     return " or ".join(descriptions)
 
 
-def _text(value: Any) -> str:
-    """The value of an environment variable."""
+def _environment_text(value: Any) -> str:
+    """Converts the value of an environment variable to text."""
     if isinstance(value, bool):
         return str(value)
     return "" if value is None else str(value)[:1000]
@@ -362,11 +392,11 @@ def _text(value: Any) -> str:
 # ---- what the arguments mean
 
 
-def _kind(values: Mapping[str, Any], named: Mapping[str, Any], script: str) -> Kind:
-    """Which pretraining script runs: its name says so, or the arguments that only one of them has."""
+def _model_kind(values: Mapping[str, Any], argument_values: Mapping[str, Any], script: str) -> Kind:
+    """Determines the pretraining script from its file name, or from arguments that only one script has."""
     name = script.lower()
-    for part, kind in SCRIPTS.items():
-        if part in name:
+    for name_part, kind in SCRIPTS.items():
+        if name_part in name:
             return kind
     if values.get("hybrid_layer_pattern") or values.get("is_hybrid_model"):
         return "hybrid"
@@ -375,8 +405,8 @@ def _kind(values: Mapping[str, Any], named: Mapping[str, Any], script: str) -> K
     if values.get("decoder_seq_length") is not None:
         return "t5"
     tokenizer = str(values.get("tokenizer_type", ""))
-    data = f"{named.get('data_path', '')} {named.get('vocab_file', '')}".lower()
-    if tokenizer.startswith("BertWordPiece") or re.search(r"\bbert\b|my-bert", data):
+    data_paths = f"{argument_values.get('data_path', '')} {argument_values.get('vocab_file', '')}".lower()
+    if tokenizer.startswith("BertWordPiece") or re.search(r"\bbert\b|my-bert", data_paths):
         return "bert"
     return "gpt"
 
@@ -384,20 +414,20 @@ def _kind(values: Mapping[str, Any], named: Mapping[str, Any], script: str) -> K
 SCRIPTS: dict[str, Kind] = {"bert": "bert", "t5": "t5", "mamba": "hybrid", "hybrid": "hybrid"}
 """What the name of a script says → the kind of model it trains."""
 
-NARROW = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
+FORMATS = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "uint8"}
 """Megatron-LM's name of a number format → the one of `llmcalc memory`."""
 
 
 def settings_of(s: MegatronSettings) -> dict[str, Any]:
-    """The arguments in the words of `llmcalc memory`. What has no such word is in the arguments alone."""
-    half = s.bf16 or s.fp16
-    words: dict[str, Any] = {
+    """Translates the arguments to the settings of `llmcalc memory`, where an equivalent exists."""
+    is_half_precision = s.bf16 or s.fp16
+    command_settings: dict[str, Any] = {
         "phase": "training",
         "batch": s.micro_batch_size,
         "seq": s.decoder_seq_length if s.kind == "t5" else s.tokens,
         "num_microbatches": s.microbatches,
         "dtype": "bf16" if s.bf16 else "fp16" if s.fp16 else "fp32",
-        "master_weights": "fp32" if half else "none",
+        "master_weights": "fp32" if is_half_precision else "none",
         "grad_dtype": "fp32" if s.reduces_in_fp32 else "bf16" if s.bf16 else "fp16",
         "optimizer": {"adam": "adamw", "dist_muon": "muon"}.get(s.optimizer, s.optimizer),
         "attn_implementation": "eager" if s.attention_backend in ("unfused", "local") else "flash",
@@ -406,16 +436,16 @@ def settings_of(s: MegatronSettings) -> dict[str, Any]:
         "allocator": allocator_of(s.env),
     }
     if s.kind == "t5":
-        words["source"] = s.tokens
+        command_settings["source"] = s.tokens
     if s.optimizer == "sgd":
-        words["momentum"] = s.sgd_momentum != 0
+        command_settings["momentum"] = s.sgd_momentum != 0
     if s.use_precision_aware_optimizer and s.exp_avg_dtype == s.exp_avg_sq_dtype:
-        words["optimizer_dtype"] = NARROW[s.exp_avg_dtype]
+        command_settings["optimizer_dtype"] = FORMATS[s.exp_avg_dtype]
     every_layer = s.recompute_method in (None, "uniform") and (s.recompute_num_layers or 1) == 1
     if s.recomputes == "full" and every_layer:
-        words["recompute"] = "full"
+        command_settings["recompute"] = "full"
     elif s.recomputes == "selective" and s.recomputed_modules == ("core_attn",):
-        words["recompute"] = "attention"
+        command_settings["recompute"] = "attention"
     if s.num_experts is not None and s.moe_expert_capacity_factor is not None:
-        words["moe"] = f"capacity:{s.moe_expert_capacity_factor}"
-    return words
+        command_settings["moe"] = f"capacity:{s.moe_expert_capacity_factor}"
+    return command_settings

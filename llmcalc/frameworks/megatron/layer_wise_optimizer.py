@@ -1,4 +1,4 @@
-"""Muon over several ranks: each rank updates whole tensors, which lie in buffers in the order of the ranks.
+"""Muon on several ranks: each rank updates whole matrices, stored in the buffers in rank order.
 
 Source: Megatron-LM, megatron/core/optimizer/layer_wise_optimizer.py, `_compute_per_buffer_param_layout` and
 `_shard_params_ping_pong`.
@@ -11,7 +11,18 @@ from collections.abc import Sequence
 
 from ...parallel.layout import Coordinates, Layout
 from .kernels import Parameter
-from .param_and_grad_buffer import ALIGNED, BUCKET, BUSBW, Buffer, Range, Updated, by_muon, padded, shard_of, updated
+from .param_and_grad_buffer import (
+    ALIGNED,
+    BUCKET,
+    BUSBW,
+    Buffer,
+    OptimizerUpdate,
+    Range,
+    is_updated_by_muon,
+    optimizer_updates,
+    round_up,
+    shard_index,
+)
 from .settings import MegatronSettings
 
 OVERFULL = 1.3
@@ -24,7 +35,7 @@ FULL = 0.9
 def pack_buffer(
     parameters: list[Parameter], expert: bool, settings: MegatronSettings, layout: Layout, bucket: int | None
 ) -> Buffer:
-    """Returns a buffer in which no tensor lies in two shards.
+    """Builds a buffer in which every tensor lies in a single shard.
 
     The costliest tensors come first, each in the shard with the emptiest to compute.
     bucket: elements after which a bucket ends; None for a single bucket.
@@ -37,80 +48,100 @@ def pack_buffer(
     costs = [0] * ranks
 
     def emit(chunk: list[Parameter]) -> None:
+        """Assigns the tensors of one bucket to shards, and appends the bucket."""
         limit = sum(parameter.size for parameter in chunk) / ranks * OVERFULL
-        ends, places = [0] * ranks, list[tuple[Parameter, int, int]]()
+        shard_ends, placements = [0] * ranks, list[tuple[Parameter, int, int]]()
         for parameter in sorted(chunk, key=lambda parameter: -_cost(parameter)):
-            fit = [i for i in range(ranks) if padded(ends[i], ALIGNED) + parameter.size <= limit]
-            i = min(fit, key=lambda i: costs[i]) if fit else min(range(ranks), key=lambda i: ends[i])
-            start = padded(ends[i], ALIGNED)
-            places.append((parameter, i, start))
-            ends[i] = start + parameter.size
-            costs[i] += _cost(parameter)
-        width, begin = padded(max(ends), shard), buckets[-1].end if buckets else 0
-        for parameter, i, start in places:
-            start_in_buffer = begin + i * width + start
+            fitting_shards = [
+                shard_index
+                for shard_index in range(ranks)
+                if round_up(shard_ends[shard_index], ALIGNED) + parameter.size <= limit
+            ]
+            shard_index = (
+                min(fitting_shards, key=lambda shard_index: costs[shard_index])
+                if fitting_shards
+                else min(range(ranks), key=lambda shard_index: shard_ends[shard_index])
+            )
+            start = round_up(shard_ends[shard_index], ALIGNED)
+            placements.append((parameter, shard_index, start))
+            shard_ends[shard_index] = start + parameter.size
+            costs[shard_index] += _cost(parameter)
+        shard_width, bucket_start = round_up(max(shard_ends), shard), buckets[-1].end if buckets else 0
+        for parameter, shard_index, start in placements:
+            start_in_buffer = bucket_start + shard_index * shard_width + start
             ranges[id(parameter.tensor)] = Range(start_in_buffer, start_in_buffer + parameter.size), len(buckets)
-        buckets.append(Range(begin, begin + ranks * width))
+        buckets.append(Range(bucket_start, bucket_start + ranks * shard_width))
 
-    waiting: list[Parameter] = []
+    pending_parameters: list[Parameter] = []
     loads, largest = [0] * ranks, 0
     for parameter in reversed(parameters):
-        if bucket is not None and waiting:
-            absorbs = padded(min(loads), ALIGNED) + parameter.size <= padded(max(loads), shard)
-            full = sum(parameter.size for parameter in waiting) >= max(bucket, int(ranks * largest * FULL))
-            if full and not absorbs:
-                emit(waiting)
-                waiting, loads, largest = [], [0] * ranks, 0
+        if bucket is not None and pending_parameters:
+            fits_in_padding = round_up(min(loads), ALIGNED) + parameter.size <= round_up(max(loads), shard)
+            is_full = sum(parameter.size for parameter in pending_parameters) >= max(
+                bucket, int(ranks * largest * FULL)
+            )
+            if is_full and not fits_in_padding:
+                emit(pending_parameters)
+                pending_parameters, loads, largest = [], [0] * ranks, 0
         emptiest = min(range(ranks), key=lambda i: loads[i])
-        loads[emptiest] = padded(loads[emptiest], ALIGNED) + parameter.size
-        waiting.append(parameter)
+        loads[emptiest] = round_up(loads[emptiest], ALIGNED) + parameter.size
+        pending_parameters.append(parameter)
         largest = max(largest, parameter.size)
-    emit(waiting)
+    emit(pending_parameters)
     return Buffer(parameters, expert, ranks, buckets[-1].end, buckets, ranges, packed=True)
 
 
 def _cost(parameter: Parameter) -> int:
     """Returns the cost of orthogonalizing a matrix."""
-    high, low = max(parameter.tensor.shape), min(parameter.tensor.shape)
-    cost: int = high * low * low
+    long_side, short_side = max(parameter.tensor.shape), min(parameter.tensor.shape)
+    cost: int = long_side * short_side * short_side
     return cost
 
 
-def by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> list[Updated]:
-    """Returns what this rank's optimizers update: its ranges of Adam's parameters, and the matrices in its shards."""
-    updates = list(updated([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
+def updates_by_layout(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> list[OptimizerUpdate]:
+    """Returns this rank's optimizer updates: its ranges of Adam's parameters, and the matrices in its shards."""
+    updates = list(optimizer_updates([buffer for buffer in buffers if not buffer.packed], True, layout, coordinates))
     for buffer in buffers:
         if not buffer.packed:
             continue
-        rank_shard = shard_of(buffer, layout, coordinates)
+        rank_shard = shard_index(buffer, layout, coordinates)
         for parameter in buffer.parameters:
-            (start, _), number = buffer.ranges[id(parameter.tensor)]
-            bucket = buffer.buckets[number]
+            (start, _), bucket_index = buffer.ranges[id(parameter.tensor)]
+            bucket = buffer.buckets[bucket_index]
             if (start - bucket.start) // ((bucket.end - bucket.start) // buffer.shards) == rank_shard:
-                updates.append(Updated(parameter.size, 1))
+                updates.append(OptimizerUpdate(parameter.size, 1))
     return updates
 
 
-def by_turns(buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates) -> tuple[list[Updated], list[int]]:
-    """Returns what this rank updates, and the elements that a step gathers of each kind (`allgather_params`).
+def updates_in_rank_order(
+    buffers: Sequence[Buffer], layout: Layout, coordinates: Coordinates
+) -> tuple[list[OptimizerUpdate], list[int]]:
+    """Returns this rank's optimizer updates, and the elements that a step all-gathers (`allgather_params`).
 
     Whole tensors are dealt out to the ranks, the smallest first, forth and back.
     """
     rank_parameters: list[Parameter] = []
-    gathered: list[int] = []
+    gathered_elements: list[int] = []
     for expert in (False, True):
         ranks, rank_in_group = (
             (layout.expert_dp, coordinates.edp)
             if expert
             else (layout.dp * layout.cp, coordinates.dp * layout.cp + coordinates.cp)
         )
-        turns = [*range(ranks), *reversed(range(ranks))]
+        rank_order = [*range(ranks), *reversed(range(ranks))]
         parameters = [parameter for buffer in buffers if buffer.expert is expert for parameter in buffer.parameters]
-        dealt = sorted(
-            sorted(parameters, key=lambda parameter: not by_muon(parameter)), key=lambda parameter: parameter.size
+        ordered_parameters = sorted(
+            sorted(parameters, key=lambda parameter: not is_updated_by_muon(parameter)),
+            key=lambda parameter: parameter.size,
         )
-        rank_parameters += [parameter for i, parameter in enumerate(dealt) if turns[i % len(turns)] == rank_in_group]
+        rank_parameters += [
+            parameter
+            for i, parameter in enumerate(ordered_parameters)
+            if rank_order[i % len(rank_order)] == rank_in_group
+        ]
         if ranks > 1 and parameters:
-            gathered.append(sum(parameter.size for parameter in parameters))
-    rank_parameters.sort(key=lambda parameter: not by_muon(parameter))
-    return [Updated(parameter.size, 1 if by_muon(parameter) else 2) for parameter in rank_parameters], gathered
+            gathered_elements.append(sum(parameter.size for parameter in parameters))
+    rank_parameters.sort(key=lambda parameter: not is_updated_by_muon(parameter))
+    return [
+        OptimizerUpdate(parameter.size, 1 if is_updated_by_muon(parameter) else 2) for parameter in rank_parameters
+    ], gathered_elements

@@ -1,4 +1,4 @@
-"""The model that Megatron-LM builds from its arguments, as a spec.
+"""Builds the model spec that Megatron-LM's arguments describe.
 
 Sources: megatron/core/models/{gpt,bert,T5,hybrid}, transformer/{attention,multi_latent_attention,mlp}.py,
 transformer/moe/{router,experts,shared_experts}.py, ssm/mamba_mixer.py and transformer/multi_token_prediction.py at
@@ -33,297 +33,374 @@ HIDDEN_LAYERS = {"M": "mamba", "*": "attention", "-": "dense", "E": "experts", "
 """Letter of a hybrid pattern → kind of layer."""
 
 
-def model_of(s: MegatronSettings, where: str) -> ModelSpec:
-    """The model of these arguments. Raises `InputError`, naming the argument, for one that has no parts here."""
-    if s.padded_vocabulary is None:
+def model_of(settings: MegatronSettings, origin: str) -> ModelSpec:
+    """Builds the model of these arguments. Raises `InputError` that names an argument without a supported part."""
+    if settings.padded_vocabulary is None:
         raise InputError(
-            f"--vocab-size: missing; the size of a {s.tokenizer} is in its files alone; expected --vocab-size or "
-            "--padded-vocab-size too"
+            f"--vocab-size: missing; the size of a {settings.tokenizer} is in its files alone; expected --vocab-size "
+            "or --padded-vocab-size too"
         )
     for name in ("apply_residual_connection_post_layernorm", "fp32_residual_connection"):
-        if getattr(s, name):
+        if getattr(settings, name):
             raise InputError(f"{flag_of(name)}: not supported; expected a residual stream without norms")
     table: Table = {
-        "vocab_size": s.padded_vocabulary,
-        "hidden_size": s.hidden_size,
-        "tie_word_embeddings": not s.untie_embeddings_and_output_weights,
+        "vocab_size": settings.padded_vocabulary,
+        "hidden_size": settings.hidden_size,
+        "tie_word_embeddings": not settings.untie_embeddings_and_output_weights,
     }
-    if s.positions != "learned_absolute" and s.max_position_embeddings is not None:
-        table["max_position_embeddings"] = s.max_position_embeddings
-    build = {"gpt": _gpt, "bert": _bert, "t5": _t5, "hybrid": _hybrid}[s.kind]
-    return validate(ModelSpec, {**table, **build(s)}, where)
+    if settings.positions != "learned_absolute" and settings.max_position_embeddings is not None:
+        table["max_position_embeddings"] = settings.max_position_embeddings
+    build = {"gpt": _gpt_fields, "bert": _bert_fields, "t5": _t5_fields, "hybrid": _hybrid_fields}[settings.kind]
+    return validate(ModelSpec, {**table, **build(settings)}, origin)
 
 
-def _norm(s: MegatronSettings) -> Table:
-    return {"type": "rmsnorm" if s.normalization == "RMSNorm" else "layernorm", "eps": s.norm_epsilon}
+def _norm_table(settings: MegatronSettings) -> Table:
+    """Returns the description of a norm."""
+    return {"type": "rmsnorm" if settings.normalization == "RMSNorm" else "layernorm", "eps": settings.norm_epsilon}
 
 
-def _rope(s: MegatronSettings) -> Table | None:
-    if s.positions not in ("rope", "yarn", "mrope"):
+def _rope_table(settings: MegatronSettings) -> Table | None:
+    """Returns the description of rotary positions; None for other positions."""
+    if settings.positions not in ("rope", "yarn", "mrope"):
         return None
-    partial = {} if s.rotary_percent >= 1 else {"partial_rotary_factor": s.rotary_percent}
-    return {"type": "rope", "rope_theta": float(s.rotary_base), **partial}
+    partial = {} if settings.rotary_percent >= 1 else {"partial_rotary_factor": settings.rotary_percent}
+    return {"type": "rope", "rope_theta": float(settings.rotary_base), **partial}
 
 
-def _added(s: MegatronSettings) -> Table:
-    """The fields of a stack that say which positions are added to its input."""
-    if s.positions != "learned_absolute":
+def _position_fields(settings: MegatronSettings) -> Table:
+    """Returns the stack's fields for learned positions, which are added to its input."""
+    if settings.positions != "learned_absolute":
         return {}
-    if s.max_position_embeddings is None:
+    if settings.max_position_embeddings is None:
         raise InputError("--max-position-embeddings: missing; learned positions need it")
-    return {"position": {"type": "learned", "max_position_embeddings": s.max_position_embeddings}}
+    return {"position": {"type": "learned", "max_position_embeddings": settings.max_position_embeddings}}
 
 
-def _attention(s: MegatronSettings, position: Table | None, cross: bool = False) -> Table:
-    """cross: attention to an encoder's output, which has no positions and as many heads of keys as of queries."""
-    biased = not s.disable_bias_linear
-    inner = biased or s.add_qkv_bias
+def _attention_table(settings: MegatronSettings, position: Table | None, cross: bool = False) -> Table:
+    """Returns the description of attention. cross: whether it is cross-attention, without positions or grouped keys."""
+    biased = not settings.disable_bias_linear
+    has_qkv_bias = biased or settings.add_qkv_bias
     table: Table = {
-        "num_attention_heads": s.num_attention_heads,
-        "num_key_value_heads": s.num_attention_heads if cross else s.query_groups,
-        "head_dim": s.head_dim,
-        "q_bias": inner,
-        "k_bias": inner,
-        "v_bias": inner,
+        "num_attention_heads": settings.num_attention_heads,
+        "num_key_value_heads": settings.num_attention_heads if cross else settings.query_groups,
+        "head_dim": settings.head_dim,
+        "q_bias": has_qkv_bias,
+        "k_bias": has_qkv_bias,
+        "v_bias": has_qkv_bias,
         "o_bias": biased,
     }
     if position is not None:
         table["position"] = position
-    if s.attention_output_gate and not cross:
-        table["output_gate"] = {"per": "element", "bias": inner}
-    if s.qk_l2_norm and not cross:
+    if settings.attention_output_gate and not cross:
+        table["output_gate"] = {"per": "element", "bias": has_qkv_bias}
+    if settings.qk_l2_norm and not cross:
         table["qk_norm"] = {"norm": {"type": "rmsnorm", "weight": False, "eps": 1e-6}}
-    elif s.qk_layernorm and not cross:
-        table["qk_norm"] = {"norm": _norm(s)}
+    elif settings.qk_layernorm and not cross:
+        table["qk_norm"] = {"norm": _norm_table(settings)}
     return table
 
 
-def _delta(s: MegatronSettings) -> Table:
-    """Gated DeltaNet (ssm/gated_delta_net), whose linear layers have no bias."""
-    if s.transformer_impl != "transformer_engine":
-        raise InputError(f"--transformer-impl {s.transformer_impl}: has no gated DeltaNet; expected transformer_engine")
-    keys, values = s.linear_num_key_heads, s.linear_num_value_heads
+def _delta_table(settings: MegatronSettings) -> Table:
+    """Returns the description of Gated DeltaNet (ssm/gated_delta_net), whose linear layers have no bias."""
+    if settings.transformer_impl != "transformer_engine":
+        raise InputError(
+            f"--transformer-impl {settings.transformer_impl}: has no gated DeltaNet; expected transformer_engine"
+        )
+    keys, values = settings.linear_num_key_heads, settings.linear_num_value_heads
     if values % keys:
         raise InputError(f"--linear-num-key-heads: {keys}; expected a divisor of {values} heads of values")
     return {
         "type": "gated_delta_net",
         "linear_num_key_heads": keys,
         "linear_num_value_heads": values,
-        "linear_key_head_dim": s.linear_key_head_dim,
-        "linear_value_head_dim": s.linear_value_head_dim,
-        "linear_conv_kernel_dim": s.linear_conv_kernel_dim,
-        "norm_type": _norm(s)["type"],
-        "norm_eps": s.norm_epsilon,
+        "linear_key_head_dim": settings.linear_key_head_dim,
+        "linear_value_head_dim": settings.linear_value_head_dim,
+        "linear_conv_kernel_dim": settings.linear_conv_kernel_dim,
+        "norm_type": _norm_table(settings)["type"],
+        "norm_eps": settings.norm_epsilon,
     }
 
 
-def _indexer(s: MegatronSettings) -> Table:
-    """What selects tokens (experimental_attention_variant/dsa.py, `DSAIndexer`)."""
+def _indexer_table(settings: MegatronSettings) -> Table:
+    """Returns the description of the indexer that selects tokens (experimental_attention_variant/dsa.py)."""
     table = {
-        "index_n_heads": s.dsa_indexer_n_heads,
-        "index_head_dim": s.dsa_indexer_head_dim,
-        "index_topk": s.dsa_indexer_topk,
+        "index_n_heads": settings.dsa_indexer_n_heads,
+        "index_head_dim": settings.dsa_indexer_head_dim,
+        "index_topk": settings.dsa_indexer_topk,
     }
     for name, value in table.items():
         if value is None:
             raise InputError(f"{flag_of(name.replace('index', 'dsa_indexer'))}: missing; dsa needs it")
-    if not s.disable_bias_linear:
+    if not settings.disable_bias_linear:
         raise InputError("--disable-bias-linear: missing; dsa needs it")
     return table
 
 
-def _latent(s: MegatronSettings) -> Table:
-    low: Table = {} if s.q_lora_rank is None else {"q_lora_rank": s.q_lora_rank}
-    if s.experimental_attention_variant == "dsa":
-        low["indexer"] = _indexer(s)
+def _latent_attention_table(settings: MegatronSettings) -> Table:
+    """Returns the description of multi-latent attention."""
+    optional_fields: Table = {} if settings.q_lora_rank is None else {"q_lora_rank": settings.q_lora_rank}
+    if settings.experimental_attention_variant == "dsa":
+        optional_fields["indexer"] = _indexer_table(settings)
     return {
         "type": "mla",
-        "num_attention_heads": s.num_attention_heads,
-        **low,
-        "kv_lora_rank": s.kv_lora_rank,
-        "qk_nope_head_dim": s.qk_head_dim,
-        "qk_rope_head_dim": s.qk_pos_emb_head_dim,
-        "v_head_dim": s.v_head_dim,
-        "o_bias": not s.disable_bias_linear,
-        "norm": _norm(s) if s.qk_layernorm else None,
-        "position": {"type": "rope", "rope_theta": float(s.rotary_base)},
+        "num_attention_heads": settings.num_attention_heads,
+        **optional_fields,
+        "kv_lora_rank": settings.kv_lora_rank,
+        "qk_nope_head_dim": settings.qk_head_dim,
+        "qk_rope_head_dim": settings.qk_pos_emb_head_dim,
+        "v_head_dim": settings.v_head_dim,
+        "o_bias": not settings.disable_bias_linear,
+        "norm": _norm_table(settings) if settings.qk_layernorm else None,
+        "position": {"type": "rope", "rope_theta": float(settings.rotary_base)},
     }
 
 
-def _network(s: MegatronSettings, width: int, biased: bool) -> Table:
-    act = "silu" if s.swiglu else "relu2" if s.squared_relu else "gelu_tanh" if s.openai_gelu else "gelu"
-    gate = {"gate_bias": biased} if s.gated else {}
+def _network_table(settings: MegatronSettings, width: int, biased: bool) -> Table:
+    """Returns the description of a feed-forward network."""
+    act = (
+        "silu"
+        if settings.swiglu
+        else "relu2"
+        if settings.squared_relu
+        else "gelu_tanh"
+        if settings.openai_gelu
+        else "gelu"
+    )
+    gate = {"gate_bias": biased} if settings.gated else {}
     return {
         "type": "mlp",
         "intermediate_size": width,
         "hidden_act": act,
-        "gated": s.gated,
+        "gated": settings.gated,
         "up_bias": biased,
         "down_bias": biased,
         **gate,
     }
 
 
-def _experts(s: MegatronSettings) -> Table:
-    """The router has a bias where linear layers have; a shared expert never has one."""
-    biased = not s.disable_bias_linear
-    router: Table = {"type": "linear", "bias": biased, "scoring_func": s.moe_router_score_function}
-    if s.moe_router_enable_expert_bias:
+def _experts_table(settings: MegatronSettings) -> Table:
+    """Returns the description of a mixture of experts. Shared experts never have a bias."""
+    biased = not settings.disable_bias_linear
+    router: Table = {"type": "linear", "bias": biased, "scoring_func": settings.moe_router_score_function}
+    if settings.moe_router_enable_expert_bias:
         router["score_correction"] = "buffer"
-    shared = s.moe_shared_expert_intermediate_size
+    shared = settings.moe_shared_expert_intermediate_size
     table: Table = {
         "type": "moe",
-        "num_experts": s.num_experts,
-        "num_experts_per_tok": s.moe_router_topk,
-        "expert": _network(s, s.expert_ffn, biased),
+        "num_experts": settings.num_experts,
+        "num_experts_per_tok": settings.moe_router_topk,
+        "expert": _network_table(settings, settings.expert_ffn, biased),
         "router": router,
     }
     if shared is not None:
-        table |= {"shared_expert": _network(s, shared, biased=False), "shared_expert_gate": s.moe_shared_expert_gate}
-    if s.moe_latent_size is not None:
-        table["latent"] = {"moe_latent_size": s.moe_latent_size}
+        table |= {
+            "shared_expert": _network_table(settings, shared, biased=False),
+            "shared_expert_gate": settings.moe_shared_expert_gate,
+        }
+    if settings.moe_latent_size is not None:
+        table["latent"] = {"moe_latent_size": settings.moe_latent_size}
     return table
 
 
-def _mamba(s: MegatronSettings) -> Table:
-    inner, dim = s.mamba_inner, s.mamba_head_dim
-    if inner % dim:
-        raise InputError(f"--mamba-head-dim: {dim} does not divide the inner width {inner}; expected a divisor")
-    if inner // dim % s.mamba_num_groups:
-        raise InputError(f"--mamba-num-groups: {s.mamba_num_groups}; expected a divisor of {inner // dim} heads")
+def _mamba_table(settings: MegatronSettings) -> Table:
+    """Returns the description of a Mamba-2 mixer."""
+    inner_width, dim = settings.mamba_inner, settings.mamba_head_dim
+    if inner_width % dim:
+        raise InputError(f"--mamba-head-dim: {dim} does not divide the inner width {inner_width}; expected a divisor")
+    if inner_width // dim % settings.mamba_num_groups:
+        raise InputError(
+            f"--mamba-num-groups: {settings.mamba_num_groups}; expected a divisor of {inner_width // dim} heads"
+        )
     return {
         "type": "mamba2",
-        "num_heads": inner // dim,
+        "num_heads": inner_width // dim,
         "head_dim": dim,
-        "state_size": s.mamba_state_dim,
-        "n_groups": s.mamba_num_groups,
+        "state_size": settings.mamba_state_dim,
+        "n_groups": settings.mamba_num_groups,
         "chunk_size": MAMBA_CHUNK,
-        "norm": {"type": "rmsnorm", "eps": s.norm_epsilon},
+        "norm": {"type": "rmsnorm", "eps": settings.norm_epsilon},
     }
 
 
-def _layer(s: MegatronSettings, attention: Table, network: Table) -> Table:
-    return {"attention": attention, "feed_forward": network, "norm": _norm(s), "norm_placement": "pre"}
+def _layer_table(settings: MegatronSettings, attention: Table, network: Table) -> Table:
+    """Returns the description of a layer with pre-norms."""
+    return {"attention": attention, "feed_forward": network, "norm": _norm_table(settings), "norm_placement": "pre"}
 
 
-def _mixer(s: MegatronSettings, rotated: bool = True) -> Table:
-    """The attention of a layer. rotated: whether the layer has rotary positions, if the model has."""
-    return _latent(s) if s.latent else _attention(s, _rope(s) if rotated else None)
+def _mixer_table(settings: MegatronSettings, rotated: bool = True) -> Table:
+    """Returns the description of a layer's attention. rotated: whether this layer uses the model's rotary positions."""
+    return (
+        _latent_attention_table(settings)
+        if settings.latent
+        else _attention_table(settings, _rope_table(settings) if rotated else None)
+    )
 
 
-def _unrotated(s: MegatronSettings) -> list[bool]:
-    """Whether each layer goes without rotary positions; an N as the frequency means the last of every N layers."""
-    freq = s.no_rope_freq
-    if freq is None or _rope(s) is None:
-        return [False] * s.layers
-    if isinstance(freq, int):
-        return [freq > 0 and (i + 1) % freq == 0 for i in range(s.layers)]
-    if len(freq) != s.layers:
-        raise InputError(f"--no-rope-freq: a pattern of {len(freq)} layers; expected one of {s.layers}")
-    return list(map(bool, freq))
+def _layers_without_rope(settings: MegatronSettings) -> list[bool]:
+    """Returns for each layer whether it lacks rotary positions. A frequency N means the last of every N layers."""
+    frequency = settings.no_rope_freq
+    if frequency is None or _rope_table(settings) is None:
+        return [False] * settings.layers
+    if isinstance(frequency, int):
+        return [frequency > 0 and (i + 1) % frequency == 0 for i in range(settings.layers)]
+    if len(frequency) != settings.layers:
+        raise InputError(f"--no-rope-freq: a pattern of {len(frequency)} layers; expected one of {settings.layers}")
+    return list(map(bool, frequency))
 
 
-def _gpt(s: MegatronSettings) -> Table:
-    kinds, names = {}, []
-    for has_experts, plain, delta in zip(s.expert_layers, _unrotated(s), s.delta_layers, strict=True):
-        name = ("experts" if has_experts else "dense") + ("_delta" if delta else "_unrotated" if plain else "")
-        if name not in kinds:
-            network = _experts(s) if has_experts else _network(s, s.ffn, not s.disable_bias_linear)
-            kinds[name] = _layer(s, _delta(s) if delta else _mixer(s, not plain), network)
-        names.append(name)
-    return _decoder(s, kinds, names, s.later_tokens, None)
+def _gpt_fields(settings: MegatronSettings) -> Table:
+    """Returns the model fields of a GPT."""
+    layer_tables, layer_names = {}, []
+    for has_experts, is_unrotated, has_delta_rule in zip(
+        settings.expert_layers, _layers_without_rope(settings), settings.delta_layers, strict=True
+    ):
+        layer_name = ("experts" if has_experts else "dense") + (
+            "_delta" if has_delta_rule else "_unrotated" if is_unrotated else ""
+        )
+        if layer_name not in layer_tables:
+            network = (
+                _experts_table(settings)
+                if has_experts
+                else _network_table(settings, settings.ffn, not settings.disable_bias_linear)
+            )
+            layer_tables[layer_name] = _layer_table(
+                settings,
+                _delta_table(settings) if has_delta_rule else _mixer_table(settings, not is_unrotated),
+                network,
+            )
+        layer_names.append(layer_name)
+    return _decoder_fields(settings, layer_tables, layer_names, settings.later_tokens, None)
 
 
-def _hybrid(s: MegatronSettings) -> Table:
-    letters = "".join(s.segments)
-    wrong = sorted(set(letters) - set(HIDDEN_LAYERS))
-    if wrong or not letters:
-        problem = f"a layer {wrong[0]}" if wrong else "no layers"
+def _hybrid_fields(settings: MegatronSettings) -> Table:
+    """Returns the model fields of a hybrid of Mamba, attention and networks."""
+    pattern_letters = "".join(settings.segments)
+    unknown_letters = sorted(set(pattern_letters) - set(HIDDEN_LAYERS))
+    if unknown_letters or not pattern_letters:
+        problem = f"a layer {unknown_letters[0]}" if unknown_letters else "no layers"
         raise InputError(
             f"--hybrid-layer-pattern: {problem} is not supported; expected letters {', '.join(HIDDEN_LAYERS)}"
         )
-    build = {
-        "mamba": lambda: _layer(s, _mamba(s), NOTHING),
-        "attention": lambda: _layer(s, _attention(s, _rope(s)), NOTHING),
-        "latent": lambda: _layer(s, _latent(s), NOTHING),
-        "dense": lambda: _layer(s, NOTHING, _network(s, s.ffn, not s.disable_bias_linear)),
-        "experts": lambda: _layer(s, NOTHING, _experts(s)),
+    builders = {
+        "mamba": lambda: _layer_table(settings, _mamba_table(settings), NOTHING),
+        "attention": lambda: _layer_table(settings, _attention_table(settings, _rope_table(settings)), NOTHING),
+        "latent": lambda: _layer_table(settings, _latent_attention_table(settings), NOTHING),
+        "dense": lambda: _layer_table(
+            settings, NOTHING, _network_table(settings, settings.ffn, not settings.disable_bias_linear)
+        ),
+        "experts": lambda: _layer_table(settings, NOTHING, _experts_table(settings)),
     }
-    names = [HIDDEN_LAYERS[letter] for letter in letters]
-    kinds = {name: build[name]() for name in dict.fromkeys(names)}
-    later = _later_layer(s)
-    return _decoder(s, kinds, names, s.later_tokens, later)
+    layer_names = [HIDDEN_LAYERS[letter] for letter in pattern_letters]
+    layer_tables = {name: builders[name]() for name in dict.fromkeys(layer_names)}
+    mtp_layer = _mtp_layer_table(settings)
+    return _decoder_fields(settings, layer_tables, layer_names, settings.later_tokens, mtp_layer)
 
 
-def _later_layer(s: MegatronSettings) -> Table | None:
-    """The layer that each module of multi-token prediction of a hybrid model runs; None without any."""
-    if not s.later_tokens:
+def _mtp_layer_table(settings: MegatronSettings) -> Table | None:
+    """Returns the description of the layer in each multi-token-prediction module; None without such modules."""
+    if not settings.later_tokens:
         return None
-    ends = (s.hybrid_layer_pattern or "").split("/")[1:] or [s.mtp_hybrid_override_pattern or ""]
-    letters = ends[0]
-    if len(set(ends)) > 1 or len(letters) not in (1, 2) or set(letters) - set(HIDDEN_LAYERS):
+    mtp_patterns = (settings.hybrid_layer_pattern or "").split("/")[1:] or [settings.mtp_hybrid_override_pattern or ""]
+    mtp_letters = mtp_patterns[0]
+    if len(set(mtp_patterns)) > 1 or len(mtp_letters) not in (1, 2) or set(mtp_letters) - set(HIDDEN_LAYERS):
         raise InputError(
-            f"--hybrid-layer-pattern: '{'/'.join(ends)[:40]}' after the slash is not supported; expected one mixer and "
-            "at most one network, such as /*E"
+            f"--hybrid-layer-pattern: '{'/'.join(mtp_patterns)[:40]}' after the slash is not supported; expected one "
+            "mixer and at most one network, such as /*E"
         )
-    mixers = {"M": _mamba, "*": lambda s: _attention(s, _rope(s)), "+": _latent}
-    networks = {"-": lambda s: _network(s, s.ffn, not s.disable_bias_linear), "E": _experts}
-    if letters[0] in mixers and (len(letters) == 1 or letters[1] in networks):
-        return _layer(s, mixers[letters[0]](s), networks[letters[1]](s) if len(letters) == 2 else NOTHING)
-    if len(letters) == 1:
-        return _layer(s, NOTHING, networks[letters](s))
-    raise InputError(f"--hybrid-layer-pattern: /{letters}: not supported; expected a mixer before a network")
+    mixers = {
+        "M": _mamba_table,
+        "*": lambda settings: _attention_table(settings, _rope_table(settings)),
+        "+": _latent_attention_table,
+    }
+    networks = {
+        "-": lambda settings: _network_table(settings, settings.ffn, not settings.disable_bias_linear),
+        "E": _experts_table,
+    }
+    if mtp_letters[0] in mixers and (len(mtp_letters) == 1 or mtp_letters[1] in networks):
+        return _layer_table(
+            settings,
+            mixers[mtp_letters[0]](settings),
+            networks[mtp_letters[1]](settings) if len(mtp_letters) == 2 else NOTHING,
+        )
+    if len(mtp_letters) == 1:
+        return _layer_table(settings, NOTHING, networks[mtp_letters](settings))
+    raise InputError(f"--hybrid-layer-pattern: /{mtp_letters}: not supported; expected a mixer before a network")
 
 
-def _decoder(
-    s: MegatronSettings, kinds: dict[str, Table], names: list[str], later: int, later_layer: Table | None
+def _decoder_fields(
+    settings: MegatronSettings,
+    layer_tables: dict[str, Table],
+    layer_names: list[str],
+    mtp_depth: int,
+    mtp_layer: Table | None,
 ) -> Table:
-    stack = {**stack_of_kinds(kinds, names), "num_hidden_layers": len(names), "final_norm": _norm(s), **_added(s)}
-    if not later:
+    """Returns the model fields of a decoder with these layers."""
+    stack = {
+        **stack_of_kinds(layer_tables, layer_names),
+        "num_hidden_layers": len(layer_names),
+        "final_norm": _norm_table(settings),
+        **_position_fields(settings),
+    }
+    if not mtp_depth:
         return {"decoder": stack}
-    mtp: Table = {"num_nextn_predict_layers": later, "repeated": s.mtp_use_repeated_layer, "norm": _norm(s)}
-    if later_layer is not None:
-        stack["variants"] = {**stack["variants"], "later": later_layer}
+    mtp: Table = {
+        "num_nextn_predict_layers": mtp_depth,
+        "repeated": settings.mtp_use_repeated_layer,
+        "norm": _norm_table(settings),
+    }
+    if mtp_layer is not None:
+        stack["variants"] = {**stack["variants"], "later": mtp_layer}
         mtp["layer"] = "later"
     else:
-        last = names[-1]
-        mtp["layer"] = last if last in stack["variants"] else "block"
+        last_layer_name = layer_names[-1]
+        mtp["layer"] = last_layer_name if last_layer_name in stack["variants"] else "block"
     return {"decoder": stack, "mtp": mtp}
 
 
-def _bert(s: MegatronSettings) -> Table:
-    if s.pp > 1 and s.mtp_num_layers:
+def _bert_fields(settings: MegatronSettings) -> Table:
+    """Returns the model fields of a BERT."""
+    if settings.pp > 1 and settings.mtp_num_layers:
         raise InputError("--mtp-num-layers: BERT has none; expected none")
-    block = _layer(s, _attention(s, _rope(s)), _network(s, s.ffn, not s.disable_bias_linear))
-    binary = not s.bert_no_binary_head
-    stack: Table = {"num_hidden_layers": s.layers, "block": block, "final_norm": _norm(s), **_added(s)}
-    if binary:
+    block = _layer_table(
+        settings,
+        _attention_table(settings, _rope_table(settings)),
+        _network_table(settings, settings.ffn, not settings.disable_bias_linear),
+    )
+    has_binary_head = not settings.bert_no_binary_head
+    stack: Table = {
+        "num_hidden_layers": settings.layers,
+        "block": block,
+        "final_norm": _norm_table(settings),
+        **_position_fields(settings),
+    }
+    if has_binary_head:
         stack["token_types"] = {"type_vocab_size": SEGMENTS}
-    transform = {"hidden_act": "gelu", "norm": {"type": "layernorm", "eps": s.norm_epsilon}}
+    transform = {"hidden_act": "gelu", "norm": {"type": "layernorm", "eps": settings.norm_epsilon}}
     table: Table = {"encoder": stack, "head": {"type": "lm", "bias": True, "transform": transform}}
-    return {**table, "pooler": {"num_labels": BERT_LABELS}} if binary else table
+    return {**table, "pooler": {"num_labels": BERT_LABELS}} if has_binary_head else table
 
 
-def _t5(s: MegatronSettings) -> Table:
-    network = _network(s, s.ffn, not s.disable_bias_linear)
-    block = _layer(s, _attention(s, _rope(s)), network)
-    relative: Table = {}
-    if s.positions == "relative":
-        relative = {
+def _t5_fields(settings: MegatronSettings) -> Table:
+    """Returns the model fields of a T5."""
+    network = _network_table(settings, settings.ffn, not settings.disable_bias_linear)
+    block = _layer_table(settings, _attention_table(settings, _rope_table(settings)), network)
+    relative_bias: Table = {}
+    if settings.positions == "relative":
+        relative_bias = {
             "relative_bias": {
-                "relative_attention_num_buckets": s.relative_attention_num_buckets,
-                "relative_attention_max_distance": s.relative_attention_max_distance,
+                "relative_attention_num_buckets": settings.relative_attention_num_buckets,
+                "relative_attention_max_distance": settings.relative_attention_max_distance,
             }
         }
-    ends: Table = {"final_norm": _norm(s), **relative}
+    stack_fields: Table = {"final_norm": _norm_table(settings), **relative_bias}
     return {
-        "encoder": {"num_hidden_layers": s.layers, "block": block, **ends, **_added(s)},
+        "encoder": {"num_hidden_layers": settings.layers, "block": block, **stack_fields, **_position_fields(settings)},
         "decoder": {
-            "num_hidden_layers": s.decoder_layers,
-            "block": {**block, "cross_attention": _attention(s, None, cross=True)},
-            **ends,
-            **_added(s),
+            "num_hidden_layers": settings.decoder_layers,
+            "block": {**block, "cross_attention": _attention_table(settings, None, cross=True)},
+            **stack_fields,
+            **_position_fields(settings),
         },
         "head": {"type": "lm", "bias": True},
-        "shared_positions": bool(_added(s)),
+        "shared_positions": bool(_position_fields(settings)),
     }

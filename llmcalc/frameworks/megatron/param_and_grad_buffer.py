@@ -1,4 +1,4 @@
-"""Buffers of data parallelism, and the main parameters that a rank updates.
+"""Gradient buffers of data parallelism, and the main parameters that a rank updates.
 
 Sources: Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py, distributed_data_parallel.py and
 megatron/core/optimizer/distrib_optimizer.py, optimizer.py.
@@ -30,7 +30,7 @@ BUCKET_OF_RANK = 1_000_000
 
 
 class Range(NamedTuple):
-    """Elements of a buffer, from `start` up to `end`."""
+    """A range of a buffer's elements: `start` inclusive, `end` exclusive."""
 
     start: int
     end: int
@@ -38,10 +38,10 @@ class Range(NamedTuple):
 
 @dataclass
 class Buffer:
-    """The gradients, and with the distributed optimizer the weights, of the parameters of one kind.
+    """A contiguous buffer of gradients, and with the distributed optimizer also of weights.
 
-    shards: ranks that divide it. size: elements. ranges: parameter → where it lies, and in which bucket.
-    packed: whether no parameter lies in two shards.
+    shards: number of ranks that divide it. size: number of elements. ranges: parameter → its range and bucket index.
+    packed: whether every parameter lies in a single shard.
     """
 
     parameters: list[Parameter]
@@ -53,12 +53,12 @@ class Buffer:
     packed: bool = False
 
     @property
-    def narrow(self) -> bool:
-        """Whether its weights have 8 bits."""
-        return self.parameters[0].narrow
+    def is_fp8(self) -> bool:
+        """Whether the buffer's weights are stored in 8 bits."""
+        return self.parameters[0].is_fp8
 
 
-def padded(n: int, multiple: int) -> int:
+def round_up(n: int, multiple: int) -> int:
     """Returns a number rounded up to a multiple."""
     return -(-n // multiple) * multiple
 
@@ -72,7 +72,7 @@ def make_buffer(
     tied: bool,
     distributed: bool,
 ) -> Buffer:
-    """Returns the buffer of parameters of one kind.
+    """Builds the buffer of a group of parameters.
 
     bucket: elements after which a bucket ends; None for a single bucket.
     tied: whether embedding and output layer share their table, which then has a bucket of its own.
@@ -89,19 +89,20 @@ def make_buffer(
     ranges: dict[int, tuple[Range, int]] = {}
 
     def close(end: int) -> int:
-        buckets.append(Range(start, padded(end, multiple)))
+        """Ends the current bucket, and returns the padded end."""
+        buckets.append(Range(start, round_up(end, multiple)))
         return buckets[-1].end
 
     for parameter in reversed(parameters):
-        position = padded(position, ALIGNED)
-        alone = tied and parameter.role in ("table", "head")
-        if alone and is_open:
+        position = round_up(position, ALIGNED)
+        needs_own_bucket = tied and parameter.role in ("table", "head")
+        if needs_own_bucket and is_open:
             start = position = close(position)
             is_open = False
         ranges[id(parameter.tensor)] = Range(position, position + parameter.size), len(buckets)
         position += parameter.size
         is_open = True
-        if alone or (bucket is not None and position - start >= bucket):
+        if needs_own_bucket or (bucket is not None and position - start >= bucket):
             start = position = close(position)
             is_open = False
     if is_open:
@@ -112,7 +113,7 @@ def make_buffer(
 def bucket_size(
     settings: MegatronSettings, layout: Layout, coordinates: Coordinates, chunk: int, parameters: int
 ) -> int | None:
-    """Returns the elements of a bucket; None for a single bucket.
+    """Returns the number of elements per bucket; None for a single bucket.
 
     Only the first chunk of the first stage has several buckets, and only to overlap reductions.
     parameters: number of the chunk's parameters. Source: megatron/training/training.py, `resolve_ddp_bucket_size`.
@@ -126,8 +127,8 @@ def bucket_size(
     return max(SMALLEST_BUCKET, BUCKET_OF_RANK * layout.dp * layout.cp)
 
 
-class Updated(NamedTuple):
-    """A parameter, or this rank's range of it, that the optimizer updates.
+class OptimizerUpdate(NamedTuple):
+    """The part of a parameter that this rank's optimizer updates.
 
     size: elements. states: number of state tensors of that size.
     """
@@ -136,10 +137,10 @@ class Updated(NamedTuple):
     states: int
 
 
-def updated(
+def optimizer_updates(
     buffers: Sequence[Buffer], distributed: bool, layout: Layout, coordinates: Coordinates, optimizer: str = "adam"
-) -> Iterator[Updated]:
-    """Yields what this rank's optimizer updates, in its order.
+) -> Iterator[OptimizerUpdate]:
+    """Yields this rank's optimizer updates in the optimizer's order.
 
     Muon has one state for matrices and leaves other parameters to Adam; SGD has one state for all parameters.
 
@@ -148,37 +149,39 @@ def updated(
     states = 1 if optimizer == "sgd" else 2
     if optimizer == "muon":
         for buffer in buffers:
-            yield from (Updated(parameter.size, 1) for parameter in buffer.parameters if by_muon(parameter))
+            yield from (
+                OptimizerUpdate(parameter.size, 1) for parameter in buffer.parameters if is_updated_by_muon(parameter)
+            )
     for decays in (True, False):
         for buffer in buffers:
-            group = [parameter for parameter in buffer.parameters if _decays(parameter) is decays]
+            group_parameters = [parameter for parameter in buffer.parameters if _decays(parameter) is decays]
             if optimizer == "muon":
-                group = [parameter for parameter in group if not by_muon(parameter)]
+                group_parameters = [parameter for parameter in group_parameters if not is_updated_by_muon(parameter)]
             if not distributed:
-                yield from (Updated(parameter.size, states) for parameter in group)
+                yield from (OptimizerUpdate(parameter.size, states) for parameter in group_parameters)
                 continue
-            shard = shard_of(buffer, layout, coordinates)
-            for number, bucket in enumerate(buffer.buckets):
+            shard = shard_index(buffer, layout, coordinates)
+            for bucket_index, bucket in enumerate(buffer.buckets):
                 width = (bucket.end - bucket.start) // buffer.shards
-                low = bucket.start + shard * width
-                for parameter in reversed(group):
-                    (start, end), bucket_number = buffer.ranges[id(parameter.tensor)]
-                    part = min(low + width, end) - max(low, start)
-                    if bucket_number == number and part > 0:
-                        yield Updated(part, states)
+                shard_start = bucket.start + shard * width
+                for parameter in reversed(group_parameters):
+                    (parameter_start, parameter_end), bucket_number = buffer.ranges[id(parameter.tensor)]
+                    overlap = min(shard_start + width, parameter_end) - max(shard_start, parameter_start)
+                    if bucket_number == bucket_index and overlap > 0:
+                        yield OptimizerUpdate(overlap, states)
 
 
-def by_muon(parameter: Parameter) -> bool:
-    """Whether Muon updates a parameter: a matrix, but not of the embedding or the output layer."""
+def is_updated_by_muon(parameter: Parameter) -> bool:
+    """Whether Muon updates a parameter: only matrices outside the embedding and the output layer."""
     return len(parameter.tensor.shape) == 2 and parameter.role not in ("table", "head")
 
 
-def shard_of(buffer: Buffer, layout: Layout, coordinates: Coordinates) -> int:
-    """Returns the number of a rank's shard of a buffer; ranks of a sequence are neighbours."""
+def shard_index(buffer: Buffer, layout: Layout, coordinates: Coordinates) -> int:
+    """Returns the index of a rank's shard of a buffer. Context-parallel ranks are neighbours."""
     rank_in_group = coordinates.edp if buffer.expert else coordinates.dp * layout.cp + coordinates.cp
     return rank_in_group % buffer.shards
 
 
 def _decays(parameter: Parameter) -> bool:
-    """Whether weight decay applies to a parameter: not to vectors."""
+    """Whether weight decay applies to a parameter: to matrices, not to vectors."""
     return len(parameter.tensor.shape) > 1

@@ -1,4 +1,4 @@
-"""Megatron-LM as accelerate's config asks for it.
+"""Reads the Megatron-LM section of an accelerate config.
 
 Source: accelerate 1.x, utils/dataclasses.py, `MegatronLMPlugin`.
 """
@@ -18,28 +18,34 @@ MEGATRON_READ = frozenset(
 )
 
 
-def read_accelerate(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
-    """Megatron-LM in accelerate's config. words: the settings of a run without it."""
+def read_accelerate(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
+    """Reads an accelerate config that runs Megatron-LM. words: settings of the run from elsewhere."""
     section = "megatron_lm_config"
-    short = {str(key).removeprefix("megatron_lm_"): value for key, value in reading.table(data, section).items()}
-    unknown_keys(reading, short, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
+    plugin_options = {
+        str(key).removeprefix("megatron_lm_"): value for key, value in reading.table(config, section).items()
+    }
+    unknown_keys(reading, plugin_options, (*MEGATRON_READ, "gradient_clipping"), section, "no key that is known")
 
     def size(name: str) -> int:
-        return size_of(reading, f"{section}.megatron_lm_{name}", 1 if short.get(name) is None else short[name])
+        return size_of(
+            reading, f"{section}.megatron_lm_{name}", 1 if plugin_options.get(name) is None else plugin_options[name]
+        )
 
     def flag(name: str) -> bool:
-        return short.get(name) is not None and flag_value(reading, f"{section}.megatron_lm_{name}", short[name])
+        return plugin_options.get(name) is not None and flag_value(
+            reading, f"{section}.megatron_lm_{name}", plugin_options[name]
+        )
 
     tp, pp = size("tp_degree"), size("pp_degree")
     if world % (tp * pp):
         raise InputError(f"--devices: {world}; expected a multiple of {tp * pp}")
-    words["num_microbatches"] = size("num_micro_batches")
+    command_settings["num_microbatches"] = size("num_micro_batches")
     if flag("recompute_activations"):
-        words["recompute"] = "attention"
-    if words.get("precision") == "autocast":
-        del words["precision"]
-        words |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"}
+        command_settings["recompute"] = "attention"
+    if command_settings.get("precision") == "autocast":
+        del command_settings["precision"]
+        command_settings |= {"dtype": "bf16", "master_weights": "fp32", "grad_dtype": "fp32"}
     zero: Zero = 1 if flag("use_distributed_optimizer") else 0
     sequence_parallel = tp > 1 and flag("sequence_parallelism")
     layout = Layout(tp=tp, pp=pp, dp=world // (tp * pp), sequence_parallel=sequence_parallel, zero=zero)
-    return RunUnder(layout, words)
+    return RunUnder(layout, command_settings)

@@ -1,4 +1,4 @@
-"""The memory of one rank."""
+"""The memory of a single Megatron-LM rank."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...simulator.meter import Place
 from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, PassTrace
 from ...simulator.replay_result import PHASES, ReplayResult
-from .kernel_choices import expandable
+from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
 from .record_passes import record_passes
 from .schedule import RankRun
@@ -40,7 +40,7 @@ REVISIONS = "Megatron-LM d98e8a64, TransformerEngine d0067d0d"
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """The recorded passes of a rank, for ranks whose passes are the same.
+    """The recorded passes of a rank, reused for ranks with identical passes.
 
     traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
@@ -70,7 +70,7 @@ Recording needs as many.
 def replay_rank(
     spec: ModelSpec, settings: MegatronSettings, rank: int, recorded_ranks: RecordedRanks | None = None
 ) -> ReplayResult:
-    """Replays set-up and two steps of a rank. Raises `InputError`, naming the argument, for what is not modelled.
+    """Replays set-up and two steps of a rank. Raises `InputError` that names an argument which is not modelled.
 
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added; None (default) for
         none.
@@ -81,46 +81,52 @@ def replay_rank(
     key = *passes_key(run), is_last_stage
     if key not in recorded_ranks and run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
         recorded_ranks[key] = record_rank(spec, settings, rank, is_last_stage)
-    recorded = recorded_ranks.get(key)
-    if recorded is None or recorded.traces is None:
+    recorded_rank = recorded_ranks.get(key)
+    if recorded_rank is None or recorded_rank.traces is None:
         run.set_up()
-        return play_two_steps(run, meter, PrefixCache(expandable(settings)))
-    for chunk, parameters in zip(run.chunks, recorded.parameters, strict=True):
+        return play_two_steps(run, meter, PrefixCache(uses_expandable_segments(settings)))
+    for chunk, parameters in zip(run.chunks, recorded_rank.parameters, strict=True):
         chunk.parameters = parameters
     layer_offsets = [
-        chunk.lowering.below - below for chunk, below in zip(run.chunks, recorded.layers_before, strict=True)
+        chunk.lowering.first_layer_index - layers_before
+        for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    run.passes = PassPlayer(meter, recorded.traces, layer_offsets)
+    run.passes = PassPlayer(meter, recorded_rank.traces, layer_offsets)
     try:
         run.set_up()
         key_of_steps = steps_key(run, meter)
-        if key_of_steps not in recorded.replayed:
-            recorded.replayed[key_of_steps] = play_two_steps(run, meter, recorded.prefix_cache)
-        return recorded.replayed[key_of_steps]
+        if key_of_steps not in recorded_rank.replayed:
+            recorded_rank.replayed[key_of_steps] = play_two_steps(run, meter, recorded_rank.prefix_cache)
+        return recorded_rank.replayed[key_of_steps]
     except NotRepeating:
         run = RankRun(spec, settings, rank, meter := EventMeter())
         run.set_up()
-        return play_two_steps(run, meter, PrefixCache(expandable(settings)))
+        return play_two_steps(run, meter, PrefixCache(uses_expandable_segments(settings)))
 
 
 def passes_key(run: RankRun) -> tuple[object, ...]:
-    """Returns what the passes of a rank depend on beside its settings."""
+    """Returns everything that determines a rank's passes, apart from its settings."""
     names, coordinates = run.spec.main.layer_names(), run.coordinates._replace(dp=0, pp=0, edp=0)
     if run.spec.vocab_size % run.layout.tp == 0:  # every other axis is divided evenly
         coordinates = coordinates._replace(tp=0, etp=0, ep=0, cp=0)
     stages = [chunk.stage for chunk in run.chunks]
-    kinds = (
+    stage_layers = (
         () if stage is None else (stage.first, stage.last, *names[stage.layers.start : stage.layers.stop])
         for stage in stages
     )
-    differ = [chunk.lowering.below for chunk in run.chunks] if any(run.rank_choices.wide_layers) else []
-    return coordinates, *kinds, *differ
+    layers_before = (
+        [chunk.lowering.first_layer_index for chunk in run.chunks] if any(run.rank_choices.bf16_layers) else []
+    )
+    return coordinates, *stage_layers, *layers_before
 
 
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
-    """Records the passes of a rank. is_last_stage: as of `record_passes`."""
+    """Records the passes of a rank. is_last_stage: as in `record_passes`."""
     run = RankRun(spec, settings, rank, meter := Recorder())
-    layers_before, prefix_cache = [chunk.lowering.below for chunk in run.chunks], PrefixCache(expandable(settings))
+    layers_before, prefix_cache = (
+        [chunk.lowering.first_layer_index for chunk in run.chunks],
+        PrefixCache(uses_expandable_segments(settings)),
+    )
     try:
         traces = record_passes(run, meter, is_last_stage)
     except NotRepeating:
@@ -129,7 +135,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
-    """Returns what the steps of a rank depend on, after set-up, beside its passes, its settings and the layout."""
+    """Returns everything that determines a rank's steps after set-up, apart from passes, settings and layout."""
     meter.cut()
     ((steps, _),) = meter.pieces
     optimizer = run.updated_sizes, run.states_per_parameter, run.step_gather_sizes
@@ -158,12 +164,12 @@ def rank_memory(
     context: int = CONTEXT,
     recorded_ranks: RecordedRanks | None = None,
 ) -> DeviceMemory:
-    """Returns the memory of a rank. context: bytes of the CUDA context. recorded_ranks: as of `replay_rank`.
+    """Computes the memory of a rank. context: bytes of the CUDA context. recorded_ranks: as in `replay_rank`.
 
     The rank is numbered as by `Layout.coordinates`.
     """
     replay = replay_rank(spec, settings, rank, recorded_ranks)
-    answer = summarize(replay, Runtime(context=context), layer_stacks(spec), Term("tensors", 0, "source", ""))
+    rank_memory_use = summarize(replay, Runtime(context=context), layer_stacks(spec), Term("tensors", 0, "source", ""))
     versions = REVISIONS if settings.date is None else f"Megatron-LM of {settings.date}"
     allocator = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     tensors = (
@@ -172,11 +178,17 @@ def rank_memory(
         if kind in SOURCES
     )
     return replace(
-        answer,
+        rank_memory_use,
         terms=(
             *tensors,
             Term("rounding to blocks", replay.slop, "source", allocator, of_runtime=True),
-            Term("free blocks", answer.reserved_bytes - answer.peak_bytes, "estimate", allocator, of_runtime=True),
+            Term(
+                "free blocks",
+                rank_memory_use.reserved_bytes - rank_memory_use.peak_bytes,
+                "estimate",
+                allocator,
+                of_runtime=True,
+            ),
             Term("CUDA context", context, "estimate", "0.4 to 0.6 GiB by GPU and driver", of_runtime=True),
         ),
     )

@@ -1,4 +1,4 @@
-"""Records the passes of a rank with few micro-batches; they stand for those of a whole schedule."""
+"""Records a rank's passes with a few micro-batches, which represent the whole schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = 3, 3
 
 
 def record_passes(run: RankRun, recorder: Recorder, is_last_stage: bool) -> Mapping[PassCase, PassTrace]:
-    """Returns the events of each kind of pass of a rank.
+    """Records the events of each kind of pass of a rank.
 
     run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
@@ -35,7 +35,8 @@ def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:
     inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
     outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
 
-    def back(chunk: Chunk) -> None:
+    def run_backward(chunk: Chunk) -> None:
+        """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
         gradient = None if chunk.last else run.receive_gradient()
         x, output = inputs[chunk.number].pop(0), outputs[chunk.number].pop(0)
         run.backward(x, output, gradient)
@@ -50,7 +51,7 @@ def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:
             output.free()
             del x, output
             if chunk is last:
-                back(chunk)
+                run_backward(chunk)
     for chunk in reversed(run.chunks):
         while outputs[chunk.number]:
-            back(chunk)
+            run_backward(chunk)

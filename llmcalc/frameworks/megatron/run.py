@@ -1,4 +1,4 @@
-"""A run over devices, as Megatron-LM's record answers for it."""
+"""Answers for Megatron-LM runs on several devices, as `frameworks.framework` requires."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .settings_from_options import settings_of, settings_on
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """The memory of one rank, replayed."""
+    """Computes the memory of one rank by a replay."""
     return replay.rank_memory(
         run.memory.spec, settings_on(run, runtime), rank, runtime.context, run.recorded_ranks(runtime)
     )
 
 
 def check(memory: Memory, version: str) -> None:
-    """Raises `InputError` for a run that Megatron-LM does not have on any layout."""
+    """Raises `InputError` for a run that Megatron-LM supports on no layout."""
     settings_of(memory, ONE_DEVICE, version)
 
 
 def document(run: RunOnRanks) -> Mapping[str, Any]:
-    """Number formats and kernels that follow from Megatron-LM's arguments."""
+    """Returns the number formats and kernels that follow from Megatron-LM's arguments."""
     settings = settings_on(run, run.memory.runtime)
     fused, weights = settings.cross_entropy_loss_fusion, run.memory.states.dtype
     return {

@@ -1,4 +1,4 @@
-"""Two training steps of one rank, tensor by tensor: set-up, micro-batches in the order of the schedule, and the
+"""Runs two training steps of a rank, tensor by tensor: set-up, micro-batches in the schedule's order, and the
 optimizer's steps. A variable here that holds a tensor lives as long as Megatron's own variable.
 
 Sources: Megatron-LM, megatron/core/pipeline_parallel/schedules.py, megatron/training/training.py,
@@ -40,10 +40,17 @@ from ...simulator.tensor import (
 from ...workload.run_config import RunConfig
 from ...workload.workload import Workload
 from .evidence import check_parts
-from .kernel_choices import choices_of, cublas_workspace, engine_workspace, optimizer_sharding, refuse, retains_batches
+from .kernel_choices import (
+    check_modelled,
+    choices_of,
+    cublas_workspace,
+    engine_workspace,
+    optimizer_sharding,
+    retains_batches,
+)
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
-from .layer_wise_optimizer import by_layout, by_turns, pack_buffer
-from .param_and_grad_buffer import Buffer, bucket_size, by_muon, make_buffer, updated
+from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
+from .param_and_grad_buffer import Buffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
 
 STATES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
@@ -69,7 +76,7 @@ Source: Megatron-LM, megatron/training/training.py, `get_model`: `torch.cuda.str
 
 @dataclass
 class Chunk:
-    """The layers of one stage.
+    """The layers of one virtual pipeline stage.
 
     stage: which stage of the pipeline; None without a pipeline.
     record_program: records the program of the layers.
@@ -88,7 +95,7 @@ class Chunk:
 
     @cached_property
     def program(self) -> RankFlow:
-        """The program of the layers."""
+        """Returns the program of the chunk's layers."""
         return self.record_program()
 
     @property
@@ -126,13 +133,13 @@ class ForwardOutput:
 
 
 class RankRun:
-    """Runs steps of one rank of a layout.
+    """Runs training steps of one rank of a layout.
 
     spec: the model, with the vocabulary before it is padded.
     """
 
     def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter | Recorder) -> None:
-        refuse(settings)
+        check_modelled(settings)
         check_parts(spec)
         self.settings, self.meter = settings, meter
         self.layout: Layout = settings.layout()
@@ -150,8 +157,8 @@ class RankRun:
         seq = tokens if decoder is None else decoder // settings.cp
         self.run_config = RunConfig(Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training"))
         self.chunks = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
-        for number, chunk in enumerate(self.chunks):
-            chunk.number = number
+        for chunk_index, chunk in enumerate(self.chunks):
+            chunk.number = chunk_index
         self.buffers: list[Buffer] = []
         self.persistent_storages: list[Storage] = []
         self.optimizer_states: list[Storage] = []
@@ -167,6 +174,7 @@ class RankRun:
         self.has_stepped = self.has_rope_tables = False
 
     def _stages(self) -> Sequence[Stage | None]:
+        """Returns the pipeline stage of each chunk."""
         if self.layout.pp == 1:
             return [None]
         if self.spec.kind == "encoder-decoder":
@@ -175,9 +183,10 @@ class RankRun:
         return [stage for stage in stages(self.layout, layers) if stage.rank == self.coordinates.pp]
 
     def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
+        """Creates the chunk of a pipeline stage."""
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         lowering.include = frozenset({MTP.name} if self.settings.later_tokens else ())
-        lowering.below = 0 if stage is None else stage.layers.start
+        lowering.first_layer_index = 0 if stage is None else stage.layers.start
         return Chunk(stage, partial(rank_program, self.spec, self.layout, rank, stage), lowering)
 
     # --- set-up ------------------------------------------------------------------------------------------------------
@@ -188,12 +197,12 @@ class RankRun:
             return Storage(self.meter, size)
 
     def set_up_tables(self) -> None:
-        """Creates the tables that passes read beside parameters."""
+        """Creates the tables that passes read in addition to parameters."""
         self.meter.place = Place("set-up")
         self._make_rope_tables()
 
     def set_up(self) -> None:
-        """Creates everything that exists before the first step."""
+        """Creates all tensors that exist before the first step."""
         settings, layout = self.settings, self.layout
         distributed = self.sharding in ("elements", "layout")
         self.set_up_tables()
@@ -202,8 +211,8 @@ class RankRun:
             chunk.parameters = chunk.parameters or chunk.lowering.parameters_of(chunk.program)
             weights.append([])
             for parameter in chunk.parameters:
-                weights[-1].append(self.storage((1 if parameter.narrow else 2) * parameter.size, "weights"))
-                if parameter.narrow:
+                weights[-1].append(self.storage((1 if parameter.is_fp8 else 2) * parameter.size, "weights"))
+                if parameter.is_fp8:
                     _, *further_sizes = weight_sizes(self.rank_choices, *parameter.tensor.shape)
                     self.persistent_storages += [self.storage(size, "weights") for size in further_sizes]
         self.rope_tables = [
@@ -211,38 +220,40 @@ class RankRun:
         ]  # buffers of a Float16Module
         element = 4 if settings.reduces_in_fp32 else 2
         tied = self.spec.tie_word_embeddings
-        for number, chunk in enumerate(self.chunks):
+        for chunk_index, chunk in enumerate(self.chunks):
             bucket = bucket_size(
-                settings, layout, self.coordinates, number, sum(parameter.size for parameter in chunk.parameters)
+                settings, layout, self.coordinates, chunk_index, sum(parameter.size for parameter in chunk.parameters)
             )
             for buffer in self._buffers(chunk, bucket, tied):
                 self.buffers.append(buffer)
                 with on_stream(self.meter, SIDE):
                     if distributed:
                         self.persistent_storages.append(
-                            self.storage((1 if buffer.narrow else 2) * buffer.size, "weights")
+                            self.storage((1 if buffer.is_fp8 else 2) * buffer.size, "weights")
                         )
                     self.persistent_storages.append(self.storage(element * buffer.size, "gradients"))
             if distributed:
-                weights[number].reverse()
-                while weights[number]:
-                    weights[number].pop(0)
+                weights[chunk_index].reverse()
+                while weights[chunk_index]:
+                    weights[chunk_index].pop(0)
         self.persistent_storages += [parameter for chunk_weights in weights for parameter in chunk_weights]
         del weights
         self._main_parameters()
 
     def _buffers(self, chunk: Chunk, bucket: int | None, tied: bool) -> Iterator[Buffer]:
-        """Yields the data-parallel buffers of a chunk. Experts' come last; matrices may have their own."""
+        """Yields the data-parallel buffers of a chunk, those of experts last."""
         distributed = self.sharding in ("elements", "layout")
         for expert in (False, True):
             parameters = [parameter for parameter in chunk.parameters if parameter.expert is expert]
-            by_layout = self.sharding == "layout"
-            matrices = [parameter for parameter in parameters if by_layout and by_muon(parameter)]
-            others = [parameter for parameter in parameters if not (by_layout and by_muon(parameter))]
+            updates_by_layout = self.sharding == "layout"
+            matrices = [parameter for parameter in parameters if updates_by_layout and is_updated_by_muon(parameter)]
+            adam_parameters = [
+                parameter for parameter in parameters if not (updates_by_layout and is_updated_by_muon(parameter))
+            ]
             if matrices:
                 yield pack_buffer(matrices, expert, self.settings, self.layout, bucket)
-            for narrow in sorted({parameter.narrow for parameter in others}):
-                group = [parameter for parameter in others if parameter.narrow is narrow]
+            for is_fp8 in sorted({parameter.is_fp8 for parameter in adam_parameters}):
+                group = [parameter for parameter in adam_parameters if parameter.is_fp8 is is_fp8]
                 yield make_buffer(group, expert, self.settings, self.layout, bucket, tied, distributed)
 
     def _make_rope_tables(self) -> None:
@@ -265,7 +276,7 @@ class RankRun:
             )
 
     def _attention_layers(self) -> int:
-        """Number of this rank's layers with latent attention; each has tables of its own."""
+        """Counts this rank's layers with latent attention; each has RoPE tables of its own."""
         if self.layout.pp == 1:
             return self.spec.main.num_hidden_layers + self.settings.later_tokens
         layers = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
@@ -298,12 +309,14 @@ class RankRun:
         """
         settings = self.settings
         if self.sharding == "turns":
-            updates, self.step_gather_sizes = by_turns(self.buffers, self.layout, self.coordinates)
+            updates, self.step_gather_sizes = updates_in_rank_order(self.buffers, self.layout, self.coordinates)
         elif self.sharding == "layout":
-            updates = by_layout(self.buffers, self.layout, self.coordinates)
+            updates = updates_by_layout(self.buffers, self.layout, self.coordinates)
         else:
             updates = list(
-                updated(self.buffers, self.sharding == "elements", self.layout, self.coordinates, settings.optimizer)
+                optimizer_updates(
+                    self.buffers, self.sharding == "elements", self.layout, self.coordinates, settings.optimizer
+                )
             )
         for size, states in updates:
             if not settings.use_precision_aware_optimizer:
@@ -315,7 +328,7 @@ class RankRun:
         self.persistent_storages += [self.storage(4, "optimizer") for _ in range(FLAGS)]
 
     def optimizer_step(self) -> None:
-        """Runs the optimizer's step; the first one creates the states."""
+        """Runs the optimizer's step; the first step allocates the states."""
         settings = self.settings
         self.meter.place = Place("step")
         aware = settings.use_precision_aware_optimizer
@@ -368,7 +381,7 @@ class RankRun:
         return tensors
 
     def forward(self, chunk: Chunk, chunk_input: Tensor | None) -> ForwardOutput:
-        """Runs `forward_step`, whose output is the loss on the last stage."""
+        """Runs `forward_step`. On the last stage its output is the loss."""
         self.meter.place = Place("forward")
         batch = self.get_batch(chunk)
         self._make_first_rope_tables()
@@ -385,6 +398,7 @@ class RankRun:
         return ForwardOutput(chunk, output, chunk_input)
 
     def _forward_pass(self, chunk: Chunk, chunk_input: Tensor | None) -> Tensor:
+        """Runs the layers of a chunk, and on the last stage the loss."""
         self.persistent.entry_of_chunk = chunk_input
         output = chunk.lowering.run_rank(chunk.program, chunk_input)
         self.persistent.entry_of_chunk = None
@@ -403,7 +417,7 @@ class RankRun:
         masked = graph.new(shape, FLOAT32)
         out = graph.new((1,), FLOAT32)
         del masked
-        node = Node(graph, "sum", (losses,), lambda g, needs: [graph.new(shape, FLOAT32)])
+        node = Node(graph, "sum", (losses,), lambda g, needs_input_grad: [graph.new(shape, FLOAT32)])
         out.node = node
         return out
 
@@ -422,26 +436,29 @@ class RankRun:
         return None if chunk_input is None else chunk_input.grad
 
     def _backward_pass(self, output: ForwardOutput, gradient: Tensor | None) -> None:
+        """Runs the backward pass from the end of a chunk's graph."""
         if gradient is None:
             gradient = self.graph.new(output.end.shape, output.end.dtype)
         backward(self.graph, output.end, gradient)
 
     def receive_hidden(self) -> Tensor:
-        """Returns the hidden states that the previous stage sends; they hold their gradient."""
+        """Returns the hidden states received from the previous stage; the tensor also stores their gradient."""
         self.meter.place = Place("forward", path="receive")
         x = self._new_hidden()
         tensor_reference = ref(x)
 
-        def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+            """Stores the gradient of the received hidden states."""
             tensor = tensor_reference()
             if tensor is not None:
                 tensor.grad = g
             return (None,)
 
-        x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), arrived)
+        x.node = Node(self.graph, "received", (empty(NoMeter(), (), BFLOAT16, leaf=True),), store_gradient)
         return x
 
     def _new_hidden(self) -> Tensor:
+        """Allocates hidden states of this rank's tokens."""
         rows = self.run_config.batch * self.run_config.workload.seq
         return self.graph.new((self.chunks[0].lowering.local_rows(rows), self.spec.hidden_size), BFLOAT16)
 
@@ -468,8 +485,8 @@ class RankRun:
 
     @property
     def microbatches(self) -> int:
-        """Number of micro-batches that are run: further ones would repeat the last."""
-        if self.retains or self.rank_choices.deferred is not None:
+        """Number of micro-batches to run; more would repeat the last one."""
+        if self.retains or self.rank_choices.wgrad_deferral_limit is not None:
             return self.settings.microbatches
         return min(self.settings.microbatches, 2 * self.layout.pp * self.layout.vpp + 2)
 
@@ -514,7 +531,7 @@ class RankRun:
         del input_gradient
 
     def receive_gradient(self) -> Tensor:
-        """Returns the gradient that the next stage sends."""
+        """Returns the gradient received from the next stage."""
         self.meter.place = Place("backward", path="receive")
         return self._new_hidden()
 
@@ -524,7 +541,7 @@ class RankRun:
 
 
 class Interleaved:
-    """The interleaved schedule of one rank.
+    """The interleaved 1F1B schedule of one rank.
 
     Attributes that hold tensors live as long as the variables of Megatron's function
     (`forward_backward_pipelining_with_interleaving`).
@@ -537,33 +554,35 @@ class Interleaved:
 
     def __init__(self, run: RankRun) -> None:
         settings, self.rank = run.settings, run
-        self.pp, self.chunks, stage = run.layout.pp, len(run.chunks), run.coordinates.pp
-        group = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
-        runs_all = run.retains or run.rank_choices.deferred is not None
-        number = settings.microbatches if runs_all else min(settings.microbatches, max(3 * group, self.pp))
-        if settings.microbatches % group == 0:
-            number = max(group, number // group * group)
+        self.pp, self.chunks, stage_index = run.layout.pp, len(run.chunks), run.coordinates.pp
+        group_size = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
+        runs_all = run.retains or run.rank_choices.wgrad_deferral_limit is not None
+        microbatch_count = (
+            settings.microbatches if runs_all else min(settings.microbatches, max(3 * group_size, self.pp))
+        )
+        if settings.microbatches % group_size == 0:
+            microbatch_count = max(group_size, microbatch_count // group_size * group_size)
         self.order: list[int] = []
-        for start in range(0, number, group):
-            size = min(group, number - start)
-            self.order += [chunk for chunk in range(self.chunks) for _ in range(size)]
-        self.total = number * self.chunks
-        self.warmup = min(self.total, (self.pp - stage - 1) * 2 + (self.chunks - 1) * group)
+        for start in range(0, microbatch_count, group_size):
+            group_microbatches = min(group_size, microbatch_count - start)
+            self.order += [chunk for chunk in range(self.chunks) for _ in range(group_microbatches)]
+        self.total = microbatch_count * self.chunks
+        self.warmup = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
         self.remaining = self.total - self.warmup
         self.overlaps = not settings.no_overlap_p2p_communication
-        self.first, self.last = stage == 0, stage == self.pp - 1
+        self.first, self.last = stage_index == 0, stage_index == self.pp - 1
         self.inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
         self.outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
         self.gradients: list[list[Tensor | None]] = [[] for _ in run.chunks]
-        self.forward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if self.first else 1)
-        self.backward_buffer: list[Tensor | None] = [None] * (group - self.pp + 1 if self.last else 1)
+        self.forward_buffer: list[Tensor | None] = [None] * (group_size - self.pp + 1 if self.first else 1)
+        self.backward_buffer: list[Tensor | None] = [None] * (group_size - self.pp + 1 if self.last else 1)
         self.output: ForwardOutput | None = None
         self.input_tensor: Tensor | None = None
         self.output_gradient: Tensor | None = None
         self.input_gradient: Tensor | None = None
 
     def chunk_of(self, step: int, forward: bool) -> int:
-        """The chunk of a forward or backward step."""
+        """Returns the chunk of a forward or backward step."""
         chunk = self.order[step % self.total]
         return chunk if forward else self.chunks - 1 - chunk
 
@@ -576,7 +595,7 @@ class Interleaved:
         return self.last and chunk == self.chunks - 1
 
     def next_received(self, step: int, forward: bool) -> tuple[bool, int]:
-        """Whether the rank receives a tensor after a step, and for which chunk (`recv_tensor_from_previous_stage`)."""
+        """Returns whether the rank receives a tensor after a step, and for which chunk"""
         if not (self.first if forward else self.last):
             return True, self.chunk_of(step + 1, forward)
         if step < self.pp - 1:
@@ -621,7 +640,7 @@ class Interleaved:
             self._cool_down(step)
 
     def _warm_up(self, step: int) -> None:
-        """Runs a forward pass; the last one is followed by the first gradient from the next stage."""
+        """Runs a warm-up forward pass. The last one also receives the first gradient from the next stage."""
         receives, next_chunk = self.next_received(step, True)
         receives = receives and step != self.total - 1
         receives_gradient = step == self.warmup - 1 and self.remaining > 0
@@ -640,7 +659,7 @@ class Interleaved:
             self.gradients[-1].append(self.backward_buffer[-1])
 
     def _forward_and_backward(self, step: int) -> None:
-        """Runs a forward and a backward pass, then sends and receives. step: number of the backward pass."""
+        """Runs one forward and one backward pass, then communicates. step: index of the backward pass."""
         forward_step = step + self.warmup
         self.output = self.forward(forward_step)
         self.input_gradient = self.backward(step)
@@ -661,7 +680,7 @@ class Interleaved:
             self.gradients[gradient_chunk].append(self.output_gradient)
 
     def _forward_and_backward_overlapped(self, step: int) -> None:
-        """Runs a forward and a backward pass, with which sending and receiving overlap."""
+        """Runs one forward and one backward pass, overlapped with communication."""
         rank, forward_step = self.rank, step + self.warmup
         if self.output is not None:
             self.output.free()
@@ -670,24 +689,24 @@ class Interleaved:
             output = None
         receives, next_chunk = self.next_received(forward_step, True)
         receives = receives and step != self.remaining - 1
-        places = len(self.forward_buffer)
-        self.forward_buffer[forward_step % places] = rank.receive_hidden() if receives else None
+        buffered_outputs = len(self.forward_buffer)
+        self.forward_buffer[forward_step % buffered_outputs] = rank.receive_hidden() if receives else None
         if receives:
-            self.inputs[next_chunk].append(self.forward_buffer[forward_step % places])
-            self.forward_buffer[(forward_step + 1) % places] = None
+            self.inputs[next_chunk].append(self.forward_buffer[forward_step % buffered_outputs])
+            self.forward_buffer[(forward_step + 1) % buffered_outputs] = None
         self.input_gradient = self.backward(step)
         if self.is_first(self.chunk_of(step, False)):
             self.input_gradient = None
         receives_gradient, gradient_chunk = self.next_received(step, False)
-        places = len(self.backward_buffer)
-        self.backward_buffer[step % places] = rank.receive_gradient() if receives_gradient else None
+        buffered_outputs = len(self.backward_buffer)
+        self.backward_buffer[step % buffered_outputs] = rank.receive_gradient() if receives_gradient else None
         if receives_gradient:
-            self.gradients[gradient_chunk].append(self.backward_buffer[step % places])
-            self.backward_buffer[(step + 1) % places] = None
+            self.gradients[gradient_chunk].append(self.backward_buffer[step % buffered_outputs])
+            self.backward_buffer[(step + 1) % buffered_outputs] = None
         self.output = output
 
     def _cool_down(self, step: int) -> None:
-        """Runs a backward pass that no forward pass comes with."""
+        """Runs a cool-down step: a backward pass without a forward pass."""
         receives_gradient, gradient_chunk = self.next_received(step, False)
         receives_gradient = receives_gradient and step != self.total - 1
         self.input_gradient = self.backward(step)

@@ -182,14 +182,14 @@ class MegatronSettings(MegatronArguments):
         """Whether the router has an auxiliary loss: of tokens, of sequences or of all ranks, with a factor
         (transformer/moe/router.py, `is_aux_loss_enabled`).
         """
-        kinds = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
-        return any(kind.endswith("aux_loss") and factor > 0 for kind, factor in kinds)
+        losses = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
+        return any(kind.endswith("aux_loss") and factor > 0 for kind, factor in losses)
 
     @property
     def tokenizer(self) -> str:
         """The type of the tokenizer, by default that of the script (`args_defaults`)."""
-        words = "BertWordPieceLowerCase" if self.kind in ("bert", "t5") else "GPT2BPETokenizer"
-        return self.tokenizer_type or words
+        default_type = "BertWordPieceLowerCase" if self.kind in ("bert", "t5") else "GPT2BPETokenizer"
+        return self.tokenizer_type or default_type
 
     @property
     def vocabulary(self) -> int | None:
@@ -270,18 +270,21 @@ class MegatronSettings(MegatronArguments):
 
     def _layers_with_given_ends(self) -> tuple[int, ...]:
         """Layers of each stage where the number of the first or the last rank is given. Raises `InputError`."""
-        first, last = self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers
-        remaining = self.layers - (first or 0) - (last or 0)
-        middle_ranks = self.pp - (first is not None) - (last is not None)
-        fits = remaining == 0 if middle_ranks == 0 else middle_ranks > 0 and remaining % middle_ranks == 0
-        if not fits:
+        first_stage_layers, last_stage_layers = (
+            self.decoder_first_pipeline_num_layers,
+            self.decoder_last_pipeline_num_layers,
+        )
+        remaining = self.layers - (first_stage_layers or 0) - (last_stage_layers or 0)
+        middle_ranks = self.pp - (first_stage_layers is not None) - (last_stage_layers is not None)
+        divides_evenly = remaining == 0 if middle_ranks == 0 else middle_ranks > 0 and remaining % middle_ranks == 0
+        if not divides_evenly:
             raise InputError(
                 f"--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers: {remaining} layers are left "
                 f"for {max(0, middle_ranks)} stages; expected a multiple"
             )
         by_rank = [remaining // max(1, middle_ranks)] * self.pp
-        by_rank[0] = by_rank[0] if first is None else first
-        by_rank[-1] = by_rank[-1] if last is None else last
+        by_rank[0] = by_rank[0] if first_stage_layers is None else first_stage_layers
+        by_rank[-1] = by_rank[-1] if last_stage_layers is None else last_stage_layers
         if any(layers % self.chunks for layers in by_rank):
             raise InputError(f"--num-virtual-stages-per-pipeline-rank: {self.chunks} does not divide {by_rank}")
         return tuple(layers // self.chunks for layers in by_rank) * self.chunks
@@ -472,12 +475,14 @@ class MegatronSettings(MegatronArguments):
         raise InputError(f"{flag_of(name)}: {shown(getattr(self, name))}; expected {expected}")
 
 
-def _scheduled(text: str) -> Iterator[tuple[int, int]]:
+def _scheduled(schedule_text: str) -> Iterator[tuple[int, int]]:
     """The batches of a schedule, `0:384 200B:768`, after the tokens from which they hold. Raises `InputError`."""
-    for part in text.split():
-        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", part, re.IGNORECASE)
+    for schedule_entry in schedule_text.split():
+        match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
         if match is None or not int(match[3]):
-            raise InputError(f"--step-batch-size-schedule {shown(text)}: not understood; expected 0:384 200B:768")
+            raise InputError(
+                f"--step-batch-size-schedule {shown(schedule_text)}: not understood; expected 0:384 200B:768"
+            )
         yield int(float(match[1]) * THOUSANDS[match[2].upper()]), int(match[3])
 
 
@@ -488,13 +493,13 @@ LONGEST_LAYOUT = 100_000
 """The most letters of a pipeline's layout, repeats written out."""
 
 
-def unrolled(text: str) -> str:
+def unrolled(layout_text: str) -> str:
     """A layout of a pipeline with its repeats written out: `Et|(tt|)*2,L` is `Et|tt|tt|L`. Raises `InputError`.
 
     E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
     """
-    argument = f"--pipeline-model-parallel-layout {shown(text)}"
-    out = text.replace(",", "").replace(" ", "")
+    argument = f"--pipeline-model-parallel-layout {shown(layout_text)}"
+    out = layout_text.replace(",", "").replace(" ", "")
     for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
         if sum(len(match[1]) * int(match[2]) for match in re.finditer(pattern, out)) > LONGEST_LAYOUT:
             raise InputError(f"{argument}: too long; expected at most {LONGEST_LAYOUT:,} layers")

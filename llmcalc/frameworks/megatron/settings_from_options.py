@@ -1,4 +1,4 @@
-"""A run of Megatron-LM from a model and the options of a command, with the defaults of Megatron's own training scripts.
+"""Builds Megatron-LM's arguments from a model and command options, with the defaults of Megatron's own scripts.
 
 bf16 weights with main gradients and Adam in fp32, gradients accumulated by the products themselves, cross-entropy and
 attention of Transformer Engine, no dropout, experts as grouped products, a vocabulary in multiples of 128 · tp.
@@ -46,16 +46,16 @@ KNOWN: dict[str, tuple[str, ...]] = {
 
 
 def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
-    """Returns the arguments of a run of a model on a layout. gpu: the name of one device.
+    """Builds the arguments that run a model on a layout. gpu: name of a device.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
-    spec, use, options = memory.spec, memory.states, memory.settings
+    spec, memory_use, options = memory.spec, memory.states, memory.settings
     _check(memory, layout)
     recompute = options.recompute or "none"
     if recompute not in RECOMPUTED:
         raise InputError(f"--recompute {recompute}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
-    batch = int(use.workload.batch)
+    batch = int(memory_use.workload.batch)
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world,
@@ -63,7 +63,7 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H
         "date": version_date(version),
         "micro_batch_size": batch,
         "global_batch_size": batch * layout.dp * (options.num_microbatches or 1),
-        "seq_length": int(use.workload.seq),
+        "seq_length": int(memory_use.workload.seq),
         **_formats(options),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
@@ -87,9 +87,10 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H
 
 
 def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
-    """The arguments of a run on an accelerator with that runtime: those of a launch file, or made of its options."""
+    """Returns a run's arguments on an accelerator: from the launch file, or built from options."""
 
     def make() -> MegatronSettings:
+        """Builds the arguments from the command's options."""
         launch_settings = run.own_settings
         settings: MegatronSettings = (
             settings_of(run.memory, run.layout, run.version, runtime.gpu)
@@ -104,7 +105,7 @@ def settings_on(run: RunOnRanks, runtime: Runtime) -> MegatronSettings:
 
 
 def _check(memory: Memory, layout: Layout) -> None:
-    """Raises `InputError` for a run that is not Megatron's."""
+    """Raises `InputError` for options that Megatron-LM does not support."""
     options = memory.settings
     if options.phase != "training":
         raise InputError(f"--phase {options.phase}: Megatron's runs are of training; expected training")
@@ -118,8 +119,8 @@ def _check(memory: Memory, layout: Layout) -> None:
         )
     experts = routed_experts(memory.spec)
     if experts and experts % layout.ep:
-        fit = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
-        raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {fit}")
+        divisors = ", ".join(str(n) for n in range(1, experts + 1) if experts % n == 0)
+        raise ImpossibleLayout(f"--ep {layout.ep}: does not divide {experts} experts; expected one of {divisors}")
     parts = 2 * layout.cp
     if layout.cp > 1 and memory.states.workload.seq % parts:
         raise InputError(
@@ -147,7 +148,7 @@ def _check(memory: Memory, layout: Layout) -> None:
 
 
 def _formats(options: Settings) -> dict[str, Any]:
-    """Number formats of weights, main gradients and optimizer states."""
+    """Returns the arguments for the number formats of weights, main gradients and optimizer states."""
     weights = "float16" if options.dtype is not None and dtype(options.dtype) == "float16" else "bfloat16"
     if options.dtype is not None and dtype(options.dtype) != weights:
         raise InputError(
@@ -179,7 +180,7 @@ def _formats(options: Settings) -> dict[str, Any]:
 
 
 def optimizer_bytes(options: Settings) -> tuple[int, int]:
-    """Returns the bytes per parameter of the main gradients, and of the main weights with Adam's states."""
+    """Returns bytes per parameter: of the main gradients, and of main weights plus Adam's states."""
     settings = MegatronSettings(**_formats(options))
     if settings.use_precision_aware_optimizer:
         return 4 if settings.reduces_in_fp32 else 2, 2 + STATES[settings.exp_avg_dtype] + STATES[
@@ -188,15 +189,17 @@ def optimizer_bytes(options: Settings) -> tuple[int, int]:
     return (4, 12) if settings.reduces_in_fp32 else (2, 12 + 4)
 
 
-def _loss(chosen: str | None) -> dict[str, Any]:
-    if chosen in (None, "fused"):
+def _loss(cross_entropy: str | None) -> dict[str, Any]:
+    """Returns the arguments that choose the cross-entropy implementation."""
+    if cross_entropy in (None, "fused"):
         return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "te"}
-    if chosen == "eager":
+    if cross_entropy == "eager":
         return {}
-    raise InputError(f"--cross-entropy {chosen}: not Megatron's; expected eager or fused")
+    raise InputError(f"--cross-entropy {cross_entropy}: not Megatron's; expected eager or fused")
 
 
 def _layout(layout: Layout) -> dict[str, Any]:
+    """Returns the arguments that describe a parallel layout."""
     exchanges = {exchange: name for name, exchange in EXCHANGES.items()}
     arguments: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tp,
@@ -219,31 +222,31 @@ def _layout(layout: Layout) -> dict[str, Any]:
 
 
 def _shape(spec: ModelSpec) -> dict[str, Any]:
-    """Returns the arguments that describe the model, where kernels depend on them."""
+    """Returns the arguments that describe the model's shapes, as far as kernels depend on them."""
     stack = spec.main
     steps = list(spec.program().root.steps(idle=False))
-    ropes = [step for step in steps if step.verb == "rope"]
-    linear = [step for step in steps if step.verb == "linear"]
+    rope_steps = [step for step in steps if step.verb == "rope"]
+    linear_steps = [step for step in steps if step.verb == "linear"]
     mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]
     mixers.sort(key=lambda mixer: isinstance(mixer, GatedDeltaNet))  # its heads are those of no attention
     arguments: dict[str, Any] = {
         "num_layers": stack.num_hidden_layers,
         "hidden_size": spec.hidden_size,
         "num_attention_heads": 1,
-        "position_embedding_type": "rope" if ropes else "none",
-        "disable_bias_linear": not any(step.options["bias"] for step in linear),
+        "position_embedding_type": "rope" if rope_steps else "none",
+        "disable_bias_linear": not any(step.options["bias"] for step in linear_steps),
         "swiglu": any(step.verb == "mul" for step in steps),
         "untie_embeddings_and_output_weights": not spec.tie_word_embeddings,
     }
     arguments |= next(filter(None, (_heads(spec, mixer) for mixer in mixers)), {})
-    if ropes and "kv_channels" in arguments:
-        arguments["rotary_percent"] = min(1.0, _turned(ropes[0]) / arguments["kv_channels"])
-    experts = [step for step in steps if step.verb == "experts"]
-    if experts:
+    if rope_steps and "kv_channels" in arguments:
+        arguments["rotary_percent"] = min(1.0, _turned(rope_steps[0]) / arguments["kv_channels"])
+    expert_steps = [step for step in steps if step.verb == "experts"]
+    if expert_steps:
         arguments |= {
-            "num_experts": experts[0].options["experts"].size,
-            "moe_router_topk": experts[0].options["top_k"],
-            "moe_ffn_hidden_size": extent(experts[0].outs[0].axes),
+            "num_experts": expert_steps[0].options["experts"].size,
+            "moe_router_topk": expert_steps[0].options["top_k"],
+            "moe_ffn_hidden_size": extent(expert_steps[0].outs[0].axes),
             "moe_grouped_gemm": True,
             "moe_token_dispatcher_type": "alltoall",
             "moe_permute_fusion": True,
@@ -253,6 +256,7 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
 
 
 def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
+    """Returns the arguments that describe the heads of an attention."""
     if isinstance(mixer, MLA):
         return {
             "num_attention_heads": mixer.num_attention_heads,
@@ -275,5 +279,5 @@ def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
 
 
 def _turned(step: Any) -> int:
-    """Returns the dimensions of a head that RoPE rotates."""
+    """Returns the number of dimensions per head that RoPE rotates."""
     return int(step.options["spec"].rotary_size(step.ins[0].axes[-1].size))

@@ -1,4 +1,4 @@
-"""What a run of Megatron-LM may ask for and no kernel here follows: who asks is told so, argument by argument."""
+"""Lists the arguments of a Megatron-LM run that change memory but are not modelled."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from .arguments import flag_of
 from .settings import GATED_DELTA_NET, MegatronSettings
 
 
-def not_modelled(run: MegatronSettings) -> dict[str, str]:
-    """Arguments of a run that change memory in ways that no kernel here follows → what they ask for."""
+def unmodelled_arguments(run: MegatronSettings) -> dict[str, str]:
+    """Returns argument → reason, for all arguments of a run that change memory in ways not modelled here."""
     reasons = {}
     for name in run.given():
         for reason, names in NOT_MODELLED.items():
@@ -21,7 +21,7 @@ def not_modelled(run: MegatronSettings) -> dict[str, str]:
         reasons["--moe-flex-dispatcher-backend"] = "another way to send tokens to experts"
     if run.tp_comm_overlap and (run.num_experts is not None or run.latent or run.kind == "hybrid"):
         reasons["--tp-comm-overlap"] = "overlapped products of experts, latent attention or Mamba layers"
-    reasons |= _narrow(run)
+    reasons |= _unsupported_fp8(run)
     if run.experimental_attention_variant == "dsa":
         if not run.latent:
             reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
@@ -35,11 +35,11 @@ def not_modelled(run: MegatronSettings) -> dict[str, str]:
     return reasons
 
 
-def _narrow(run: MegatronSettings) -> dict[str, str]:
-    """What is not followed of a run with 8-bit products."""
+def _unsupported_fp8(run: MegatronSettings) -> dict[str, str]:
+    """Returns why a run with 8-bit products is not modelled; empty if it is."""
     if run.fp8_format is None:
         return {"--fp8-param-gather": "8-bit weights without --fp8-format"} if run.fp8_param_gather else {}
-    others = {
+    unsupported_conditions = {
         "experts without --moe-grouped-gemm": run.num_experts is not None and not run.moe_grouped_gemm,
         "BERT or T5": run.kind in ("bert", "t5"),
         "--transformer-impl local": run.transformer_impl == "local",
@@ -49,21 +49,21 @@ def _narrow(run: MegatronSettings) -> dict[str, str]:
         ),
         "an output layer in 8 bits": run.fp8_output_proj,
         "--no-fp8-wgrad": run.no_fp8_wgrad,
-        f"the recipe {run.fp8_recipe} on {run.gpu}": not _narrow_runs(run),
+        f"the recipe {run.fp8_recipe} on {run.gpu}": not _gpu_runs_recipe(run),
         "weights in mxfp8": run.fp8_recipe == "mxfp8" and run.fp8_param_gather,
         "delayed scaling and layers in bf16": run.fp8_recipe == "delayed" and run.first_last_layers_bf16,
         f"--optimizer {run.optimizer}": run.optimizer != "adam",
     }
-    present = [name for name, is_present in others.items() if is_present]
-    return {"--fp8-format": f"8-bit products with {', '.join(present)}"} if present else {}
+    present_conditions = [name for name, is_present in unsupported_conditions.items() if is_present]
+    return {"--fp8-format": f"8-bit products with {', '.join(present_conditions)}"} if present_conditions else {}
 
 
-def _narrow_runs(run: MegatronSettings) -> bool:
-    """Whether the GPU multiplies by the recipe: blocks of 128 before Blackwell, blocks of 32 from it on."""
+def _gpu_runs_recipe(run: MegatronSettings) -> bool:
+    """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks from it on."""
     gpu = run.gpu.upper()
-    blackwell = any(name in gpu for name in ("B100", "B200", "B300"))
-    runs = {"tensorwise": True, "delayed": True, "blockwise": not blackwell, "mxfp8": blackwell}
-    return runs.get(run.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
+    is_blackwell = any(name in gpu for name in ("B100", "B200", "B300"))
+    supported_recipes = {"tensorwise": True, "delayed": True, "blockwise": not is_blackwell, "mxfp8": is_blackwell}
+    return supported_recipes.get(run.fp8_recipe, False) and "A100" not in gpu and "A800" not in gpu
 
 
 NOT_MODELLED: dict[str, tuple[str, ...]] = {

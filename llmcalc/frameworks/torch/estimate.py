@@ -1,4 +1,4 @@
-"""The memory of ranks of torch's own training, without an allocator, for plans."""
+"""Estimates the memory of ranks in torch's own training without an allocator, for plans."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientByte
 
 
 def estimate(memory: Memory) -> PeakEstimate:
-    """Returns the estimate of a model's ranks."""
+    """Estimates the memory of every rank of a model."""
     training = memory.training()
     trained_share = memory.states.trained / memory.states.count.total
     bucket_bytes = DTYPES[training.dtype].bytes * trained_share
@@ -24,7 +24,7 @@ def estimate(memory: Memory) -> PeakEstimate:
 def transient_bytes(
     step: OptimizerStepBytes, bucket_bytes: float, layout: Layout, stage_parameters: Sequence[StageParameters]
 ) -> TransientBytes:
-    """Returns the transient bytes of a rank: gradients are summed over replicas in buckets (c10d `Reducer`).
+    """Returns the transient bytes of a rank, whose gradients are all-reduced in buckets (c10d `Reducer`).
 
     bucket_bytes: bytes of the buckets per parameter.
     """

@@ -1,4 +1,4 @@
-"""How runs on several devices with torch alone are known: pipelines, DDP and divided products, trained or served."""
+"""Evidence for runs on several devices with torch alone: pipelines, DDP and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TRAINING = FrameworkEvidence(name="torch", witness=REPLAYED, rest=REPLAYED)
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """How a run in a layout is known. trains: whether it is training; else a model on one device runs as it is."""
+    """Returns the evidence for a run in a layout. trains: whether the run is training."""
     if trains:
         return TRAINING
     return SERVING if layout.tp * layout.pp * layout.ep > 1 else ALONE

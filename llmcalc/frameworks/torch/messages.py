@@ -1,4 +1,4 @@
-"""Messages of DistributedDataParallel: gradients once in a step, in the format of the weights, in buckets."""
+"""Messages of DistributedDataParallel: gradients in buckets, once per step, in the weights' number format."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ BUCKETS = 2**20, 25 * 2**20
 
 
 def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
-    """The messages for weights that the same ranks hold; buckets fill from the last parameter to the first."""
+    """Returns the messages for a group of replicated weights. Buckets fill from the last parameter to the first."""
     sizes = (weight.tensor.size * group.width for weight in reversed(group.weights) for _ in range(weight.count))
     for size in bucket_sizes(sizes):
         yield group.ranks.message("all_reduce", size, 1)
 
 
 def bucket_sizes(gradients: Iterable[int]) -> list[int]:
-    """Bytes of the buckets of DistributedDataParallel.
+    """Yields the bytes of each DistributedDataParallel bucket.
 
     gradients: bytes of each, in the order in which the backward pass completes them.
     """
@@ -33,5 +33,5 @@ def bucket_sizes(gradients: Iterable[int]) -> list[int]:
 
 
 def gradient_rules() -> GradientRules:
-    """How gradients are summed over the ranks that hold the same weights."""
+    """Returns the rules by which DDP sums gradients over replicas."""
     return GradientRules("torch", (0,), gradient_messages)

@@ -1,4 +1,4 @@
-"""A training step of one rank of a pipeline, replayed: its chunks of layers in the order of the schedule.
+"""Replays a training step of one pipeline rank: its chunks of layers in the schedule's order.
 
 The rank's chunks share one meter. What enters a chunk and the gradient of what leaves it come from other ranks, into
 buffers that every micro-batch has for itself and that stay from the first step on (torch.distributed.pipelining,
@@ -35,10 +35,10 @@ from .messages import bucket_sizes
 
 @dataclass
 class Flight:
-    """A micro-batch in flight in a chunk.
+    """A micro-batch of a chunk between its forward and its backward pass.
 
-    entry: what entered it, if another rank sends that. out: what left it, or the loss.
-    logits: on the last stage of a pipeline, what the loss is of, which the schedule still names.
+    entry: the input from another rank. out: the output, or the loss.
+    logits: on the last stage, the logits that the schedule still refers to.
     """
 
     entry: Tensor | None
@@ -47,12 +47,12 @@ class Flight:
 
 
 class Chunk(TrainingRun):
-    """The layers of one stage of a rank.
+    """The layers of one pipeline stage on a rank.
 
-    number: of the rank's chunks. passes: what records or plays its passes; None (default) if they are run.
-    received, gradients: of every micro-batch, what another rank sends in the forward and in the backward pass.
-    flights: what leaves the chunk in the forward pass, by micro-batch, until its backward pass has run.
-    profiles: the kernels of whole products, and of divided ones.
+    number: index of the chunk on its rank. passes: recorder or player of its passes; None (default) if they run.
+    received, gradients: per micro-batch, the tensors received from other ranks in the forward and backward pass.
+    flights: per micro-batch, the chunk's output until its backward pass has run.
+    profiles: the kernels without and with tensor parallelism.
     """
 
     profiles: tuple[type[Eager], type[Eager]] = Eager, Divided
@@ -63,10 +63,10 @@ class Chunk(TrainingRun):
         self.stage = stage
         self.profile = self.profiles[layout.tp > 1]
         super().__init__(spec, training, meter=meter, program=rank_program(spec, layout, rank, stage))
-        self.lowering.below = stage.layers.start
+        self.lowering.first_layer_index = stage.layers.start
         self.number = 0
         self.passes: PassRecorder | PassPlayer | None = None
-        self.whole: Tensor | None = None
+        self.step_tokens: Tensor | None = None
         self.received: list[Tensor] = []
         self.gradients: list[Tensor] = []
         self.flights: dict[int, Tensor] = {}
@@ -78,20 +78,22 @@ class Chunk(TrainingRun):
     # --- alone ------------------------------------------------------------------------------------------------------
 
     def forward_of(self) -> Flight:
-        """The forward pass of one micro-batch; on the last stage with its loss."""
+        """Runs the forward pass of a micro-batch; on the last stage with the loss."""
         self.next_batch()
         self.meter.place = Place("forward")
-        entry = self.lowering.enter(self.program)
+        stage_input = self.lowering.enter(self.program)
         if self.stage.first and self.stage.last:
-            return Flight(entry, self._passed(entry, self.forward))
+            return Flight(stage_input, self._run_forward(stage_input, self.forward))
         output = self.run_layers()
-        return Flight(entry, self.compute_loss(output), output) if self.stage.last else Flight(entry, output)
+        return (
+            Flight(stage_input, self.compute_loss(output), output) if self.stage.last else Flight(stage_input, output)
+        )
 
     def backward_of(self, flight: Flight) -> None:
-        """The backward pass of one micro-batch, from the gradient that another rank sends."""
+        """Runs the backward pass of a micro-batch, from the gradient received from another rank."""
         out, flight.out = flight.out, None  # type: ignore[assignment]
         if self.stage.last:
-            self._pass_back([], partial(self.backward, out))
+            self._run_backward([], partial(self.backward, out))
         else:
             with counted_as(self.meter, "communication"):
                 seed = self.graph.new(out.shape, out.dtype, out.strides)
@@ -100,7 +102,7 @@ class Chunk(TrainingRun):
             flight.entry.grad = None  # sent
 
     def run_layers(self) -> Tensor:
-        """The forward pass without the loss."""
+        """Runs the forward pass without the loss."""
         labels, self.labels = self.labels, None
         try:
             return self.forward()
@@ -108,6 +110,7 @@ class Chunk(TrainingRun):
             self.labels = labels
 
     def _backward_from(self, out: Tensor, seed: Tensor) -> None:
+        """Runs the backward pass from a tensor and its gradient."""
         self.meter.place = Place("backward")
         self._take_workspace(2)
         backward(self.graph, out, seed, self.finish_backward)
@@ -115,24 +118,25 @@ class Chunk(TrainingRun):
     # --- in a schedule of torch -------------------------------------------------------------------------------------
 
     def take_batch(self, tokens: Tensor) -> None:
-        """The tokens of all micro-batches of a step."""
-        self.whole = tokens
+        """Stores the tokens of all micro-batches of a step."""
+        self.step_tokens = tokens
 
     def _batch(self) -> None:
-        if self.whole is None:
+        """Makes the chunk's inputs views of the step's tokens."""
+        if self.step_tokens is None:
             super()._batch()
             return
-        training, given = self.training, self.lowering.inputs
-        given[TOKENS] = Tensor((training.batch, training.seq), INT64, self.whole.storage)
+        training, program_inputs = self.training, self.lowering.inputs
+        program_inputs[TOKENS] = Tensor((training.batch, training.seq), INT64, self.step_tokens.storage)
         self.lowering.take_frames(self.program)
-        self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(given[TOKENS])
+        self.labels = None if self.spec.head.type != "lm" else self.lowering.t.flatten(program_inputs[TOKENS])
 
     def _initialize_stage(self) -> None:
-        """Makes what is received into, of every micro-batch, before the first step."""
+        """Allocates the receive buffers of every micro-batch, before the first step."""
         for _ in range(self.training.microbatches):
-            entry = self.lowering.enter(self.program)
-            if entry is not None:
-                self.received.append(entry)
+            receive_buffer = self.lowering.enter(self.program)
+            if receive_buffer is not None:
+                self.received.append(receive_buffer)
             if not self.stage.last:
                 assert self.program.result is not None
                 with counted_as(self.meter, "communication"):
@@ -140,57 +144,57 @@ class Chunk(TrainingRun):
                     self.gradients.append(empty(self.meter, shape, self.lowering.dtype))
 
     def forward_one_chunk(self, i: int) -> Tensor:
-        """The forward pass of micro-batch `i`. Returns its output, which is kept."""
+        """Runs the forward pass of micro-batch `i`. Returns its output, which the chunk stores."""
         self.next_batch()
         self.meter.place = Place("forward")
         if self.received:
             self.lowering.inputs[ENTRY] = self.received[i]
-        output = self._passed(self.received[i] if self.received else None, self.run_layers)
+        output = self._run_forward(self.received[i] if self.received else None, self.run_layers)
         self.flights[i] = output
         return output
 
     def forward_and_loss(self, i: int) -> Tensor | None:
-        """The forward pass of micro-batch `i`. Returns its loss, on the last stage."""
+        """Runs the forward pass of micro-batch `i`. Returns its loss on the last stage, otherwise None."""
         output = self.forward_one_chunk(i)
         return self.compute_loss(output) if self.stage.last else None
 
     def perform_reduce_grad(self) -> None:
-        """What follows the last backward pass of a step: nothing without shards."""
+        """Runs after the last backward pass of a step; does nothing without sharding."""
 
     def compute_loss(self, output: Tensor) -> Tensor:
-        """The loss of the micro-batch that has just run."""
+        """Computes the loss of the current micro-batch."""
         self.meter.place = Place("forward", path="loss")
         run = partial(self._losses, output)
         return run() if self.passes is None else self.passes.loss(self.number, output, run)
 
     def _losses(self, output: Tensor) -> Tensor:
-        """Of a model without a language-model head, one number whose gradient is of the size of the output."""
+        """Computes the loss; without a language-model head, a scalar whose gradient has the output's size."""
         if self.labels is not None:
             return self.lowering.losses(output, self.labels)
         new = self.graph.new
         loss = new((), output.dtype)
         return record(self.graph, "loss", [output], loss, lambda g, _: [new(output.shape, output.dtype)])
 
-    def _passed(self, entered: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
-        """A forward pass, which is run unless it is recorded or played."""
-        return run() if self.passes is None else self.passes.forward(self.number, entered, run)
+    def _run_forward(self, stage_input: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
+        """Runs, records or replays a forward pass."""
+        return run() if self.passes is None else self.passes.forward(self.number, stage_input, run)
 
-    def _pass_back(self, entered: Sequence[Tensor], run: Callable[[], None]) -> None:
-        """A backward pass, after which what entered and the parameters have gradients."""
+    def _run_backward(self, stage_inputs: Sequence[Tensor], run: Callable[[], None]) -> None:
+        """Runs, records or replays a backward pass."""
         if self.passes is None:
             run()
         else:
-            self.passes.backward(self.number, [*entered, *self.parameters], run)
+            self.passes.backward(self.number, [*stage_inputs, *self.parameters], run)
 
     def backward_one_chunk(self, i: int, loss: Tensor | None) -> Tensor | None:
-        """The backward pass of micro-batch `i`. Returns the gradient of what entered it, which is sent."""
+        """Runs the backward pass of micro-batch `i`. Returns the gradient of the stage's input, which is sent."""
         stage_output = self.flights.pop(i)
-        entered = self.received[i : i + 1]
+        stage_inputs = self.received[i : i + 1]
         if loss is not None:
-            self._pass_back(entered, partial(self.backward, loss))
+            self._run_backward(stage_inputs, partial(self.backward, loss))
             stage_output.node = None  # `detach_`
         else:
-            self._pass_back(entered, partial(self._backward_from, stage_output, self.gradients[i]))
+            self._run_backward(stage_inputs, partial(self._backward_from, stage_output, self.gradients[i]))
         if not self.received:
             return None
         grads_input, self.received[i].grad = self.received[i].grad, None
@@ -202,10 +206,10 @@ MOST_MICROBATCHES = 1024
 
 
 class RankRun:
-    """One rank's training steps.
+    """The training steps of one rank.
 
-    layout: the layout. rank: which of its ranks.
-    Raises `InputError` for what torch itself does not divide, and for more micro-batches than are replayed.
+    layout: the parallel layout. rank: index of the rank.
+    Raises `InputError` for layouts that torch does not support, and for more micro-batches than are replayed.
     """
 
     def __init__(
@@ -228,8 +232,8 @@ class RankRun:
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
         self.chunks = [self.chunk(spec, rank, stage) for stage in rank_stages]
-        for number, chunk in enumerate(self.chunks):
-            chunk.number, chunk.workspace, chunk.workspaces = number, workspace, self.chunks[0].workspaces
+        for chunk_index, chunk in enumerate(self.chunks):
+            chunk.number, chunk.workspace, chunk.workspaces = chunk_index, workspace, self.chunks[0].workspaces
         group = torch_group(layout.pp, training.microbatches) if layout.vpp > 1 else None
         self.order: Sequence[Action] = pipeline(layout, training.microbatches, group).orders[coordinates.pp]
         self.buckets: list[Storage] = []
@@ -239,11 +243,11 @@ class RankRun:
         check_torch(layout)
 
     def chunk(self, spec: ModelSpec, rank: int, stage: Stage) -> Chunk:
-        """The layers of one stage."""
+        """Creates the chunk of a pipeline stage."""
         return Chunk(spec, self.training, self.layout, rank, stage, self.meter)
 
     def set_up(self) -> None:
-        """Makes the parameters, and the buckets in which gradients are summed over replicas."""
+        """Creates the parameters, and the buckets that all-reduce gradients over replicas."""
         for chunk in self.chunks:
             chunk.set_up()
         if self.layout.dp > 1:
@@ -251,7 +255,7 @@ class RankRun:
                 self._make_buckets()
 
     def _make_buckets(self) -> None:
-        """Of gradients in the order in which the backward pass completes them (c10d `Reducer`)."""
+        """Allocates buckets in the order in which the backward pass completes gradients (c10d `Reducer`)."""
         width = DTYPES[self.training.dtype].bytes
         weights = (weight for chunk in reversed(self.chunks) for weight in reversed(chunk.parameters))
         self.buckets = [Storage(self.meter, size) for size in bucket_sizes(weight.count * width for weight in weights)]
@@ -263,16 +267,16 @@ class RankRun:
         self.zero_grad()
 
     def passes(self) -> None:
-        """The forward and backward passes of all micro-batches."""
+        """Runs the forward and backward passes of all micro-batches."""
         self.begin_step()
         if self.layout.pp > 1 and effective_schedule(self.layout) == "1f1b":
             self._one_forward_one_backward(self.chunks[0])
         else:
-            self._in_order()
+            self._run_schedule_order()
         self.end_passes()
 
     def begin_step(self) -> None:
-        """What comes before the passes of a step."""
+        """Prepares a step: counts it, and allocates its tokens."""
         passes = self.chunks[0].passes
         if passes is not None:
             passes.begin_step()
@@ -280,24 +284,25 @@ class RankRun:
             self._take_batch()
 
     def end_passes(self) -> None:
-        """What follows the passes of a step: the parts of the tokens are named in the schedule alone."""
+        """Drops the references to a step's tokens."""
         if self.layout.pp > 1:
             for chunk in self.chunks:
                 chunk.labels = None
                 del chunk.lowering.inputs[TOKENS]
 
     def _take_batch(self) -> None:
-        """The tokens of a step, and, in the first step, the buffers of its micro-batches."""
+        """Allocates the tokens of a step, and in the first step the receive buffers."""
         self.meter.place = Place("forward")
         with counted_as(self.meter, "activations"):
             tokens = empty(self.meter, (self.training.microbatches * self.training.batch, self.training.seq), INT64)
-        first = self.chunks[0].whole is None
+        is_first_step = self.chunks[0].step_tokens is None
         for chunk in self.chunks:
             chunk.take_batch(tokens)
-            if first:
+            if is_first_step:
                 chunk._initialize_stage()
 
-    def _in_order(self) -> None:
+    def _run_schedule_order(self) -> None:
+        """Runs the passes in the order of an interleaved schedule, or of a single stage."""
         flights: dict[tuple[int, int], Flight] = {}
         losses: dict[tuple[int, int], Tensor] = {}
         for i, (kind, index, batch, *_) in enumerate(self.order):
@@ -320,49 +325,49 @@ class RankRun:
                     chunk.perform_reduce_grad()
 
     def before_action(self, i: int) -> None:
-        """What comes before action `i` of the order: nothing without shards."""
+        """Runs before action `i` of the schedule; does nothing without sharding."""
 
     def _one_forward_one_backward(self, chunk: Chunk) -> None:
-        """`Schedule1F1B._step_microbatches`. What is sent is named until what is sent next."""
-        last, count = chunk.stage.last, self.training.microbatches
+        """Runs `Schedule1F1B._step_microbatches`. Each sent tensor stays referenced until the next one is sent."""
+        is_last_stage, count = chunk.stage.last, self.training.microbatches
         warmup_chunks = min(count, self.layout.pp - chunk.stage.rank)
         fwd_mb_index = bwd_mb_index = 0
         internal_losses: list[Tensor] = []
         for _ in range(warmup_chunks):
             output = chunk.forward_one_chunk(fwd_mb_index)
-            _fwd_sends = None if last else output.detached()
+            _fwd_sends = None if is_last_stage else output.detached()
             if fwd_mb_index != warmup_chunks - 1:
                 _send_work = _fwd_sends
-            if last:
+            if is_last_stage:
                 internal_losses.append(chunk.compute_loss(output))
             fwd_mb_index += 1
         while True:
-            loss = internal_losses[bwd_mb_index] if last else None
+            loss = internal_losses[bwd_mb_index] if is_last_stage else None
             _bwd_sends = chunk.backward_one_chunk(bwd_mb_index, loss)
             bwd_mb_index += 1
             if fwd_mb_index == count:
                 break
             output = chunk.forward_one_chunk(fwd_mb_index)
-            if last:
+            if is_last_stage:
                 internal_losses.append(chunk.compute_loss(output))
-            _fwd_sends = None if last else output.detached()
+            _fwd_sends = None if is_last_stage else output.detached()
             fwd_mb_index += 1
         _send_work = _bwd_sends
         while bwd_mb_index < count:
-            loss = internal_losses[bwd_mb_index] if last else None
+            loss = internal_losses[bwd_mb_index] if is_last_stage else None
             _bwd_sends = chunk.backward_one_chunk(bwd_mb_index, loss)
             _send_work = _bwd_sends
             bwd_mb_index += 1
         chunk.perform_reduce_grad()
 
     def update(self) -> None:
-        """The optimizer's step over the parameters of all chunks."""
-        first = self.chunks[0]
-        chunk_parameters = first.trained, first.parameters
-        first.trained = [parameter for chunk in self.chunks for parameter in chunk.trained]
-        first.parameters = [weight for chunk in self.chunks for weight in chunk.parameters]
-        first.update()
-        first.trained, first.parameters = chunk_parameters
+        """Runs one optimizer step over the parameters of all chunks."""
+        first_chunk = self.chunks[0]
+        chunk_parameters = first_chunk.trained, first_chunk.parameters
+        first_chunk.trained = [parameter for chunk in self.chunks for parameter in chunk.trained]
+        first_chunk.parameters = [weight for chunk in self.chunks for weight in chunk.parameters]
+        first_chunk.update()
+        first_chunk.trained, first_chunk.parameters = chunk_parameters
 
     def zero_grad(self) -> None:
         """Frees the gradients, or keeps them as zeros."""
@@ -371,8 +376,9 @@ class RankRun:
 
 
 def check_torch(layout: Layout) -> None:
-    """Raises `InputError` for what plain torch does not divide, and FSDP2, Megatron or DeepSpeed do; and for schedules
-    with parts of backward passes, or in two directions.
+    """Raises `InputError` for layouts that torch alone does not support.
+
+    These are sharded states, context and expert parallelism, and schedules other than 1F1B and interleaved 1F1B.
     """
     if layout.schedule not in ("1f1b", "interleaved"):
         raise InputError(

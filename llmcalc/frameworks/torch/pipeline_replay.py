@@ -1,4 +1,4 @@
-"""Records the passes of a rank of torch's pipeline with few micro-batches, and replays them for a whole schedule."""
+"""Records the passes of a torch pipeline rank with few micro-batches, and replays them for the full schedule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MICROBATCHES_RUN_IN_FULL = 6
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """The recorded passes of a rank, for ranks whose passes are the same.
+    """The recorded passes of a rank, reused for ranks with identical passes.
 
     traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
@@ -56,13 +56,14 @@ def replay_rank_on_allocator(
     workspace: int,
     recorded_ranks: RecordedRanks,
 ) -> ReplayResult:
-    """Returns what `pipeline.replay_rank` would find on an allocator, in less time.
+    """Returns the result of `pipeline.replay_rank` on the caching allocator, in less time.
 
     expandable: whether the allocator has expandable segments.
     recorded_ranks: recorded passes of other ranks of the same run, to which this rank's are added.
     """
 
     def new_run(meter: Any) -> RankRun:
+        """Creates a run whose allocations go to a meter."""
         return RankRun(spec, training, layout, rank, meter, workspace)
 
     run = new_run(meter := EventMeter())
@@ -74,23 +75,24 @@ def replay_rank_on_allocator(
         and not training.optimizer_in_backward
     ):
         recorded_ranks[key] = record_rank(new_run(recorder := Recorder()), recorder, is_last_stage, expandable)
-    recorded = recorded_ranks.get(key)
-    if recorded is not None and recorded.traces is not None:
+    recorded_rank = recorded_ranks.get(key)
+    if recorded_rank is not None and recorded_rank.traces is not None:
         layer_offsets = [
-            chunk.lowering.below - below for chunk, below in zip(run.chunks, recorded.layers_before, strict=True)
+            chunk.lowering.first_layer_index - layers_before
+            for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
         ]
-        passes = PassPlayer(meter, recorded.traces, layer_offsets)
-        for chunk, parameters in zip(run.chunks, recorded.parameters, strict=True):
+        passes = PassPlayer(meter, recorded_rank.traces, layer_offsets)
+        for chunk, parameters in zip(run.chunks, recorded_rank.parameters, strict=True):
             chunk.passes, chunk.lowering.known_parameters = passes, parameters
         try:
-            return replayed_on_allocator(run, meter, recorded.prefix_cache)
+            return replayed_on_allocator(run, meter, recorded_rank.prefix_cache)
         except NotRepeating:
             run = new_run(meter := EventMeter())
     return replayed_on_allocator(run, meter, PrefixCache(expandable))
 
 
 def passes_key(spec: ModelSpec, run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:
-    """Returns what the passes of a rank depend on beside the training and the layout."""
+    """Returns everything that determines a rank's passes, apart from training settings and layout."""
     coordinates, stacks = run.layout.coordinates(rank), [stack for _, stack in spec.stacks()]
     vocabulary_shard = (
         0 if spec.vocab_size % run.layout.tp == 0 else coordinates.tp
@@ -116,15 +118,15 @@ def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool, expandabl
     passes = PassRecorder(recorder, len(run.chunks))
     for chunk in run.chunks:
         chunk.passes = passes
-    layers_before = [chunk.lowering.below for chunk in run.chunks]
+    layers_before = [chunk.lowering.first_layer_index for chunk in run.chunks]
     run.set_up()
     parameters, prefix_cache = [chunk.lowering.known_parameters for chunk in run.chunks], PrefixCache(expandable)
     for count in STEPS:
         run.begin_step()
         if run.layout.pp == 1:
-            _without_a_pipeline(run, count)
+            _record_without_pipeline(run, count)
         else:
-            _in_a_pipeline(run, count, is_last_stage)
+            _record_pipeline(run, count, is_last_stage)
         run.end_passes()
         run.update()
         run.zero_grad()
@@ -134,7 +136,8 @@ def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool, expandabl
         return RecordedRank(None, layers_before, parameters, prefix_cache)
 
 
-def _without_a_pipeline(run: RankRun, count: int) -> None:
+def _record_without_pipeline(run: RankRun, count: int) -> None:
+    """Runs the passes of micro-batches one after the other."""
     (chunk,) = run.chunks
     for _ in range(count):
         flight: Flight | None = chunk.forward_of()
@@ -143,15 +146,15 @@ def _without_a_pipeline(run: RankRun, count: int) -> None:
         flight = None
 
 
-def _in_a_pipeline(run: RankRun, count: int, is_last_stage: bool) -> None:
+def _record_pipeline(run: RankRun, count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
     losses: list[list[Tensor | None]] = [[] for _ in run.chunks]
-    last = run.chunks[-1] if is_last_stage else None
+    last_chunk = run.chunks[-1] if is_last_stage else None
     for chunk in run.chunks:
         for i in range(count):
             losses[chunk.number].append(chunk.forward_and_loss(i))
-            if chunk is last:
+            if chunk is last_chunk:
                 chunk.backward_one_chunk(i, losses[chunk.number][i])
     for chunk in reversed(run.chunks):
-        for i in range(0 if chunk is last else count):
+        for i in range(0 if chunk is last_chunk else count):
             chunk.backward_one_chunk(i, losses[chunk.number][i])

@@ -1,4 +1,4 @@
-"""The memory of one rank of torch's own kernels: divided products, a pipeline, replicas with DDP."""
+"""The memory of one rank in torch's own training: tensor parallelism, pipelines, DDP replicas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .pipeline_replay import replay_rank_on_allocator
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
-    """The memory of one rank. Raises `InputError` for a layout that torch does not have or that is not modelled."""
+    """Computes the memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
     spec, training = run.memory.spec, run.memory.training()
     check_torch(run.layout)
     replay = replay_rank_on_allocator(

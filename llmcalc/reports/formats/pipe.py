@@ -63,11 +63,11 @@ def drawn(tables: Sequence[Table], width: int) -> list[Table]:
 
 def _length(table: Table, width: int) -> int:
     """Returns the length of a full bar that fits beside the other columns; 0 without room or bars."""
-    shares = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
-    if not shares:
+    bar_parts = [cell.part for row in table.rows for cell in row.cells if isinstance(cell, Bar)]
+    if not bar_parts:
         return 0
-    room = width - len(INDENT) - sum(len(GAP) + candidate for candidate in _widths(_texts(table.without_bars())))
-    return next((candidate for candidate in LENGTHS if round(max(shares) * candidate) <= room), 0)
+    free_width = width - len(INDENT) - sum(len(GAP) + candidate for candidate in _widths(_texts(table.without_bars())))
+    return next((candidate for candidate in LENGTHS if round(max(bar_parts) * candidate) <= free_width), 0)
 
 
 def _with_bars(table: Table, length: int) -> Table:
@@ -80,9 +80,9 @@ def _with_bars(table: Table, length: int) -> Table:
 def _lines(table: Table, width: int) -> Iterator[str]:
     title, aside = table.heading, table.aside
     if title:
-        fits = len(title) + 3 + len(aside) <= width
-        yield from _wrapped(f"{title}   {aside}" if aside and fits else title, width)
-        if aside and not fits:
+        fits_on_line = len(title) + 3 + len(aside) <= width
+        yield from _wrapped(f"{title}   {aside}" if aside and fits_on_line else title, width)
+        if aside and not fits_on_line:
             yield from indented(aside, width)
     if table.rows:
         yield from _grid(table)
@@ -98,13 +98,15 @@ def line_count(table: Table, width: int) -> int:
     heading = len(list(_lines(table._replace(rows=()), width)))
     if not table.rows:
         return heading
-    texts = _texts(table)
-    others = sum(w + len(GAP) for w, c in zip(_widths(texts), table.columns, strict=True) if not c.wrap) + len(INDENT)
+    cell_texts = _texts(table)
+    other_width = sum(
+        w + len(GAP) for w, c in zip(_widths(cell_texts), table.columns, strict=True) if not c.wrap
+    ) + len(INDENT)
     wrapped = max(1, sum(column.wrap for column in table.columns))
-    room = max(1, (width - others) // wrapped - len(GAP))
+    wrapped_width = max(1, (width - other_width) // wrapped - len(GAP))
     rows = sum(
-        max(-(-len(t) // room) if c.wrap else 1 for t, c in zip(cells, table.columns, strict=True)) or 1
-        for cells in texts
+        max(-(-len(t) // wrapped_width) if c.wrap else 1 for t, c in zip(cells, table.columns, strict=True)) or 1
+        for cells in cell_texts
     )
     return heading + 1 + rows
 
@@ -122,9 +124,9 @@ def _widths(texts: list[list[str]]) -> list[int]:
 
 
 def _grid(table: Table) -> Iterator[str]:
-    texts = _texts(table)
-    widths = _widths(texts)
-    for i, cells in enumerate(texts):
+    cell_texts = _texts(table)
+    widths = _widths(cell_texts)
+    for i, cells in enumerate(cell_texts):
         if i == 1:
             yield INDENT + "─" * (sum(widths) + len(GAP) * (len(widths) - 1))
         padded = [

@@ -43,12 +43,12 @@ def csv(report: Report, out: IO[str]) -> None:
     writer = library.writer(out, lineterminator="\n")
     tables = [table.without_bars() for table in readable(report).tables]
     keys = [column.key for column in tables[0].columns]
-    named = keys[0] == TARGET
-    writer.writerow([_no_formula(key) for key in (keys if named else [TARGET, *keys])])
+    has_targets = keys[0] == TARGET
+    writer.writerow([_no_formula(key) for key in (keys if has_targets else [TARGET, *keys])])
     for table in tables:
         if table.name == tables[0].name and [column.key for column in table.columns] == keys:
             for cells in _cells(table):
-                writer.writerow([_no_formula(cell) for cell in (cells if named else [table.target, *cells])])
+                writer.writerow([_no_formula(cell) for cell in (cells if has_targets else [table.target, *cells])])
 
 
 FORMULA = tuple("=+-@＝＋－＠")
@@ -66,8 +66,8 @@ def _no_formula(value: Any) -> Any:
     """Escapes a cell that a spreadsheet would compute (https://owasp.org/www-community/attacks/CSV_Injection)."""
     if isinstance(value, int | float):
         return value
-    text = printable(str(value))
-    return f"'{text}" if text.startswith(FORMULA) and not NO_FORMULA.fullmatch(text) else text
+    cell_text = printable(str(value))
+    return f"'{cell_text}" if cell_text.startswith(FORMULA) and not NO_FORMULA.fullmatch(cell_text) else cell_text
 
 
 def records(table: Table) -> list[dict[str, Any]]:
@@ -81,11 +81,11 @@ def records(table: Table) -> list[dict[str, Any]]:
 
 def _cells(table: Table) -> Iterator[list[Any]]:
     """Yields the rows; the first cell of a nested row begins with its parents: `layers / mlp`."""
-    above: list[str] = []
+    parent_names: list[str] = []
     for row in table.rows:
-        first, *rest = (_raw(value) for value in row.cells)
-        above[row.depth :] = [str(first)]
-        yield [WITHIN.join(above) if row.depth else first, *rest]
+        first_cell, *other_cells = (_raw(value) for value in row.cells)
+        parent_names[row.depth :] = [str(first_cell)]
+        yield [WITHIN.join(parent_names) if row.depth else first_cell, *other_cells]
 
 
 def _raw(value: Any) -> Any:
@@ -113,9 +113,9 @@ def _markdown_table(table: Table, out: IO[str]) -> None:
         out.write("| " + " | ".join(escaped(c.title) for c in table.columns) + " |\n")
         out.write("|" + "|".join("---:" if c.justify == "right" else ":---" for c in table.columns) + "|\n")
     for row in table.rows:
-        texts = [escaped(cell_text(c, v)) for c, v in zip(table.columns, row.cells, strict=True)]
-        texts[0] = "&nbsp;" * 2 * row.depth + texts[0]
-        out.write("| " + " | ".join(texts) + " |\n")
+        cell_texts = [escaped(cell_text(c, v)) for c, v in zip(table.columns, row.cells, strict=True)]
+        cell_texts[0] = "&nbsp;" * 2 * row.depth + cell_texts[0]
+        out.write("| " + " | ".join(cell_texts) + " |\n")
     for note in table.notes:
         out.write(f"\n{_paragraph(note)}\n")
 
@@ -161,7 +161,7 @@ ADDRESS = re.compile(r"(https?://[\w.~:/?#@!&+,;=%-]+)")
 
 def _paragraph(note: str) -> str:
     """Returns a note as a paragraph. Only addresses in a `Linked` note stay links."""
-    pieces = ADDRESS.split(note.lstrip()) if isinstance(note, Linked) else [note.lstrip()]
-    text = "".join(piece if i % 2 else escaped(piece) for i, piece in enumerate(pieces))
-    start = BLOCK.match(text)
-    return text if start is None else f"{start[0]}\\{text[start.end() :]}"
+    segments = ADDRESS.split(note.lstrip()) if isinstance(note, Linked) else [note.lstrip()]
+    paragraph = "".join(segment if i % 2 else escaped(segment) for i, segment in enumerate(segments))
+    start = BLOCK.match(paragraph)
+    return paragraph if start is None else f"{start[0]}\\{paragraph[start.end() :]}"

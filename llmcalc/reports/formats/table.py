@@ -63,8 +63,8 @@ def _rows(console: Console, table: Table) -> None:
     from rich.padding import Padding
 
     grid = Padding(_grid(table), (0, 0, 0, 2), expand=False)
-    width, needed = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
-    console.width = max(width, needed)  # rich would cut numbers at the edge; the terminal breaks the line
+    width, needed_width = console.width, console.measure(grid, options=console.options.update(max_width=10_000)).minimum
+    console.width = max(width, needed_width)  # rich would cut numbers at the edge; the terminal breaks the line
     console.print(grid)
     console.width = width
 
@@ -77,11 +77,11 @@ def _grid(table: Table) -> RichTable:
     grid = RichTable(
         box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="bold", collapse_padding=True
     )
-    texts = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
-    for row, cells in zip(table.rows, texts, strict=True):
+    cell_texts = [[cell_text(c, v) for c, v in zip(table.columns, row.cells, strict=True)] for row in table.rows]
+    for row, cells in zip(table.rows, cell_texts, strict=True):
         cells[0] = "  " * row.depth + cells[0]
     for i, column in enumerate(table.columns):
-        widest = max(len(column.title), *(len(cells[i]) for cells in texts))
+        widest = max(len(column.title), *(len(cells[i]) for cells in cell_texts))
         grid.add_column(
             Text(column.title),
             justify=column.justify,
@@ -89,13 +89,13 @@ def _grid(table: Table) -> RichTable:
             min_width=None if column.wrap else widest,
             overflow="fold",
         )
-    for row, cells in zip(table.rows, texts, strict=True):
+    for row, cells in zip(table.rows, cell_texts, strict=True):
         coloured = [
             Text(cell, style=column.colour(cell, value))
             for column, cell, value in zip(table.columns, cells, row.cells, strict=True)
         ]
-        for column, text in zip(table.columns, coloured, strict=True):
+        for column, coloured_text in zip(table.columns, coloured, strict=True):
             for pattern, colour in column.marks.items():
-                text.highlight_regex(pattern, colour)
+                coloured_text.highlight_regex(pattern, colour)
         grid.add_row(*coloured, style="bold" if row.strong else None)
     return grid

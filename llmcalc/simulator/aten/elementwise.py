@@ -1,4 +1,4 @@
-"""Operations on each element by itself, and sums over an axis."""
+"""Elementwise operations, and reductions over an axis."""
 
 from __future__ import annotations
 
@@ -17,111 +17,121 @@ SAVES_OUTPUT = frozenset({"relu", "sigmoid", "tanh"})
 
 
 class Elementwise(Views):
-    """Operations on each element by itself, and sums over an axis."""
+    """Elementwise operations, and reductions over an axis."""
 
     # --- elementwise -------------------------------------------------------------------------------------------------
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """Adds two tensors."""
         return record(self.graph, "add", (a, b), self.like(a, b), lambda g, _: (g, g))
 
     def sub(self, a: Tensor, b: Tensor) -> Tensor:
+        """Subtracts b from a."""
         return record(
-            self.graph, "sub", (a, b), self.like(a, b), lambda g, needs: (g, self.like(g) if needs[1] else None)
+            self.graph,
+            "sub",
+            (a, b),
+            self.like(a, b),
+            lambda g, needs_input_grad: (g, self.like(g) if needs_input_grad[1] else None),
         )
 
     def add_to(self, a: Tensor, b: Tensor) -> Tensor:
-        """a += b, in a's storage."""
+        """Adds b to a in place."""
         view = Tensor(a.shape, a.dtype, a.storage, a.strides)
         return record(self.graph, "add_", (a, b), view, lambda g, _: (g, g))
 
     def add_number(self, x: Tensor) -> Tensor:
-        """x plus a number."""
+        """Adds a number to x."""
         return record(self.graph, "add", (x,), self.like(x), lambda g, _: (g,))
 
     def scale(self, x: Tensor, name: str = "mul") -> Tensor:
-        """x times a number, or its negative."""
+        """Multiplies x by a number, or negates it."""
         return record(self.graph, name, (x,), self.like(x), lambda g, _: (self.like(g),))
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
+        """Multiplies two tensors."""
         saves = saved_factors(a, b)
 
-        def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
             return (
-                self.like(g, saved[0]) if needs[0] else None,
-                self.like(g, saved[-1]) if needs[1] else None,
+                self.like(g, saved[0]) if needs_input_grad[0] else None,
+                self.like(g, saved[-1]) if needs_input_grad[1] else None,
             )
 
-        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), back, *saves)
+        return record(self.graph, "mul", (a, b), lambda: self.like(a, b), backward, *saves)
 
     def div(self, a: Tensor, b: Tensor) -> Tensor:
+        """Divides a by b."""
         saves = (b, a) if b.needs_grad else (b,)
 
-        def back(g: Tensor, needs: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            of_b = self._of_divisor(g, *saved) if needs[1] else None
-            return self.like(g, saved[0]) if needs[0] else None, of_b
+        def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            of_b = self._divisor_gradient(g, *saved) if needs_input_grad[1] else None
+            return self.like(g, saved[0]) if needs_input_grad[0] else None, of_b
 
-        return record(self.graph, "div", (a, b), lambda: self.like(a, b), back, *saves)
+        return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *saves)
 
-    def _of_divisor(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
-        """−g · ((a / b) / b)."""
+    def _divisor_gradient(self, g: Tensor, b: Tensor, a: Tensor) -> Tensor:
+        """Computes −g · ((a / b) / b), the gradient of the divisor."""
         ratio = self.like(a, b)
         second_ratio, negative = self.like(ratio, b), self.like(g)
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        def back(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            power = self.like(x)
-            doubled = self.like(power)
-            return (self.like(g, doubled),)
+        """Squares each element."""
 
-        return record(self.graph, "pow", (x,), lambda: self.like(x), back, x)
+        def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+            power = self.like(x)
+            doubled_power = self.like(power)
+            return (self.like(g, doubled_power),)
+
+        return record(self.graph, "pow", (x,), lambda: self.like(x), backward, x)
 
     def rsqrt(self, x: Tensor) -> Tensor:
         out = self.like(x)
 
-        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
             scaled, power = self.like(g), self.like(out)
             return (self.like(scaled, power),)
 
-        return record(self.graph, "rsqrt", (x,), out, back, out)
+        return record(self.graph, "rsqrt", (x,), out, backward, out)
 
     def sqrt(self, x: Tensor) -> Tensor:
         out = self.like(x)
 
-        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
-            doubled = self.like(out)
-            return (self.like(g, doubled),)
+        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+            doubled_out = self.like(out)
+            return (self.like(g, doubled_out),)
 
-        return record(self.graph, "sqrt", (x,), out, back, out)
+        return record(self.graph, "sqrt", (x,), out, backward, out)
 
     def expm1(self, x: Tensor) -> Tensor:
         out = self.like(x)
 
-        def back(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
             slope = self.like(out)
             return (self.like(g, slope),)
 
-        return record(self.graph, "expm1", (x,), out, back, out)
+        return record(self.graph, "expm1", (x,), out, backward, out)
 
     def clamp(self, x: Tensor) -> Tensor:
-        """x, but at least a number."""
+        """Limits x to a minimum."""
 
-        def back(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
-            above = self.compare(x)
-            return (self._chosen(g, above),)
+        def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
+            exceeds_minimum = self.compare(x)
+            return (self._chosen(g, exceeds_minimum),)
 
-        return record(self.graph, "clamp", (x,), lambda: self.like(x), back, x)
+        return record(self.graph, "clamp", (x,), lambda: self.like(x), backward, x)
 
     def minimum(self, a: Tensor, b: Tensor) -> Tensor:
-        def back(g: Tensor, needs: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
-            return tuple(self._of_smaller(g, a, b) if need else None for need in needs)
+        def backward(g: Tensor, needs_input_grad: Needs, a: Tensor, b: Tensor) -> Sequence[Gradient]:
+            return tuple(self._minimum_gradient(g, a, b) if needs_grad else None for needs_grad in needs_input_grad)
 
-        return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), back, a, b)
+        return record(self.graph, "minimum", (a, b), lambda: self.like(a, b), backward, a, b)
 
-    def _of_smaller(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Half of the gradient where both are equal; then, in place, none where the other is the smaller one."""
-        equal, half = self.compare(a, b), self.like(g)
-        gradient = self.like(equal, half, g, dtype=g.dtype)
+    def _minimum_gradient(self, g: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Returns one operand's gradient of a minimum: half where both are equal, zero where the other is smaller."""
+        is_equal, half_gradient = self.compare(a, b), self.like(g)
+        gradient = self.like(is_equal, half_gradient, g, dtype=g.dtype)
         larger = self.compare(a, b)
         del larger
         return gradient
@@ -131,7 +141,7 @@ class Elementwise(Views):
         return record(self.graph, "exp", (x,), out, lambda g, _, out: (self.like(g, out),), out)
 
     def function(self, name: str, x: Tensor) -> Tensor:
-        """An elementwise function whose gradient is one kernel."""
+        """Applies an elementwise function whose gradient is one kernel."""
         out = self.like(x)
         if name in SAVES_OUTPUT:
             return record(self.graph, name, (x,), out, lambda g, _, out: (self.like(g, out),), out)
@@ -139,6 +149,7 @@ class Elementwise(Views):
         return record(self.graph, name, (x,), out, lambda g, _, x: (self.like(g, x),), x)
 
     def masked_fill(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Copies x with a constant at masked elements."""
         shape = broadcast(x.shape, mask.shape)
         return record(
             self.graph,
@@ -150,29 +161,31 @@ class Elementwise(Views):
         )
 
     def compare(self, *xs: Tensor) -> Tensor:
-        """A comparison or a logical operation: no gradient."""
+        """Compares tensors elementwise, or combines them logically; no gradient flows."""
         return self.like(*xs, dtype=BOOL)
 
     def where(self, condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        def back(g: Tensor, needs: Needs, condition: Tensor) -> Sequence[Gradient]:
-            return tuple(self._chosen(g, condition) if need else None for need in needs)
+        """Selects elements of a where the condition holds, otherwise of b."""
+
+        def backward(g: Tensor, needs_input_grad: Needs, condition: Tensor) -> Sequence[Gradient]:
+            return tuple(self._chosen(g, condition) if needs_grad else None for needs_grad in needs_input_grad)
 
         return record(
             self.graph,
             "where",
             (a, b),
             lambda: self.like(condition, a, b, dtype=result_type(a, b)),
-            back,
+            backward,
             condition,
         )
 
     def _chosen(self, g: Tensor, condition: Tensor) -> Tensor:
-        """The gradient where the condition holds, else a zero from a separate tensor."""
+        """Returns the gradient where the condition holds, otherwise zero from a separate tensor."""
         zero = self.graph.new((), g.dtype)
         return self.like(g, condition, zero, dtype=g.dtype)
 
     def dropout(self, x: Tensor) -> Tensor:
-        """Dropout in training, by one kernel, which keeps a mask of one byte for each element."""
+        """Runs training dropout in one kernel, which saves a mask of one byte per element."""
         out, mask = self.like(x), self.like(x, dtype=BOOL)
         return record(self.graph, "dropout", (x,), out, lambda g, _, mask: (self.like(g),), mask)
 
@@ -183,20 +196,20 @@ class Elementwise(Views):
         return (*x.shape[:axis], *((1,) if keep else ()), *x.shape[axis + 1 :])
 
     def mean(self, x: Tensor, axis: int = -1, keep: bool = True) -> Tensor:
-        out, before = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
-        return record(self.graph, "mean", (x,), out, lambda g, _: (self.graph.new(before, g.dtype),))
+        out, input_shape = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        return record(self.graph, "mean", (x,), out, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def sum(self, x: Tensor, axis: int = -1, keep: bool = False) -> Tensor:
-        out, before = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
-        axis = axis % len(before)
+        out, input_shape = self.graph.new(self._reduced(x, axis, keep), x.dtype), x.shape
+        axis = axis % len(input_shape)
 
-        def back(g: Tensor, _: Needs) -> Sequence[Gradient]:
-            return (self.expand(g if keep else self.unsqueeze(g, axis), before),)
+        def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
+            return (self.expand(g if keep else self.unsqueeze(g, axis), input_shape),)
 
-        return record(self.graph, "sum", (x,), out, back)
+        return record(self.graph, "sum", (x,), out, backward)
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """Over the last axis."""
+        """Computes the softmax over the last axis."""
         out = self.graph.new(x.shape, x.dtype if dtype is None else dtype)
         return record(self.graph, "softmax", (x,), out, lambda g, _, out: (self.graph.new(out.shape, out.dtype),), out)
 
@@ -207,7 +220,7 @@ class Elementwise(Views):
         )
 
     def nll_loss(self, logs: Tensor, labels: Tensor) -> Tensor:
-        """The mean of the negative log-probabilities of the labels."""
+        """Computes the mean negative log-likelihood of the labels."""
         out, weight = self.graph.new((), logs.dtype), self.graph.new((), logs.dtype)
         return record(
             self.graph,
@@ -222,5 +235,5 @@ class Elementwise(Views):
 
 
 def saved_factors(a: Tensor, b: Tensor) -> tuple[Tensor, ...]:
-    """The factors that a product saves: the gradient of each factor needs the other factor."""
+    """Returns the factors that a product saves, because each gradient needs the other factor."""
     return (*((b,) if a.needs_grad else ()), *((a,) if b.needs_grad else ()))

@@ -1,4 +1,4 @@
-"""Elements and rows by their indices: look-ups, the highest values, sorting."""
+"""Operations with indices: gathering elements and rows, top-k, sorting."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .products import Products
 
 
 class LookUps(Products):
-    """Elements and rows by their indices."""
+    """Operations that read or write elements by index."""
 
     def embedding(self, weight: Tensor, index: Tensor) -> Tensor:
         shape = weight.shape
@@ -26,7 +26,7 @@ class LookUps(Products):
         )
 
     def gather(self, x: Tensor, index: Tensor) -> Tensor:
-        """The elements of the last axis at these indices."""
+        """Gathers elements of the last axis by index."""
         shape = x.shape
         return record(
             self.graph,
@@ -39,16 +39,17 @@ class LookUps(Products):
         )
 
     def scatter(self, x: Tensor, index: Tensor, source: Tensor | None = None) -> Tensor:
-        """x with other elements at these indices of the last axis: those of `source`, or a constant."""
+        """Replaces elements of x's last axis by index with those of `source`, or with a constant."""
         shapes = x.shape, index.shape
 
-        def back(g: Tensor, needs: Needs, _: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs, _: Tensor) -> Sequence[Gradient]:
             return [
-                self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=False)
+                self.graph.new(shape, g.dtype) if needs_grad else None
+                for shape, needs_grad in zip(shapes, needs_input_grad, strict=False)
             ]
 
         ins = (x,) if source is None else (x, source)
-        return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), back, index)
+        return record(self.graph, "scatter", ins, lambda: self.graph.new(x.shape, x.dtype), backward, index)
 
     def index_select(self, x: Tensor, index: Tensor) -> Tensor:
         """Rows of x, by indices of any number of axes."""
@@ -63,31 +64,31 @@ class LookUps(Products):
         )
 
     def _scattered(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """A gradient written into zeros; out of place under a TorchDispatchMode, as the graph adds gradients."""
+        """Allocates the gradient of a gather: zeros with added elements. A TorchDispatchMode makes it out of place."""
         zeros = self.graph.new(shape, dtype)
         return zeros if self.graph.adds_in_place else self.like(zeros)
 
     def topk(self, x: Tensor, k: Number, axis: int = -1) -> tuple[Tensor, Tensor]:
-        """The k highest values of an axis, and their indices."""
+        """Returns the k highest values along an axis, and their indices."""
         axis = axis % len(x.shape)
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
-        values, indices, before = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
+        values, indices, input_shape = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
         recorded_values = record(
-            self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(before, g.dtype),), indices
+            self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(input_shape, g.dtype),), indices
         )
         return recorded_values, indices
 
     def histogram(self, x: Tensor, bins: Number) -> Tensor:
-        """The count of each of the integers 0 … bins − 1, in float32."""
-        numbers = self.to(x, FLOAT32)
-        return self.graph.new((bins,), numbers.dtype)
+        """Counts the integers 0 … bins − 1, in float32."""
+        float_values = self.to(x, FLOAT32)
+        return self.graph.new((bins,), float_values.dtype)
 
     def sort(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Integers in rising order, and the indices that they were at."""
+        """Sorts integers. Returns them with their original indices."""
         return self.like(x), self.graph.new(x.shape, INT64)
 
     def index_add(self, rows: Number, source: Tensor, index: Tensor) -> Tensor:
-        """The sum of source's rows at each index, into `rows` rows of zeros."""
+        """Sums source's rows at each index, starting from `rows` rows of zeros."""
         zeros = self.graph.new((rows, *source.shape[1:]), source.dtype)
         shape = source.shape
         return record(

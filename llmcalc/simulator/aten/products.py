@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ...algebra import Number, same
 from .. import strides as layout
 from ..autograd import record
-from ..strides import Shape, broadcast, count, is_one
+from ..strides import Shape, broadcast, count, is_size_one
 from ..tensor import FLOAT32, Gradient, Needs, Tensor
 from .elementwise import Elementwise, saved_factors
 
@@ -16,160 +16,194 @@ class Products(Elementwise):
     """Products of matrices, linear layers and convolutions."""
 
     def mm(self, a: Tensor, b: Tensor) -> Tensor:
-        """[n, k] times [k, m]."""
+        """Multiplies matrices: [n, k] × [k, m]."""
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs[1] else None
-            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs[0] else None, of_b)
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[1] else None
+            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[0] else None, of_b)
 
         return record(
-            self.graph, "mm", (a, b), lambda: self.graph.made("mm", (a.shape[0], b.shape[1]), a.dtype), back, *saves
+            self.graph,
+            "mm",
+            (a, b),
+            lambda: self.graph.operation_result("mm", (a.shape[0], b.shape[1]), a.dtype),
+            backward,
+            *saves,
         )
 
     def addmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """bias plus [n, k] times [k, m]."""
+        """Adds a bias to a matrix product: bias + [n, k] × [k, m]."""
         saves = saved_factors(a, b)
         alike = _like_matrix(a), _like_matrix(b)
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs[1] else None
-            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs[2] else None
-            return g if needs[0] else None, of_a, of_b
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[1] else None
+            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[2] else None
+            return g if needs_input_grad[0] else None, of_a, of_b
 
         return record(
             self.graph,
             "addmm",
             (bias, a, b),
-            lambda: self.graph.made("addmm", (a.shape[0], b.shape[1]), a.dtype),
-            back,
+            lambda: self.graph.operation_result("addmm", (a.shape[0], b.shape[1]), a.dtype),
+            backward,
             *saves,
         )
 
-    def _low(self, x: Tensor) -> Tensor:
-        """The input of a product under autocast: a copy in the lower precision, which is reused for a weight.
+    def _autocast_operand(self, x: Tensor) -> Tensor:
+        """Casts an operand to the autocast format; the cast of a weight is cached.
 
         A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
         aten/src/ATen/autocast_mode.cpp, `cached_cast`.
         """
-        low = self.graph.autocast
-        if low is None or x.dtype is not FLOAT32:
+        autocast_dtype = self.graph.autocast
+        if autocast_dtype is None or x.dtype is not FLOAT32:
             return x
         if not x.leaf:
-            return self.to(x, low)
+            return self.to(x, autocast_dtype)
         if id(x) not in self.graph.casts:
-            self.graph.casts[id(x)] = x, self.to(x, low)
+            self.graph.casts[id(x)] = x, self.to(x, autocast_dtype)
         return self.graph.casts[id(x)][1]
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
-        """[n, k] times [k, m], in the type of autocast."""
-        low_b = self._low(b)
-        return self.mm(self._low(a), low_b)
+        """Multiplies matrices [n, k] × [k, m] in the autocast format."""
+        low_b = self._autocast_operand(b)
+        return self.mm(self._autocast_operand(a), low_b)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """x·Wᵀ + b; weight: [out, in]."""
+        """Computes x·Wᵀ + b. weight: [out, in]."""
         if self.graph.autocast is None:
             return self._linear(x, weight, bias)
-        low_bias = None if bias is None else self._low(bias)
-        low_weight = self._low(weight)
-        return self._linear(self._low(x), low_weight, low_bias)
+        low_bias = None if bias is None else self._autocast_operand(bias)
+        low_weight = self._autocast_operand(weight)
+        return self._linear(self._autocast_operand(x), low_weight, low_bias)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        rows, turned = x.shape[:-1], self.transpose(weight, 0, 1)
+        """Computes x·Wᵀ + b without autocast."""
+        rows, transposed_weight = x.shape[:-1], self.transpose(weight, 0, 1)
         if bias is not None and len(x.shape) in (2, 3) and (len(x.shape) == 2 or x.is_contiguous):
             flat = self.reshape(x, (count(rows), x.shape[-1]))
-            return self.reshape(self.addmm(bias, flat, turned), (*rows, weight.shape[0]))
-        if self._folds(x, weight):
-            out = self.reshape(self.mm(self.reshape(x, (count(rows), x.shape[-1])), turned), (*rows, weight.shape[0]))
+            return self.reshape(self.addmm(bias, flat, transposed_weight), (*rows, weight.shape[0]))
+        if self._runs_as_matrix(x, weight):
+            out = self.reshape(
+                self.mm(self.reshape(x, (count(rows), x.shape[-1])), transposed_weight), (*rows, weight.shape[0])
+            )
         else:
-            out = self._matmul(x, turned)
+            out = self._matmul(x, transposed_weight)
         return out if bias is None else self.add(out, bias)
 
-    def _folds(self, x: Tensor, weight: Tensor) -> bool:
-        """Whether a product of rows is one of a matrix: always if the weight is trained, else if x need not be copied.
+    def _runs_as_matrix(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether a batched linear layer runs as one matrix product: for a trained weight, or if x needs no copy.
 
         Source: aten/src/ATen/native/LinearAlgebra.cpp, `should_fold`.
         """
         if weight.needs_grad or not self.graph.enabled:
             return True
-        sides = range(len(x.shape) - 2)
-        return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in sides)
+        leading_axes = range(len(x.shape) - 2)
+        return all(same(x.strides[i], x.strides[i + 1] * x.shape[i + 1]) for i in leading_axes)
 
-    def grouped_mm(self, a: Tensor, b: Tensor, ends: Tensor) -> Tensor:
-        """[rows, k] times [groups, k, m]: each group of rows, which ends at `ends`, with the matrix of that group."""
-        saves = (*saved_factors(a, b), ends)
+    def grouped_mm(self, a: Tensor, b: Tensor, group_ends: Tensor) -> Tensor:
+        """Multiplies each group of rows by the group's matrix: [rows, k] × [groups, k, m]. ends: last row per group."""
+        saves = (*saved_factors(a, b), group_ends)
         shapes = a.shape, b.shape
         _, ins, outs = b.shape
-        ordered = is_one(b.strides[1]) and not is_one(b.strides[2])
-        strides = (ins * outs, 1, ins) if ordered else None
+        is_column_major = is_size_one(b.strides[1]) and not is_size_one(b.strides[2])
+        strides = (ins * outs, 1, ins) if is_column_major else None
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(shapes[1], g.dtype, strides) if needs[1] else None
-            return self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(shapes[1], g.dtype, strides) if needs_input_grad[1] else None
+            return self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, of_b
 
         row_count = shapes[0][0], outs
         return record(
-            self.graph, "grouped_mm", (a, b), lambda: self.graph.made("grouped_mm", row_count, a.dtype), back, *saves
+            self.graph,
+            "grouped_mm",
+            (a, b),
+            lambda: self.graph.operation_result("grouped_mm", row_count, a.dtype),
+            backward,
+            *saves,
         )
 
     def bmm(self, a: Tensor, b: Tensor) -> Tensor:
-        """[n, r, k] times [n, k, c]."""
+        """Multiplies batched matrices: [n, r, k] × [n, k, c]."""
         saves = saved_factors(a, b)
         shapes = a.shape, b.shape
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(shapes[1], g.dtype) if needs[1] else None
-            return (self.graph.new(shapes[0], g.dtype) if needs[0] else None, of_b)
-
-        shape = a.shape[0], a.shape[1], b.shape[2]
-        return record(self.graph, "bmm", (a, b), lambda: self.graph.made("bmm", shape, a.dtype), back, *saves)
-
-    def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """bias plus [n, r, k] times [n, k, c]."""
-        saves = saved_factors(a, b)
-        shapes = a.shape, b.shape
-
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_a = self.graph.new(shapes[0], g.dtype) if needs[1] else None
-            return g if needs[0] else None, of_a, self.graph.new(shapes[1], g.dtype) if needs[2] else None
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_b = self.graph.new(shapes[1], g.dtype) if needs_input_grad[1] else None
+            return (self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, of_b)
 
         shape = a.shape[0], a.shape[1], b.shape[2]
         return record(
-            self.graph, "baddbmm", (bias, a, b), lambda: self.graph.made("baddbmm", shape, a.dtype), back, *saves
+            self.graph, "bmm", (a, b), lambda: self.graph.operation_result("bmm", shape, a.dtype), backward, *saves
+        )
+
+    def baddbmm(self, bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        """Adds a bias to a batched matrix product: bias + [n, r, k] × [n, k, c]."""
+        saves = saved_factors(a, b)
+        shapes = a.shape, b.shape
+
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            of_a = self.graph.new(shapes[0], g.dtype) if needs_input_grad[1] else None
+            return (
+                g if needs_input_grad[0] else None,
+                of_a,
+                self.graph.new(shapes[1], g.dtype) if needs_input_grad[2] else None,
+            )
+
+        shape = a.shape[0], a.shape[1], b.shape[2]
+        return record(
+            self.graph,
+            "baddbmm",
+            (bias, a, b),
+            lambda: self.graph.operation_result("baddbmm", shape, a.dtype),
+            backward,
+            *saves,
         )
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Products of the last two axes; the axes before them are the same, or broadcast."""
-        low_b = self._low(b)
-        return self._matmul(self._low(a), low_b)
+        """Multiplies matrices in the last two axes; leading axes are equal or broadcast."""
+        low_b = self._autocast_operand(b)
+        return self._matmul(self._autocast_operand(a), low_b)
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
-        before = broadcast(a.shape[:-2], b.shape[:-2])
-        n = count(before)
-        a3 = self.reshape(self.expand(a, (*before, *a.shape[-2:])), (n, *a.shape[-2:]))
-        b3 = self.reshape(self.expand(b, (*before, *b.shape[-2:])), (n, *b.shape[-2:]))
-        return self.reshape(self.bmm(a3, b3), (*before, a.shape[-2], b.shape[-1]))
+        """Multiplies batched matrices."""
+        batch_shape = broadcast(a.shape[:-2], b.shape[:-2])
+        n = count(batch_shape)
+        a3 = self.reshape(self.expand(a, (*batch_shape, *a.shape[-2:])), (n, *a.shape[-2:]))
+        b3 = self.reshape(self.expand(b, (*batch_shape, *b.shape[-2:])), (n, *b.shape[-2:]))
+        return self.reshape(self.bmm(a3, b3), (*batch_shape, a.shape[-2], b.shape[-1]))
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
-        """A convolution along the last axis, [batch, channels, rows] → [batch, out, length]."""
-        low_bias = None if bias is None else self._low(bias)
-        low_weight = self._low(weight)
-        return self._convolution(self._low(x), low_weight, low_bias, length)
+        """Convolves along the last axis: [batch, channels, rows] → [batch, out, length]."""
+        low_bias = None if bias is None else self._autocast_operand(bias)
+        low_weight = self._autocast_operand(weight)
+        return self._convolution(self._autocast_operand(x), low_weight, low_bias, length)
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
         shapes = [tensor.shape for tensor in ins]
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
-            return [self.graph.new(shape, g.dtype) if need else None for shape, need in zip(shapes, needs, strict=True)]
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            return [
+                self.graph.new(shape, g.dtype) if needs_grad else None
+                for shape, needs_grad in zip(shapes, needs_input_grad, strict=True)
+            ]
 
         return record(
-            self.graph, "convolution", ins, lambda: self.graph.made("convolution", shape, x.dtype), back, x, weight
+            self.graph,
+            "convolution",
+            ins,
+            lambda: self.graph.operation_result("convolution", shape, x.dtype),
+            backward,
+            x,
+            weight,
         )
 
 
 def _like_matrix(x: Tensor) -> tuple[Shape, layout.Strides | None]:
-    """The shape and strides of a matrix's gradient: stored by columns where the matrix is (`mm_mat1_backward`)."""
-    by_columns = is_one(x.strides[0]) and same(x.strides[1], x.shape[0])
+    """Returns shape and strides of a matrix's gradient, stored in the matrix's order (`mm_mat1_backward`)."""
+    by_columns = is_size_one(x.strides[0]) and same(x.strides[1], x.shape[0])
     return x.shape, (1, x.shape[0]) if by_columns else None

@@ -1,4 +1,4 @@
-"""New tensors, views and copies: operations that compute no number."""
+"""Creation, views and copies of tensors: operations without arithmetic."""
 
 from __future__ import annotations
 
@@ -7,141 +7,147 @@ from collections.abc import Sequence
 from ...algebra import Number
 from .. import strides as layout
 from ..autograd import Graph, record, record_all
-from ..strides import Shape, broadcast, contiguous, count, is_dense, is_one
-from ..tensor import Backward, Dtype, Gradient, Needs, Node, Tensor, promoted
+from ..strides import Shape, broadcast, contiguous, count, is_dense, is_size_one
+from ..tensor import Backward, Dtype, Gradient, Needs, Node, Tensor, promoted_dtype
 
 
 class Views:
-    """New tensors, views and copies, recorded in one graph."""
+    """Creation, views and copies of tensors, recorded in one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
 
     def new(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """A new tensor that is computed from no other (`zeros`, `arange`)."""
+        """Creates a tensor that depends on no other (`zeros`, `arange`)."""
         return self.graph.new(shape, dtype)
 
     def like(self, *xs: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """The result of an elementwise operation on these tensors."""
+        """Allocates the result of an elementwise operation."""
         if len(xs) == 1:
-            shape, made = xs[0].shape, xs[0].dtype
+            shape, result_dtype = xs[0].shape, xs[0].dtype
         else:
-            shape, made = broadcast(*[x.shape for x in xs]), result_type(*xs)
+            shape, result_dtype = broadcast(*[x.shape for x in xs]), result_type(*xs)
         strides = layout.elementwise(tuple([(x.shape, x.strides) for x in xs]), shape)
-        return self.graph.new(shape, made if dtype is None else dtype, strides)
+        return self.graph.new(shape, result_dtype if dtype is None else dtype, strides)
 
     # --- views -------------------------------------------------------------------------------------------------------
 
-    def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, back: Backward) -> Tensor:
+    def _view(self, x: Tensor, shape: Shape, strides: layout.Strides, name: str, backward: Backward) -> Tensor:
         view, graph = x.view(shape, strides), self.graph
         if graph.enabled and (x.node is not None or x.leaf):
-            view.node = Node(graph, name, (x,), back)
+            view.node = Node(graph, name, (x,), backward)
         return view
 
     def reshape(self, x: Tensor, shape: Shape) -> Tensor:
-        """A view of another shape; a copy where the strides allow no view."""
+        """Returns a view with another shape, or a copy if the strides allow no view."""
         if x.shape == shape:
             return x
-        strides, before = layout.viewed(x.shape, x.strides, shape), x.shape
+        strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
         if strides is not None:
-            return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, before),))
-        copy = self._view(self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, before),))
+            return self._view(x, shape, strides, "view", lambda g, _: (self.reshape(g, input_shape),))
+        copy = self._view(self.clone(x), shape, contiguous(shape), "view", lambda g, _: (self.reshape(g, input_shape),))
         copy.has_base = False  # `_unsafe_view`
         return copy
 
-    def renamed(self, x: Tensor, shape: Shape) -> Tensor:
-        """The tensor under another shape, which it has in torch from the beginning: no operation, and no view."""
+    def with_shape(self, x: Tensor, shape: Shape) -> Tensor:
+        """Returns the tensor under another shape, which it has in torch from the start; records no operation."""
         if x.shape == shape:
             return x
-        strides, before = layout.viewed(x.shape, x.strides, shape), x.shape
+        strides, input_shape = layout.view_strides(x.shape, x.strides, shape), x.shape
         assert strides is not None, (x.shape, x.strides, shape)
-        view = self._view(x, shape, strides, "renamed", lambda g, _: (self.renamed(g, before),))
+        view = self._view(x, shape, strides, "renamed", lambda g, _: (self.with_shape(g, input_shape),))
         view.has_base = x.has_base
         return view
 
-    def flatten(self, x: Tensor, first: int = 0, last: int = -1) -> Tensor:
-        """Joins the axes `first` to `last`."""
-        last = last % len(x.shape)
-        return self.reshape(x, (*x.shape[:first], count(x.shape[first : last + 1]), *x.shape[last + 1 :]))
+    def flatten(self, x: Tensor, first_axis: int = 0, last_axis: int = -1) -> Tensor:
+        """Joins the axes `first_axis` to `last_axis`."""
+        last_axis = last_axis % len(x.shape)
+        return self.reshape(
+            x, (*x.shape[:first_axis], count(x.shape[first_axis : last_axis + 1]), *x.shape[last_axis + 1 :])
+        )
 
     def unflatten(self, x: Tensor, axis: int, sizes: Shape) -> Tensor:
         """Splits one axis."""
         axis = axis % len(x.shape)
         return self.reshape(x, (*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
 
-    def transpose(self, x: Tensor, first: int, second: int) -> Tensor:
+    def transpose(self, x: Tensor, first_axis: int, second_axis: int) -> Tensor:
         shape, strides = list(x.shape), list(x.strides)
-        shape[first], shape[second] = shape[second], shape[first]
-        strides[first], strides[second] = strides[second], strides[first]
+        shape[first_axis], shape[second_axis] = shape[second_axis], shape[first_axis]
+        strides[first_axis], strides[second_axis] = strides[second_axis], strides[first_axis]
         return self._view(
-            x, tuple(shape), tuple(strides), "transpose", lambda g, _: (self.transpose(g, first, second),)
+            x, tuple(shape), tuple(strides), "transpose", lambda g, _: (self.transpose(g, first_axis, second_axis),)
         )
 
     def permute(self, x: Tensor, order: Sequence[int]) -> Tensor:
         """The axes in another order."""
-        back = [order.index(axis) for axis in range(len(order))]
+        inverse_order = [order.index(axis) for axis in range(len(order))]
         shape, strides = tuple(x.shape[axis] for axis in order), tuple(x.strides[axis] for axis in order)
-        return self._view(x, shape, strides, "permute", lambda g, _: (self.permute(g, back),))
+        return self._view(x, shape, strides, "permute", lambda g, _: (self.permute(g, inverse_order),))
 
     def unsqueeze(self, x: Tensor, axis: int) -> Tensor:
         axis = axis % (len(x.shape) + 1)
-        before = x.shape
+        input_shape = x.shape
         step = x.shape[axis] * x.strides[axis] if axis < len(x.shape) else 1
-        shape, strides = (*before[:axis], 1, *before[axis:]), (*x.strides[:axis], step, *x.strides[axis:])
-        return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, before),))
+        shape, strides = (*input_shape[:axis], 1, *input_shape[axis:]), (*x.strides[:axis], step, *x.strides[axis:])
+        return self._view(x, shape, strides, "unsqueeze", lambda g, _: (self.reshape(g, input_shape),))
 
     def expand(self, x: Tensor, shape: Shape) -> Tensor:
         """Repeats axes of one element without memory; the gradient is their sum."""
         if x.shape == shape:
             return x
-        before, extra = x.shape, len(shape) - len(x.shape)
-        strides = (0,) * extra + tuple(
-            0 if is_one(size) and not is_one(wide) else stride
-            for size, wide, stride in zip(x.shape, shape[extra:], x.strides, strict=True)
+        input_shape, new_axes = x.shape, len(shape) - len(x.shape)
+        strides = (0,) * new_axes + tuple(
+            0 if is_size_one(size) and not is_size_one(expanded_size) else stride
+            for size, expanded_size, stride in zip(x.shape, shape[new_axes:], x.strides, strict=True)
         )
-        return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.summed_to(before, g),))
+        return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.summed_to(input_shape, g),))
 
     def slice(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
-        """A part of an axis. Its gradient is that of the whole, with zeros."""
+        """Returns a slice of an axis. Its gradient is padded with zeros."""
         axis = axis % len(x.shape)
-        before = x.shape
-        shape = (*before[:axis], size, *before[axis + 1 :])
-        return self._view(x, shape, x.strides, "slice", lambda g, _: (self.graph.new(before, g.dtype),))
+        input_shape = x.shape
+        shape = (*input_shape[:axis], size, *input_shape[axis + 1 :])
+        return self._view(x, shape, x.strides, "slice", lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def select(self, x: Tensor, axis: int) -> Tensor:
-        """One index of an axis. Its gradient is that of the whole, with zeros."""
+        """Returns one index of an axis. Its gradient is padded with zeros."""
         axis = axis % len(x.shape)
-        before = x.shape
-        shape, strides = (*before[:axis], *before[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-        return self._view(x, shape, strides, "select", lambda g, _: (self.graph.new(before, g.dtype),))
+        input_shape = x.shape
+        shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
+        return self._view(x, shape, strides, "select", lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
     def split(self, x: Tensor, sizes: Sequence[Number], axis: int = -1) -> list[Tensor]:
-        """Parts of an axis: views with one node, whose backward joins their gradients."""
+        """Splits an axis into views with one node, which concatenates their gradients."""
         axis = axis % len(x.shape)
-        before, dtype = x.shape, x.dtype
-        parts = [x.view((*before[:axis], size, *before[axis + 1 :]), x.strides) for size in sizes]
-        shapes = [part.shape for part in parts]
+        input_shape, dtype = x.shape, x.dtype
+        views = [x.view((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.strides) for size in sizes]
+        shapes = [view.shape for view in views]
 
-        def joined(came: list[Gradient], _: Needs) -> Sequence[Gradient]:
-            missing = [self.graph.new(shape, dtype) for shape, g in zip(shapes, came, strict=True) if g is None]
-            whole = self.graph.new(before, dtype)
-            del missing
-            return (whole,)
+        def joined(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+            """Concatenates the gradients of the views."""
+            zero_gradients = [
+                self.graph.new(shape, dtype) for shape, g in zip(shapes, gradients, strict=True) if g is None
+            ]
+            joined_gradient = self.graph.new(input_shape, dtype)
+            del zero_gradients
+            return (joined_gradient,)
 
-        record_all(self.graph, "split", (x,), parts, joined if len(parts) > 1 else lambda g, _: (g,))
-        return parts
+        record_all(self.graph, "split", (x,), views, joined if len(views) > 1 else lambda g, _: (g,))
+        return views
 
     def unbind(self, x: Tensor, axis: int = 0) -> list[Tensor]:
-        """Every index of an axis: views with one node, whose backward stacks their gradients."""
-        axis, before, dtype = axis % len(x.shape), x.shape, x.dtype
-        shape, strides = (*before[:axis], *before[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
-        parts = [x.view(shape, strides) for _ in range(before[axis])]
+        """Splits an axis into its indices: views with one node, which stacks their gradients."""
+        axis, input_shape, dtype = axis % len(x.shape), x.shape, x.dtype
+        shape, strides = (*input_shape[:axis], *input_shape[axis + 1 :]), (*x.strides[:axis], *x.strides[axis + 1 :])
+        parts = [x.view(shape, strides) for _ in range(input_shape[axis])]
 
-        def stacked(came: list[Gradient], _: Needs) -> Sequence[Gradient]:
-            missing = [self.graph.new((), dtype) for g in came if g is None]
-            whole = self.graph.new(before, dtype)
-            del missing
-            return (whole,)
+        def stacked(gradients: list[Gradient], _: Needs) -> Sequence[Gradient]:
+            """Stacks the gradients of the views."""
+            zero_gradients = [self.graph.new((), dtype) for g in gradients if g is None]
+            stacked_gradient = self.graph.new(input_shape, dtype)
+            del zero_gradients
+            return (stacked_gradient,)
 
         record_all(self.graph, "unbind", (x,), parts, stacked if len(parts) > 1 else lambda g, _: stacked([g], _))
         return parts
@@ -153,89 +159,89 @@ class Views:
         return record(self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype), lambda g, _: (g,))
 
     def copy(self, x: Tensor) -> Tensor:
-        """A copy in the order of its axes (`clone` as it is by default)."""
+        """Copies a tensor in the order of its axes (the default of `clone`)."""
         return record(
             self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype, self._preserved(x)), lambda g, _: (g,)
         )
 
     def contiguous(self, x: Tensor) -> Tensor:
-        """The tensor itself where it is dense, else a copy."""
+        """Returns the tensor itself if it is contiguous, otherwise a copy."""
         return x if x.is_contiguous else self.clone(x)
 
     def to(self, x: Tensor, dtype: Dtype) -> Tensor:
-        """A copy of another type; the tensor itself if it has that type."""
+        """Casts to another number format; returns the tensor itself if it already has it."""
         if x.dtype is dtype:
             return x
-        converted = self.graph.new(x.shape, dtype, self._preserved(x))
-        before = x.dtype
-        return record(self.graph, "to", (x,), converted, lambda g, _: (self.to(g, before),))
+        copy = self.graph.new(x.shape, dtype, self._preserved(x))
+        input_dtype = x.dtype
+        return record(self.graph, "to", (x,), copy, lambda g, _: (self.to(g, input_dtype),))
 
     def _preserved(self, x: Tensor) -> layout.Strides:
         """The strides of a copy that keeps the order of axes."""
         return x.strides if is_dense(x.shape, x.strides) else layout.elementwise(((x.shape, x.strides),), x.shape)
 
     def cat(self, xs: Sequence[Tensor], axis: int = -1) -> Tensor:
-        """Joins tensors along an axis; their gradients are views of one."""
+        """Concatenates tensors along an axis; their gradients are views of one tensor."""
         axis = axis % len(xs[0].shape)
         total: Number = 0
         for x in xs:
             total = total + x.shape[axis]
         dtype = xs[0].dtype
         for x in xs[1:]:
-            dtype = promoted(dtype, x.dtype)
+            dtype = promoted_dtype(dtype, x.dtype)
         shapes = [x.shape for x in xs]
-        joined = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
-        return record(self.graph, "cat", xs, joined, lambda g, _: [g.view(s, g.strides) for s in shapes])
+        concatenated = self.graph.new((*shapes[0][:axis], total, *shapes[0][axis + 1 :]), dtype)
+        return record(self.graph, "cat", xs, concatenated, lambda g, _: [g.view(s, g.strides) for s in shapes])
 
     def stack(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Joins tensors along a new axis; their gradients are views of one."""
+        """Stacks tensors along a new axis; their gradients are views of one tensor."""
         axis, n = axis % (len(xs[0].shape) + 1), len(xs)
         shape = (*xs[0].shape[:axis], n, *xs[0].shape[axis:])
         return record(self.graph, "stack", xs, self.graph.new(shape, xs[0].dtype), lambda g, _: self.unbind(g, axis))
 
     def pad(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
-        """x with zeros after the end of an axis, up to that size."""
+        """Pads the end of an axis with zeros, up to a size."""
         axis = axis % len(x.shape)
-        before = x.shape
-        padded = self.graph.new((*before[:axis], size, *before[axis + 1 :]), x.dtype)
-        return record(self.graph, "pad", (x,), padded, lambda g, _: (self.graph.new(before, g.dtype),))
+        input_shape = x.shape
+        padded = self.graph.new((*input_shape[:axis], size, *input_shape[axis + 1 :]), x.dtype)
+        return record(self.graph, "pad", (x,), padded, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
-    def written(self, base: Tensor, x: Tensor) -> Tensor:
-        """base after x was written into a part of it; base itself may not be used any more (`CopySlices`)."""
-        shape, strides, part = base.shape, base.strides, x.shape
+    def write_into(self, base: Tensor, x: Tensor) -> Tensor:
+        """Writes x into a part of `base`, which may not be used afterwards (`CopySlices`)."""
+        shape, strides, part_shape = base.shape, base.strides, x.shape
 
-        def back(g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            whole = self.graph.new(shape, g.dtype, strides)
-            gradient = self.graph.new(part, g.dtype)
-            rest = self.like(gradient) if needs[0] else None
+        def backward(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+            base_gradient = self.graph.new(shape, g.dtype, strides)
+            gradient = self.graph.new(part_shape, g.dtype)
+            rest = self.like(gradient) if needs_input_grad[0] else None
             del rest
-            return (whole if needs[0] else None, gradient)
+            return (base_gradient if needs_input_grad[0] else None, gradient)
 
         result = Tensor(shape, base.dtype, base.storage, strides)
-        return record(self.graph, "CopySlices", (base, x), result, back)
+        return record(self.graph, "CopySlices", (base, x), result, backward)
 
     def repeat_interleave(self, x: Tensor, times: Number, axis: int) -> Tensor:
         """Repeats every index of an axis."""
-        wide = self.unsqueeze(x, axis + 1)
-        wide = self.expand(wide, (*wide.shape[: axis + 1], times, *wide.shape[axis + 2 :]))
-        return self.flatten(self.clone(wide), axis, axis + 1)
+        expanded = self.unsqueeze(x, axis + 1)
+        expanded = self.expand(expanded, (*expanded.shape[: axis + 1], times, *expanded.shape[axis + 2 :]))
+        return self.flatten(self.clone(expanded), axis, axis + 1)
 
     def repeat(self, x: Tensor, times: Number, axis: int) -> Tensor:
         """Copies of an axis, one after another."""
-        axis, before = axis % len(x.shape), x.shape
-        shape = (*before[:axis], times * before[axis], *before[axis + 1 :])
+        axis, input_shape = axis % len(x.shape), x.shape
+        shape = (*input_shape[:axis], times * input_shape[axis], *input_shape[axis + 1 :])
         repeated = self.graph.new(shape, x.dtype)
-        if is_one(times):
+        if is_size_one(times):
             return record(self.graph, "repeat", (x,), repeated, lambda g, _: (g,))
-        return record(self.graph, "repeat", (x,), repeated, lambda g, _: (self.graph.new(before, g.dtype),))
+        return record(self.graph, "repeat", (x,), repeated, lambda g, _: (self.graph.new(input_shape, g.dtype),))
 
 
 def result_type(*xs: Tensor) -> Dtype:
-    """The type of an elementwise result. A tensor without axes only counts where it alone is floating."""
+    """Returns the number format of an elementwise result. Scalars count only if they alone are floating."""
     with_axes = [x for x in xs if x.shape]
     if with_axes and (any(x.dtype.floating for x in with_axes) or not any(x.dtype.floating for x in xs)):
         xs = tuple(with_axes)
     dtype = xs[0].dtype
     for x in xs[1:]:
-        dtype = promoted(dtype, x.dtype)
+        dtype = promoted_dtype(dtype, x.dtype)
     return dtype

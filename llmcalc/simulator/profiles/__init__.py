@@ -1,4 +1,4 @@
-"""The kernels that frameworks run for the steps of a program: a profile has a method for each verb.
+"""Profiles: the kernels that frameworks run for a program's steps, one method per verb.
 
 A kernel may be changed without reading the parts; a test compares its bytes with torch.
 """

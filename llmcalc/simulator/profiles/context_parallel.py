@@ -1,4 +1,4 @@
-"""Context parallelism of torch: attention of a part of each sequence, with the keys and values of the other parts.
+"""torch's context parallelism: attention of a sequence shard to the keys and values of all shards.
 
 A rank has two parts of every sequence, one from its beginning and one from its end, so that all ranks have as much to
 do under a causal mask. In each round a rank attends to the keys and values of another one, and merges what it finds in
@@ -34,7 +34,7 @@ ROWS = 2
 
 @dataclass(frozen=True)
 class Ring:
-    """The ranks of a sequence.
+    """The ranks that share a sequence.
 
     ranks: how many they are. rank: which of them this one is. gathers: whether all keys and values come at once
     (`allgather`), else in a ring (`alltoall`).
@@ -46,28 +46,30 @@ class Ring:
 
 
 def ring_of(layout: Layout, rank: int) -> Ring | None:
-    """The ring of a rank of a layout; None without context parallelism."""
+    """Returns the ring of a rank; None without context parallelism."""
     return None if layout.cp == 1 else Ring(layout.cp, layout.coordinates(rank).cp, layout.cp_comm == "allgather")
 
 
 def part_of_sequence(layout: Layout, seq: int) -> int:
-    """The tokens of each sequence on one rank. Raises `InputError` where torch does."""
+    """Returns the number of tokens of a sequence on one rank. Raises `InputError` where torch fails."""
     parts = CHUNKS * layout.cp
     if layout.cp > 1 and layout.cp_comm == "a2a":
         raise InputError("--cp-comm a2a: torch exchanges keys and values in a ring or all at once; expected p2p")
     if layout.cp > 1 and seq % parts:
-        near = max(parts, seq - seq % parts)
-        raise InputError(f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {near}")
+        nearest_length = max(parts, seq - seq % parts)
+        raise InputError(
+            f"--seq {seq}: each rank of --cp {layout.cp} has {CHUNKS} parts of it; expected {nearest_length}"
+        )
     return seq // layout.cp
 
 
 class RingAttention(Eager):
-    """Runs attention in a ring. ring: its ranks; None (default) for attention on one device."""
+    """Runs attention in a ring. ring: its ranks; None (default) for one device."""
 
     ring: Ring | None = None
 
     def do_repeat(self, step: Step) -> None:
-        """Keys are repeated for all of their queries, as in torchtitan (`repeat_kv`)."""
+        """Repeats key heads for all of their queries, as torchtitan does (`repeat_kv`)."""
         if self.ring is None:
             super().do_repeat(step)
         elif step.options["tiled"]:
@@ -100,39 +102,41 @@ class RingAttention(Eager):
             return results[i]
 
         selective = graph.results
-        outputs = [result(i) if selective is None else selective.made(name, partial(result, i)) for i in range(4)]
+        outputs = [
+            result(i) if selective is None else selective.operation_result(name, partial(result, i)) for i in range(4)
+        ]
         results.clear()
-        out, *others = outputs
+        out, *other_outputs = outputs
         del outputs
 
-        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             return kernels.backward(g, *saved[:5])
 
-        return record(graph, name, (q, k, v), out, back, q, k, v, out, *others)
+        return record(graph, name, (q, k, v), out, backward, q, k, v, out, *other_outputs)
 
 
 class Rotater:
-    """The exchange of keys and values in a ring. gathers: whether an all-gather replaces the ring."""
+    """The exchange of keys and values in a ring. gathers: whether by an all-gather."""
 
     def __init__(self, graph: Graph, ranks: int, gathers: bool) -> None:
         self.graph, self.ranks, self.gathers = graph, ranks, gathers
         self.buffer: Tensor | None = None
 
     def exchange_buffers(self, curr_buffer: Tensor) -> None:
-        """`_AllToAllRotater` or `_AllGatherRotater`, which gathers once."""
+        """Runs `_AllToAllRotater` or `_AllGatherRotater`, which gathers once."""
         if self.gathers and self.buffer is not None:
             return
         n = curr_buffer.shape[0]
         self.buffer = self.graph.new((n * self.ranks if self.gathers else n,), curr_buffer.dtype)
 
-    def next_buffer(self, like: Tensor) -> Tensor:
-        """The received buffer, or the part of one rank. like: a tensor of the shape of its first half."""
+    def next_buffer(self, template: Tensor) -> Tensor:
+        """Returns the received buffer, or one rank's part. template: a tensor shaped like its first half."""
         assert self.buffer is not None
-        return Tensor((2 * like.count,), self.buffer.dtype, self.buffer.storage)
+        return Tensor((2 * template.count,), self.buffer.dtype, self.buffer.storage)
 
 
 class Merger:
-    """`_SDPAMerger`: joins the outputs of rounds in float32."""
+    """Joins the outputs of ring rounds in float32 (`_SDPAMerger`)."""
 
     def __init__(self, t: Aten) -> None:
         self.t = t
@@ -140,7 +144,7 @@ class Merger:
         self.lse: Tensor | None = None
 
     def step(self, out: Tensor, lse: Tensor, is_partial: bool) -> None:
-        """Takes the output of a round. is_partial: whether it is of the second part of the queries alone."""
+        """Merges the output of a round. is_partial: whether it covers only the second half of the queries."""
         self.dtype = out.dtype
         out = self.t.to(out, FLOAT32)
         self._merge_one(out, self.t.unsqueeze(lse, -1), is_partial)
@@ -166,7 +170,7 @@ class Merger:
         return t.like(weight, t.like(out, block_out))
 
     def results(self) -> tuple[Tensor, Tensor]:
-        """The output in the format of its parts, and the sums."""
+        """Returns the output in its number format, and the logsumexp."""
         assert self.out is not None
         assert self.lse is not None
         out = self.t.to(self.out, self.dtype)
@@ -174,24 +178,24 @@ class Merger:
 
 
 def half(t: Aten, x: Tensor) -> Tensor:
-    """One of the two parts of a rank's rows."""
+    """Returns one half of a rank's rows."""
     return t.slice(x, x.shape[ROWS] // CHUNKS, ROWS)
 
 
 def partial_update(t: Aten, original: Tensor) -> Tensor:
-    """`_partial_update`: a copy with one part replaced, or added to in place."""
+    """A copy with one part replaced, or added to in place (`_partial_update`)."""
     parts = [half(t, original)] * CHUNKS
     return t.cat(parts, ROWS)
 
 
 class Kernels:
-    """Ring attention, forward and backward. spare: whether the kernels allocate the same as on a GPU."""
+    """Ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
 
     def __init__(self, graph: Graph, ring: Ring, spare: bool) -> None:
         self.graph, self.ring, self.spare, self.t = graph, ring, spare, Aten(graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """`_templated_ring_attention`."""
+        """Runs `_templated_ring_attention`."""
         t, (rank, size) = self.t, (self.ring.rank, self.ring.ranks)
         key, value = t.contiguous(key), t.contiguous(value)
         sdpa_merger = Merger(t)
@@ -210,13 +214,13 @@ class Kernels:
                 q, _k, _v, is_partial = query, half(t, key), half(t, value), False
             else:
                 q, _k, _v, is_partial = half(t, query), key, value, True
-            out, logsumexp, *rest = self._op(q)
+            out, logsumexp, *other_outputs = self._op(q)
             sdpa_merger.step(out, logsumexp, is_partial)
-        seed, offset = rest
+        seed, offset = other_outputs
         return *sdpa_merger.results(), seed, offset
 
     def _op(self, q: Tensor) -> list[Tensor]:
-        """`_scaled_dot_product_flash_attention`."""
+        """Runs `_scaled_dot_product_flash_attention`."""
         new = self.graph.new
         out = new(q.shape, q.dtype, elementwise(((q.shape, q.strides),), q.shape))
         return [out, new(q.shape[:-1], FLOAT32), new((2,), INT64), new((), INT64)]
@@ -224,7 +228,7 @@ class Kernels:
     def backward(
         self, grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor
     ) -> list[Gradient]:
-        """`_templated_ring_attention_backward`."""
+        """Runs `_templated_ring_attention_backward`."""
         t, (rank, size) = self.t, (self.ring.rank, self.ring.ranks)
         grad_query, grad_key, grad_value = (t.like(x, dtype=FLOAT32) for x in (query, key, value))
         key, value = t.contiguous(key), t.contiguous(value)
@@ -260,22 +264,22 @@ class Kernels:
         return [grad_query, grad_key, grad_value]
 
     def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
-        """`_scaled_dot_product_flash_attention_backward`. On a GPU it accumulates dQ in float32."""
+        """Runs `_scaled_dot_product_flash_attention_backward`. On a GPU it accumulates dQ in float32."""
         gradients = [self.t.like(x) for x in (q, k, v)]
         if self.spare:
-            rows, sums = self.graph.new(q.shape, FLOAT32), self.graph.new(q.shape[:-1], FLOAT32)
-            del rows, sums
+            fp32_query_gradient, logsumexp = self.graph.new(q.shape, FLOAT32), self.graph.new(q.shape[:-1], FLOAT32)
+            del fp32_query_gradient, logsumexp
         return gradients
 
-    def _half(self, sums: Tensor) -> Tensor:
-        """A copy of the second part of the sums."""
-        return self.t.contiguous(self.t.slice(sums, sums.shape[ROWS] // CHUNKS, ROWS))
+    def _half(self, logsumexp: Tensor) -> Tensor:
+        """Copies the second half of the logsumexp."""
+        return self.t.contiguous(self.t.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
 
     def _joined(self, key: Tensor, value: Tensor) -> Tensor:
-        """`torch.cat([key.flatten(), value.flatten()])`."""
+        """Concatenates keys and values: `torch.cat([key.flatten(), value.flatten()])`."""
         return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
 
 
 def _two(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
-    """The two halves of a buffer, in that shape."""
+    """Splits a buffer into two tensors of a shape."""
     return Tensor(shape, buffer.dtype, buffer.storage), Tensor(shape, buffer.dtype, buffer.storage)

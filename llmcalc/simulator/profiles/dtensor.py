@@ -1,4 +1,4 @@
-"""torch's own tensor parallelism: the tensors that its DTensors allocate besides the products.
+"""torch's tensor parallelism: the tensors that DTensors allocate in addition to the products.
 
 Rows of a product with a divided input are summed over ranks, and so is the gradient of what products with a divided
 output read, once for all of a module's. The embedding is looked up in a rank's rows, with a mask of the tokens that
@@ -33,7 +33,7 @@ from ...workload.rows import TOKENS
 from ..autograd import record
 from ..lowering import Frame, Path
 from ..meter import Place
-from ..strides import Shape, is_one
+from ..strides import Shape, is_size_one
 from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, Backward, Dtype, Needs, Node, Tensor
 from .eager import Eager
 from .eager.scans.module_steps import Steps, own_steps
@@ -43,7 +43,7 @@ ENTERED = "from_local"
 
 
 class Message(NamedTuple):
-    """A message that a rank sends. place: its place in a pass."""
+    """A message sent by a rank. place: the module and phase in which it is sent."""
 
     place: Place
     sent: Collective
@@ -51,7 +51,7 @@ class Message(NamedTuple):
 
 @dataclass
 class Recurrence:
-    """A module that runs at once. last: its output projection. summed: whether that has been summed over ranks."""
+    """A module that runs as one kernel. last: its output projection. summed: whether its output has been reduced."""
 
     last: Step
     summed: bool = True
@@ -90,7 +90,7 @@ class Divided(Eager):
         return super().enter(program)
 
     def find_places(self, program: Flow) -> None:
-        """Finds where each value of a rank's program lies, if tokens are divided.
+        """Finds the placement of each value, if tokens are sharded.
 
         Raises `InputError` for what torch does not divide, or no rule knows.
         """
@@ -117,85 +117,85 @@ class Divided(Eager):
         check_divided(program)
 
     def _check_rows(self, program: RankFlow) -> None:
-        """Raises `InputError` for a module that torchtitan's plan has no rule for where tokens are divided."""
+        """Raises `InputError` for a module without a rule for sharded tokens in torchtitan's plan."""
         assert self.places is not None
         for name, step in named_steps(program.root.items):
             makes_rows = not step.ins and bool(step.outs) and has_tokens(step.outs[0].rows)
             if not step.outs or (step.weight is None and not makes_rows):
                 continue
             by_rows = not step.ins or any(map(self.is_by_tokens, step.ins))
-            why = ""
+            reason = ""
             if by_rows and (step.weight is None or not is_divided((*step.weight.ins, *step.weight.out))):
-                why = "the plan of torch.distributed has no rule for it"
+                reason = "the plan of torch.distributed has no rule for it"
             elif step.ins and step.ins[0].rows is not TOKENS:
-                why = "of an encoder it is not modelled"
-            if why:
-                raise InputError(f"--sequence-parallel: {name}: {why}; expected no --sequence-parallel")
+                reason = "of an encoder it is not modelled"
+            if reason:
+                raise InputError(f"--sequence-parallel: {name}: {reason}; expected no --sequence-parallel")
 
     def is_by_tokens(self, value: Value) -> bool:
-        """Whether ranks have a value of different tokens."""
+        """Whether a value is sharded by tokens."""
         return self.places is not None and self.places.placement(value) == "rows"
 
     def shape(self, value: Value) -> Shape:
         shape = super().shape(value)
         if not self.is_by_tokens(value):
             return shape
-        batch, rows, *rest = shape
-        return (batch, rows // self.tokens, *rest)
+        batch, rows, *row_shape = shape
+        return (batch, rows // self.tokens, *row_shape)
 
     # --- sums over ranks --------------------------------------------------------------------------------------------
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """`funcol.all_reduce`: the sum, in a new tensor."""
-        self.tell("all_reduce", x.bytes)
+        """Sums a tensor over ranks into a new tensor (`funcol.all_reduce`)."""
+        self.record_message("all_reduce", x.bytes)
         return self.graph.new(x.shape, x.dtype)
 
-    def tell(self, kind: CollectiveKind, size: Number) -> None:
-        """Records a message of this rank. size: bytes of the whole tensor."""
-        place = self.graph.meter.place
-        collective = Collective(place.path, kind, "tp", self.ranks, place.phase == "backward", size)
-        self.messages.append(Message(place, collective))
+    def record_message(self, kind: CollectiveKind, size: Number) -> None:
+        """Records a message of this rank. size: bytes of the full tensor."""
+        current_place = self.graph.meter.place
+        collective = Collective(current_place.path, kind, "tp", self.ranks, current_place.phase == "backward", size)
+        self.messages.append(Message(current_place, collective))
 
-    def all_gather(self, x: Tensor, narrow: bool = False) -> Tensor:
-        """`funcol.all_gather_single`: all tokens. The parts arrive concatenated, and are then put side by side.
+    def all_gather(self, x: Tensor, in_float8: bool = False) -> Tensor:
+        """Runs `funcol.all_gather_single`: all tokens. The parts arrive concatenated, and are then put side by side.
 
         narrow: whether they are cast to 8 bits first, false by default; what reads them computes in the format of x.
         """
-        batch, rows, *rest = x.shape
-        shape, dtype = (batch, rows * self.tokens, *rest), FLOAT8 if narrow else x.dtype
-        part = self.graph.new(x.shape, dtype) if narrow else x
-        gathered = self.graph.new((batch * self.tokens, rows, *rest), dtype)
-        del part
-        self.tell("all_gather", gathered.bytes)
-        in_place = is_one(batch) and (self.in_products or not self.copies_gathered)
+        batch, rows, *row_shape = x.shape
+        shape, dtype = (batch, rows * self.tokens, *row_shape), FLOAT8 if in_float8 else x.dtype
+        sent_part = self.graph.new(x.shape, dtype) if in_float8 else x
+        gathered = self.graph.new((batch * self.tokens, rows, *row_shape), dtype)
+        del sent_part
+        self.record_message("all_gather", gathered.bytes)
+        in_place = is_size_one(batch) and (self.in_products or not self.copies_gathered)
         storage = gathered.storage if in_place else self.graph.new(shape, dtype).storage
         return Tensor(shape, x.dtype, storage)
 
     @property
     def in_products(self) -> bool:
-        """Whether the products communicate themselves here (`torch.ops.symm_mem`); default false."""
+        """Whether products overlap with communication (`torch.ops.symm_mem`); default false."""
         return False
 
     def narrows(self, step: Step) -> bool:
-        """Whether a product's input and the gradient of its output are gathered in 8 bits."""
+        """Whether a product's input and output gradient are gathered in 8 bits."""
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
         """`funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is that of one product."""
-        batch, rows, *rest = x.shape
+        batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
         results = self.graph.results
 
         def make() -> Tensor:
-            self.tell("reduce_scatter", x.bytes)
-            return self.graph.new((batch, rows // self.tokens, *rest), x.dtype)
+            self.record_message("reduce_scatter", x.bytes)
+            return self.graph.new((batch, rows // self.tokens, *row_shape), x.dtype)
 
-        part = make() if results is None else results.made("reduce_scatter", make)
+        local_rows = make() if results is None else results.operation_result("reduce_scatter", make)
         del chunks
-        return part
+        return local_rows
 
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output of a linear layer; of one with a divided input, the sum over ranks (`RowwiseParallel`)."""
+        """Returns the output of a linear layer, reduced over ranks if its input is sharded (`RowwiseParallel`)."""
         out = super().multiplied(step, x, weight, bias)
         if step.weight is None or not is_divided(step.ins[0].axes) or is_divided(step.outs[0].axes):
             return out
@@ -204,13 +204,13 @@ class Divided(Eager):
         return self._sum_of_ranks(step, out, bias is not None)
 
     def _sum_of_ranks(self, step: Step, out: Tensor, biased: bool) -> Tensor:
-        """The sum of a product over ranks, of which each gets its own tokens where they are divided."""
+        """Reduces a product over ranks; with sharded tokens by a reduce-scatter."""
         if self.tokens == 1:
             return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
         if biased:
             raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
-        narrow, summed = self.narrows(step), self.reduce_scatter(out, product=True)
-        return record(self.graph, "redistribute", [out], summed, lambda g, _: [self.all_gather(g, narrow)])
+        in_float8, reduced = self.narrows(step), self.reduce_scatter(out, product=True)
+        return record(self.graph, "redistribute", [out], reduced, lambda g, _: [self.all_gather(g, in_float8)])
 
     def do_linear(self, step: Step) -> None:
         super().do_linear(step)
@@ -219,21 +219,21 @@ class Divided(Eager):
             self.bind(out, self._whole_logits(self.get(out), out))
 
     def _whole_logits(self, logits: Tensor, value: Value) -> Tensor:
-        """The logits of the whole vocabulary (`ColwiseParallel` with a whole output, `Shard._to_replicate_tensor`).
+        """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
         axis = next((axis for axis in flat_axes(value.axes) if isinstance(axis, Shard)), None)
         if axis is None or axis.degree == 1:
             return logits
-        new, (*rows, width), whole = self.graph.new, logits.shape, axis.whole
-        per_rank = ceil_div(whole, axis.degree)
+        new, (*rows, width), vocabulary_size = self.graph.new, logits.shape, axis.full_size
+        per_rank = ceil_div(vocabulary_size, axis.degree)
         local_tensor = logits if width == per_rank else new((*rows, per_rank), logits.dtype)
         gathered = new((rows[0] * axis.degree, *rows[1:], per_rank), logits.dtype)
-        self.tell("all_gather", gathered.bytes)
+        self.record_message("all_gather", gathered.bytes)
         result = new((*rows, per_rank * axis.degree), logits.dtype)
         del gathered
-        if per_rank * axis.degree != whole:
-            result = new((*rows, whole), logits.dtype)
+        if per_rank * axis.degree != vocabulary_size:
+            result = new((*rows, vocabulary_size), logits.dtype)
         del local_tensor
         shape = logits.shape
         return record(self.graph, "redistribute", [logits], result, lambda g, _: [new(shape, g.dtype)])
@@ -244,7 +244,7 @@ class Divided(Eager):
         super().step(step)
 
     def _enter(self, step: Step) -> None:
-        """`PrepareModuleInput`: the gradients of all products that read it are added, and then summed over ranks."""
+        """The gradients of all products that read it are added, and then summed over ranks (`PrepareModuleInput`)."""
         value = step.ins[0]
         if is_divided(value.axes):
             return
@@ -261,25 +261,25 @@ class Divided(Eager):
         self.entered[-1].append((id(value), x, inside))
         self.bind(value, inside)
 
-    def _as_dtensor(self, x: Tensor, inside: Tensor, back: Backward) -> Tensor:
-        """The input of a module's products as a DTensor, which compiled code does not see."""
+    def _as_dtensor(self, x: Tensor, inside: Tensor, backward: Backward) -> Tensor:
+        """Wraps the input of a module's products in a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
-        recorded = record(self.graph, ENTERED, [x], inside, back)
+        dtensor = record(self.graph, ENTERED, [x], inside, backward)
         self.graph.subclasses = False
-        return recorded
+        return dtensor
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """A norm, of distributed tensors where they are divided by tokens (`SequenceParallel`)."""
+        """Runs a norm; with sharded tokens on distributed tensors (`SequenceParallel`)."""
         self.graph.subclasses = self.tokens > 1 and not self.choices.compiled
         try:
             return super().norm(x, spec, name, shape, groups, module)
         finally:
             self.graph.subclasses = False
 
-    def _summed(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+    def _summed(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.all_reduce(gradient)]
 
-    def _scattered(self, gradient: Tensor, needs: Needs) -> list[Tensor]:
+    def _scattered(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
     def _module(self, frame: Frame) -> None:
@@ -289,15 +289,15 @@ class Divided(Eager):
         try:
             super()._module(frame)
         finally:  # what runs again stops early
-            entered = self.entered.pop()
-        for key, x, _ in entered:
+            module_inputs = self.entered.pop()
+        for key, x, _ in module_inputs:
             if key in self.values:
                 self.values[key] = x
 
     # --- recurrences ------------------------------------------------------------------------------------------------
 
-    def at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
-        """A published module, between the gathering of its input and the sum of its output."""
+    def run_module_at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
+        """Runs a published module between the gathering of its input and the reduction of its output."""
         for step in own_steps(scope):
             if step.weight is not None and step.ins[:1] == (scope.reads,) and is_divided(step.outs[0].axes):
                 self._enter(step)
@@ -308,15 +308,19 @@ class Divided(Eager):
                 out = run(steps, x)
             finally:
                 self.recurrence = None
-            last = recurrence.last
-            return out if recurrence.summed else self._sum_of_ranks(last, out, bool(last.options["bias"]))
+            output_projection = recurrence.last
+            return (
+                out
+                if recurrence.summed
+                else self._sum_of_ranks(output_projection, out, bool(output_projection.options["bias"]))
+            )
 
-        super().at_once(scope, summed)
+        super().run_module_at_once(scope, summed)
 
-    def raw(self, step: Step) -> Tensor:
+    def raw_weight(self, step: Step) -> Tensor:
         if self.recurrence is not None and step is self.recurrence.last:
             self.recurrence.summed = not is_divided(step.ins[0].axes)
-        return super().raw(step)
+        return super().raw_weight(step)
 
     def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
         """Step by step: Δ, B and C are summed over ranks between the convolution and the scan, which one published
@@ -328,40 +332,43 @@ class Divided(Eager):
     # --- the embedding ----------------------------------------------------------------------------------------------
 
     def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
-        """Rows of a table, of which each rank has some (`RowwiseParallel` of an embedding)."""
+        """Looks up rows of a table sharded by rows (`RowwiseParallel` of an embedding)."""
         weighed = () if step.weight is None else (*flat_axes(step.weight.ins), *flat_axes(step.weight.out))
         rows = [axis for axis in weighed if isinstance(axis, Shard) and axis.name == "vocab"]
         if not rows or rows[0].degree == 1:
             return super().looked_up(step, weight, index)
-        whole, width = rows[0].whole, weight.shape[1]
+        vocabulary_size, width = rows[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
         tensor = self.graph.new((*index.shape, width), weight.dtype)
         del masked_tensor, mask
         if self.tokens > 1:
-            found = self._of_whole_table(weight, tensor, index, (whole, width))
+            embeddings = self._of_whole_table(weight, tensor, index, (vocabulary_size, width))
             out = self.reduce_scatter(tensor)
-            return record(self.graph, "redistribute", [found], out, lambda g, _: [self.all_gather(g)])
+            return record(self.graph, "redistribute", [embeddings], out, lambda g, _: [self.all_gather(g)])
         out = self.all_reduce(tensor)
         del tensor
-        return self._of_whole_table(weight, out, index, (whole, width))
+        return self._of_whole_table(weight, out, index, (vocabulary_size, width))
 
-    def _of_whole_table(self, weight: Tensor, out: Tensor, index: Tensor, whole: Shape) -> Tensor:
-        """The gradient has all rows: `embedding_dense_backward_strategy` knows no other placement."""
+    def _of_whole_table(self, weight: Tensor, out: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
+        """Records a look-up whose gradient has all rows: `embedding_dense_backward_strategy` supports no sharding."""
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> list[Tensor]:
-            return [self.graph.new(whole, g.dtype)]
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
+            return [self.graph.new(table_shape, g.dtype)]
 
-        rows = record(self.graph, "embedding", [weight], out, back, index)
+        rows = record(self.graph, "embedding", [weight], out, backward, index)
         if rows.node is not None:
-            rows.node.inputs[0] = (whole, weight.dtype)
+            rows.node.inputs[0] = (table_shape, weight.dtype)
         return rows
 
     def _mask_tensor(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """`_MaskPartial._mask_tensor`: which indices are of other ranks, and the indices from this rank's first on."""
+        """Computes which indices belong to other ranks (`_MaskPartial._mask_tensor`).
+
+        Returns them with the indices relative to this rank's first row.
+        """
         new = self.graph.new
-        below, above = new(tensor.shape, BOOL), new(tensor.shape, BOOL)
+        below_shard, above_shard = new(tensor.shape, BOOL), new(tensor.shape, BOOL)
         mask = new(tensor.shape, BOOL)
-        del below, above
+        del below_shard, above_shard
         clone = new(tensor.shape, INT64)
         masked_tensor = new(tensor.shape, INT64)
         del clone
@@ -370,7 +377,7 @@ class Divided(Eager):
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """`F.cross_entropy` under `loss_parallel`, of logits [tokens, this rank's vocabulary]."""
+        """Runs `F.cross_entropy` under `loss_parallel`, of logits [tokens, this rank's vocabulary]."""
         if not self.divides_loss:
             return super().cross_entropy(logits, labels)
         x = logits if self.graph.autocast is None else self.t.to(logits, FLOAT32)
@@ -378,10 +385,10 @@ class Divided(Eager):
         logs = record(self.graph, "log_softmax", [x], out, lambda g, *_: [g], out)
         result, total_weight = self._nll_loss_forward(logs)
 
-        def back(g: Tensor, needs: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
+        def backward(g: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> list[Tensor]:
             return [self._nll_loss_and_log_softmax_backward(x)]
 
-        return record(self.graph, "nll_loss", [logs], result, back, logs, labels, total_weight)
+        return record(self.graph, "nll_loss", [logs], result, backward, logs, labels, total_weight)
 
     def _log_softmax(self, x: Tensor) -> Tensor:
         new, row_shape = self.graph.new, (*x.shape[:-1], 1)
@@ -406,19 +413,19 @@ class Divided(Eager):
         _result_reduced = self.all_reduce(result_partial)
         result = new((tokens,), x.dtype)
         result = self._where_known((tokens,), x.dtype)
-        known = new((tokens,), BOOL)
+        is_not_ignored = new((tokens,), BOOL)
         count = new((), INT64)
-        del known
+        del is_not_ignored
         total_weight = new((), x.dtype)
         del count
-        summed = new((), x.dtype)
+        loss_sum = new((), x.dtype)
         mean = new((), x.dtype)
-        del summed
+        del loss_sum
         result = mean
         return result, total_weight
 
     def _where_known(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """`torch.where(target != ignore_index, …, 0)`."""
+        """Replaces ignored labels by zero: `torch.where(target != ignore_index, …, 0)`."""
         _known = self.graph.new(shape, BOOL)
         return self.graph.new(shape, dtype)
 
@@ -442,7 +449,7 @@ class Divided(Eager):
 
 
 def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, Step]]:
-    """Yields the steps that run, each with the path of its module."""
+    """Yields the steps that run, with their module paths."""
     for item in items:
         if isinstance(item, Alternatives):
             yield from named_steps(next(iter(item.branches.values())).items, path)
@@ -465,12 +472,12 @@ def check_divided(program: RankFlow) -> None:
         if step.verb == "experts":
             raise InputError(f"--tp {layout.tp}: experts divided by torch's own tensors are not modelled; expected 1")
         for axis in flat_axes(step.outs[0].axes) if step.outs else ():
-            if isinstance(axis, Shard) and axis.name == "kv_heads" and axis.whole < axis.degree:
+            if isinstance(axis, Shard) and axis.name == "kv_heads" and axis.full_size < axis.degree:
                 raise InputError(
-                    f"--tp {layout.tp}: torch divides no key head, and there are {axis.whole}; expected a divisor"
+                    f"--tp {layout.tp}: torch divides no key head, and there are {axis.full_size}; expected a divisor"
                 )
 
 
-def new_view(shape: Shape, of: Tensor) -> Tensor:
-    """A view of a tensor in another shape."""
-    return Tensor(shape, of.dtype, of.storage)
+def new_view(shape: Shape, base: Tensor) -> Tensor:
+    """Creates a view of a tensor with another shape."""
+    return Tensor(shape, base.dtype, base.storage)

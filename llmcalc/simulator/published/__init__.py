@@ -1,4 +1,4 @@
-"""Published kernels of libraries: the tensors that each saves for the backward pass and allocates while it runs.
+"""Published kernels of libraries: the tensors that they save, and those they allocate temporarily.
 
 A file for each library. `KERNELS` says where each kernel comes from and how its memory is known.
 """
@@ -20,7 +20,7 @@ untested: it was compared with nothing: the default of a kernel that states no o
 
 @dataclass(frozen=True)
 class Library:
-    """A published library. commit: the version whose code the kernels follow."""
+    """A published library. commit: the version whose code is followed."""
 
     name: str
     repository: str

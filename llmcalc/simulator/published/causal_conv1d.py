@@ -1,4 +1,4 @@
-"""Short causal convolutions as the causal-conv1d library runs them: one kernel, with the activation inside.
+"""Short causal convolutions of the causal-conv1d library: one kernel that includes the activation.
 
 Source: Dao-AILab/causal-conv1d at 0d2252d1, causal_conv1d/causal_conv1d_interface.py (`CausalConv1dFn`),
 cpp_functions.py, and csrc/causal_conv1d.cpp for the copy of a gradient in another order. x: [batch, channels, tokens].
@@ -9,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..aten import Aten
-from ..strides import is_one
+from ..strides import is_size_one
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import Optional, applied
+from .function import Optional, record_function
 
 
 def causal_conv1d_fwd(t: Aten, x: Tensor) -> Tensor:
-    """cpp_functions.py:88."""
+    """Runs cpp_functions.py:88."""
     return t.like(x)
 
 
 def causal_conv1d_bwd(
     t: Aten, x: Tensor, weight: Tensor, bias: Optional, dout: Tensor, dx: Optional = None
 ) -> tuple[Tensor, Tensor, Optional]:
-    """cpp_functions.py:113. Returns dx, which may be given, and the gradients of weight and bias."""
+    """Runs cpp_functions.py:113. Returns dx, which may be given, and the gradients of weight and bias."""
     if dx is None:
         dx = t.like(x)
     dweight = t.like(weight, dtype=FLOAT32)
@@ -35,26 +35,26 @@ def causal_conv1d_bwd(
 
 
 def _copied(t: Aten, x: Tensor, dout: Tensor) -> None:
-    """Known by source: causal_conv1d.cpp, `causal_conv1d_bwd`. It copies a gradient whose order is not that of x."""
-    channels_last = is_one(x.strides[1]) and not is_one(x.strides[2])
-    if not is_one(dout.strides[1] if channels_last else dout.strides[2]):
+    """Copies a gradient whose strides differ from x's (causal_conv1d.cpp, `causal_conv1d_bwd`)."""
+    channels_last = is_size_one(x.strides[1]) and not is_size_one(x.strides[2])
+    if not is_size_one(dout.strides[1] if channels_last else dout.strides[2]):
         t.clone(dout)
 
 
 def causal_conv1d_fn(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None) -> Tensor:
-    """causal_conv1d_interface.py:9. weight: [channels, width]. The activation makes no difference."""
+    """Runs causal_conv1d_interface.py:9. weight: [channels, width]. The activation makes no difference."""
     graph = t.graph
 
     def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        if not is_one(x.strides[2]) and not is_one(x.strides[1]):
+        if not is_size_one(x.strides[2]) and not is_size_one(x.strides[1]):
             x = t.contiguous(x)
         return x, causal_conv1d_fwd(t, x)
 
     def backward(dout: Tensor, x: Tensor, weight: Tensor, bias: Optional) -> Sequence[Gradient]:
-        if not is_one(dout.strides[2]) and not is_one(dout.strides[1]):
+        if not is_size_one(dout.strides[2]) and not is_size_one(dout.strides[1]):
             dout = t.contiguous(dout)
         return causal_conv1d_bwd(t, x, weight, bias, dout)
 
     with graph.no_grad():
         dense, out = forward(x)
-    return applied(graph, "CausalConv1dFn", (x, weight, bias), out, backward, (dense, weight, bias))
+    return record_function(graph, "CausalConv1dFn", (x, weight, bias), out, backward, (dense, weight, bias))

@@ -1,4 +1,4 @@
-"""Linear attention as flash-linear-attention trains it: chunks in Triton kernels.
+"""Linear attention of flash-linear-attention: chunked Triton kernels.
 
 Source: fla-org/flash-linear-attention at bc3b101d, fla/ops and fla/modules. Each function allocates in the order of its
 source, and its local variables stand for those of its source; one whose name begins with an underscore is only held,
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from ...algebra import Number, ceil_div, exact_div, minimum, same
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import H100, Accelerator, Optional, applied, power_of_two
+from .function import H100, Accelerator, Optional, power_of_two, record_function
 
 CHUNK = 64
 """The tokens that a kernel computes at once."""
@@ -24,16 +24,16 @@ HOPPER, ADA = 232448, 101376
 
 
 def tile(size: Number, accelerator: Accelerator) -> int:
-    """The width of a tile of a head (fla/ops/common/chunk_o.py:730)."""
-    most = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
-    return min(max(power_of_two(size), 16), most)
+    """Returns the tile width of a head (fla/ops/common/chunk_o.py:730)."""
+    widest_tile = 128 if accelerator.shared_memory >= HOPPER else 64 if accelerator.shared_memory >= ADA else 32
+    return min(max(power_of_two(size), 16), widest_tile)
 
 
 # --- the short convolution -------------------------------------------------------------------------------------------
 
 
 def causal_conv1d(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None, activated: bool = True) -> Tensor:
-    """fla/modules/conv/triton/ops.py:357 (`CausalConv1dFunction`). x: [B, T, channels]; weight: [channels, width].
+    """Runs fla/modules/conv/triton/ops.py:357 (`CausalConv1dFunction`). x: [B, T, channels]; weight: [channels, width].
 
     activated: whether SiLU follows, inside the kernel.
     """
@@ -53,21 +53,21 @@ def causal_conv1d(t: Aten, x: Tensor, weight: Tensor, bias: Optional = None, act
     with graph.no_grad():
         dense = t.contiguous(weight)
         y = t.new(x.shape, x.dtype)
-    return applied(graph, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, dense, bias))
+    return record_function(graph, "CausalConv1dFunction", (x, weight, bias), y, backward, (x, dense, bias))
 
 
 # --- norms -----------------------------------------------------------------------------------------------------------
 
 
 def rms_norm_gated(t: Aten, x: Tensor, g: Tensor, weight: Tensor, accelerator: Accelerator = H100) -> Tensor:
-    """fla/modules/fused_norm_gate.py:649 (`LayerNormGatedFunction`, is_rms_norm): norm(x) · activation(g)."""
+    """Runs fla/modules/fused_norm_gate.py:649 (`LayerNormGatedFunction`, is_rms_norm): norm(x) · activation(g)."""
     return layer_norm_gated(t, x, g, weight, None, accelerator)
 
 
 def layer_norm_gated(
     t: Aten, x: Tensor, g: Tensor, weight: Tensor, bias: Optional, accelerator: Accelerator = H100
 ) -> Tensor:
-    """The same function with a LayerNorm, which keeps the mean of each row too. bias: None for an RMSNorm."""
+    """Runs `LayerNormGatedFunction` with a LayerNorm, which also saves row means. bias: None for an RMSNorm."""
     graph, shape = t.graph, x.shape
 
     def rows(x: Tensor) -> Tensor:
@@ -93,11 +93,11 @@ def layer_norm_gated(
         rstd = t.new((flat.shape[0],), FLOAT32)
         y = t.reshape(y, shape)
     saves = flat, gate, weight, bias, mean, rstd
-    return applied(graph, "LayerNormGatedFunction", (x, g, weight, bias), y, backward, saves)
+    return record_function(graph, "LayerNormGatedFunction", (x, g, weight, bias), y, backward, saves)
 
 
 def _l2norm_fwd(t: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
-    """fla/modules/l2norm.py:148: x scaled to length 1, and 1 / its length."""
+    """Scales x to length 1, and returns 1 / its length (fla/modules/l2norm.py:148)."""
     return t.like(x), t.new(x.shape[:-1], FLOAT32)
 
 
@@ -105,26 +105,26 @@ def _l2norm_fwd(t: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fwd_h(t: Aten, k: Tensor, u: Tensor, heads: Number, size: Number) -> tuple[Tensor, Tensor]:
-    """fla/ops/common/chunk_delta_h.py:687: the state before each chunk, and the corrected values."""
+    """The state before each chunk, and the corrected values (fla/ops/common/chunk_delta_h.py:687)."""
     batch, tokens = k.shape[:2]
     h = t.new((batch, ceil_div(tokens, CHUNK), heads, u.shape[-1], size), k.dtype)
     return h, t.like(u)
 
 
 def _bwd_dhu(t: Aten, q: Tensor, dv: Tensor, heads: Number, size: Number) -> tuple[Tensor, Tensor]:
-    """fla/ops/common/chunk_delta_h.py:747: the gradients of the states and of the corrected values."""
+    """The gradients of the states and of the corrected values (fla/ops/common/chunk_delta_h.py:747)."""
     batch, tokens = q.shape[:2]
     dh = t.new((batch, ceil_div(tokens, CHUNK), heads, dv.shape[-1], size), q.dtype)
     return dh, t.like(dv)
 
 
 def _by_group(t: Aten, x: Tensor, heads: Number) -> Tensor:
-    """x.view(B, T, H, HV // H, K).sum(3)."""
+    """Sums gradients over the value heads of a key head: x.view(B, T, H, HV // H, K).sum(3)."""
     return t.sum(t.unflatten(x, 2, (heads, exact_div(x.shape[2], heads))), 3)
 
 
 def _gate_bwd(t: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280: the gradients of the gate, A and the bias."""
+    """Runs fla/ops/gated_delta_rule/gate.py:197, fla/ops/kda/gate.py:280: the gradients of the gate, A and the bias."""
     rows = g.shape[0] * g.shape[1]
     dg = t.like(g, dtype=FLOAT32)
     da = t.new((ceil_div(rows, 32), *a_log.shape), FLOAT32)
@@ -148,7 +148,7 @@ FEW = 64
 
 
 def _gdn_fwd(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-    """fla/ops/gated_delta_rule/chunk.py:256 and :30 (`chunk_gated_delta_rule_fwd`)."""
+    """Runs fla/ops/gated_delta_rule/chunk.py:256 and :30 (`chunk_gated_delta_rule_fwd`)."""
     q, q_rstd = _l2norm_fwd(t, q)
     k, k_rstd = _l2norm_fwd(t, k)
     beta = t.like(beta, dtype=FLOAT32)
@@ -157,7 +157,7 @@ def _gdn_fwd(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) 
 
 
 def _gdn_chunks(t: Aten, k: Tensor, v: Tensor, g: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The output, the sums of the decays, and the inverse in each chunk."""
+    """Computes the output, the summed decays, and the inverse of each chunk."""
     batch, tokens, _, size = k.shape
     heads = v.shape[2]
     g = t.like(g, dtype=FLOAT32)
@@ -193,7 +193,7 @@ def _gdn_bwd(
 
 
 def _dqkwg(t: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: Accelerator) -> tuple[Tensor, ...]:
-    """fla/ops/common/chunk_o.py:700 (`chunk_bwd_dqkwg`)."""
+    """Runs fla/ops/common/chunk_o.py:700 (`chunk_bwd_dqkwg`)."""
     heads, size = k.shape[2:]
     dq, dk = t.new(w.shape, q.dtype), t.new(w.shape, k.dtype)
     dg = t.new((ceil_div(size, tile(size, accelerator)), *g.shape), FLOAT32)
@@ -206,7 +206,7 @@ def _dqkwg(t: Aten, q: Tensor, k: Tensor, g: Tensor, w: Tensor, accelerator: Acc
 
 
 def _wy_bwd(t: Aten, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-    """fla/ops/gated_delta_rule/wy_fast.py:298 (`prepare_wy_repr_bwd`)."""
+    """Runs fla/ops/gated_delta_rule/wy_fast.py:298 (`prepare_wy_repr_bwd`)."""
     batch, tokens, heads, size = k.shape
     dk, dv = t.new((batch, tokens, v.shape[2], size), k.dtype), t.like(v)
     dg, db = t.like(g), t.like(beta)
@@ -226,7 +226,7 @@ def chunk_gated_delta_rule(
     dt_bias: Tensor,
     accelerator: Accelerator = H100,
 ) -> Tensor:
-    """fla/ops/gated_delta_rule/chunk.py:253 (`ChunkGatedDeltaRuleFunction`): L2 norms, gate and sigmoid inside.
+    """Runs fla/ops/gated_delta_rule/chunk.py:253 (`ChunkGatedDeltaRuleFunction`): L2 norms, gate and sigmoid inside.
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, beta: [B, T, HV], before their activations; a_log, dt_bias: [HV].
     """
@@ -259,13 +259,13 @@ def chunk_gated_delta_rule(
         dense = [t.contiguous(x) for x in (q, k, v, g, beta)]
         o, q_unit, q_rstd, k_unit, k_rstd, g_sum, beta_open, a = _gdn_fwd(t, *dense)
     saves = q_unit, q_rstd, k_unit, k_rstd, dense[2], g_sum, dense[4], beta_open, a, dense[3], a_log, dt_bias
-    return applied(graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saves)
+    return record_function(graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saves)
 
 
 def chunk_gated_delta_rule_alone(
     t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, accelerator: Accelerator = H100
 ) -> Tensor:
-    """The same function without norms, gate and sigmoid, which the caller has computed.
+    """Runs the chunked gated delta rule without norms, gate and sigmoid, which the caller computes.
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g, in fp32, and beta: [B, T, HV].
     """
@@ -279,11 +279,11 @@ def chunk_gated_delta_rule_alone(
         q_in, k_in, v_in, g_in, beta_in = (t.contiguous(x) for x in (q, k, v, g, beta))
         o, g_sum, a = _gdn_chunks(t, k_in, v_in, g_in)
     saves = q_in, k_in, v_in, g_sum, beta_in, a
-    return applied(graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta), o, backward, saves)
+    return record_function(graph, "ChunkGatedDeltaRuleFunction", (q, k, v, g, beta), o, backward, saves)
 
 
 def l2norm(t: Aten, x: Tensor) -> Tensor:
-    """fla/modules/l2norm.py (`L2NormFunction`), which keeps its result and 1 / the length of each row."""
+    """Runs fla/modules/l2norm.py (`L2NormFunction`), which keeps its result and 1 / the length of each row."""
     graph = t.graph
 
     def backward(dy: Tensor, y: Tensor, rstd: Tensor) -> Sequence[Gradient]:
@@ -292,14 +292,14 @@ def l2norm(t: Aten, x: Tensor) -> Tensor:
 
     with graph.no_grad():
         y, rstd = _l2norm_fwd(t, t.contiguous(x))
-    return applied(graph, "L2NormFunction", (x,), y, backward, (y, rstd))
+    return record_function(graph, "L2NormFunction", (x,), y, backward, (y, rstd))
 
 
 # --- Kimi delta attention --------------------------------------------------------------------------------------------
 
 
 def _kda_fwd(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, ...]:
-    """fla/ops/kda/chunk.py:28 and chunk_fwd.py:20 (`chunk_kda_fwd`)."""
+    """Runs fla/ops/kda/chunk.py:28 and chunk_fwd.py:20 (`chunk_kda_fwd`)."""
     heads, size = g.shape[2:]
     q, q_rstd = _l2norm_fwd(t, q)
     k, k_rstd = _l2norm_fwd(t, k)
@@ -312,7 +312,7 @@ def _kda_fwd(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) 
 
 
 def _kda_intra_fwd(t: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, ...]:
-    """fla/ops/kda/chunk_intra.py:794 (`chunk_kda_fwd_intra`)."""
+    """Runs fla/ops/kda/chunk_intra.py:794 (`chunk_kda_fwd_intra`)."""
     rows = *k.shape[:2], heads
     aqk, akk = t.new((*rows, CHUNK), k.dtype), t.new((*rows, CHUNK), k.dtype)
     _diagonal = t.new((*rows, 16), FLOAT32)
@@ -320,7 +320,7 @@ def _kda_intra_fwd(t: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor
 
 
 def _kda_w_u(t: Aten, k: Tensor, v: Tensor, heads: Number) -> tuple[Tensor, Tensor, Tensor]:
-    """fla/ops/kda/wy_fast.py:264 (`recompute_w_u_fwd`)."""
+    """Runs fla/ops/kda/wy_fast.py:264 (`recompute_w_u_fwd`)."""
     keys = *k.shape[:2], heads, k.shape[3]
     w, u = t.new(keys, k.dtype), t.like(v)
     return w, u, t.new(keys, k.dtype)
@@ -338,7 +338,7 @@ def _kda_bwd(
     a_log: Tensor,
     dt_bias: Tensor,
 ) -> tuple[Tensor, ...]:
-    """fla/ops/kda/chunk_bwd.py:435 (`chunk_kda_bwd`)."""
+    """Runs fla/ops/kda/chunk_bwd.py:435 (`chunk_kda_bwd`)."""
     batch, tokens, heads, size = k.shape
     value_heads = v.shape[2]
     g = t.like(g_org, dtype=FLOAT32)
@@ -359,7 +359,7 @@ def _kda_bwd(
 
 
 def _kda_fused(t: Aten, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> tuple[Tensor, ...]:
-    """fla/ops/kda/chunk_bwd.py:368 (`chunk_kda_bwd_wy_dqkg_fused`)."""
+    """Runs fla/ops/kda/chunk_bwd.py:368 (`chunk_kda_bwd_wy_dqkg_fused`)."""
     dq, dk = t.new(g.shape, FLOAT32), t.new(g.shape, FLOAT32)
     dv, dg = t.like(v), t.like(g, dtype=FLOAT32)
     db = t.like(beta, dtype=FLOAT32)
@@ -367,7 +367,7 @@ def _kda_fused(t: Aten, v: Tensor, g: Tensor, beta: Tensor, a: Tensor) -> tuple[
 
 
 def _kda_intra_bwd(t: Aten, dq: Tensor, dk: Tensor, beta: Tensor, dg: Tensor) -> tuple[Tensor, ...]:
-    """fla/ops/kda/chunk_intra.py:897 (`chunk_kda_bwd_intra`)."""
+    """Runs fla/ops/kda/chunk_intra.py:897 (`chunk_kda_bwd_intra`)."""
     size = dq.shape[-1]
     dq, dk = t.like(dq), t.like(dk)
     db = t.new((ceil_div(size, min(32, power_of_two(size))), *beta.shape), FLOAT32)
@@ -378,7 +378,7 @@ def _kda_intra_bwd(t: Aten, dq: Tensor, dk: Tensor, beta: Tensor, dg: Tensor) ->
 def chunk_kda(
     t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, a_log: Tensor, dt_bias: Tensor
 ) -> Tensor:
-    """fla/ops/kda/chunk.py:24 (`ChunkKDAFunction`): L2 norms, gate and sigmoid inside.
+    """Runs fla/ops/kda/chunk.py:24 (`ChunkKDAFunction`): L2 norms, gate and sigmoid inside.
 
     q, k: [B, T, H, K]; v: [B, T, HV, V]; g: [B, T, HV, K] and beta: [B, T, HV], before their activations; a_log: [HV];
     dt_bias: [HV · K]. A lower bound of the gate makes no difference.
@@ -412,4 +412,4 @@ def chunk_kda(
         o, q_unit, q_rstd, k_unit, k_rstd, beta_open, aqk, akk = _kda_fwd(t, *dense)
     saved = dense[3], dense[4], beta_open, a_log, dt_bias, aqk, akk
     saves = q_unit, q_rstd, k_unit, k_rstd, dense[2], *saved
-    return applied(graph, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saves)
+    return record_function(graph, "ChunkKDAFunction", (q, k, v, g, beta, a_log, dt_bias), o, backward, saves)

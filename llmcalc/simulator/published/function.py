@@ -1,4 +1,4 @@
-"""Shared by the kernels of all libraries: an autograd.Function as one node, and the device that sizes workspaces."""
+"""Shared parts of published kernels: an autograd.Function as one node, and the device that sizes workspaces."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ H100 = Accelerator(132, 232448)
 """NVIDIA H100 SXM: 132 multiprocessors, 227 KiB per block (CUDA C Programming Guide, technical specifications)."""
 
 
-def applied(
+def record_function(
     graph: Graph,
     name: str,
     ins: Sequence[Optional],
@@ -36,7 +36,7 @@ def applied(
     backward: Callable[..., Sequence[Gradient]],
     saves: Sequence[Optional],
 ) -> Tensor:
-    """Records an autograd.Function: its forward has run without recording, and has made `out`.
+    """Records an autograd.Function whose forward pass has already computed `out`.
 
     ins: the arguments that may be tensors. saves: what `ctx.save_for_backward` keeps. Either may have None.
     backward: backward(gradient, *saves) → a gradient per argument. It returns one for each, wanted or not, as the
@@ -45,15 +45,15 @@ def applied(
     tensor_indices = [i for i, x in enumerate(ins) if x is not None]
     has_saved = [x is not None for x in saves]
 
-    def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-        left = iter(saved)
-        outs = backward(g, *[next(left) if is_saved else None for is_saved in has_saved])
+    def node_backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        remaining_saved = iter(saved)
+        outs = backward(g, *[next(remaining_saved) if is_saved else None for is_saved in has_saved])
         return [outs[i] for i in tensor_indices]
 
     inputs = [x for x in ins if x is not None]
-    return record(graph, name, inputs, out, back, *[x for x in saves if x is not None])
+    return record(graph, name, inputs, out, node_backward, *[x for x in saves if x is not None])
 
 
 def power_of_two(n: Number) -> int:
-    """The least power of two that is not below n (triton.next_power_of_2)."""
+    """Returns the smallest power of two that is at least n (triton.next_power_of_2)."""
     return 1 << max(int(n) - 1, 0).bit_length()

@@ -1,4 +1,4 @@
-"""Lightning attention as its authors train it.
+"""Lightning attention by its authors' training kernel.
 
 Source: OpenNLPLab/lightning-attention at d15c3852, lightning_attn/ops/lightning_attn_interface.py and
 triton/lightning_attn2.py. q, k, v: [batch, heads, tokens, size].
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 
 from ..aten import Aten
 from ..tensor import Gradient, Tensor
-from .function import applied, power_of_two
+from .function import power_of_two, record_function
 
 WIDEST = 128
 """The largest head that one kernel takes; larger ones are computed in parts, whose results are added."""
 
 
 def lightning_attn_func(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    """lightning_attn_interface.py:16. slopes: the decay of each head."""
+    """Runs lightning_attn_interface.py:16. slopes: the decay of each head."""
     size, width = q.shape[-1], v.shape[-1]
     padded = power_of_two(width)
     if padded != width:
@@ -25,16 +25,16 @@ def lightning_attn_func(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor
     if size <= WIDEST:
         o = lightning_attn2(t, q, k, v, slopes)
     else:
-        part = next(n for n in (64, 32, 16) if size % n == 0)
-        o = lightning_attn2(t, t.slice(q, part), t.slice(k, part), v, slopes)
+        value_block = next(n for n in (64, 32, 16) if size % n == 0)
+        o = lightning_attn2(t, t.slice(q, value_block), t.slice(k, value_block), v, slopes)
         o = t.add_number(o)  # 0 + o
-        for _ in range(1, size // part):
-            o = t.add_to(o, lightning_attn2(t, t.slice(q, part), t.slice(k, part), v, slopes))
+        for _ in range(1, size // value_block):
+            o = t.add_to(o, lightning_attn2(t, t.slice(q, value_block), t.slice(k, value_block), v, slopes))
     return t.slice(o, width) if padded != width else o
 
 
 def lightning_attn2(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Tensor:
-    """triton/lightning_attn2.py:432 (`LightningAttention2`)."""
+    """Runs triton/lightning_attn2.py:432 (`LightningAttention2`)."""
     graph = t.graph
 
     def backward(do: Tensor, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) -> Sequence[Gradient]:
@@ -44,4 +44,4 @@ def lightning_attn2(t: Aten, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor) ->
     with graph.no_grad():
         dense = [t.contiguous(x) for x in (q, k, v, slopes)]
         o = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
-    return applied(graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense)
+    return record_function(graph, "LightningAttention2", (q, k, v, slopes), o, backward, dense)

@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2 as the mamba_ssm library trains them.
+"""Mamba and Mamba-2 by the training kernels of mamba_ssm.
 
 Source: state-spaces/mamba at e9594ce1: mamba_ssm/ops/selective_scan_interface.py, csrc/selective_scan/
 selective_scan.cpp, mamba_ssm/ops/triton/ssd_*.py and layernorm_gated.py. Each function allocates in the order of its
@@ -13,10 +13,10 @@ from typing import Any
 
 from ...algebra import Number, ceil_div, exact_div, minimum
 from ..aten import Aten
-from ..strides import is_one
+from ..strides import is_size_one
 from ..tensor import FLOAT32, Dtype, Gradient, Tensor
 from .causal_conv1d import causal_conv1d_bwd, causal_conv1d_fwd
-from .function import H100, Accelerator, Optional, applied, power_of_two
+from .function import H100, Accelerator, Optional, power_of_two, record_function
 
 CHUNK = 2048
 """The tokens between two states that the selective scan keeps."""
@@ -28,10 +28,10 @@ STATES = 7
 # --- orders of axes --------------------------------------------------------------------------------------------------
 
 
-def halves(t: Aten, x: Tensor) -> list[Tensor]:
-    """x.chunk(2, dim=1)."""
-    half = exact_div(x.shape[1], 2)
-    return t.split(x, [half, half], 1)
+def split_halves(t: Aten, x: Tensor) -> list[Tensor]:
+    """Splits axis 1 in two: x.chunk(2, dim=1)."""
+    half_width = exact_div(x.shape[1], 2)
+    return t.split(x, [half_width, half_width], 1)
 
 
 def tokens_first(t: Aten, x: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ def split_tokens(t: Aten, x: Tensor, batch: Number) -> Tensor:
 
 
 def _scan_fwd(t: Aten, u: Tensor, delta: Tensor, a: Tensor, z: Optional) -> tuple[Tensor, Tensor, Optional]:
-    """Known by source: selective_scan.cpp:227.
+    """Runs the selective scan's forward kernel (selective_scan.cpp:227).
 
     Returns the output, the states between chunks with their products, and the gated output.
     """
@@ -77,7 +77,7 @@ def _scan_bwd(
     dz: Optional = None,
     recompute_out_z: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Optional, Optional]:
-    """Known by source: selective_scan.cpp:338.
+    """Runs the selective scan's backward kernel (selective_scan.cpp:338).
 
     Returns the gradients of u, Δ, A, B, C, D, the bias of Δ and z, and the gated output again.
     """
@@ -91,7 +91,7 @@ def _scan_bwd(
 
 
 def selective_scan_fn(t: Aten, *xs: Any) -> Tensor:
-    """`selective_scan_with_states` without the states."""
+    """Runs `selective_scan_with_states` without the states."""
     return selective_scan_with_states(t, *xs)[0]
 
 
@@ -136,7 +136,7 @@ def selective_scan_with_states(
         z: Optional,
         out: Optional,
     ) -> Sequence[Gradient]:
-        if not is_one(dout.strides[-1]):
+        if not is_size_one(dout.strides[-1]):
             dout = t.contiguous(dout)
         du, ddelta, da, db, dc, dd, dbias, dz, _ = _scan_bwd(t, u, delta, a, b, c, d, z, delta_bias, out)
         if not grouped:
@@ -148,7 +148,7 @@ def selective_scan_with_states(
     assert result is not None
     states = saves[STATES]
     assert states is not None
-    out = applied(graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), result, backward, saves)
+    out = record_function(graph, "SelectiveScanFn", (u, delta, a, b, c, d, z, delta_bias), result, backward, saves)
     return out, states
 
 
@@ -175,7 +175,7 @@ def mamba_inner_fn(
     d: Tensor,
     delta_bias: Tensor,
 ) -> Tensor:
-    """selective_scan_interface.py:183 (`MambaInnerFn`, checkpoint_lvl 1): convolution, projections, scan and gate.
+    """Runs selective_scan_interface.py:183 (`MambaInnerFn`, checkpoint_lvl 1): convolution, projections, scan and gate.
 
     xz: [batch, 2 · inner, tokens]. The convolution and Δ are computed again in the backward pass.
     There is no bias of the output projection: the library's gradient of one has no shape, and autograd refuses it.
@@ -183,10 +183,10 @@ def mamba_inner_fn(
     graph, rank, state = t.graph, delta_proj_weight.shape[1], a.shape[-1]
 
     def forward(xz: Tensor) -> tuple[Tensor, ...]:
-        if not is_one(xz.strides[-1]):
+        if not is_size_one(xz.strides[-1]):
             xz = t.contiguous(xz)
         batch = xz.shape[0]
-        x, z = halves(t, xz)
+        x, z = split_halves(t, xz)
         conv1d_out: Optional = causal_conv1d_fwd(t, x)
         assert conv1d_out is not None
         x_dbl = t.linear(tokens_first(t, conv1d_out), x_proj_weight)
@@ -217,12 +217,12 @@ def mamba_inner_fn(
         out: Tensor,
     ) -> Sequence[Gradient]:
         batch = xz.shape[0]
-        x, z = halves(t, xz)
+        x, z = split_halves(t, xz)
         dout = _along(t, dout, -1)
         conv1d_out = causal_conv1d_fwd(t, x)
         delta = _delta(t, x_dbl, delta_proj_weight, batch)
         dxz = t.like(xz)
-        dx, dz = halves(t, dxz)
+        dx, dz = split_halves(t, dxz)
         dout = t.reshape(t.transpose(t.transpose(dout, 1, 2), 0, 1), (dout.shape[2], dout.shape[0] * dout.shape[1]))
         _dout_y = split_tokens(t, t.mm(t.transpose(out_proj_weight, 0, 1), dout), batch)
         dconv1d_out, ddelta, da, db, dc, dd, dbias, _, out_z = _scan_bwd(
@@ -262,7 +262,7 @@ def mamba_inner_fn(
         y, dense, x_dbl, b, c, states, out = forward(xz)
     weights = conv1d_weight, conv1d_bias, x_proj_weight, delta_proj_weight, out_proj_weight
     saves = dense, conv1d_weight, conv1d_bias, x_dbl, x_proj_weight, delta_proj_weight, out_proj_weight
-    return applied(
+    return record_function(
         graph,
         "MambaInnerFn",
         (xz, *weights, a, d, delta_bias),
@@ -276,7 +276,7 @@ def mamba_inner_fn(
 
 
 def _chunk_cumsum_fwd(t: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tensor]:
-    """ssd_chunk_state.py:718: the sums of log decays, and Δ, of every chunk."""
+    """The sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
     batch, tokens, heads = dt.shape
     shape = batch, heads, ceil_div(tokens, chunk), chunk
     dt_out = t.new(shape, FLOAT32)
@@ -284,20 +284,20 @@ def _chunk_cumsum_fwd(t: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tenso
 
 
 def _chunk_state_fwd(t: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
-    """ssd_chunk_state.py:812: the state that each chunk adds, in float32."""
+    """The state that each chunk adds, in float32 (ssd_chunk_state.py:812)."""
     batch, _, heads, dim = x.shape
     return t.new((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
 
 
 def _state_passing_fwd(t: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
-    """ssd_state_passing.py:196: the state before each chunk, and the last one."""
+    """The state before each chunk, and the last one (ssd_state_passing.py:196)."""
     batch, _, heads, *state_shape = states.shape
     out = t.new(states.shape, states.dtype if dtype is None else dtype)
     return out, t.new((batch, heads, *state_shape), FLOAT32)
 
 
 def _bmm_chunk_fwd(t: Aten, c: Tensor, chunk: Number) -> Tensor:
-    """ssd_bmm.py:165: C·Bᵀ of every chunk and group, in float32."""
+    """C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
     batch, tokens, groups, _ = c.shape
     return t.new((batch, ceil_div(tokens, chunk), groups, chunk, chunk), FLOAT32)
 
@@ -309,8 +309,8 @@ def _combined_fwd(
     no gate, the output), Δ, the sums of log decays, the states and the last one.
     """
     b, c = _along(t, b, -1), _along(t, c, -1)
-    x = x if is_one(x.strides[-1]) or is_one(x.strides[1]) else t.contiguous(x)
-    if z is not None and not is_one(z.strides[-1]) and not is_one(z.strides[1]):
+    x = x if is_size_one(x.strides[-1]) or is_size_one(x.strides[1]) else t.contiguous(x)
+    if z is not None and not is_size_one(z.strides[-1]) and not is_size_one(z.strides[1]):
         z = t.contiguous(z)
     da_cumsum, dt = _chunk_cumsum_fwd(t, dt, chunk)
     states = _chunk_state_fwd(t, b, x, dt)
@@ -322,17 +322,17 @@ def _combined_fwd(
 
 
 def _along(t: Aten, x: Tensor, axis: int) -> Tensor:
-    """A copy, where that axis is not stored densely."""
-    return x if is_one(x.strides[axis]) else t.contiguous(x)
+    """Copies a tensor unless an axis is contiguous."""
+    return x if is_size_one(x.strides[axis]) else t.contiguous(x)
 
 
 def by_size(t: Aten, size: Number, x: Tensor) -> Tensor:
-    """rearrange(x, "... (h d) -> ... h d")."""
+    """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
     return t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
 
 
 def _splits(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
-    """The number of parts into which the heads of a group are split, so that all multiprocessors work
+    """Returns into how many parts a group's heads are split, so that all multiprocessors work
     (ssd_chunk_scan.py:1485)."""
     batch, _, heads, _ = x.shape
     ratio = exact_div(heads, groups)
@@ -340,7 +340,7 @@ def _splits(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator)
 
 
 def _summed(t: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
-    """The sum of a workspace along an axis."""
+    """Sums a workspace along an axis."""
     return t.sum(t.new(shape, FLOAT32), axis)
 
 
@@ -371,7 +371,7 @@ def _combined_bwd(
     dout = _along(t, dout, -1)
     batch, tokens, heads, dim = x.shape
     groups, state = b.shape[2], b.shape[3]
-    chunks, part = ceil_div(tokens, chunk), ceil_div(chunk, 32)
+    chunks, chunk_blocks = ceil_div(tokens, chunk), ceil_div(chunk, 32)
     db = t.like(b) if db is None else db
     dc = t.like(c) if dc is None else dc
     ddt = t.like(dt) if ddt is None else ddt
@@ -383,7 +383,7 @@ def _combined_bwd(
     outz: Optional = out
     dd: Optional = None
     if z is not None:  # _chunk_scan_bwd_dz, ssd_chunk_scan.py:1363
-        dd = t.new((part, batch, chunks, heads, 1), FLOAT32)
+        dd = t.new((chunk_blocks, batch, chunks, heads, 1), FLOAT32)
         dz = t.like(z) if dz is None else dz
         outz = t.like(x) if recompute_output else out
         dout = t.like(dout)
@@ -398,14 +398,14 @@ def _combined_bwd(
     _dc = _summed(t, (batch, tokens, splits, groups, state), 2)
     _dcb = _summed(t, (batch, chunks, splits, groups, chunk, chunk), 2)
     _dda_before = t.like(t.like(t.like(dda_prev)))  # flip, cumsum, flip
-    _dda = _summed(t, (batch, heads, chunks, part, chunk), 3)
+    _dda = _summed(t, (batch, heads, chunks, chunk_blocks, chunk), 3)
     t.like(dda_next)  # ddA_next + ddA_prev
     dbias, da = t.like(dt_bias, dtype=FLOAT32), t.like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
 
 
 def _dx(t: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) -> tuple[Tensor, Tensor, Tensor]:
-    """ssd_combined.py:261 (`_chunk_scan_chunk_state_bwd_dx`): the gradients of x, Δ and D."""
+    """Runs ssd_combined.py:261 (`_chunk_scan_chunk_state_bwd_dx`): the gradients of x, Δ and D."""
     batch, heads, chunks, chunk = shape
     dd = t.new((ceil_div(chunk, 32), batch, chunks, heads, 1), FLOAT32)
     dx = t.like(x) if dx is None else dx
@@ -415,15 +415,15 @@ def _dx(t: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) 
 
 
 def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """ssd_state_passing.py:227: the gradients of the states, of the chunks' decays, and the states in that type."""
+    """The gradients of the states, of the chunks' decays, and the states in that type (ssd_state_passing.py:227)."""
     batch, chunks, heads, dim, state = states.shape
     dstates = t.like(dout, dtype=dtype)
-    converted = states if states.dtype is dtype else t.like(states, dtype=dtype)
-    return dstates, _summed(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), converted
+    states_copy = states if states.dtype is dtype else t.like(states, dtype=dtype)
+    return dstates, _summed(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
 
 
 def mamba_chunk_scan_combined(t: Aten, *xs: Any) -> Tensor:
-    """`mamba_chunk_scan_with_state` without the state."""
+    """Runs `mamba_chunk_scan_with_state` without the state."""
     return mamba_chunk_scan_with_state(t, *xs)[0]
 
 
@@ -470,11 +470,11 @@ def mamba_chunk_scan_with_state(
     saved_out = out if out_x is None else out_x
     ins = x, dt, a, b, c, d, z, dt_bias
     saves = saved_out, x, dt, da_cumsum, a, b, c, d, z, dt_bias
-    return applied(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
+    return record_function(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
 
 
 def _projected(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
-    """x·Wᵀ + b; x itself without a weight."""
+    """Computes x·Wᵀ + b; returns x without a weight."""
     return x if weight is None else t.linear(x, weight, bias)
 
 
@@ -494,25 +494,25 @@ def mamba_split_conv1d_scan_combined(
     outproj_bias: Optional,
     accelerator: Accelerator = H100,
 ) -> Tensor:
-    """ssd_combined.py:820 (`MambaSplitConv1dScanCombinedFn`): all of Mamba-2 after its input projection.
+    """Runs ssd_combined.py:820 (`MambaSplitConv1dScanCombinedFn`): all of Mamba-2 after its input projection.
 
     zxbcdt: [batch, tokens, 2 · inner + 2 · groups · state + heads]. dim: the size of a head. The convolution, the
     scan's inner values and the norm's output are computed again in the backward pass. Without a weight of the output
     projection the result is that of the scan, or of the norm.
     """
     graph, (heads,) = t.graph, d.shape
-    inner = heads * dim
-    state = exact_div(exact_div(conv1d_weight.shape[0] - inner, groups), 2)
-    mixed = [inner, groups * state, groups * state]
+    inner_width = heads * dim
+    state = exact_div(exact_div(conv1d_weight.shape[0] - inner_width, groups), 2)
+    conv_widths = [inner_width, groups * state, groups * state]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """z, xBC and Δ, side by side."""
-        z, u, dt = t.split(x, [inner, inner + 2 * groups * state, heads])
+        z, u, dt = t.split(x, [inner_width, inner_width + 2 * groups * state, heads])
         return z, u, dt
 
     def convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x, B and C after the convolution (`ensure_stride` copies nothing where widths are multiples of 8)."""
-        x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), mixed)
+        x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), conv_widths)
         return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
@@ -543,21 +543,21 @@ def mamba_split_conv1d_scan_combined(
         outproj_bias: Optional,
     ) -> Sequence[Gradient]:
         rows = out.shape[:2]
-        out_recompute = None if outproj_weight is None else t.new((*rows, inner), out.dtype)
+        out_recompute = None if outproj_weight is None else t.new((*rows, inner_width), out.dtype)
         z, u, dt = parts(zxbcdt)
         x, b, c = convolved(u)
         dzxbcdt = t.like(zxbcdt)
         dz, du, ddt = parts(dzxbcdt)
         dxbc = t.like(u)
-        dx, db, dc = t.split(dxbc, mixed)
+        dx, db, dc = t.split(dxbc, conv_widths)
         z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
         dout = by_size(t, dim, _projected(t, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
-        _again: Optional = out_recompute
+        _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:
-            _, ddt, da, db, dc, dd, _, dbias, _again = _combined_bwd(
+            _, ddt, da, db, dc, dd, _, dbias, _recomputed_out = _combined_bwd(
                 t,
                 dout,
                 x,
@@ -606,14 +606,14 @@ def mamba_split_conv1d_scan_combined(
         y, out, rstd = forward()
     ins = zxbcdt, conv1d_weight, conv1d_bias, dt_bias, a, d, rmsnorm_weight, outproj_weight, outproj_bias
     saves = zxbcdt, conv1d_weight, conv1d_bias, out, a, d, dt_bias, rmsnorm_weight, rstd, outproj_weight, outproj_bias
-    return applied(graph, "MambaSplitConv1dScanCombinedFn", ins, y, backward, saves)
+    return record_function(graph, "MambaSplitConv1dScanCombinedFn", ins, y, backward, saves)
 
 
 # --- the gated norm --------------------------------------------------------------------------------------------------
 
 
 def _layer_norm_fwd(t: Aten, x: Tensor, groups: Number) -> tuple[Tensor, Tensor]:
-    """layernorm_gated.py:108: the output, and 1/√ of the mean square of each row and group. x: [rows, width]."""
+    """Runs layernorm_gated.py:108: the output, and 1/√ of the mean square of each row and group. x: [rows, width]."""
     return t.like(x), t.new((groups * x.shape[0],), FLOAT32)
 
 
@@ -635,8 +635,9 @@ def _norm_bwd(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: A
 def rmsnorm_fn(
     t: Aten, x: Tensor, weight: Tensor, z: Optional, groups: Number, accelerator: Accelerator = H100
 ) -> Tensor:
-    """layernorm_gated.py:362 (`LayerNormFn`, is_rms_norm): norm(x · silu(z)), or norm(x) · silu(z): both allocate the
-    same. x, z: [batch, tokens, width].
+    """Runs `LayerNormFn` with is_rms_norm (layernorm_gated.py:362).
+
+    It computes norm(x · silu(z)), or norm(x) · silu(z): both allocate the same. x, z: [batch, tokens, width].
     """
     graph, shape = t.graph, x.shape
 
@@ -654,4 +655,4 @@ def rmsnorm_fn(
         flat, gate = rows(x), None if z is None else rows(z)
         y, rstd = _layer_norm_fwd(t, flat, groups)
         y = t.reshape(y, shape)
-    return applied(graph, "LayerNormFn", (x, weight, z), y, backward, (flat, weight, rstd, gate))
+    return record_function(graph, "LayerNormFn", (x, weight, z), y, backward, (flat, weight, rstd, gate))

@@ -1,4 +1,4 @@
-"""The matrix memory of xLSTM as mlstm_kernels trains it: its kernel for long chunks.
+"""xLSTM's matrix memory by mlstm_kernels: its training kernel for long chunks.
 
 Source: NX-AI/mlstm_kernels at 39d3c617, mlstm_kernels/torch/chunkwise/triton_xl_chunk. What torch.compile fuses (the
 sums of the gates, and their gradients) is counted by its results alone. q, k: [batch, heads, tokens, size].
@@ -11,29 +11,29 @@ from collections.abc import Sequence
 from ...algebra import Number, ceil_div, exact_div, same
 from ..aten import Aten
 from ..tensor import FLOAT32, Gradient, Tensor
-from .function import applied, power_of_two
+from .function import power_of_two, record_function
 
 LEAST, WHOLE = 16, 128
 """The fewest tokens of a chunk. Sequences of fewer than `WHOLE` tokens are one chunk."""
 
 
 def padded(tokens: Number, chunk: Number) -> Number:
-    """The tokens of a sequence, rounded up to whole chunks (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`)."""
+    """Rounds a number of tokens up to complete chunks (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`)."""
     return ceil_div(tokens, chunk) * chunk
 
 
 def supports(tokens: Number, chunk: Number) -> bool:
-    """Whether the kernel runs such sequences and chunks: powers of two (kernel_param_heuristics.py:44)."""
+    """Whether the kernel supports these sizes: powers of two (kernel_param_heuristics.py:44)."""
     rows = padded(tokens, chunk)
     return bool(chunk >= LEAST and power_of_two(chunk) == chunk and (rows >= WHOLE or power_of_two(rows) == rows))
 
 
 def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
-    """fw_recurrent.py: the memory, its normalizer and the largest exponent before each chunk and after the last."""
+    """The memory, its normalizer and the largest exponent before each chunk and after the last (fw_recurrent.py)."""
     batch, heads, tokens, size = k.shape
-    many = exact_div(tokens, chunk) + 1
-    shape = batch, heads, many * size
-    return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((batch, heads, many), FLOAT32)
+    state_count = exact_div(tokens, chunk) + 1
+    shape = batch, heads, state_count * size
+    return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((batch, heads, state_count), FLOAT32)
 
 
 def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
@@ -46,7 +46,7 @@ def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tens
     if same(rows, tokens):
         return _chunkwise(t, (q, k, v, i, f), chunk)[0]
     zeros = [t.new((*x.shape[:2], rows, *x.shape[3:]), x.dtype) for x in (q, k, v, i, f)]
-    q, k, v, i, f = (t.written(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
+    q, k, v, i, f = (t.write_into(zero, x) for zero, x in zip(zeros, (q, k, v, i, f), strict=True))
     return t.slice(_chunkwise(t, (q, k, v, i, f), chunk)[0], tokens, 2)
 
 
@@ -66,16 +66,16 @@ def mlstm_with_states(
     states: the memory, its normalizer and the largest exponent before these tokens, zeros by default. Returns the
     output and the states after them.
     """
-    left, outputs = q.shape[2], []
+    remaining_tokens, outputs = q.shape[2], []
     states = _state(t, k, v) if states is None else states
     while chunk >= LEAST:
-        rows = left // chunk * chunk
+        rows = remaining_tokens // chunk * chunk
         if rows:
             h, states = _chunkwise(t, _dense(t, rows, q, k, v, i, f), chunk, with_last=True)
             outputs.append(h)
-        left, chunk = left - rows, chunk // 2
-    if left:
-        h, states = _sequence(t, _dense(t, left, q, k, v, i, f))
+        remaining_tokens, chunk = remaining_tokens - rows, chunk // 2
+    if remaining_tokens:
+        h, states = _sequence(t, _dense(t, remaining_tokens, q, k, v, i, f))
         outputs.append(h)
     return t.cat(outputs, 2), states
 
@@ -85,7 +85,7 @@ def _dense(t: Aten, rows: Number, *xs: Tensor) -> list[Tensor]:
 
 
 def _sequence(t: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
-    """recurrent/native_sequence.py:13, with the kernel of recurrent/triton_step.py:12 for each token.
+    """Runs recurrent/native_sequence.py:13, with the kernel of recurrent/triton_step.py:12 for each token.
 
     The outputs of all tokens but the last are one tensor here.
     """
@@ -95,12 +95,12 @@ def _sequence(t: Aten, xs: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
     states = _state(t, k, v)
     if tokens > 1:  # every token replaces the states
         states = _state(t, k, v)
-    _last = t.new((batch, heads, v.shape[-1]), v.dtype)
+    _last_output = t.new((batch, heads, v.shape[-1]), v.dtype)
     return t.like(v), states
 
 
 def _state(t: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
-    """The memory, its normalizer and the largest exponent."""
+    """Allocates the memory, its normalizer and the largest exponent."""
     shape = *k.shape[:2], k.shape[3]
     return t.new((*shape, v.shape[-1]), FLOAT32), t.new(shape, FLOAT32), t.new((*k.shape[:2], 1), FLOAT32)
 
@@ -108,11 +108,11 @@ def _state(t: Aten, k: Tensor, v: Tensor) -> Sequence[Tensor]:
 def _chunkwise(
     t: Aten, xs: Sequence[Tensor], chunk: Number, with_last: bool = False
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """Returns the output, and the last states if they are asked for: copies of those of all chunks."""
+    """Runs the chunkwise kernel. with_last: whether to return copies of the last states."""
     graph = t.graph
 
     def forward(q: Tensor, k: Tensor, v: Tensor, i: Tensor) -> tuple[Tensor, Tensor, Tensor, Sequence[Tensor]]:
-        """triton_xl_chunk/fw.py:20 and fw_parallel.py:16."""
+        """Runs triton_xl_chunk/fw.py:20 and fw_parallel.py:16."""
         _memory, _norm, _largest = _states(t, k, v, chunk)
         h = t.new((*q.shape[:3], v.shape[-1]), q.dtype)
         n, m = t.new(i.shape, q.dtype), t.new(i.shape, q.dtype)
@@ -122,7 +122,7 @@ def _chunkwise(
     def backward(
         dh: Tensor, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, n: Tensor, m: Tensor
     ) -> Sequence[Gradient]:
-        """triton_xl_chunk/bw.py:26."""
+        """Runs triton_xl_chunk/bw.py:26."""
         dh = t.contiguous(dh)
         _memory, _norm, _largest = _states(t, k, v, chunk)
         _dmemory = t.like(_memory)
@@ -133,5 +133,5 @@ def _chunkwise(
 
     with graph.no_grad():
         dense = [t.contiguous(x) for x in xs]
-        h, n, m, last = forward(*dense[:4])
-    return applied(graph, "mLSTMChunkwise", xs, h, backward, (*dense, n, m)), last
+        h, n, m, last_states = forward(*dense[:4])
+    return record_function(graph, "mLSTMChunkwise", xs, h, backward, (*dense, n, m)), last_states

@@ -88,8 +88,8 @@ def verdict_of(job: Job, job_results: dict[str, Any], target: str = "model", sec
     """Returns the checks of a job's results."""
     witness = f"gloo, {job.layout.world} processes"
     checks = [
-        Check(f"rank {rank}", MEMORY + quantity, counted[quantity], bytes, witness)
-        for rank, (counted, measured) in enumerate(job_results["ranks"])
+        Check(f"rank {rank}", MEMORY + quantity, simulated[quantity], bytes, witness)
+        for rank, (simulated, measured) in enumerate(job_results["ranks"])
         for quantity, bytes in measured.items()
     ]
     pairs = zip(job_results["losses_of_one"], job_results["losses"], strict=True)

@@ -88,11 +88,11 @@ class Job:
 
 def job_of(text: str) -> Job:
     """Reads a job that `Job.text` wrote."""
-    data: dict[str, Any] = json.loads(text)
-    layout = data.pop("layout")
+    job_fields: dict[str, Any] = json.loads(text)
+    layout = job_fields.pop("layout")
     if layout["pp_layout"] is not None:
         layout["pp_layout"] = tuple(layout["pp_layout"])
-    return Job(ModelSpec.model_validate(data.pop("spec")), Layout(**layout), **data)
+    return Job(ModelSpec.model_validate(job_fields.pop("spec")), Layout(**layout), **job_fields)
 
 
 def simulate_rank(job: Job, rank: int, meter: Meter | None = None) -> dict[str, int]:

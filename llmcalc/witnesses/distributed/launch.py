@@ -71,7 +71,7 @@ def _start(rank: int, world: int, port: int, arguments: list[str], folder: str) 
         )
 
 
-def _wait(processes: list[subprocess.Popen[bytes]], end: float, folder: str, limit: float) -> None:
+def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str, limit: float) -> None:
     """Waits for all processes. Raises `InputError` for the first that fails, and at the timeout."""
     while True:
         codes = [process.poll() for process in processes]
@@ -81,20 +81,20 @@ def _wait(processes: list[subprocess.Popen[bytes]], end: float, folder: str, lim
         waiting = [str(rank) for rank, code in enumerate(codes) if code is None]
         if not waiting:
             return
-        if time.monotonic() > end:
+        if time.monotonic() > deadline:
             raise InputError(f"--distributed: rank {', '.join(waiting)} had not ended after {limit:g} seconds")
         time.sleep(0.02)
 
 
 def _failure(rank: int, code: int, folder: str) -> str:
     """Returns the error of a process: the last line of its standard error, or the message of an `InputError`."""
-    ending = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    end_reason = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     lines = Path(folder, f"err.{rank}").read_text(errors="replace").strip().splitlines()
     errors = [line for line in lines if "Error" in line] or lines
     for line in errors:
         if f"{InputError.__name__}: " in line:
             return line.partition(f"{InputError.__name__}: ")[2]
-    return f"--distributed: rank {rank} {ending}{f': {errors[-1].strip()}' if errors else ''}"
+    return f"--distributed: rank {rank} {end_reason}{f': {errors[-1].strip()}' if errors else ''}"
 
 
 def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:

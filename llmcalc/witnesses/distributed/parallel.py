@@ -50,8 +50,8 @@ class Replicated(ParallelStyle):
     @staticmethod
     def _replicate(name: str, module: nn.Module, mesh: DeviceMesh) -> None:
         for parameter_name, parameter in [*module.named_parameters(recurse=False)]:
-            whole = DTensor.from_local(parameter.detach(), mesh, (Replicate(),), run_check=False)
-            module.register_parameter(parameter_name, nn.Parameter(whole))
+            replicated_parameter = DTensor.from_local(parameter.detach(), mesh, (Replicate(),), run_check=False)
+            module.register_parameter(parameter_name, nn.Parameter(replicated_parameter))
 
     @staticmethod
     def _to_distributed(module: nn.Module, inputs: tuple[torch.Tensor], mesh: DeviceMesh) -> DTensor:
@@ -69,11 +69,11 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
     """
     tied = hasattr(module, "lm_head") and module.lm_head.weight is getattr(module.embed_tokens, "weight", None)
     plan: dict[str, ParallelStyle] = {}
-    for name, part in module.named_modules():
-        heads = getattr(part, "kv_heads", mesh.size())
+    for name, submodule in module.named_modules():
+        heads = getattr(submodule, "kv_heads", mesh.size())
         if heads % mesh.size():
             raise InputError(f"--distributed: --tp {mesh.size()} does not divide {heads} key heads of {name}")
-        plan |= _rules(name, part)
+        plan |= _rules(name, submodule)
     for name, _ in module.named_parameters():
         if name.rpartition(".")[0] not in plan:
             raise InputError(f"--distributed: --tp {mesh.size()}: no rule to divide {name}; expected --tp 1")
@@ -82,19 +82,19 @@ def apply_tensor_parallelism(module: Any, mesh: DeviceMesh) -> None:
         module.lm_head.weight = module.embed_tokens.weight
 
 
-def _rules(name: str, part: nn.Module) -> dict[str, ParallelStyle]:
+def _rules(name: str, submodule: nn.Module) -> dict[str, ParallelStyle]:
     """Returns path → style for a module or its children; empty if another module's rule covers it."""
     parent, _, last_name = name.rpartition(".")
     if last_name == "embed_tokens" and not parent:
-        if isinstance(part, StageInput):
+        if isinstance(submodule, StageInput):
             return {}
         return {name: RowwiseParallel(input_layouts=Replicate())}
     if last_name == "lm_head":
         return {name: ColwiseParallel(use_local_output=False)}
     in_layer = parent.rpartition(".")[0] == "layers"
-    if (in_layer or not parent) and [*part.parameters(recurse=False)]:
+    if (in_layer or not parent) and [*submodule.parameters(recurse=False)]:
         return {name: Replicated()}
-    linear = {last_name for last_name, child in part.named_children() if isinstance(child, nn.Linear)}
+    linear = {last_name for last_name, child in submodule.named_children() if isinstance(child, nn.Linear)}
     if not in_layer or not linear:
         return {}
     layouts = Replicate(), None  # the gradient of the common input of its linear layers is summed once
@@ -115,8 +115,8 @@ def shard(module: Any, mesh: DeviceMesh, reshard: bool, dtype: torch.dtype, pref
     """
     policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     for i, layer in enumerate(module.layers):
-        last = i == len(module.layers) - 1
-        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and not last)
+        is_last_layer = i == len(module.layers) - 1
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard and not is_last_layer)
         layer.forward = partial(_unwrap_state, layer.forward)
         layer.register_forward_pre_hook(_wrap_state, prepend=True)
     fully_shard(module, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
@@ -150,18 +150,18 @@ class StageInput(nn.Module):
         return x
 
 
-def keep_stage(module: Any, layers: range, first: bool, last: bool) -> None:
+def keep_stage(module: Any, layers: range, is_first_stage: bool, is_last_stage: bool) -> None:
     """Removes the layers of other pipeline stages; the first stage keeps the embedding, the last the head."""
     stage_layers = nn.ModuleList(module.layers[i] for i in layers)
     for owner in (module, module._only[0]):
         owner.layers = stage_layers
-        removed = (() if first else BEFORE_LAYERS) + (() if last else ("norm",))
-        for name in removed:
+        removed_modules = (() if is_first_stage else BEFORE_LAYERS) + (() if is_last_stage else ("norm",))
+        for name in removed_modules:
             if hasattr(owner, name):
                 delattr(owner, name)
-    if not last:
+    if not is_last_stage:
         del module.lm_head
-    if not first:
+    if not is_first_stage:
         module.embed_tokens = StageInput()
         module._only[0]._token_types = ()
     module.forward = partial(module.forward, grouped_experts=True)

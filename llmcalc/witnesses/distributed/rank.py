@@ -71,11 +71,11 @@ class OnRank(CpuStorageTracker):
         use_counts = [leaf._use_count() for leaf in tensors]
         out = func(*args, **kwargs)
         if func.namespace == "c10d" and func._opname not in POINT_TO_POINT:
-            *results, work = out
-            dist.Work.unbox(work).wait()
+            *results, work_handle = out
+            dist.Work.unbox(work_handle).wait()
             if func._opname in BUCKET_OPERATIONS:
                 return out
-            del work
+            del work_handle
             finished: torch.futures.Future[Any] = torch.futures.Future()
             finished.set_result([])
             out = (*results, c10d._create_work_from_future(finished).boxed())
@@ -105,30 +105,32 @@ class OnRank(CpuStorageTracker):
     @contextmanager
     def resized(self) -> Iterator[None]:
         """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees unsharded parameters with it."""
-        before = torch.UntypedStorage.resize_
+        original_resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
-            key, old = storage._cdata, storage.nbytes()
-            out = before(storage, size)
+            key, old_bytes = storage._cdata, storage.nbytes()
+            out = original_resize(storage, size)
             if key in self.seen:
                 self.sizes[key] = size
-                self.now += size - old
+                self.now += size - old_bytes
                 self.peak = max(self.peak, self.now)
                 if self.log is not None:
-                    self.log.append(f"r{size - old:>12,} {self.now:>12,}")
+                    self.log.append(f"r{size - old_bytes:>12,} {self.now:>12,}")
             return out
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:
-            torch.UntypedStorage.resize_ = before  # type: ignore[method-assign]
+            torch.UntypedStorage.resize_ = original_resize  # type: ignore[method-assign]
 
 
-def wait_for_release(tensors: list[Any], holders: list[int]) -> None:
+def wait_for_release(tensors: list[Any], reference_counts: list[int]) -> None:
     """Waits until every tensor has at most the given number of references."""
     limit = time.monotonic() + RELEASE_SECONDS
-    while any(tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, holders, strict=True)):
+    while any(
+        tensor._use_count() > holder_count for tensor, holder_count in zip(tensors, reference_counts, strict=True)
+    ):
         if time.monotonic() > limit:
             return
         time.sleep(0.0001)
@@ -279,8 +281,8 @@ class Rank:
         total = 0.0
         for i in range(self.job.microbatches):
             self.ids = ids[i].clone()
-            last = i == self.job.microbatches - 1
-            with self.gradient_context(last), self.loss_context():
+            is_last = i == self.job.microbatches - 1
+            with self.gradient_context(is_last), self.loss_context():
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)
                 self.record_phase("forward")
                 loss.backward(torch.ones_like(loss))
@@ -289,31 +291,31 @@ class Rank:
             self.record_phase("backward")
         return total
 
-    def gradient_context(self, last: bool) -> AbstractContextManager[Any]:
+    def gradient_context(self, is_last: bool) -> AbstractContextManager[Any]:
         """Returns a context without gradient all-reduce, except for the last micro-batch."""
-        if isinstance(self.module, DistributedDataParallel) and not last:
+        if isinstance(self.module, DistributedDataParallel) and not is_last:
             return self.module.no_sync()
         return nullcontext()
 
     def sum_tied(self) -> None:
         """All-reduces the gradient of a tied embedding between the first and the last pipeline stage."""
-        layout, at = self.job.layout, self.at
-        if self.ends is None or at.pp not in (0, layout.pp - 1):
+        layout, coordinates = self.job.layout, self.at
+        if self.ends is None or coordinates.pp not in (0, layout.pp - 1):
             return
         module = self.module.module if isinstance(self.module, DistributedDataParallel) else self.module
-        table = module.embed_tokens if at.pp == 0 else module.lm_head
+        table = module.embed_tokens if coordinates.pp == 0 else module.lm_head
         gradient: Any = local(table.weight.grad)
         if gradient.shape != local(table.weight).shape:  # whole on every rank of the products
-            gradient = gradient.chunk(layout.tp)[at.tp]
-        holders = gradient._use_count()
+            gradient = gradient.chunk(layout.tp)[coordinates.tp]
+        reference_count = gradient._use_count()
         dist.all_reduce(gradient, group=self.ends)
-        wait_for_release([gradient], [holders])
+        wait_for_release([gradient], [reference_count])
 
     def pipeline(self) -> Callable[[Tensor], float]:
         """Returns a function that runs the passes of a step in a pipeline."""
-        job, at = self.job, self.at
+        job, coordinates = self.job, self.at
         group = self.meshes["pp"].get_group()
-        stage = PipelineStage(self.module, at.pp, job.layout.pp, torch.device("cpu"), group=group)
+        stage = PipelineStage(self.module, coordinates.pp, job.layout.pp, torch.device("cpu"), group=group)
 
         def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
             return loss_of(logits, labels)
@@ -322,7 +324,7 @@ class Rank:
 
         def run(ids: Tensor) -> float:
             self.ids = ids.flatten(0, 1).clone()
-            inputs = (self.ids,) if at.pp == 0 else ()
+            inputs = (self.ids,) if coordinates.pp == 0 else ()
             losses: list[Tensor] = []
             with self.loss_context():
                 schedule.step(*inputs, target=self.ids if self.last else None, losses=losses, return_outputs=False)

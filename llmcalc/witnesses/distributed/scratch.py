@@ -24,9 +24,13 @@ def scratch_of(run: Callable[[], object]) -> dict[str, int]:
         run()
     largest: dict[str, int] = {}
     blocks: dict[int, tuple[int, Any]] = {}
-    for event, above in sorted(_allocations(profiler), key=lambda item: item[0].start_time_ns):
+    for event, enclosing_events in sorted(
+        _allocations(profiler), key=lambda enclosing_event: enclosing_event[0].start_time_ns
+    ):
         size, pointer = event.extra_fields.alloc_size, event.extra_fields.ptr
-        kernel = next((item for item in reversed(above) if _computes(item.name)), None)
+        kernel = next(
+            (enclosing_event for enclosing_event in reversed(enclosing_events) if _computes(enclosing_event.name)), None
+        )
         if size > 0:
             blocks[pointer] = size, kernel
         elif pointer in blocks:
@@ -42,9 +46,9 @@ def _computes(name: str) -> bool:
 
 def _allocations(profiler: Any) -> Iterator[tuple[Any, list[Any]]]:
     """Yields every allocation and release with its enclosing operations, outermost first."""
-    todo = [(event, list[Any]()) for event in profiler.profiler.kineto_results.experimental_event_tree()]
-    while todo:
-        event, above = todo.pop()
+    pending_events = [(event, list[Any]()) for event in profiler.profiler.kineto_results.experimental_event_tree()]
+    while pending_events:
+        event, enclosing_events = pending_events.pop()
         if event.tag == torch._C._profiler._EventType.Allocation:
-            yield event, above
-        todo += [(below, [*above, event]) for below in event.children]
+            yield event, enclosing_events
+        pending_events += [(child_event, [*enclosing_events, event]) for child_event in event.children]

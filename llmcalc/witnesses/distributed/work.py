@@ -47,16 +47,16 @@ def results(jobs: Sequence[Job]) -> list[dict[str, Any]]:
 
 def _result(job: Job) -> dict[str, Any]:
     result = run(job)
-    counted = simulate_rank(job, dist.get_rank())
-    answers: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(answers, (counted, result.bytes, result.scratch))
+    simulated = simulate_rank(job, dist.get_rank())
+    rank_results: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(rank_results, (simulated, result.bytes, result.scratch))
     single_losses = losses_of_one(job) if dist.get_rank() == 0 else result.losses
     scratch = {
-        name: max(answer[2].get(name, 0) for answer in answers)
-        for name in sorted({key for answer in answers for key in answer[2]})
+        name: max(rank_result[2].get(name, 0) for rank_result in rank_results)
+        for name in sorted({key for rank_result in rank_results for key in rank_result[2]})
     }
     return {
-        "ranks": [answer[:2] for answer in answers],
+        "ranks": [rank_result[:2] for rank_result in rank_results],
         "scratch": scratch,
         "losses": result.losses,
         "losses_of_one": single_losses,

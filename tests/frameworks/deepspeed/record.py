@@ -354,7 +354,7 @@ def main() -> None:
     if given.log:
         print(measured(names[0], log=True)[0]["log"])
         return
-    known = json.loads(given.to.read_text())["cases"] if given.to.exists() else {}
+    tensor_status = json.loads(given.to.read_text())["cases"] if given.to.exists() else {}
     about = {
         "versions": {one.__name__: one.__version__ for one in (deepspeed, torch, transformers)},
         "date": time.strftime("%Y-%m-%d"),
@@ -364,9 +364,9 @@ def main() -> None:
     }
     for name in names:
         began = time.time()
-        known[name] = record(name, given.apart or None)
-        print(f"{name:34} {time.time() - began:5.1f} s  {known[name]['ranks'][0]}", flush=True)
-        cases = {name: known[name] for name in CASES if name in known}
+        tensor_status[name] = record(name, given.apart or None)
+        print(f"{name:34} {time.time() - began:5.1f} s  {tensor_status[name]['ranks'][0]}", flush=True)
+        cases = {name: tensor_status[name] for name in CASES if name in tensor_status}
         given.to.write_text(json.dumps({**about, "cases": cases}, indent=1) + "\n")
 
 

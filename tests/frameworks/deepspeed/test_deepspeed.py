@@ -23,7 +23,7 @@ from llmcalc.device_memory.cuda_runtime import HOPPER, Runtime
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
-from llmcalc.frameworks.deepspeed.partitions import by_turns, flat_size, offsets, pieces
+from llmcalc.frameworks.deepspeed.partitions import flat_size, offsets, pieces, round_robin_order
 from llmcalc.frameworks.deepspeed.settings import DeepSpeedSettings
 from llmcalc.frameworks.nccl import CONNECTION, communicator_bytes
 from llmcalc.frameworks.ranks import Cluster
@@ -166,12 +166,12 @@ def test_parameters_may_begin_at_multiples_of_16_bytes() -> None:
 
 
 def test_a_parameter_across_a_boundary_has_a_piece_on_each_side() -> None:
-    assert pieces(start=8, count=5, part=10) == [(0, 2), (1, 3)]
-    assert pieces(start=8, count=25, part=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
+    assert pieces(start=8, count=5, partition_size=10) == [(0, 2), (1, 3)]
+    assert pieces(start=8, count=25, partition_size=10) == [(0, 2), (1, 10), (2, 10), (3, 3)]
 
 
 def test_ranks_get_parameters_by_turns() -> None:
-    assert by_turns("abcdefg", 3) == list("adgbecf")
+    assert round_robin_order("abcdefg", 3) == list("adgbecf")
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -176,7 +176,7 @@ def test_what_torch_frees_since_a_date(day: date, words: set[str]) -> None:
     } == words
 
 
-def _passed(schedule_settings: ScheduleSettings, stage: int) -> tuple[int, int]:
+def _run_forward(schedule_settings: ScheduleSettings, stage: int) -> tuple[int, int]:
     """Bytes after the passes of a step of 4 micro-batches, and after the step."""
     training = Training(batch=2, seq=8, microbatches=4)
     run = ShardedRank(
@@ -195,13 +195,14 @@ def test_what_older_torch_kept_from_one_schedule_to_the_next() -> None:
     In fp32 the whole gradients of the layer whose sum came last.
     """
     sent, layer = 2 * 8 * 48 * 2, 48 * (48 + 24 + 24 + 48) + 3 * 48 * 80 + 2 * 48
-    old = ScheduleSettings(returns=True, keeps_outputs=True, keeps_gradients=True)
+    is_2024_form = ScheduleSettings(returns=True, keeps_outputs=True, keeps_gradients=True)
     for stage in (0, 1):
         after, later = (
-            _passed(schedule_settings, stage) for schedule_settings in (ScheduleSettings(returns=True), old)
+            _run_forward(schedule_settings, stage)
+            for schedule_settings in (ScheduleSettings(returns=True), is_2024_form)
         )
         assert later[0] - after[0] == 4 * sent
-    assert _passed(replace(old, finishes=False), 1)[1] - _passed(old, 1)[1] == 4 * layer
+    assert _run_forward(replace(is_2024_form, finishes=False), 1)[1] - _run_forward(is_2024_form, 1)[1] == 4 * layer
 
 
 def test_shapes_were_learnt_from_a_forward_pass() -> None:

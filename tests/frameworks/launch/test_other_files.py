@@ -59,7 +59,7 @@ def test_debug_models() -> None:
     h, f = 256, 768  # two thirds of 1,024 up to a multiple of 256
     layer = 4 * h * h + 3 * h * f + 2 * h
     assert params(flavor("llama3", "debugmodel", "x")).total == 2 * 2048 * h + 6 * layer + h
-    assert params(flavor("llama3", "debugmodel", "x", old=True)).total == 2 * 2256 * h + 8 * layer + h
+    assert params(flavor("llama3", "debugmodel", "x", is_2024_form=True)).total == 2 * 2256 * h + 8 * layer + h
 
 
 def titan(name: str, world_size: int | None = None, **changes: dict[str, Any]) -> Any:

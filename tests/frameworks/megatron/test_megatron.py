@@ -22,7 +22,7 @@ from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.record import Source
 from llmcalc.frameworks.megatron.launch_file import read_megatron
-from llmcalc.frameworks.megatron.param_and_grad_buffer import by_muon
+from llmcalc.frameworks.megatron.param_and_grad_buffer import is_updated_by_muon
 from llmcalc.frameworks.megatron.rank_memory import rank_memory, replay_rank
 from llmcalc.frameworks.megatron.schedule import FLAGS, Interleaved, RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
@@ -430,7 +430,7 @@ def test_norms_of_heads_keep_their_inputs() -> None:
 def test_muon_keeps_one_state_of_a_matrix() -> None:
     adam = kept(*changed(DENSE, use_distributed_optimizer=False))
     muon = kept(*changed(DENSE, use_distributed_optimizer=False, optimizer="muon"))
-    matrices = sum(one.size for one in muon.chunks[0].parameters if by_muon(one))
+    matrices = sum(one.size for one in muon.chunks[0].parameters if is_updated_by_muon(one))
     assert adam.meter.by_kind["optimizer"] - muon.meter.by_kind["optimizer"] == 4 * matrices
 
 
@@ -472,7 +472,7 @@ def test_muon_shares_out_whole_tensors(date: datetime.date | None) -> None:
         run = RankRun(spec, settings, layout.rank(tp=1, dp=dp, pp=1), Meter(WitnessAllocator()))
         run.set_up()
         runs.append(run)
-    matrices = sum(one.size for one in runs[0].chunks[0].parameters if by_muon(one))
+    matrices = sum(one.size for one in runs[0].chunks[0].parameters if is_updated_by_muon(one))
     own = sum(
         size for run in runs for size, n in zip(run.updated_sizes, run.states_per_parameter, strict=True) if n == 1
     )

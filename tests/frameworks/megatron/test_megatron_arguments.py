@@ -10,7 +10,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.megatron.model_from_flags import model_of
 from llmcalc.frameworks.megatron.schedule import RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
-from llmcalc.frameworks.megatron.unsupported import not_modelled
+from llmcalc.frameworks.megatron.unsupported import unmodelled_arguments
 from llmcalc.simulator.meter import Meter
 
 H, HEADS, FFN, VOCAB, SEQ = 512, 8, 1024, 1024, 256
@@ -165,7 +165,7 @@ def test_hybrid_dispatch_keeps_its_handle_with_what_it_names() -> None:
 
 def test_other_ways_to_experts_are_refused() -> None:
     one = settings(**{**EXPERTS, "moe_token_dispatcher_type": "flex"})
-    assert "--moe-flex-dispatcher-backend" in not_modelled(one)
+    assert "--moe-flex-dispatcher-backend" in unmodelled_arguments(one)
     with pytest.raises(InputError, match="--moe-flex-dispatcher-backend"):
         run_of(one)
 

@@ -11,7 +11,7 @@ from llmcalc.frameworks.megatron.model_from_flags import model_of
 from llmcalc.frameworks.megatron.rank_memory import rank_memory
 from llmcalc.frameworks.megatron.schedule import RankRun
 from llmcalc.frameworks.megatron.settings import MegatronSettings
-from llmcalc.frameworks.megatron.unsupported import not_modelled
+from llmcalc.frameworks.megatron.unsupported import unmodelled_arguments
 from llmcalc.simulator.meter import Meter
 
 H, HEADS, FFN, TP, ROWS = 512, 8, 1024, 2, 2 * 256
@@ -203,7 +203,7 @@ def test_first_and_last_layers_stay_wide() -> None:
     assert saved(6, **wide) - narrow == 3 * one
     run = RankRun(model_of(settings(6, **wide), ""), settings(6, **wide), 0, Meter())
     made = run.chunks[0].lowering.parameters_of(run.chunks[0].program)
-    assert sorted({one.path[2] for one in made if one.narrow}) == [1, 2, 3]
+    assert sorted({one.path[2] for one in made if one.is_fp8}) == [1, 2, 3]
 
 
 def test_layers_are_numbered_over_stages() -> None:
@@ -216,7 +216,7 @@ def test_layers_are_numbered_over_stages() -> None:
     one = settings(4, **changes)
     run = RankRun(model_of(one, ""), one, 2, Meter())
     made = run.chunks[0].lowering.parameters_of(run.chunks[0].program)
-    narrow = {one.path for one in made if one.narrow}
+    narrow = {one.path for one in made if one.is_fp8}
     assert {path[2] for path in narrow} == {2}
     assert len(narrow) == 4
 
@@ -239,6 +239,6 @@ def test_layers_are_numbered_over_stages() -> None:
 )
 def test_other_8_bit_products_are_refused(changes: dict[str, Any]) -> None:
     one = settings(**changes)
-    assert "--fp8-format" in not_modelled(one)
+    assert "--fp8-format" in unmodelled_arguments(one)
     with pytest.raises(InputError, match="--fp8-format"):
         rank_memory(model_of(one, ""), one, 0)

@@ -1,5 +1,6 @@
-"""A rank of a run with tensor, sequence, context and expert parallelism, by the kernels of Transformer Engine or
-Megatron-Core: products that are divided over ranks, norms in the product after them, fused attention.
+"""Kernels of a Megatron-LM rank with tensor, sequence, context and expert parallelism.
+
+They are those of Transformer Engine or Megatron-Core: sharded linear layers, fused norms, fused attention.
 """
 
 from __future__ import annotations

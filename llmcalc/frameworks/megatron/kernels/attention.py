@@ -24,11 +24,12 @@ LONGEST_FUSED = 4096
 
 
 class AttentionKernels(LinearKernels):
-    """Queries, keys and values of one product; their rotation; attention."""
+    """Splits of fused QKV projections, rotary embeddings, and attention."""
 
     def do_mask(self, step: Step) -> None: ...
 
     def do_cache(self, step: Step) -> None:
+        """Passes keys and values on, since training has no cache."""
         for cached, value in zip(step.outs, step.ins, strict=True):
             self.bind(cached, self.get(value))
 
@@ -42,6 +43,7 @@ class AttentionKernels(LinearKernels):
         return self.get(value.of)
 
     def set(self, value: Value, tensor: Tensor) -> None:
+        """Binds a value to its tensor without a new shape."""
         self.bind(value, tensor)
 
     def do_repeat(self, step: Step) -> None:
@@ -51,12 +53,15 @@ class AttentionKernels(LinearKernels):
     # --- queries, keys and values of one product ---------------------------------------------------------------------
 
     def split_product(self, group: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
+        """Splits the output of a fused QKV projection into its parts."""
         if any(step.outs[0].axes[0].name not in HEADS for step in group):
             return super().split_product(group, product, widths)
         parts = self.split_along(product, widths)
         heads = [step.outs[0].axes[0].size for step in group]
-        fewest = min(heads)
-        if len(group) in (3, 4) and fewest > 1 and heads[0] > fewest:  # [groups, queries of a group]: no view of heads
+        fewest_heads = min(heads)
+        if (
+            len(group) in (3, 4) and fewest_heads > 1 and heads[0] > fewest_heads
+        ):  # [groups, queries of a group]: no view of heads
             del product
             for i in (0, 3)[: len(group) - 2]:
                 parts[i] = self.dense_copy(parts[i])
@@ -68,11 +73,16 @@ class AttentionKernels(LinearKernels):
         parts = [Tensor((rows, width), x.dtype, x.storage, (x.shape[1], 1)) for width in widths]
         shape, dtype = x.shape, x.dtype
 
-        def joined(saved_tensors: list[Tensor | None], gradients: list[Gradient], needs: Needs) -> Sequence[Gradient]:
-            present = [gradient for gradient in gradients if gradient is not None]
-            first = present[0]
-            if len(present) == len(gradients) and all(gradient.storage is first.storage for gradient in present):
-                return [Tensor(shape, dtype, first.storage)]
+        def joined(
+            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            """Joins the gradients of the parts: a view if all share one tensor, otherwise a copy."""
+            present_gradients = [gradient for gradient in gradients if gradient is not None]
+            first_gradient = present_gradients[0]
+            if len(present_gradients) == len(gradients) and all(
+                gradient.storage is first_gradient.storage for gradient in present_gradients
+            ):
+                return [Tensor(shape, dtype, first_gradient.storage)]
             return [self.graph.new(shape, dtype)]
 
         self.node("split", (x,), parts, joined)
@@ -81,33 +91,38 @@ class AttentionKernels(LinearKernels):
     # --- rotation ----------------------------------------------------------------------------------------------------
 
     def do_rope(self, step: Step) -> None:
+        """Rotates queries or keys."""
         x = self.take(step, step.ins[0])
         self.bind(step.outs[0], self.rotate(x))
 
     def rotate(self, x: Tensor) -> Tensor:
+        """Applies rotary embeddings, in one kernel or by torch's operations."""
         if self.rank_choices.rope_fusion:
             out = self.graph.new(x.shape, x.dtype)
             shape = x.shape
             return record(self.graph, "rope", (x,), out, lambda g, _: (self.graph.new(shape, g.dtype),))
         t = self.t
-        turned = t.add(t.scale(x), t.scale(t.scale(x)))
-        return self.dense_copy(turned)
+        rotated = t.add(t.scale(x), t.scale(t.scale(x)))
+        return self.dense_copy(rotated)
 
     # --- attention ---------------------------------------------------------------------------------------------------
 
     def do_attention(self, step: Step) -> None:
+        """Runs attention, and recomputes it in the backward pass if the run asks for that."""
         name = type(step.op).__name__
         if name != "AttentionCore":
             raise self.unsupported(f"no kernels for '{name}'", step.name)
         options = step.options
-        refused = [name for name in ("sinks", "selected", "window", "chunk", "cap") if options.get(name)]
-        if refused or options.get("biased") or options.get("narrowed"):
-            raise self.unsupported(f"no kernels for attention with {', '.join(refused) or 'a bias'}", step.name)
+        unsupported_options = [name for name in ("sinks", "selected", "window", "chunk", "cap") if options.get(name)]
+        if unsupported_options or options.get("biased") or options.get("narrowed"):
+            raise self.unsupported(
+                f"no kernels for attention with {', '.join(unsupported_options) or 'a bias'}", step.name
+            )
         q, k, v = (self.take(step, value) for value in step.ins[:3])
         heads = step.outs[0].axes[0].size
         groups = step.ins[1].once.axes[0].size if step.ins[1].once is not None else step.ins[1].axes[0].size
-        crossing = step.ins[1].rows != step.ins[0].rows
-        masked = self.rank_choices.padded and (crossing or not step.options["causal"])
+        is_cross_attention = step.ins[1].rows != step.ins[0].rows
+        masked = self.rank_choices.has_padding_mask and (is_cross_attention or not step.options["causal"])
         width = step.outs[0].width
 
         def run(inputs: Sequence[Tensor]) -> Tensor:
@@ -126,7 +141,8 @@ class AttentionKernels(LinearKernels):
     def attention(
         self, q: Tensor, k: Tensor, v: Tensor, heads: Number, groups: Number, width: Number, masked: bool
     ) -> Tensor:
-        backend = self.rank_choices.attention
+        """Runs the attention backend of the run."""
+        backend = self.rank_choices.attention_backend
         if backend == "fused":
             return self.cudnn_attention(q, k, v, heads, width)
         if backend == "flash":
@@ -134,7 +150,7 @@ class AttentionKernels(LinearKernels):
         return self.unfused_attention(q, k, v, heads, groups, width, masked)
 
     def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
-        """Runs cuDNN's attention, which saves its inputs, its output, and one number per query and head."""
+        """Runs cuDNN's attention, which saves its inputs, its output, and a logsumexp per query and head."""
         graph, rows = self.graph, q.shape[0]
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
@@ -143,28 +159,33 @@ class AttentionKernels(LinearKernels):
         shapes = [x.shape for x in ins]
         product_shape = (rows, q.strides[0]) if from_one_product else None
         out = self.new(rows, width)
-        sums = self.new(rows, heads, FLOAT32)
+        logsumexp = self.new(rows, heads, FLOAT32)
         random_state = graph.new((2,), INT64)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if product_shape is None:
                 return [graph.new(shape, g.dtype) for shape in shapes]
             product_gradient = graph.new(product_shape, g.dtype)
             return [Tensor(shape, g.dtype, product_gradient.storage, product_gradient.strides) for shape in shapes]
 
-        self.node("attention", ins, [out], back, *ins, out, sums, random_state)
+        self.node("attention", ins, [out], backward, *ins, out, logsumexp, random_state)
         return self.all_to_all_output(out)
 
-    def all_to_all_output(self, sent: Tensor) -> Tensor:
+    def all_to_all_output(self, attention_output: Tensor) -> Tensor:
         """Returns attention's output after its all-to-all, where ranks of a sequence divide heads.
 
         The output before the all-to-all stays saved.
         """
-        if self.rank_choices.context == 1 or self.rank_choices.exchange != "a2a":
-            return sent
-        graph, shape = self.graph, sent.shape
-        out = graph.new(shape, sent.dtype)
-        self.node("all_to_all", (sent,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)])
+        if self.rank_choices.cp == 1 or self.rank_choices.cp_exchange != "a2a":
+            return attention_output
+        graph, shape = self.graph, attention_output.shape
+        out = graph.new(shape, attention_output.dtype)
+        self.node(
+            "all_to_all",
+            (attention_output,),
+            [out],
+            lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)],
+        )
         return out
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
@@ -177,20 +198,20 @@ class AttentionKernels(LinearKernels):
         ins = (q, k, v)
         shapes = [x.shape for x in ins]
         out = self.new(rows, width)
-        sums = self.new(rows, heads, FLOAT32)
+        logsumexp = self.new(rows, heads, FLOAT32)
         random_state = graph.new((2,), INT64)
         q_shape, splits = q.shape, 1
         if self.rank_choices.deterministic:  # flash_api.cpp, `mha_bwd`: a sum of its own for each group of blocks
             splits = ceil_div(self.rank_choices.multiprocessors, self.run_config.batch * heads)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             input_gradients = [graph.new(shape, g.dtype) for shape in shapes]
-            sums = self.new(rows, heads, FLOAT32)
-            row = graph.new((splits * q_shape[0], q_shape[1]), FLOAT32)
-            del row, sums
+            logsumexp = self.new(rows, heads, FLOAT32)
+            query_gradient_sums = graph.new((splits * q_shape[0], q_shape[1]), FLOAT32)
+            del query_gradient_sums, logsumexp
             return input_gradients
 
-        self.node("flash_attention", ins, [out], back, *ins, out, sums, random_state)
+        self.node("flash_attention", ins, [out], backward, *ins, out, logsumexp, random_state)
         out = self.all_to_all_output(out)
         return self.dense_copy(out) if has_several_sequences else out
 
@@ -212,21 +233,24 @@ class AttentionKernels(LinearKernels):
         graph, choices, batch = self.graph, self.rank_choices, self.run_config.batch
         rows, keys = q.shape[0], k.shape[0]
         if groups != heads:  # keys and values repeated for each query head
-            wide = (keys, q.shape[1])
+            repeated_shape = (keys, q.shape[1])
             q = self.contiguous(q)
-            k, v = self.repeat_heads(k, wide), self.repeat_heads(v, (keys, width))
+            k, v = self.repeat_heads(k, repeated_shape), self.repeat_heads(v, (keys, width))
         self.persistent.use_torch_workspace("forward")
-        scores = (batch * heads * (rows // batch), keys // batch)
+        scores_shape = (batch * heads * (rows // batch), keys // batch)
         engine = choices.transformer_engine
         mask = graph.new((rows, keys // batch), BOOL) if masked and engine else None
         if engine:
-            added_input: Tensor | None = graph.new(scores, q.dtype)
+            added_input: Tensor | None = graph.new(scores_shape, q.dtype)
         else:
-            self.persistent.grow_gather_buffer(2 * scores[0] * scores[1])
+            self.persistent.grow_gather_buffer(2 * scores_shape[0] * scores_shape[1])
             added_input = None
         shapes = q.shape, k.shape
 
-        def scores_backward(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def scores_backward(
+            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            """Allocates the gradients of queries and keys."""
             self.persistent.use_torch_workspace("backward")
             input_gradients: list[Gradient] = []
             for shape in shapes:  # a product, and the product times the scale (derivatives.yaml, `baddbmm`)
@@ -235,30 +259,34 @@ class AttentionKernels(LinearKernels):
                 del product
             return input_gradients
 
-        raw = graph.new(scores, q.dtype)
-        self.node("scores", (q, k), [raw], scores_backward, q, k)
+        raw_scores = graph.new(scores_shape, q.dtype)
+        self.node("scores", (q, k), [raw_scores], scores_backward, q, k)
         del added_input, q, k
         is_fused = engine or self.has_fused_softmax(batch * heads, rows // batch, keys // batch)
-        shares = self.fused_softmax(raw) if is_fused else self.unfused_softmax(raw)
+        attention_probs = self.fused_softmax(raw_scores) if is_fused else self.unfused_softmax(raw_scores)
         if mask is not None:
-            shares = self.masked_copy(shares, mask)
+            attention_probs = self.masked_copy(attention_probs, mask)
         del mask
         if choices.attention_dropout > 0:
-            shares = self.dropout(shares)
-        value = v.shape
+            attention_probs = self.dropout(attention_probs)
+        value_shape = v.shape
 
-        def context_backward(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def context_backward(
+            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            """Allocates the gradients of attention probabilities and values."""
             self.persistent.use_torch_workspace("backward")
-            return [graph.new(scores, g.dtype), graph.new(value, g.dtype)]
+            return [graph.new(scores_shape, g.dtype), graph.new(value_shape, g.dtype)]
 
         context = self.new(rows, width)
-        self.node("context", (shares, v), [context], context_backward, shares, v)
-        del shares, v
+        self.node("context", (attention_probs, v), [context], context_backward, attention_probs, v)
+        del attention_probs, v
         out = self.transpose_batch(context)
-        del context, raw
+        del context, raw_scores
         return out
 
     def repeat_heads(self, x: Tensor, shape: Any) -> Tensor:
+        """Repeats key or value heads for each query head."""
         original_shape, dtype = x.shape, x.dtype
         return record(
             self.graph,
@@ -275,44 +303,52 @@ class AttentionKernels(LinearKernels):
         2.17.1 (csrc/extensions/softmax.cpp).
         """
         out = self.graph.new(raw.shape, raw.dtype)
-        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs: [g], out)
+        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs_input_grad: [g], out)
         return out
 
     def softmax(self, raw: Tensor) -> Tensor:
         """Runs torch's softmax, which saves its result."""
         graph, shape = self.graph, raw.shape
         out = graph.new(shape, raw.dtype)
-        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], out)
+        self.node("softmax", (raw,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], out)
         return out
 
     def has_fused_softmax(self, heads: Number, queries: Number, keys: Number) -> bool:
-        """FusedScaleMaskSoftmax has a kernel for some sizes (core/fusions/fused_softmax.py, `is_kernel_available`)."""
-        fits = 16 < keys <= LONGEST_FUSED and queries % 4 == 0 and keys % 4 == 0
-        return bool(self.rank_choices.softmax_fusion and fits and heads % 4 == 0)
+        """Whether FusedScaleMaskSoftmax has a kernel for these sizes (fused_softmax.py, `is_kernel_available`)."""
+        sizes_fit = 16 < keys <= LONGEST_FUSED and queries % 4 == 0 and keys % 4 == 0
+        return bool(self.rank_choices.softmax_fusion and sizes_fit and heads % 4 == 0)
 
     def unfused_softmax(self, raw: Tensor) -> Tensor:
-        """`forward_torch_softmax`: in float32 if asked for, with a mask filled in place."""
+        """Runs `forward_torch_softmax`, which fills the mask in place. `softmax_fp32` makes it compute in float32."""
         choices, t, x = self.rank_choices, self.t, raw
         if choices.softmax_fp32:
             x = t.to(x, FLOAT32)
         if choices.scales_scores:
             x = t.scale(x)
         shape = x.shape
-        if not choices.padded and not choices.masks:  # made once, and remembered (`get_default_causal_mask`)
+        if (
+            not choices.has_padding_mask and not choices.has_batch_mask
+        ):  # made once, and remembered (`get_default_causal_mask`)
             self.persistent.keep_causal_mask(shape[-1])
         filled = Tensor(shape, x.dtype, x.storage)
-        self.node("masked_fill", (x,), [filled], lambda saved_tensors, g, needs: [self.graph.new(shape, g.dtype)])
+        self.node(
+            "masked_fill", (x,), [filled], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)]
+        )
         out = self.softmax(filled)
         return t.to(out, raw.dtype) if choices.softmax_fp32 else out
 
     def masked_copy(self, x: Tensor, mask: Tensor) -> Tensor:
         """Returns a copy with zeros where the mask is set."""
         graph, out, shape = self.graph, self.like(x), x.shape
-        self.node("masked_fill", (x,), [out], lambda saved_tensors, g, needs: [graph.new(shape, g.dtype)], mask)
+        self.node(
+            "masked_fill", (x,), [out], lambda saved_tensors, g, needs_input_grad: [graph.new(shape, g.dtype)], mask
+        )
         return out
 
     def dropout(self, x: Tensor) -> Tensor:
         """Runs `native_dropout`, which saves one byte per element."""
         mask, out, shape = self.dropout_mask(x), self.like(x), x.shape
-        self.node("dropout", (x,), [out], lambda saved_tensors, g, needs: [self.graph.new(shape, g.dtype)], mask)
+        self.node(
+            "dropout", (x,), [out], lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)], mask
+        )
         return out

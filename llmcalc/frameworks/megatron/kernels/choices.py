@@ -1,4 +1,4 @@
-"""Which of several kernels runs for a step of a rank, where a framework has a choice."""
+"""The kernel options of a Megatron-LM rank."""
 
 from __future__ import annotations
 
@@ -17,45 +17,45 @@ Recipe: TypeAlias = Literal["none", "tensorwise", "delayed", "blockwise", "mxfp8
 
 @dataclass(frozen=True)
 class RankChoices:
-    """The kernels that a rank runs.
+    """The kernel options of a rank.
 
-    tensor, context, expert, expert_tensor: ranks of each parallel group.
+    tp, cp, ep, etp: ranks of the tensor, context, expert and expert-tensor parallel groups.
     sequence_parallel: whether activations between the products of tensor parallelism are divided by tokens.
     transformer_engine: whether layers are Transformer Engine's; if not, Megatron-Core's own.
-    attention: the backend of attention.
+    attention_backend: the backend of attention.
     attention_dropout, hidden_dropout: dropout probabilities; 0 runs no dropout.
     softmax_fusion: whether one kernel of Megatron-Core's own attention may scale and mask scores and take the softmax.
     softmax_fp32: whether the unfused softmax computes in float32.
     scales_scores: whether scores are scaled before the unfused softmax.
-    masks: whether a mask comes with the batch.
-    exchange: how context parallelism exchanges keys and values; a2a also where heads are sent inside of a ring.
-    accumulates: whether products add weight gradients to the main gradients themselves.
+    has_batch_mask: whether a mask comes with the batch.
+    cp_exchange: how context parallelism exchanges keys and values; a2a also where heads are sent inside of a ring.
+    fuses_gradient_accumulation: whether products add weight gradients to the main gradients themselves.
     bias_activation: whether one kernel computes the bias and the activation after a product.
     rope_fusion: whether one kernel rotates queries and keys.
     mla_fusion: whether one kernel rotates latent attention's.
     user_buffers: whether products overlap with communication of a tensor group, in Transformer Engine's own buffers.
     scales_logits: whether logits are multiplied by a number.
-    loss: the implementation of the loss.
+    loss_implementation: the implementation of the loss.
     deterministic: whether algorithms are deterministic.
     multiprocessors: multiprocessors of the GPU.
-    padded: whether attention that is not causal takes a padding mask.
+    has_padding_mask: whether attention that is not causal takes a padding mask.
     weighted_activation: whether experts without a gate weight their activation's output in the same kernel.
-    grouped: whether all experts of a rank are one grouped product.
+    grouped_gemm: whether all experts of a rank are one grouped product.
     dispatcher: how tokens are sent to their experts.
     permute_fusion: whether one kernel sorts rows by expert.
     router_fp32: whether the router computes in float32.
-    capacity: padded rows of an expert per row of an even share; None (default) if no row is dropped.
+    capacity_factor: padded rows of an expert per row of an even share; None (default) if no row is dropped.
     aux_loss: whether the router has an auxiliary loss.
     z_loss: whether the router has a loss of the size of its logits.
-    shared_first: whether shared experts run before the router.
+    shared_experts_first: whether shared experts run before the router.
     combined_at_once: whether one function combines the outputs of experts; its caller still refers to its argument.
-    deferred: micro-batches whose weight gradient of the output layer is computed at the end of a step, 0 for all; None
-        (default) for none.
-    narrow: the recipe of 8-bit products.
-    narrow_weights: whether weights of linear layers have 8 bits.
-    transposes: whether an operand that is read by columns is saved transposed, where a tensor has one scale.
-    history: maxima per tensor that delayed scaling remembers.
-    wide_layers: numbers of the first and of the last layers that stay in 16 bits.
+    wgrad_deferral_limit: micro-batches whose weight gradient of the output layer is computed at the end of a step, 0
+        for all; None (default) for none.
+    fp8_recipe: the recipe of 8-bit products.
+    fp8_weights: whether weights of linear layers have 8 bits.
+    saves_transposed: whether an operand that is read by columns is saved transposed, where a tensor has one scale.
+    amax_history: maxima per tensor that delayed scaling remembers.
+    bf16_layers: numbers of the first and of the last layers that stay in 16 bits.
     layers: layers of the whole model.
     indexer_loss: whether indexers learn the shares of attention.
     recompute_core: whether the core of attention is recomputed.
@@ -67,46 +67,46 @@ class RankChoices:
     recompute_kinds: kinds of modules of a layer that are recomputed, each by itself.
     """
 
-    tensor: int = 1
-    context: int = 1
-    expert: int = 1
-    expert_tensor: int = 1
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    etp: int = 1
     sequence_parallel: bool = False
     transformer_engine: bool = True
-    attention: AttentionBackend = "fused"
+    attention_backend: AttentionBackend = "fused"
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
     softmax_fusion: bool = True
     softmax_fp32: bool = False
     scales_scores: bool = False
-    masks: bool = True
-    exchange: str = "p2p"
-    accumulates: bool = True
+    has_batch_mask: bool = True
+    cp_exchange: str = "p2p"
+    fuses_gradient_accumulation: bool = True
     bias_activation: bool = True
     rope_fusion: bool = True
     mla_fusion: bool = True
     user_buffers: bool = False
     scales_logits: bool = False
-    loss: Loss = "unfused"
+    loss_implementation: Loss = "unfused"
     deterministic: bool = False
     multiprocessors: int = 132
-    padded: bool = False
+    has_padding_mask: bool = False
     weighted_activation: bool = False
-    grouped: bool = False
+    grouped_gemm: bool = False
     dispatcher: Dispatcher = "allgather"
     permute_fusion: bool = False
     router_fp32: bool = False
-    capacity: float | None = None
+    capacity_factor: float | None = None
     aux_loss: bool = True
     z_loss: bool = False
-    shared_first: bool = True
+    shared_experts_first: bool = True
     combined_at_once: bool = False
-    deferred: int | None = None
-    narrow: Recipe = "none"
-    narrow_weights: bool = False
-    transposes: bool = True
-    history: int = 1
-    wide_layers: tuple[int, int] = (0, 0)
+    wgrad_deferral_limit: int | None = None
+    fp8_recipe: Recipe = "none"
+    fp8_weights: bool = False
+    saves_transposed: bool = True
+    amax_history: int = 1
+    bf16_layers: tuple[int, int] = (0, 0)
     layers: int = 0
     indexer_loss: bool = False
     recompute_core: bool = False

@@ -1,4 +1,4 @@
-"""Activations, additions with dropout, and splits.
+"""Activations, residual additions with dropout, and splits.
 
 Sources: Megatron-LM, megatron/core/fusions/ (fused_bias_dropout.py, fused_bias_gelu.py, fused_bias_swiglu.py) and
 megatron/core/transformer/mlp.py. Fusions run under torch.compile: one kernel forward, one backward.
@@ -16,7 +16,7 @@ from .attention import AttentionKernels
 
 
 class ElementwiseKernels(AttentionKernels):
-    """Activations and additions between products."""
+    """Kernels of activations and residual additions."""
 
     def do_hold(self, step: Step) -> None: ...
 
@@ -27,14 +27,17 @@ class ElementwiseKernels(AttentionKernels):
     def do_leave(self, step: Step) -> None: ...
 
     def do_in_format_of(self, step: Step) -> None:
+        """Passes a tensor on, since all activations share one number format."""
         self.bind(step.outs[0], self.get(step.ins[-1]))
 
     def do_flat(self, step: Step) -> None:
+        """Passes a tensor on, since heads are already flat."""
         self.bind(step.outs[0], self.get(step.ins[0]))
 
     # --- activations -------------------------------------------------------------------------------------------------
 
     def do_act(self, step: Step) -> None:
+        """Runs an activation; that of a gate waits for the multiplication."""
         x = self.take(step, step.ins[0])
         if self._is_gate(step.outs[0]):
             self.bind(step.outs[0], x)
@@ -43,10 +46,11 @@ class ElementwiseKernels(AttentionKernels):
         self.bind(step.outs[0], self.activation(x, bias))
 
     def _is_gate(self, value: Value) -> bool:
+        """Whether a value is a gate that a later step multiplies."""
         return any(reader.verb == "mul" for reader, _ in self.readers.get(id(value.storage), ()))
 
     def activation(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Runs an activation, which saves its input; unless fused, the bias is added first."""
+        """Runs an activation that saves its input. Without fusion the bias is added first."""
         graph, shape = self.graph, x.shape
         fused = self.rank_choices.bias_activation and bias is not None
         if bias is not None and not fused:
@@ -58,17 +62,18 @@ class ElementwiseKernels(AttentionKernels):
             "activation",
             ins,
             [out],
-            lambda saved_tensors, g, needs: [graph.new(input_shape, g.dtype) for input_shape in shapes],
+            lambda saved_tensors, g, needs_input_grad: [graph.new(input_shape, g.dtype) for input_shape in shapes],
             x,
         )
         return out
 
     def with_bias(self, x: Tensor, bias: Tensor) -> Tensor:
+        """Adds a bias."""
         shape = bias.shape
         return record(self.graph, "add", (x, bias), self.like(x), lambda g, _: (g, self.graph.new(shape, g.dtype)))
 
     def do_mul(self, step: Step) -> None:
-        """Computes act(gate) · up, where one product has both."""
+        """Computes act(gate) · up from the output of one fused projection."""
         if step.outs[0].axes[0].name == "heads":
             self.bind(step.outs[0], self.times_gate(*(self.take(step, value) for value in step.ins)))
             return
@@ -77,24 +82,25 @@ class ElementwiseKernels(AttentionKernels):
         self.bind(step.outs[0], self.gated_activation(gate, bias, step.outs[0].width))
 
     def gate_and_up(self, step: Step) -> Tensor:
-        """Returns the product that has both gate and up. Raises `Unsupported` for a step of other values."""
+        """Returns the output of the fused gate-and-up projection. Raises `Unsupported` for other inputs."""
         gate, up = (self.take(step, value) for value in step.ins)
         if gate is not up:
             raise self.unsupported("no kernels for a product of values that are not of one layer", step.name)
         return gate
 
     def times_gate(self, x: Tensor, gate: Tensor) -> Tensor:
-        """Multiplies x by an activation of a gate, in fp32 inside one kernel, which saves both."""
+        """Multiplies x by an activated gate in one fp32 kernel, which saves both inputs."""
         graph, shapes = self.graph, (x.shape, gate.shape)
         out = graph.new(x.shape, x.dtype)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             return [graph.new(shape, g.dtype) for shape in shapes]
 
-        self.node("gated", (x, gate), [out], back, x, gate)
+        self.node("gated", (x, gate), [out], backward, x, gate)
         return out
 
     def gated_activation(self, x: Tensor, bias: Tensor | None, width: int) -> Tensor:
+        """Computes act(gate) · up from one tensor that has both."""
         graph, shape = self.graph, x.shape
         if self.rank_choices.bias_activation:
             ins = [x] if bias is None else [x, bias]
@@ -104,7 +110,7 @@ class ElementwiseKernels(AttentionKernels):
                 "glu",
                 ins,
                 [out],
-                lambda saved_tensors, g, needs: [graph.new(input_shape, g.dtype) for input_shape in shapes],
+                lambda saved_tensors, g, needs_input_grad: [graph.new(input_shape, g.dtype) for input_shape in shapes],
                 x,
             )
             return out
@@ -118,21 +124,23 @@ class ElementwiseKernels(AttentionKernels):
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, step: Step) -> None:
-        """Leaves dropout to the next addition."""
+        """Defers dropout to the next residual addition."""
         self.bind(step.outs[0], self.get(step.ins[0]))
         self.dropout_outputs.add(id(step.outs[0]))
 
     def do_add(self, step: Step) -> None:
-        dropped = next((value for value in step.ins if id(value) in self.dropout_outputs), None)
-        if dropped is None:
+        """Adds two tensors, with the deferred dropout of one of them."""
+        dropout_output = next((value for value in step.ins if id(value) in self.dropout_outputs), None)
+        if dropout_output is None:
             self.bind(step.outs[0], self.add(*(self.take(step, value) for value in step.ins)))
             return
-        residual = next(value for value in step.ins if value is not dropped)
+        residual = next(value for value in step.ins if value is not dropout_output)
         bias, self.row_bias = self.row_bias, None
-        out = self.bias_dropout_add(self.take(step, dropped), self.take(step, residual), bias)
+        out = self.bias_dropout_add(self.take(step, dropout_output), self.take(step, residual), bias)
         self.bind(step.outs[0], out)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
+        """Adds two tensors of the same shape."""
         return record(self.graph, "add", (a, b), self.like(a), lambda g, _: (g, g))
 
     def bias_dropout_add(self, x: Tensor, residual: Tensor, bias: Tensor | None) -> Tensor:
@@ -144,9 +152,9 @@ class ElementwiseKernels(AttentionKernels):
         ins = [x, residual, *([] if bias is None else [bias])]
         bias_shape = None if bias is None else bias.shape
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             x_gradient = graph.new(shape, g.dtype) if drops else g
             return [x_gradient, g, *([] if bias_shape is None else [graph.new(bias_shape, g.dtype)])]
 
-        self.node("bias_dropout_add", ins, [out], back, *mask)
+        self.node("bias_dropout_add", ins, [out], backward, *mask)
         return out

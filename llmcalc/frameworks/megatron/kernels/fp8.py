@@ -1,4 +1,4 @@
-"""Linear layers in 8 bits: what is multiplied is a byte for each element, and scales.
+"""Linear layers with 8-bit operands: one byte per element, plus scales.
 
 A product reads its operands by rows; what another product reads by columns is kept a second time for it. With one
 scale for a tensor that copy is the transposed one, which only tensor cores before Blackwell's need; with scales of
@@ -29,45 +29,51 @@ Specs = list[tuple[Shape, Dtype]]
 
 
 class Quantized(NamedTuple):
-    """A tensor in 8 bits with its scales: by rows, and by columns. Both may have tensors in common."""
+    """An 8-bit tensor with its scales, quantized by rows and by columns. Both lists may share tensors."""
 
     rows: list[Tensor]
     columns: list[Tensor]
 
 
-def up(n: Number, multiple: int) -> Number:
+def round_up(n: Number, multiple: int) -> Number:
+    """Rounds a number up to a multiple."""
     return ceil_div(n, multiple) * multiple
 
 
-def specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
-    """The shapes of a tensor by rows, and of it by columns. weight: its blocks have two sides."""
-    data, turned = ((rows, width), UINT8), ((width, rows), UINT8)
+def quantized_specs(recipe: str, rows: Number, width: Number, weight: bool = False) -> tuple[Specs, Specs]:
+    """Returns shapes and formats of an 8-bit tensor's parts, by rows and by columns. weight: blocks are 2D."""
+    element_spec, transposed_spec = ((rows, width), UINT8), ((width, rows), UINT8)
     if recipe == "mxfp8":
         return (
-            [data, ((up(rows, 128), up(ceil_div(width, 32), 4)), UINT8)],
-            [data, ((up(ceil_div(rows, 32), 4), up(width, 128)), UINT8)],
+            [element_spec, ((round_up(rows, 128), round_up(ceil_div(width, 32), 4)), UINT8)],
+            [element_spec, ((round_up(ceil_div(rows, 32), 4), round_up(width, 128)), UINT8)],
         )
     if recipe == "blockwise":
-        r, w = ceil_div(rows, 128), ceil_div(width, 128)
-        first, second = ((r, up(w, 4)), (w, up(r, 4))) if weight else ((w, up(rows, 4)), (r, up(width, 4)))
-        return [data, (first, FLOAT32)], [turned, (second, FLOAT32)]
-    return [data, ((1,), FLOAT32)], [turned]
+        row_blocks, column_blocks = ceil_div(rows, 128), ceil_div(width, 128)
+        row_scales_shape, column_scales_shape = (
+            ((row_blocks, round_up(column_blocks, 4)), (column_blocks, round_up(row_blocks, 4)))
+            if weight
+            else ((column_blocks, round_up(rows, 4)), (row_blocks, round_up(width, 4)))
+        )
+        return [element_spec, (row_scales_shape, FLOAT32)], [transposed_spec, (column_scales_shape, FLOAT32)]
+    return [element_spec, ((1,), FLOAT32)], [transposed_spec]
 
 
 def weight_sizes(choices: RankChoices, rows: Number, width: Number) -> list[int]:
-    """Bytes of what a weight in 8 bits has: its elements by rows, scales, and what products read by columns."""
-    by_rows, by_columns = specs(choices.narrow, rows, width, weight=True)
-    tensors = [*by_rows, *(by_columns if choices.narrow not in ONE_SCALE or choices.transposes else [])]
+    """Returns the bytes of each part of an 8-bit weight: elements and scales by rows, and the same by columns."""
+    by_rows, by_columns = quantized_specs(choices.fp8_recipe, rows, width, weight=True)
+    tensors = [*by_rows, *(by_columns if choices.fp8_recipe not in ONE_SCALE or choices.saves_transposed else [])]
     return [int(count(shape)) * dtype.bytes for shape, dtype in tensors]
 
 
 def state_sizes(choices: RankChoices) -> list[int]:
-    """Bytes of the scales and of the history of maxima that a layer has with delayed scaling: of its input, weight and
-    output, and of two gradients.
+    """Returns the bytes of a layer's delayed-scaling state: scales and maxima histories.
+
+    Three belong to the input, weight and output, two to gradients.
     """
     return (
-        [4 * n for tensors in (3, 2) for n in (tensors, tensors * choices.history)]
-        if choices.narrow == "delayed"
+        [4 * n for tensors in (3, 2) for n in (tensors, tensors * choices.amax_history)]
+        if choices.fp8_recipe == "delayed"
         else []
     )
 
@@ -82,47 +88,52 @@ MULTIPLES = {"blockwise": 128, "mxfp8": 32}
 """Recipe → what rows and widths are multiples of; others are gathered in 16 bits."""
 
 
-class NarrowKernels(DeltaKernels):
-    """Products of Transformer Engine's linear layers in 8 bits, but for layers that stay wide."""
+class Fp8Kernels(DeltaKernels):
+    """Transformer Engine's linear layers with 8-bit products, except in layers that stay in bf16."""
 
     @property
     def runs_in_fp8(self) -> bool:
         """Whether the layer that runs multiplies in 8 bits."""
         choices = self.rank_choices
-        if choices.narrow == "none":
+        if choices.fp8_recipe == "none":
             return False
         layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), None)
         if layer_index is None or self.in_multi_token_prediction:
             return True
-        first, last = choices.wide_layers
-        return first <= layer_index < choices.layers - last
+        first_bf16_layers, last_bf16_layers = choices.bf16_layers
+        return first_bf16_layers <= layer_index < choices.layers - last_bf16_layers
 
     def quantize(self, rows: Number, width: Number, by_rows: bool = True, by_columns: bool = True) -> Quantized:
-        """A tensor in 8 bits, as its products read it."""
+        """Returns a tensor in 8 bits, by rows and by columns as its products need it."""
         choices = self.rank_choices
-        row_specs, column_specs = specs(choices.narrow, rows, width)
-        if choices.narrow not in ONE_SCALE:
+        row_specs, column_specs = quantized_specs(choices.fp8_recipe, rows, width)
+        if choices.fp8_recipe not in ONE_SCALE:
             return Quantized(
                 [self.graph.new(*spec) for spec in row_specs] if by_rows else [],
                 [self.graph.new(*spec) for spec in column_specs] if by_columns else [],
             )
-        data = [self.graph.new(*row_specs[0])] if by_rows or not choices.transposes else []
-        transposed = [self.graph.new(*column_specs[0])] if by_columns and choices.transposes else []
+        row_tensors = [self.graph.new(*row_specs[0])] if by_rows or not choices.saves_transposed else []
+        transposed_tensors = [self.graph.new(*column_specs[0])] if by_columns and choices.saves_transposed else []
         scale = self.graph.new(*row_specs[1])
-        if not choices.transposes:
-            return Quantized([*data, scale], [*data, scale])
-        return Quantized([*data, scale], [*transposed, scale] if transposed else [])
+        if not choices.saves_transposed:
+            return Quantized([*row_tensors, scale], [*row_tensors, scale])
+        return Quantized([*row_tensors, scale], [*transposed_tensors, scale] if transposed_tensors else [])
 
-    def quantize_experts(self, rows: Number, width: Number, n: int, by_columns: bool = True) -> Quantized:
-        """n tensors of as many rows. With scales of blocks, all of them by rows are one, and by columns
+    def quantize_experts(self, rows: Number, width: Number, expert_count: int, by_columns: bool = True) -> Quantized:
+        """Quantizes the inputs of several experts, all with the same number of rows.
+
+        Recipes with blocks allocate one tensor by rows and one by columns for all experts
         (csrc/extensions/cast.cpp, `bulk_allocate_fp8_blockwise_tensors`).
         """
-        if self.rank_choices.narrow in ONE_SCALE:
-            parts = [self.quantize(rows, width, by_columns=by_columns) for _ in range(n)]
-            return Quantized([x for part in parts for x in part.rows], [x for part in parts for x in part.columns])
+        if self.rank_choices.fp8_recipe in ONE_SCALE:
+            quantized_experts = [self.quantize(rows, width, by_columns=by_columns) for _ in range(expert_count)]
+            return Quantized(
+                [x for expert_tensors in quantized_experts for x in expert_tensors.rows],
+                [x for expert_tensors in quantized_experts for x in expert_tensors.columns],
+            )
         sizes = []
-        for (data, _), (scales, dtype) in specs(self.rank_choices.narrow, rows, width):
-            size = n * (up(count(data), 256) + up(count(scales) * dtype.bytes, 16))
+        for (data_shape, _), (scales_shape, dtype) in quantized_specs(self.rank_choices.fp8_recipe, rows, width):
+            size = expert_count * (round_up(count(data_shape), 256) + round_up(count(scales_shape) * dtype.bytes, 16))
             sizes.append(size)
         by_rows = [self.graph.new((sizes[0],), UINT8)]
         return Quantized(by_rows, [self.graph.new((sizes[1],), UINT8)] if by_columns else [])
@@ -130,32 +141,32 @@ class NarrowKernels(DeltaKernels):
     def gather_quantized(
         self, rows: Number, width: Number, by_rows: bool, by_columns: bool
     ) -> tuple[Quantized, list[Tensor]]:
-        """What is gathered from ranks that divide rows, and what lies between ranks' parts while it is sorted."""
-        multiple = MULTIPLES.get(self.rank_choices.narrow, 1)
-        if exact_div(rows, self.rank_choices.tensor) % multiple or width % multiple:
+        """All-gathers an 8-bit tensor over sequence-parallel ranks. Returns it with the temporary sorting buffers."""
+        multiple = MULTIPLES.get(self.rank_choices.fp8_recipe, 1)
+        if exact_div(rows, self.rank_choices.tp) % multiple or width % multiple:
             raise self.unsupported(
-                f"{rows} rows of {width} elements on {self.rank_choices.tensor} ranks; expected multiples of {multiple}"
+                f"{rows} rows of {width} elements on {self.rank_choices.tp} ranks; expected multiples of {multiple}"
             )
         quantized = self.quantize(rows, width, by_rows, by_columns)
-        if self.rank_choices.narrow != "blockwise":
+        if self.rank_choices.fp8_recipe != "blockwise":
             return quantized, []
         sorting_buffers = [self.graph.new(x.shape, x.dtype) for x in (*quantized.rows[1:], *quantized.columns[:1])]
         return quantized, sorting_buffers
 
     def quantize_weight(self, weight: Tensor) -> None:
-        """A weight in 8 bits, which stays from its first use on; a weight that is in 8 bits itself needs no other."""
-        data_sizes = [] if self.rank_choices.narrow_weights else weight_sizes(self.rank_choices, *weight.shape)
+        """Allocates the 8-bit copy of a weight, which stays from its first use on."""
+        data_sizes = [] if self.rank_choices.fp8_weights else weight_sizes(self.rank_choices, *weight.shape)
         self.persistent.keep_quantized_weight(weight, [*data_sizes, *state_sizes(self.rank_choices)])
 
     @property
     def gathers_rows_alone(self) -> bool:
-        """Whether tensors are gathered by rows alone."""
-        return self.rank_choices.narrow in ONE_SCALE
+        """Whether all-gathers send only the row-wise quantization."""
+        return self.rank_choices.fp8_recipe in ONE_SCALE
 
     def engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
     ) -> Tensor:
-        """LayerNormLinear, or Linear. A norm with delayed scaling makes bytes at once."""
+        """Runs LayerNormLinear or Linear. With delayed scaling the norm writes 8-bit output directly."""
         if not self.runs_in_fp8:
             return super().engine_column_linear(x, weight, bias, norm, waiting)
         if self.saves_wide_input and waiting is None:
@@ -164,15 +175,15 @@ class NarrowKernels(DeltaKernels):
             self.rank_choices.sequence_parallel,
             self.gathers_rows_alone and self.rank_choices.sequence_parallel,
         )
-        local, n_in = x.shape
-        rows, n_out = local * self.rank_choices.tensor if divided else local, weight.shape[0]
+        local_rows, n_in = x.shape
+        rows, n_out = local_rows * self.rank_choices.tp if divided else local_rows, weight.shape[0]
         statistics: list[Tensor] = []
         norm_output: Tensor | None = None
         if waiting is not None:
-            norm_output = None if self.rank_choices.narrow == "delayed" else self.like(x)
+            norm_output = None if self.rank_choices.fp8_recipe == "delayed" else self.like(x)
             has_mean = waiting.options["spec"].type == "layernorm"
-            statistics = [self.statistics(local) for _ in range(2 if has_mean else 1)]
-        quantized_input = self.quantize(local, n_in, by_columns=not gathers_rows_alone and self.graph.enabled)
+            statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
+        quantized_input = self.quantize(local_rows, n_in, by_columns=not gathers_rows_alone and self.graph.enabled)
         del norm_output
         self.quantize_weight(weight)
         in_user_buffers = self.rank_choices.user_buffers
@@ -184,7 +195,7 @@ class NarrowKernels(DeltaKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, with_norm = x.shape, waiting is not None
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             new = self.new
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
@@ -195,11 +206,11 @@ class NarrowKernels(DeltaKernels):
             )
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = None if in_user_buffers else new(rows, n_in)
-            scattered = new(local, n_in) if divided and not in_user_buffers else None
-            transposed = [new(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.transposes else []
+            scattered_gradient = new(local_rows, n_in) if divided and not in_user_buffers else None
+            transposed = [new(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.saves_transposed else []
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:
-                input_gradient = new(local, n_in)
+                input_gradient = new(local_rows, n_in)
             for i in input_places:
                 saved_tensors[i] = None  # clear_tensor_data(ln_out)
             gathered.clear()
@@ -207,9 +218,9 @@ class NarrowKernels(DeltaKernels):
             if divided:
                 quantized_gradient.clear()
             if not with_norm:
-                return [input_gradient if scattered is None else scattered, weight_gradient, *bias]
+                return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             x_gradient = self.graph.new(shape, g.dtype)
-            del input_gradient, scattered
+            del input_gradient, scattered_gradient
             return [
                 x_gradient,
                 *(self.graph.new(input_shape, g.dtype) for input_shape in norm_shapes),
@@ -221,24 +232,24 @@ class NarrowKernels(DeltaKernels):
         saved = [*saved_input, *([x] if with_norm else []), *statistics]
         input_places = range(len(saved_input))
         del quantized_input, saved_input
-        self.node("norm_linear" if with_norm else "linear", ins, [out], back, *saved)
+        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved)
         return out
 
     @property
     def saves_wide_input(self) -> bool:
-        """Whether shared experts run: the router saves their input in 16 bits (shared_experts.py)."""
+        """Whether shared experts run, whose router saves their input in 16 bits (shared_experts.py)."""
         shared = any(frame.scope.about.get("kind") == "shared_expert" for frame in self.frames)
-        return shared and self.rank_choices.narrow != "delayed"
+        return shared and self.rank_choices.fp8_recipe != "delayed"
 
     def wide_input_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Linear that saves its input in 16 bits, and quantizes it again in its backward pass."""
+        """Runs Linear with a 16-bit saved input, which is quantized again in the backward pass."""
         divided, gathers_rows_alone = (
             self.rank_choices.sequence_parallel,
             self.gathers_rows_alone and self.rank_choices.sequence_parallel,
         )
-        local, n_in = x.shape
-        rows, n_out = local * self.rank_choices.tensor if divided else local, weight.shape[0]
-        quantized_input = self.quantize(local, n_in, by_columns=False)
+        local_rows, n_in = x.shape
+        rows, n_out = local_rows * self.rank_choices.tp if divided else local_rows, weight.shape[0]
+        quantized_input = self.quantize(local_rows, n_in, by_columns=False)
         self.quantize_weight(weight)
         gathered = self.gather_quantized(rows, n_in, True, False) if divided else None
         self.persistent.use_engine_workspace()
@@ -246,35 +257,41 @@ class NarrowKernels(DeltaKernels):
         del gathered, quantized_input
         bias_shape = None if bias is None else bias.shape
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             bias_gradients = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
             quantized_gradient = [self.quantize(rows, n_out)]
-            requantized = [self.quantize(local, n_in, self.gathers_rows_alone, not gathers_rows_alone)]
+            requantized = [self.quantize(local_rows, n_in, self.gathers_rows_alone, not gathers_rows_alone)]
             gathered = (
                 [self.gather_quantized(rows, n_in, gathers_rows_alone, not gathers_rows_alone)] if divided else []
             )
             self.persistent.use_engine_workspace()
             input_gradient = self.new(rows, n_in)
-            scattered = self.new(local, n_in) if divided else None
-            transposed = [self.new(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.transposes else []
+            scattered_gradient = self.new(local_rows, n_in) if divided else None
+            transposed = (
+                [self.new(n_in, rows, UINT8)] if gathers_rows_alone and self.rank_choices.saves_transposed else []
+            )
             weight_gradient = self.weight_gradient(weight)
             requantized.clear()
             gathered.clear()
             transposed.clear()
             if divided:
                 quantized_gradient.clear()
-            return [input_gradient if scattered is None else scattered, weight_gradient, *bias_gradients]
+            return [
+                input_gradient if scattered_gradient is None else scattered_gradient,
+                weight_gradient,
+                *bias_gradients,
+            ]
 
-        self.node("linear", [x, weight, *([] if bias is None else [bias])], [out], back, x)
+        self.node("linear", [x, weight, *([] if bias is None else [bias])], [out], backward, x)
         return out
 
     def grouped_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
-        """TEGroupedLinear: the rows of each expert have a scale of their own."""
+        """Runs TEGroupedLinear, with a scale per expert."""
         if not self.runs_in_fp8:
             return super().grouped_linear(step, x, width)
         (rows, n_in), experts = x.shape, self.local_experts
         rows_per_expert = rows // experts
-        multiple = MULTIPLES["mxfp8"] if self.rank_choices.narrow == "mxfp8" else ALIGNED
+        multiple = MULTIPLES["mxfp8"] if self.rank_choices.fp8_recipe == "mxfp8" else ALIGNED
         if rows_per_expert * experts != rows or rows_per_expert % multiple:
             raise self.unsupported(
                 f"{rows} rows of {experts} experts in 8 bits; expected a multiple of {multiple} rows of each", step.name
@@ -286,9 +303,9 @@ class NarrowKernels(DeltaKernels):
         self.persistent.use_grouped_workspaces()
         out = self.new(rows, width)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             bias_gradients = [self.graph.new(parameter.shape, g.dtype) for parameter in biases]
-            _narrow = self.quantize_experts(rows_per_expert, width, experts)
+            _quantized_gradient = self.quantize_experts(rows_per_expert, width, experts)
             self.persistent.use_grouped_workspaces()
             input_gradient = self.new(rows, n_in)
             weight_gradients = [self.weight_gradient(parameter) for parameter in weights]
@@ -297,19 +314,20 @@ class NarrowKernels(DeltaKernels):
 
         saved = quantized_input.columns
         del quantized_input
-        self.node("grouped_linear", (x, *weights, *biases), [out], back, *saved)
+        self.node("grouped_linear", (x, *weights, *biases), [out], backward, *saved)
         return out
 
     def row_linear(self, step: Step, x: Tensor) -> Tensor:
-        """Linear. The output of attention is saved as attention saves it, in 16 bits, but with delayed scaling."""
+        """Runs Linear. Attention's output is saved in 16 bits, except with delayed scaling."""
         if not self.runs_in_fp8:
             return super().row_linear(step, x)
         weight, self.row_bias = self.linear_weights(step, step.outs[0].width, "row")
         attends = any(sibling.verb == "attention" for sibling in direct_steps(self.module_of_step[id(step)]))
-        saves_wide = attends and self.rank_choices.narrow != "delayed"
+        saves_wide = attends and self.rank_choices.fp8_recipe != "delayed"
         return self.quantized_linear("row_linear", x, weight, saves_wide, self.rank_choices.sequence_parallel)
 
     def undivided_linear(self, step: Step, x: Tensor) -> Tensor:
+        """Runs an 8-bit linear layer that every rank computes in full."""
         if not self.runs_in_fp8 or step.about.get("kind") in ("router", "shared_expert"):
             return super().undivided_linear(step, x)
         weight, bias = self.linear_weights(step, step.outs[0].width, "matrix")
@@ -318,7 +336,10 @@ class NarrowKernels(DeltaKernels):
         return self.quantized_linear("linear", x, weight, False, False)
 
     def quantized_linear(self, name: str, x: Tensor, weight: Tensor, saves_wide: bool, divided: bool) -> Tensor:
-        """whole: whether the input is saved in 16 bits. divided: whether the output's rows are, after a sum."""
+        """Runs an 8-bit linear layer.
+
+        saves_wide: whether the saved input has 16 bits. divided: whether output rows are reduce-scattered.
+        """
         (rows, n_in), n_out = x.shape, weight.shape[0]
         quantized_input = self.quantize(rows, n_in, by_columns=not saves_wide and self.graph.enabled)
         self.quantize_weight(weight)
@@ -331,7 +352,7 @@ class NarrowKernels(DeltaKernels):
         if divided and not in_user_buffers:
             out = self.new(self.local_rows(rows), n_out)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if in_user_buffers:
                 quantized_gradient = [self.quantize(self.local_rows(rows), n_out)]
             elif divided:
@@ -355,5 +376,5 @@ class NarrowKernels(DeltaKernels):
 
         saved = [x] if saves_wide else quantized_input.columns
         del quantized_input
-        self.node(name, (x, weight), [out], back, *saved)
+        self.node(name, (x, weight), [out], backward, *saved)
         return out

@@ -1,4 +1,4 @@
-"""Gated DeltaNet on a rank: one projection for all parts, the convolution, the delta rule, and a gated norm.
+"""Gated DeltaNet on a rank: one fused projection, the convolution, the delta rule, and a gated norm.
 
 Sources: Megatron-LM, megatron/core/ssm/gated_delta_net/ (common.py, gdn.py), with the kernels of
 flash-linear-attention. Deterministic runs use torch's convolution and a delta rule in PyTorch. What prepares the inputs
@@ -27,29 +27,30 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "g_proj", "b_proj", "a_proj")
 
 
 class DeltaKernels(MambaKernels):
-    """A mixer as one: six projections of its input are one product."""
+    """Kernels of gated DeltaNet. Its six input projections run as one linear layer."""
 
-    def whole(self, scope: Scope) -> Callable[[], None] | None:
-        forms = [item for item in scope.items if isinstance(item, Alternatives)]
-        cores = [step for item in forms for step in next(iter(item.branches.values())).steps()]
+    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
+        """Returns the kernel that runs a gated DeltaNet mixer."""
+        alternatives = [item for item in scope.items if isinstance(item, Alternatives)]
+        cores = [step for item in alternatives for step in next(iter(item.branches.values())).steps()]
         core = next((step for step in cores if isinstance(step.op, DeltaRule) and not step.op.by_channel), None)
         if core is None:
-            return super().whole(scope)
-        if self.rank_choices.context > 1:
+            return super().module_kernel(scope)
+        if self.rank_choices.cp > 1:
             raise self.unsupported("no kernels for a delta rule over several ranks of a sequence; expected no --cp")
         return lambda: self._run_delta_mixer(scope, core)
 
     def _run_delta_mixer(self, scope: Scope, core: Step) -> None:
-        """GatedDeltaNet.forward."""
+        """Runs GatedDeltaNet.forward."""
         t, op, batch = self.t, core.op, self.run_config.batch
         assert isinstance(op, DeltaRule)
         steps = {step.name: step for step in scope.items if isinstance(step, Step) and step.name}
         widths = [steps[name].outs[0].width for name in PROJECTIONS]
-        first = steps[PROJECTIONS[0]]
-        input_value = first.ins[0]
+        query_projection = steps[PROJECTIONS[0]]
+        input_value = query_projection.ins[0]
         x = self.get(input_value)
         self.forget(input_value.storage)
-        product = self.column_linear(first, x, sum(widths[1:], widths[0]))
+        product = self.column_linear(query_projection, x, sum(widths[1:], widths[0]))
         del x
         tokens = product.shape[0] // batch
         qkvzba = t.transpose(t.reshape(product, (tokens, batch, product.shape[1])), 0, 1)
@@ -66,11 +67,15 @@ class DeltaKernels(MambaKernels):
         else:
             qkv = fla.causal_conv1d(t, qkv, t.reshape(filters, (channels, kernel)))
         dt_bias, a_log = self.weight("dt_bias", (op.heads,)), self.weight("A_log", (op.heads,))
-        q, k, v, g, gate, beta_open = self._prepare_delta_inputs(op, widths[0], qkv, gate, a_log, dt_bias, beta, alpha)
-        rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
-        y = rule(t, q, k, v, g, beta_open)
-        leaving = steps["o_proj"]
-        self.bind(leaving.outs[0], self.row_linear(leaving, self._gated_norm(steps["norm"], op, y, gate)))
+        q, k, v, g, gate, beta_sigmoid = self._prepare_delta_inputs(
+            op, widths[0], qkv, gate, a_log, dt_bias, beta, alpha
+        )
+        delta_rule = chunked_delta_rule if self.rank_choices.deterministic else fla.chunk_gated_delta_rule_alone
+        y = delta_rule(t, q, k, v, g, beta_sigmoid)
+        output_projection = steps["o_proj"]
+        self.bind(
+            output_projection.outs[0], self.row_linear(output_projection, self._gated_norm(steps["norm"], op, y, gate))
+        )
 
     def _prepare_delta_inputs(
         self,
@@ -83,36 +88,42 @@ class DeltaKernels(MambaKernels):
         beta: Tensor,
         alpha: Tensor,
     ) -> tuple[Tensor, ...]:
-        """_prepare_input_for_gated_delta_rule: queries and keys of length 1, repeated for each head of values, the
-        decay, the strength of the correction, and dense copies of values and the output's gate.
+        """Runs _prepare_input_for_gated_delta_rule.
+
+        It normalizes queries and keys, repeats them for each value head, and computes decay and beta. Values and the
+        output gate are copied.
         """
         graph, (batch, tokens) = self.graph, qkv.shape[:2]
         key_heads = exact_div(key_width, op.key_dim)
-        of_unit, by_head = (batch, tokens, 2 * key_width), (batch, tokens, op.heads)
-        dense = graph.new(of_unit, BFLOAT16)
-        unit, lengths = graph.new(of_unit, BFLOAT16), graph.new((batch, tokens, 2 * key_heads), FLOAT32)
-        del dense
-        q, k = (graph.new((*by_head, op.key_dim), BFLOAT16) for _ in range(2))
-        v = graph.new((*by_head, op.value_dim), BFLOAT16)
-        decay, opened = graph.new(by_head, FLOAT32), graph.new(by_head, BFLOAT16)
-        out_gate = graph.new((*by_head, op.value_dim), BFLOAT16)
+        qk_shape, head_shape = (batch, tokens, 2 * key_width), (batch, tokens, op.heads)
+        contiguous_qk = graph.new(qk_shape, BFLOAT16)
+        normalized_qk, qk_norms = graph.new(qk_shape, BFLOAT16), graph.new((batch, tokens, 2 * key_heads), FLOAT32)
+        del contiguous_qk
+        q, k = (graph.new((*head_shape, op.key_dim), BFLOAT16) for _ in range(2))
+        v = graph.new((*head_shape, op.value_dim), BFLOAT16)
+        decay, beta_sigmoid = graph.new(head_shape, FLOAT32), graph.new(head_shape, BFLOAT16)
+        out_gate = graph.new((*head_shape, op.value_dim), BFLOAT16)
         shapes = [x.shape for x in (qkv, gate, a_log, dt_bias, beta, alpha)]
 
-        def back(saved_tensors: list[Tensor | None], gradients: list[Gradient], needs: Needs) -> Sequence[Gradient]:
-            unit_gradients = graph.new(of_unit, BFLOAT16)
-            query_gradients = graph.new(of_unit, BFLOAT16)
-            del unit_gradients
+        def backward(
+            saved_tensors: list[Tensor | None], gradients: list[Gradient], needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            normalized_gradients = graph.new(qk_shape, BFLOAT16)
+            qk_gradients = graph.new(qk_shape, BFLOAT16)
+            del normalized_gradients
             input_gradients = [graph.new(shape, BFLOAT16) for shape in shapes]
-            del query_gradients
+            del qk_gradients
             return input_gradients
 
-        outs = (q, k, v, decay, out_gate, opened)
+        outs = (q, k, v, decay, out_gate, beta_sigmoid)
         ins = (qkv, gate, a_log, dt_bias, beta, alpha)
-        self.node("prepare_input_for_gated_delta_rule", ins, outs, back, unit, lengths, alpha, opened)
+        self.node(
+            "prepare_input_for_gated_delta_rule", ins, outs, backward, normalized_qk, qk_norms, alpha, beta_sigmoid
+        )
         return outs
 
     def _gated_norm(self, norm: Step, op: DeltaRule, y: Tensor, gate: Tensor) -> Tensor:
-        """_gated_norm_and_a2a: norm(y) · silu(gate), with the tokens before the batch again."""
+        """Runs _gated_norm_and_a2a: norm(y) · silu(gate), then moves the token axis before the batch axis."""
         t, (batch, tokens) = self.t, y.shape[:2]
         flat = (batch * tokens * op.heads, op.value_dim)
         normed = self.norm(t.reshape(y, flat), norm, self.module_path(), flat[0])
@@ -124,18 +135,18 @@ class DeltaKernels(MambaKernels):
 
 
 def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-    """torch_chunk_gated_delta_rule: the delta rule in fp32, by torch's operations.
+    """Runs torch_chunk_gated_delta_rule: the delta rule in fp32 by torch's operations.
 
     q, k: [B, T, H, K]; v: [B, T, H, V]; g, beta: [B, T, H].
     """
     query, key, value, beta, g = [t.to(t.contiguous(t.transpose(x, 1, 2)), FLOAT32) for x in (q, k, v, beta, g)]
     tokens, chunks = key.shape[2], ceil_div(key.shape[2], CHUNK)
-    padded = chunks * CHUNK
-    query = t.pad(query, padded, -2)
-    key = t.pad(key, padded, -2)
-    value = t.pad(value, padded, -2)
-    beta = t.pad(beta, padded)
-    g = t.pad(g, padded)
+    padded_tokens = chunks * CHUNK
+    query = t.pad(query, padded_tokens, -2)
+    key = t.pad(key, padded_tokens, -2)
+    value = t.pad(value, padded_tokens, -2)
+    beta = t.pad(beta, padded_tokens)
+    g = t.pad(g, padded_tokens)
     query = t.scale(query)
     v_beta = t.mul(value, t.unsqueeze(beta, -1))
     k_beta = t.mul(key, t.unsqueeze(beta, -1))
@@ -150,8 +161,8 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
     attn = t.scale(t.masked_fill(attn, mask), "neg")
     for i in range(1, CHUNK):
         row = t.clone(t.slice(t.select(attn, -2), i))
-        sub = t.clone(t.slice(t.slice(attn, i, -2), i))
-        attn = t.written(attn, t.add(row, t.sum(t.mul(t.unsqueeze(row, -1), sub), -2)))
+        previous_rows = t.clone(t.slice(t.slice(attn, i, -2), i))
+        attn = t.write_into(attn, t.add(row, t.sum(t.mul(t.unsqueeze(row, -1), previous_rows), -2)))
     attn = t.add(attn, t.new((CHUNK, CHUNK), FLOAT32))
     value = t.matmul(attn, v_beta)
     k_cumdecay = t.matmul(attn, t.mul(k_beta, t.unsqueeze(t.exp(g), -1)))
@@ -160,11 +171,11 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
     mask = t.new((CHUNK, CHUNK), BOOL)
     for _ in range(int(chunks)):
         q_i, k_i, v_i = (t.select(x, 2) for x in (query, key, value))
-        attn = filled(t, t.mul(t.matmul(q_i, t.transpose(k_i, -1, -2)), t.select(decay, 2)), mask)
+        attn = masked_fill_in_place(t, t.mul(t.matmul(q_i, t.transpose(k_i, -1, -2)), t.select(decay, 2)), mask)
         v_prime = t.matmul(t.select(k_cumdecay, 2), state)
         v_new = t.sub(v_i, v_prime)
         attn_inter = t.matmul(t.mul(q_i, t.exp(t.unsqueeze(t.select(g, 2), -1))), state)
-        out = t.written(out, t.add(attn_inter, t.matmul(attn, v_new)))
+        out = t.write_into(out, t.add(attn_inter, t.matmul(attn, v_new)))
         decayed_state = t.mul(state, t.exp(t.unsqueeze(t.unsqueeze(t.select(t.select(g, 2), -1), -1), -1)))
         remaining_decay = t.exp(t.sub(t.unsqueeze(t.select(t.select(g, 2), -1), -1), t.select(g, 2)))
         state = t.add(decayed_state, t.matmul(t.transpose(t.mul(k_i, t.unsqueeze(remaining_decay, -1)), -1, -2), v_new))
@@ -177,22 +188,22 @@ def chunked_delta_rule(t: Aten, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta
 def cumsum(t: Aten, x: Tensor) -> Tensor:
     """Sums along the last axis; the gradient is flipped, summed and flipped again (`cumsum_backward`)."""
 
-    def back(g: Tensor, _: Needs) -> Sequence[Gradient]:
+    def backward(g: Tensor, _: Needs) -> Sequence[Gradient]:
         flipped = t.like(g)
-        sums = t.like(flipped)
-        gradient = t.like(sums)
-        del flipped, sums
+        flipped_sums = t.like(flipped)
+        gradient = t.like(flipped_sums)
+        del flipped, flipped_sums
         return (gradient,)
 
-    return record(t.graph, "cumsum", (x,), t.like(x), back)
+    return record(t.graph, "cumsum", (x,), t.like(x), backward)
 
 
 def tril(t: Aten, x: Tensor) -> Tensor:
-    """The part on and below the diagonal, and so of the gradient."""
+    """Keeps the lower triangle, in the gradient too."""
     return record(t.graph, "tril", (x,), t.like(x), lambda g, _: (t.like(g),))
 
 
-def filled(t: Aten, x: Tensor, mask: Tensor) -> Tensor:
-    """Fills in place where a mask says, which is kept; the gradient is a filled copy."""
+def masked_fill_in_place(t: Aten, x: Tensor, mask: Tensor) -> Tensor:
+    """Fills masked elements in place and saves the mask; the gradient is a filled copy."""
     out = Tensor(x.shape, x.dtype, x.storage, x.strides)
     return record(t.graph, "masked_fill_", (x,), out, lambda g, _, mask: (t.like(g),), mask)

@@ -1,4 +1,4 @@
-"""The embedding before the layers, and the loss after them.
+"""The input embedding of a rank, recomputed groups of layers, and the losses.
 
 Sources: Megatron-LM, megatron/core/models/common/embeddings/language_model_embedding.py and
 megatron/core/tensor_parallel/cross_entropy.py; TransformerEngine, transformer_engine/pytorch/cross_entropy.py.
@@ -19,56 +19,58 @@ from .elementwise import ElementwiseKernels
 
 
 class HeadKernels(ElementwiseKernels):
-    """Tables, what follows the embedding, and losses."""
+    """Kernels of embedding tables, layer stacks, the output layer and losses."""
 
     def do_table(self, step: Step) -> None:
-        by, out = step.options["by"], step.outs[0]
-        weight = self.shared_table("table", step) if by == "ids" else self.positions(step)
+        """Looks up embeddings of tokens, positions or segments."""
+        index_kind, out = step.options["by"], step.outs[0]
+        weight = self.shared_table("table", step) if index_kind == "ids" else self.positions(step)
         rows, shape = self.rows(out), weight.shape
-        ids = self.graph.new((rows, 1), INT64) if by == "ids" else None
+        ids = self.graph.new((rows, 1), INT64) if index_kind == "ids" else None
         embeddings = self.new(rows, shape[1])
         saved = [] if ids is None else [ids]
         self.node(
             "embedding",
             (weight,),
             [embeddings],
-            lambda saved_tensors, g, needs: [self.graph.new(shape, g.dtype)],
+            lambda saved_tensors, g, needs_input_grad: [self.graph.new(shape, g.dtype)],
             *saved,
         )
         del saved
         self.bind(out, self.enter_layers(embeddings) if self.in_multi_token_prediction else embeddings)
 
     def do_unread_table(self, step: Step) -> None:
+        """Allocates a table that no pass reads."""
         self.shared_table("table", step)
 
     def positions(self, step: Step) -> Tensor:
-        """The table of learned positions: both halves of an encoder-decoder have one (t5_model.py, `embedding`)."""
+        """Returns the table of learned positions, shared by encoder and decoder (t5_model.py, `embedding`)."""
         assert step.weight is not None
         key = "", "positions", self.extent(step.weight.ins), self.extent(step.weight.out)
         if key not in self.weights:
             self.weights[key] = self.with_role("positions", lambda: self.table(step))
         return self.weights[key]
 
-    def layers(self, kinds: list[Scope]) -> None:
-        """What enters the first layer of a model comes from its embedding, and is turned to [tokens, batch]."""
-        takes = kinds[0].takes
-        assert takes is not None
+    def layers(self, layer_scopes: list[Scope]) -> None:
+        """Runs a stack of layers. The embedding before the first layer is transposed to [tokens, batch]."""
+        stack_input = layer_scopes[0].takes
+        assert stack_input is not None
         if not self.has_entry:
-            x = self.get(takes)
-            self._leave(takes)
+            x = self.get(stack_input)
+            self._leave(stack_input)
             embeddings = self.enter_layers(x)
             del x
-            self.values[id(takes)] = embeddings
+            self.values[id(stack_input)] = embeddings
             del embeddings
-        if kinds[0].about.get("kind") != "mtp":
-            self.run_layers(kinds)
+        if layer_scopes[0].about.get("kind") != "mtp":
+            self.run_layers(layer_scopes)
             return
-        last, storage = self.get(takes), takes.storage
-        super().layers(kinds)
-        self.bind(storage, last)  # the output layer reads it after them
+        last_hidden, storage = self.get(stack_input), stack_input.storage
+        super().layers(layer_scopes)
+        self.bind(storage, last_hidden)  # the output layer reads it after them
 
     def enter_layers(self, x: Tensor) -> Tensor:
-        """[batch, tokens] → [tokens, batch], this rank's tokens, dropout."""
+        """Transposes to [tokens, batch], takes this rank's tokens, and applies dropout."""
         choices, graph = self.rank_choices, self.graph
         shape = x.shape
         if self.run_config.batch != 1:
@@ -80,57 +82,65 @@ class HeadKernels(ElementwiseKernels):
             del local_rows
         return self.dropout(x) if choices.hidden_dropout > 0 else x
 
-    def run_layers(self, kinds: list[Scope]) -> None:
-        """Layers, of which some run again in the backward pass: groups of equal numbers of them, or the first ones
-        (core/transformer/transformer_block.py, `_checkpointed_forward`).
+    def run_layers(self, layer_scopes: list[Scope]) -> None:
+        """Runs layers, and recomputes some of them in the backward pass.
+
+        The method `uniform` recomputes groups of equal size, `block` the first layers.
         """
         method, size = self.rank_choices.recompute, self.rank_choices.recompute_layers
         if method == "none":
-            super().layers(kinds)
+            super().layers(layer_scopes)
             return
-        takes, gives = kinds[0].takes, kinds[-1].gives
-        assert takes is not None
-        assert gives is not None
+        stack_input, stack_output = layer_scopes[0].takes, layer_scopes[-1].gives
+        assert stack_input is not None
+        assert stack_output is not None
         if any(
-            value.rows != takes.rows for kind in kinds for step in kind.steps() for value in self._encoder_inputs(step)
+            value.rows != stack_input.rows
+            for kind in layer_scopes
+            for step in kind.steps()
+            for value in self._encoder_inputs(step)
         ):
             raise self.unsupported(
                 "no kernels for layers that run again and read an encoder; expected no recomputation"
             )
-        hidden = self.get(takes)
-        self._leave(takes)
-        order = shortened(list(layer_kinds(kinds)), self.run_only.get(self.stack_number))
+        hidden = self.get(stack_input)
+        self._leave(stack_input)
+        layer_order = shortened(list(layer_kinds(layer_scopes)), self.run_only.get(self.stack_number))
         self.stack_number += 1
-        start = 0
-        while start < len(order):
-            is_recomputed = method == "uniform" or start < size
-            end = min(len(order), start + (size if method == "uniform" else 1))
-            turns = [Frame(order[i], layer_index=self.below + i, owner=self.below + i) for i in range(start, end)]
+        group_start = 0
+        while group_start < len(layer_order):
+            is_recomputed = method == "uniform" or group_start < size
+            group_end = min(len(layer_order), group_start + (size if method == "uniform" else 1))
+            group_frames = [
+                Frame(layer_order[i], layer_index=self.first_layer_index + i, owner=self.first_layer_index + i)
+                for i in range(group_start, group_end)
+            ]
             layer_input = hidden
             del hidden
             hidden = (
-                self.checkpoint(self._layer_group(turns), [layer_input])
+                self.checkpoint(self._layer_group(group_frames), [layer_input])
                 if is_recomputed
-                else self.layer(turns[0], layer_input)
+                else self.layer(group_frames[0], layer_input)
             )
             del layer_input
-            start = end
-        self.values[id(gives)] = hidden
+            group_start = group_end
+        self.values[id(stack_output)] = hidden
 
     def _encoder_inputs(self, step: Step) -> list[Value]:
-        """What attention reads beside queries."""
+        """Returns the values that attention reads in addition to queries."""
         return list(step.ins[1:2]) if step.verb == "attention" else []
 
-    def _layer_group(self, turns: list[Frame]) -> Run:
-        """A function that runs these layers, now or in the backward pass."""
-        above = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
+    def _layer_group(self, layer_frames: list[Frame]) -> Run:
+        """Returns a function that runs these layers, in the forward pass or as a recomputation."""
+        outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
-            before = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound, self.frames, self.memo = {}, {}, list(above), {}
+            """Runs the layers on a copy of the module stack."""
+            caller_state = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound, self.frames, self.memo = {}, {}, list(outer_frames), {}
             try:
                 hidden = arguments[0]
-                for frame in turns:
+                for frame in layer_frames:
                     layer_input = hidden
                     del hidden
                     hidden = self.layer(
@@ -139,28 +149,31 @@ class HeadKernels(ElementwiseKernels):
                     del layer_input
                 return hidden
             finally:
-                self.values, self.bound, self.frames, self.memo = before
+                self.values, self.bound, self.frames, self.memo = caller_state
 
         return run
 
     # --- tokens further ahead ----------------------------------------------------------------------------------------
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
-        """Modules of multi-token prediction run, with their losses, before the output layer."""
-        ahead = [item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"]
-        if ahead:
-            heads = [item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "lm_head"]
-            moved = [*ahead, *heads]
-            scope.items = [*(item for item in scope.items if item not in moved), *moved]
+        """Moves multi-token-prediction modules and their losses before the output layer."""
+        mtp_modules = [item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "mtp"]
+        if mtp_modules:
+            output_modules = [
+                item for item in scope.items if isinstance(item, Scope) and item.about.get("kind") == "lm_head"
+            ]
+            moved_modules = [*mtp_modules, *output_modules]
+            scope.items = [*(item for item in scope.items if item not in moved_modules), *moved_modules]
         super()._look_for_readers(scope, module)
 
     def do_also(self, step: Step) -> None:
-        """The loss of tokens further ahead. Their logits are named until the loss of the next token is there."""
+        """Computes the loss of a multi-token-prediction module; its logits stay referenced until the main loss."""
         logits = self.get(step.ins[0])
         self.further.append(self.loss_of(logits))
         self.logits = [logits.detached()]
 
     def do_linear(self, step: Step) -> None:
+        """Runs a linear layer; a multi-token-prediction module's input projection has its own kernel."""
         if (
             self.in_multi_token_prediction
             and self.frames[-1].scope.about.get("kind") == "mtp"
@@ -171,16 +184,17 @@ class HeadKernels(ElementwiseKernels):
             super().do_linear(step)
 
     def _project_embedding_and_hidden(self, step: Step, x: Tensor) -> Tensor:
-        """The projection of an embedding beside a hidden state, divided by its outputs, which are gathered
-        (multi_token_prediction.py, `_concat_embeddings`). A rank's tokens are a view of all of them.
+        """Projects a token's embedding concatenated with its hidden state, and gathers the sharded outputs.
+
+        Source: multi_token_prediction.py, `_concat_embeddings`. A rank's tokens are a view of all tokens.
         """
         choices, graph, width = self.rank_choices, self.graph, step.outs[0].width
         rows = x.shape[0]
-        weight, _ = self.linear_weights(step, width // choices.tensor, "column")
+        weight, _ = self.linear_weights(step, width // choices.tp, "column")
         projected = self.engine_column_linear(x, weight, None, [], None)
-        if choices.tensor > 1:
-            part, gathered = projected.shape, self.new(projected.shape[0], width)
-            projected = record(graph, "gather", (projected,), gathered, lambda g, _: (graph.new(part, g.dtype),))
+        if choices.tp > 1:
+            local_shape, gathered = projected.shape, self.new(projected.shape[0], width)
+            projected = record(graph, "gather", (projected,), gathered, lambda g, _: (graph.new(local_shape, g.dtype),))
             del gathered
         if not choices.sequence_parallel:
             return projected
@@ -189,59 +203,59 @@ class HeadKernels(ElementwiseKernels):
         return record(graph, "scatter", (projected,), view, lambda g, _: (graph.new(full_shape, g.dtype),))
 
     def output(self, step: Step, x: Tensor) -> Tensor:
-        """With tokens further ahead all hidden states are joined, and their losses enter the graph before the head."""
+        """Computes logits. The losses of multi-token prediction join the graph before the output layer."""
         if self.in_multi_token_prediction or self.further:
             x = self.dense_copy(x)
         if self.further and not self.in_multi_token_prediction:
-            further, self.further = self.further, []
-            read, shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in further]
+            mtp_losses, self.further = self.further, []
+            scaled_hidden, shapes = Tensor(x.shape, x.dtype, x.storage), [tensor.shape for tensor in mtp_losses]
             new = self.graph.new
             self.node(
                 "loss_scaler",
-                (x, *further),
-                [read],
-                lambda saved_tensors, g, needs: [g, *(new(s, FLOAT32) for s in shapes)],
+                (x, *mtp_losses),
+                [scaled_hidden],
+                lambda saved_tensors, g, needs_input_grad: [g, *(new(s, FLOAT32) for s in shapes)],
             )
-            del further
-            x = read
-            del read
+            del mtp_losses
+            x = scaled_hidden
+            del scaled_hidden
         return super().output(step, x)
 
     # --- losses ------------------------------------------------------------------------------------------------------
 
     def loss_of(self, logits: Tensor) -> Tensor:
-        """The loss of each token, which the caller sums up."""
-        if self.rank_choices.loss == "te":
+        """Computes the loss of each token; the caller sums these losses."""
+        if self.rank_choices.loss_implementation == "te":
             return self._engine_loss(logits)
         return self._core_loss(logits)
 
     def _engine_loss(self, logits: Tensor) -> Tensor:
-        """The gradient is written over the logits in the forward pass."""
+        """Runs Transformer Engine's loss, which overwrites the logits with their gradient in the forward pass."""
         rows = logits.shape[0]
-        loss, sums = self.new(rows, 1, FLOAT32), self.new(rows, 3, FLOAT32)
-        del sums
+        loss, softmax_sums = self.new(rows, 1, FLOAT32), self.new(rows, 3, FLOAT32)
+        del softmax_sums
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             return [saved_tensors[0]]
 
-        self.node("cross_entropy", (logits,), [loss], back, logits)
+        self.node("cross_entropy", (logits,), [loss], backward, logits)
         return loss
 
     def _core_loss(self, logits: Tensor) -> Tensor:
-        """The logits are copied to float32, in which the softmax is computed in place; so is the gradient."""
+        """Runs Megatron-Core's loss on a float32 copy of the logits, with softmax and gradient in place."""
         graph, (rows, width) = self.graph, logits.shape
-        fused = self.rank_choices.loss == "native"
+        fused = self.rank_choices.loss_implementation == "native"
         logits_fp32 = graph.new((rows, width), FLOAT32)
         highest = self.statistics(rows)
         mask, target = graph.new((rows, 1), BOOL), graph.new((rows, 1), INT64)
         index = graph.new((rows, 1), INT64)
-        chosen = self.statistics(rows)
+        target_logits = self.statistics(rows)
         total = self.statistics(rows)
         del highest, index
         loss = self.statistics(rows)
-        del chosen, total
+        del target_logits, total
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if fused:
                 copied = graph.new((rows, width), FLOAT32)
                 logits_gradient = graph.new((rows, width), BFLOAT16)
@@ -249,5 +263,5 @@ class HeadKernels(ElementwiseKernels):
                 return [logits_gradient]
             return [saved_tensors[0]]
 
-        self.node("cross_entropy", (logits,), [loss], back, logits_fp32, mask, target)
+        self.node("cross_entropy", (logits,), [loss], backward, logits_fp32, mask, target)
         return loss

@@ -1,4 +1,4 @@
-"""Norms and linear layers: those of Transformer Engine, and Megatron-Core's own.
+"""Norms and linear layers of Transformer Engine and Megatron-Core.
 
 Sources: TransformerEngine, transformer_engine/pytorch/module/layernorm_linear.py, linear.py and base.py; Megatron-LM,
 megatron/core/tensor_parallel/layers.py and mappings.py.
@@ -18,11 +18,12 @@ from .lowering import COLUMNS, RankKernels
 
 
 class LinearKernels(RankKernels):
-    """Products that tensor parallelism divides by their outputs (column) or by their inputs (row)."""
+    """Linear layers that tensor parallelism shards by output (column) or by input (row)."""
 
     # --- norms -------------------------------------------------------------------------------------------------------
 
     def do_norm(self, step: Step) -> None:
+        """Runs a norm, or leaves it to the linear layer with which it is fused."""
         value, out = step.ins[0], step.outs[0]
         readers = [reader for reader, _ in self.readers.get(id(out.storage), ())]
         if self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers)):
@@ -34,28 +35,30 @@ class LinearKernels(RankKernels):
         self.bind(out, self.norm(x, step, self.module_path(), count))
 
     def norm_weights(self, step: Step, module: Path) -> list[Tensor]:
+        """Returns the parameters of a norm."""
         spec: Norm = step.options["spec"]
         shape = (self.extent(step.options["over"]),)
-        names = [name for name, there in (("weight", spec.weight), ("bias", spec.has_bias)) if there]
+        names = [name for name, is_present in (("weight", spec.weight), ("bias", spec.has_bias)) if is_present]
         return [self.weight(f"{step.name}.{name}", shape, module) for name in names]
 
     def norm(self, x: Tensor, step: Step, module: Path, count: Number) -> Tensor:
-        """Runs a norm that is fused with no product; it saves its input and one or two numbers per row. count: rows."""
+        """Runs an unfused norm, which saves its input and one or two statistics per row. count: rows."""
         weights, spec = self.norm_weights(step, module), step.options["spec"]
         x = self.contiguous(x)
         out = self.like(x)
         statistics = [self.statistics(count) for _ in range(2 if spec.type == "layernorm" else 1)]
         shapes, shape = [w.shape for w in weights], x.shape
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             return [self.graph.new(input_shape, g.dtype) for input_shape in (shape, *shapes)]
 
-        self.node("norm", (x, *weights), [out], back, x, *statistics)
+        self.node("norm", (x, *weights), [out], backward, x, *statistics)
         return out
 
     def has_norm_before(self, step: Step) -> bool:
-        """Whether a norm whose output a step reads is one module with it: with column products, but for those of
-        attention to another sequence (core/models/T5/t5_spec.py).
+        """Whether a column-parallel layer and the norm before it are one fused module.
+
+        Cross-attention is an exception (core/models/T5/t5_spec.py).
         """
         attends = (
             attention
@@ -67,21 +70,24 @@ class LinearKernels(RankKernels):
     # --- linear layers -----------------------------------------------------------------------------------------------
 
     def is_column(self, step: Step) -> bool:
+        """Whether a step is a column-parallel linear layer."""
         return step.verb == "linear" and step.weight is not None and is_divided(step.weight.out[0])
 
     def is_row(self, step: Step) -> bool:
+        """Whether a step is a row-parallel linear layer."""
         return step.verb == "linear" and step.weight is not None and is_divided(step.weight.ins[0])
 
     def is_output(self, step: Step) -> bool:
+        """Whether a step is the output layer."""
         return step.outs[0].axes[0].name == "vocab"
 
     @property
     def in_multi_token_prediction(self) -> bool:
-        """Whether a module of multi-token prediction runs."""
+        """Whether the current module belongs to multi-token prediction."""
         return any(frame.scope.about.get("kind") == "mtp" for frame in self.frames)
 
     def shared_table(self, role: str, step: Step) -> Tensor:
-        """Returns the table of the embedding or of the output layer, which other steps may share."""
+        """Returns the weight of the embedding or output layer, which may be tied."""
         assert step.weight is not None
         key = "", id(step.weight)
         if key not in self.weights:
@@ -92,6 +98,7 @@ class LinearKernels(RankKernels):
         return self.weights[key]
 
     def do_linear(self, step: Step) -> None:
+        """Runs a linear layer by its kind of sharding."""
         out = step.outs[0]
         if id(step) in self.pending_outputs:
             self.bind(out, self.pending_outputs.pop(id(step)))
@@ -110,43 +117,46 @@ class LinearKernels(RankKernels):
             self.bind(out, self.undivided_linear(step, x))
 
     def fused_column_steps(self, step: Step) -> list[Step]:
-        """Returns the column products of one module that read the same value: they run as one product."""
+        """Returns the column-parallel layers of one module that read the same input and run as one product."""
         module = self.module_of_step[id(step)]
         return [
             reader
-            for reader, where in self.readers[id(step.ins[0].storage)]
-            if where is module and self.is_column(reader) and reader.ins[0].rows == step.ins[0].rows
+            for reader, reader_module in self.readers[id(step.ins[0].storage)]
+            if reader_module is module and self.is_column(reader) and reader.ins[0].rows == step.ins[0].rows
         ]
 
     def _columns(self, step: Step, x: Tensor) -> None:
-        group = self.fused_column_steps(step)
-        widths = [member.outs[0].width for member in group]
+        """Runs fused column-parallel layers, and binds the output of each."""
+        fused_steps = self.fused_column_steps(step)
+        widths = [fused_step.outs[0].width for fused_step in fused_steps]
         product = self.column_linear(step, x, sum(widths[1:], widths[0]))
-        parts = self.split_product(group, product, widths) if len(group) > 1 else [product]
+        layer_outputs = self.split_product(fused_steps, product, widths) if len(fused_steps) > 1 else [product]
         del product, x
-        for member, part in zip(group, parts, strict=True):
-            if member is step:
-                self.bind(member.outs[0], part)
+        for fused_step, layer_output in zip(fused_steps, layer_outputs, strict=True):
+            if fused_step is step:
+                self.bind(fused_step.outs[0], layer_output)
             else:
-                self.pending_outputs[id(member)] = part
+                self.pending_outputs[id(fused_step)] = layer_output
 
     def split_product(self, group: list[Step], product: Tensor, widths: Sequence[Number]) -> list[Tensor]:
-        """Returns the outputs of fused layers; by default the whole product, which an activation reads as one."""
+        """Returns the output of each fused layer; by default all share the undivided product."""
         return [product for _ in widths]
 
     def linear_weights(
         self, step: Step, width: Number, role: str, bias: bool | None = None
     ) -> tuple[Tensor, Tensor | None]:
-        """Returns the weight and the bias of a linear layer. width: outputs of the layer and of those fused with it."""
+        """Returns weight and bias of a linear layer. width: total outputs of all fused layers."""
         shape = width, step.ins[0].width
         module = self.module_path()
         weight = self.with_role(role, lambda: self.weight(f"{step.name}.weight", shape, module))
-        has = step.options["bias"] if bias is None else bias
-        named = self.with_role(role, lambda: self.weight(f"{step.name}.bias", (width,), module)) if has else None
-        return weight, named
+        has_bias = step.options["bias"] if bias is None else bias
+        bias_tensor = (
+            self.with_role(role, lambda: self.weight(f"{step.name}.bias", (width,), module)) if has_bias else None
+        )
+        return weight, bias_tensor
 
     def column_linear(self, step: Step, x: Tensor, width: Number) -> Tensor:
-        """Runs a product whose outputs are divided, after the norm that is fused with it, if there is one."""
+        """Runs a column-parallel layer, with its fused norm if there is one."""
         waiting = self.waiting_norms.get(id(step.ins[0].storage))
         norm = [] if waiting is None else self.norm_weights(*waiting)
         weight, bias = self.linear_weights(step, width, "column")
@@ -159,22 +169,22 @@ class LinearKernels(RankKernels):
         )
 
     def adds_bias(self, step: Step) -> bool:
-        """Whether a column product adds its bias itself, since no activation after it does."""
+        """Whether a column-parallel layer adds its bias itself, because no activation adds it."""
         return step.weight is None or step.weight.out[0].name != "ffn"
 
     def engine_column_linear(
         self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: list[Tensor], waiting: Step | None
     ) -> Tensor:
-        """Runs LayerNormLinear or Linear, which saves its input and its local rows of the norm's output."""
+        """Runs LayerNormLinear or Linear, which saves its input and the local rows of the norm's output."""
         choices, divided = self.rank_choices, self.rank_choices.sequence_parallel
-        local, n_in = x.shape
-        rows = local * choices.tensor if divided else local
+        local_rows, n_in = x.shape
+        rows = local_rows * choices.tp if divided else local_rows
         statistics: list[Tensor] = []
         norm_output = x
         if waiting is not None:
             norm_output = self.like(x)
             has_mean = waiting.options["spec"].type == "layernorm"
-            statistics = [self.statistics(local) for _ in range(2 if has_mean else 1)]
+            statistics = [self.statistics(local_rows) for _ in range(2 if has_mean else 1)]
         gathered = self.new(rows, n_in) if divided and not choices.user_buffers else None
         self.use_overlap_workspaces()
         out = self.new(rows, weight.shape[0])
@@ -183,22 +193,22 @@ class LinearKernels(RankKernels):
         norm_shapes, bias_shape = [tensor.shape for tensor in norm], None if bias is None else bias.shape
         shape, with_norm = x.shape, waiting is not None
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             new, in_user_buffers = self.new, choices.user_buffers
             gathered = new(rows, n_in) if divided and not in_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient: Tensor | None = None if in_user_buffers else new(rows, n_in)
-            scattered = new(local, n_in) if divided and not in_user_buffers else None
+            scattered_gradient = new(local_rows, n_in) if divided and not in_user_buffers else None
             weight_gradient = self.weight_gradient(weight)
             if in_user_buffers:  # a copy of what the buffer has after the product for the weight
-                input_gradient = new(local, n_in)
+                input_gradient = new(local_rows, n_in)
             bias = [] if bias_shape is None else [self.graph.new(bias_shape, g.dtype)]
             saved_tensors[1 if with_norm else 0] = None  # clear_tensor_data(ln_out)
             del gathered
             if not with_norm:
-                return [input_gradient if scattered is None else scattered, weight_gradient, *bias]
+                return [input_gradient if scattered_gradient is None else scattered_gradient, weight_gradient, *bias]
             x_gradient = self.graph.new(shape, g.dtype)
-            del input_gradient, scattered
+            del input_gradient, scattered_gradient
             return [
                 x_gradient,
                 *(self.graph.new(input_shape, g.dtype) for input_shape in norm_shapes),
@@ -208,48 +218,52 @@ class LinearKernels(RankKernels):
 
         saved = [x, norm_output, *statistics] if with_norm else [x]
         del norm_output
-        self.node("norm_linear" if with_norm else "linear", ins, [out], back, *saved)
+        self.node("norm_linear" if with_norm else "linear", ins, [out], backward, *saved)
         return out
 
-    def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds: bool) -> Tensor:
-        """Runs ColumnParallelLinear, which gathers rows in a buffer that all such layers share."""
-        divided, (local, n_in) = self.rank_choices.sequence_parallel, x.shape
-        rows = local * self.rank_choices.tensor if divided else local
+    def core_column_linear(self, x: Tensor, weight: Tensor, bias: Tensor | None, adds_bias: bool) -> Tensor:
+        """Runs ColumnParallelLinear, which gathers rows in a buffer shared by all such layers."""
+        divided, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
+        rows = local_rows * self.rank_choices.tp if divided else local_rows
         if divided:
             self.persistent.grow_gather_buffer(2 * rows * n_in)
         self.persistent.use_torch_workspace("forward")
         out = self.new(rows, weight.shape[0])
-        self.activation_bias = None if adds else bias
-        if bias is not None and adds:
+        self.activation_bias = None if adds_bias else bias
+        if bias is not None and adds_bias:
             out = self.like(out)
-        added_bias = bias if adds else None
+        added_bias = bias if adds_bias else None
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if divided:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
             self.persistent.use_torch_workspace("backward")
             input_gradient = self.new(rows, n_in)
-            scattered = self.new(local, n_in) if divided else None
+            scattered_gradient = self.new(local_rows, n_in) if divided else None
             weight_gradient = self.weight_gradient(weight)
             bias_gradient = [] if added_bias is None else [self.graph.new(added_bias.shape, g.dtype)]
-            return [input_gradient if scattered is None else scattered, weight_gradient, *bias_gradient]
+            return [
+                input_gradient if scattered_gradient is None else scattered_gradient,
+                weight_gradient,
+                *bias_gradient,
+            ]
 
-        self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [out], back, x)
+        self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [out], backward, x)
         return out
 
     def row_linear(self, step: Step, x: Tensor) -> Tensor:
-        """Runs a product whose inputs are divided and sums its output over ranks; the next addition adds the bias."""
+        """Runs a row-parallel layer and reduces its output over ranks; the next addition adds the bias."""
         weight, self.row_bias = self.linear_weights(step, step.outs[0].width, "row")
         if not self.rank_choices.transformer_engine:
             return self.core_row_linear(x, weight)
         divided, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         in_user_buffers = self.rank_choices.user_buffers
         self.use_overlap_workspaces()
-        out = self.new(self.local_rows(rows) if in_user_buffers else rows, n_out)
+        output = self.new(self.local_rows(rows) if in_user_buffers else rows, n_out)
         if divided and not in_user_buffers:
-            out = self.new(self.local_rows(rows), n_out)
+            output = self.new(self.local_rows(rows), n_out)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             gathered = self.new(rows, n_out) if divided and not in_user_buffers else None
             self.use_overlap_workspaces()
             input_gradient = self.new(rows, n_in)
@@ -260,43 +274,45 @@ class LinearKernels(RankKernels):
             del gathered
             return [input_gradient, weight_gradient]
 
-        self.node("row_linear", (x, weight), [out], back, x)
-        return out
+        self.node("row_linear", (x, weight), [output], backward, x)
+        return output
 
     def core_row_linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Runs RowParallelLinear; the sum over ranks is a node of its own."""
+        """Runs RowParallelLinear; its reduction over ranks is a separate node."""
         divided, (rows, n_in), n_out = self.rank_choices.sequence_parallel, x.shape, weight.shape[0]
         self.persistent.use_torch_workspace("forward")
         out = self.new(rows, n_out)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             self.persistent.use_torch_workspace("backward")
             return [self.new(rows, n_in), self.weight_gradient(weight)]
 
-        self.node("row_linear", (x, weight), [out], back, x)
+        self.node("row_linear", (x, weight), [out], backward, x)
         if not divided:
             return out
         unreduced, out = out, self.new(self.local_rows(rows), n_out)
-        self.node("reduce_scatter", (unreduced,), [out], lambda saved_tensors, g, needs: [self.new(rows, n_out)])
+        self.node(
+            "reduce_scatter", (unreduced,), [out], lambda saved_tensors, g, needs_input_grad: [self.new(rows, n_out)]
+        )
         return out
 
     def undivided_linear(self, step: Step, x: Tensor) -> Tensor:
-        """Runs a product that every rank computes whole."""
+        """Runs a linear layer that every rank computes in full."""
         weight, bias = self.linear_weights(step, step.outs[0].width, "matrix")
         (rows, n_in), engine = x.shape, self.rank_choices.transformer_engine
         self.use_workspace(engine, "forward")
         out = self.new(rows, weight.shape[0])
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             self.use_workspace(engine, "backward")
             gradients = [self.new(rows, n_in), self.weight_gradient(weight)]
             return [*gradients, *([] if bias is None else [self.graph.new(bias.shape, g.dtype)])]
 
-        self.node("linear", (x, weight, *([] if bias is None else [bias])), [out], back, x)
+        self.node("linear", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
         return out
 
     def use_overlap_workspaces(self) -> None:
-        """Allocates workspaces of a product that may overlap with communication.
+        """Allocates workspaces for a product that may overlap with communication.
 
         Communication of the tensor group uses buffers outside of torch's allocator
         (TransformerEngine, common/comm_gemm_overlap/userbuffers/userbuffers-host.cpp, `cuMemCreate`).
@@ -307,21 +323,22 @@ class LinearKernels(RankKernels):
             self.persistent.use_engine_workspace()
 
     def use_workspace(self, engine: bool, thread: str) -> None:
+        """Allocates the cuBLAS workspace of Transformer Engine, or of torch in a thread."""
         if engine:
             self.persistent.use_engine_workspace()
         else:
             self.persistent.use_torch_workspace(thread)
 
     def output(self, step: Step, x: Tensor) -> Tensor:
-        """Computes the logits of the rank's part of the vocabulary by a product of torch."""
+        """Computes the logits of the rank's vocabulary shard with torch's product."""
         weight = self.shared_table("head", step)
         bias = (
             self.with_role("head", lambda: self.weight(f"{step.name}.bias", (step.outs[0].width,)))
             if step.options["bias"]
             else None
         )
-        divided, (local, n_in) = self.rank_choices.sequence_parallel, x.shape
-        rows = local * self.rank_choices.tensor if divided else local
+        divided, (local_rows, n_in) = self.rank_choices.sequence_parallel, x.shape
+        rows = local_rows * self.rank_choices.tp if divided else local_rows
         if divided:
             self.persistent.grow_gather_buffer(2 * rows * n_in)
         self.persistent.use_torch_workspace("forward")
@@ -329,28 +346,35 @@ class LinearKernels(RankKernels):
         if bias is not None:
             out = self.like(out)
 
-        entered = None if self.rank_choices.deferred is None else self.persistent.entry_of_chunk
+        chunk_entry = None if self.rank_choices.wgrad_deferral_limit is None else self.persistent.entry_of_chunk
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
-            defers, layer_input = self.persistent.defers_gradient(self.rank_choices.deferred), saved_tensors[0]
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+            defers, layer_input = (
+                self.persistent.defers_gradient(self.rank_choices.wgrad_deferral_limit),
+                saved_tensors[0],
+            )
             if defers and layer_input is not None:
-                self.persistent.deferred_gradients.append((layer_input, g, entered))
+                self.persistent.deferred_gradients.append((layer_input, g, chunk_entry))
             elif divided:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
             del layer_input
             self.persistent.use_torch_workspace("backward")
             input_gradient = self.new(rows, n_in)
-            scattered = self.new(local, n_in) if divided else None
+            scattered_gradient = self.new(local_rows, n_in) if divided else None
             weight_gradient = self.weight_gradient(weight)
             bias_gradient = [] if bias is None else [self.graph.new(bias.shape, g.dtype)]
-            return [input_gradient if scattered is None else scattered, weight_gradient, *bias_gradient]
+            return [
+                input_gradient if scattered_gradient is None else scattered_gradient,
+                weight_gradient,
+                *bias_gradient,
+            ]
 
-        self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], back, x)
+        self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
         return out
 
 
 def is_divided(axis: Axis | Beside) -> bool:
-    """Whether tensor parallelism divides an axis, or each of several axes side by side."""
+    """Whether tensor parallelism shards an axis; of several concatenated axes, whether it shards all."""
     if isinstance(axis, Beside):
         return all(is_divided(part[0]) for part in axis.parts)
     return axis.name in COLUMNS

@@ -1,4 +1,4 @@
-"""What all kernels of a rank use: rows, parameters in the order of their modules, and persistent tensors."""
+"""The base of a rank's kernels: row counts, parameters in module order, and persistent tensors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ from ....workload.run_config import RunConfig
 from .choices import RankChoices
 
 Back: TypeAlias = Callable[[list[Tensor | None], Any, Needs], Sequence[Gradient]]
-"""back(saved_tensors, gradient, needs) → a gradient per input. It frees a saved tensor by setting its place to None."""
+"""backward(saved_tensors, gradient, needs_input_grad) → a gradient per input.
+
+It frees a saved tensor by setting its place to None.
+"""
 
 COLUMNS = frozenset({"heads", "kv_heads", "key_heads", "ffn", "inner", "groups"})
 """Axes that tensor parallelism divides: a linear layer has a part of these outputs on each rank."""
@@ -54,14 +57,14 @@ class Parameter(NamedTuple):
     tensor: its shape and type.
     expert: whether it belongs to an expert that only some ranks have.
     role: `table` of an embedding, `head` of the output layer, `column`, `row` or `matrix` of a linear layer, or empty.
-    narrow: whether its elements have 8 bits; false by default.
+    is_fp8: whether its elements have 8 bits; false by default.
     """
 
     path: Path
     tensor: Tensor
     expert: bool
     role: str
-    narrow: bool = False
+    is_fp8: bool = False
 
     @property
     def size(self) -> int:
@@ -71,14 +74,15 @@ class Parameter(NamedTuple):
 
 
 class UncountedMeter(NoMeter):
-    """A meter that counts nothing: for weights, which are parts of buffers that are counted as a whole."""
+    """A meter that counts nothing, for weights inside buffers that are counted elsewhere."""
 
     def allocate(self, size: Number) -> Any:
+        """Allocates nothing."""
         return Block(size, "weights")
 
 
 class PersistentTensors:
-    """Tensors that stay from their first use on: workspaces, communication buffers, and dummy gradients.
+    """Tensors that stay allocated after their first use: workspaces, communication buffers, dummy gradients.
 
     cublas_bytes: bytes of a workspace of torch's products.
     engine_bytes: bytes of a workspace of Transformer Engine's products.
@@ -105,11 +109,11 @@ class PersistentTensors:
         self.quantized_weights: dict[int, list[Storage]] = {}
 
     def use_torch_workspace(self, thread: str) -> None:
-        """Allocates the workspace of a thread for torch's products."""
+        """Allocates torch's cuBLAS workspace for a thread."""
         self._keep_workspace(f"cuBLAS, {thread}", self.cublas_bytes)
 
     def use_engine_workspace(self) -> None:
-        """Allocates the workspace of Transformer Engine's products."""
+        """Allocates Transformer Engine's cuBLAS workspace."""
         self._keep_workspace("Transformer Engine", self.engine_bytes)
 
     def use_overlap_workspaces(self) -> None:
@@ -122,18 +126,22 @@ class PersistentTensors:
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
     def _keep_workspace(self, name: str, size: int) -> None:
+        """Allocates a workspace once, under a name."""
         if size and name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces[name] = Storage(self.meter, size)
 
     def grow_gather_buffer(self, size: Number) -> None:
-        """Grows the gather buffer to at least that many bytes; it never shrinks (`GlobalMemoryBuffer`)."""
+        """Grows the all-gather buffer to at least this size; it never shrinks (`GlobalMemoryBuffer`)."""
         if self.gather_buffer is None or self.gather_buffer.bytes < size:
             with counted_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, size)
 
     def defers_gradient(self, limit: int | None) -> bool:
-        """Whether another gradient of the output layer's weight is deferred. limit: as of `RankChoices.deferred`."""
+        """Whether one more weight gradient of the output layer is deferred.
+
+        limit: `RankChoices.wgrad_deferral_limit`.
+        """
         return limit is not None and (limit == 0 or len(self.deferred_gradients) < limit)
 
     def drain(self, ranks: int) -> None:
@@ -175,7 +183,7 @@ class PersistentTensors:
 
 
 class RankKernels(Lowering):
-    """Lowers the program of one rank. Every tensor has two axes: rows and the elements of a row.
+    """Lowers the program of one rank. Every tensor is two-dimensional: rows × row elements.
 
     rank_choices: which kernels run.
     persistent: tensors that stay between passes.
@@ -212,9 +220,13 @@ class RankKernels(Lowering):
     # --- a program ---------------------------------------------------------------------------------------------------
 
     def parameters_of(self, program: Flow) -> list[Parameter]:
-        """Returns all parameters, and allocates nothing that a meter counts."""
+        """Returns all parameters of a program, without counted allocations."""
         unmetered = type(self)(Graph(NoMeter()), self.run_config, self.rank_choices, PersistentTensors(NoMeter()))
-        unmetered.graph.enabled, unmetered.include, unmetered.below = False, self.include, self.below
+        unmetered.graph.enabled, unmetered.include, unmetered.first_layer_index = (
+            False,
+            self.include,
+            self.first_layer_index,
+        )
         entry_tensor = None
         entry = program.entry
         if entry is not None:
@@ -231,7 +243,7 @@ class RankKernels(Lowering):
         return self.ordered_parameters
 
     def run_rank(self, program: Flow, entry_tensor: Tensor | None) -> Tensor:
-        """Runs a program whose first value may come from another rank."""
+        """Runs a program. entry_tensor: the input received from the previous pipeline stage."""
         self.pending_outputs = {}
         if not self.readers:
             self._look_for_readers(program.root, program.root)
@@ -242,6 +254,7 @@ class RankKernels(Lowering):
         return self.run(program)
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
+        """Collects the steps that read each value, and the module of each step."""
         for item in scope.items:
             if isinstance(item, Alternatives):
                 self._look_for_readers(next(iter(item.branches.values())), module)
@@ -256,61 +269,68 @@ class RankKernels(Lowering):
     # --- rows --------------------------------------------------------------------------------------------------------
 
     def rows(self, value: Value) -> Number:
-        """The rows of a micro-batch on this rank, before tensor parallelism."""
+        """Number of rows of a value per micro-batch on this rank, before tensor parallelism."""
         return self.run_config.rows(value.rows)
 
     def local_rows(self, rows: Number) -> Number:
-        """The rows on this rank where sequence parallelism divides them."""
-        return rows // self.rank_choices.tensor if self.rank_choices.sequence_parallel else rows
+        """Number of rows on this rank with sequence parallelism."""
+        return rows // self.rank_choices.tp if self.rank_choices.sequence_parallel else rows
 
     # --- parameters --------------------------------------------------------------------------------------------------
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+        """Returns a parameter, created at its first use."""
         if key not in self.weights:
             self.weights[key] = tensor = empty(UncountedMeter(), shape, BFLOAT16, leaf=True)
-            narrow = self.rank_choices.narrow_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
-            self.ordered_parameters.append(Parameter(key, tensor, self.in_expert, self.role, narrow))
+            is_fp8 = self.rank_choices.fp8_weights and self.runs_in_fp8 and len(shape) == 2 and self.role in PRODUCTS
+            self.ordered_parameters.append(Parameter(key, tensor, self.in_expert, self.role, is_fp8))
         return self.weights[key]
 
     @property
     def runs_in_fp8(self) -> bool:
-        """Whether the layer that runs multiplies in 8 bits."""
+        """Whether the current layer multiplies in 8 bits."""
         return False
 
     def with_role(self, role: str, make: Callable[[], Tensor]) -> Tensor:
-        """Returns a parameter that `make` creates with a role."""
-        before, self.role = self.role, role
+        """Returns the parameter that `make` creates, marked with a role."""
+        previous_role, self.role = self.role, role
         try:
             return make()
         finally:
-            self.role = before
+            self.role = previous_role
 
     def module(self, frame: Frame) -> None:
-        """Runs a module; a network of a layer may run again by itself in the backward pass."""
+        """Runs a module, and recomputes it in the backward pass if its kind is selected for recomputation."""
         scope = frame.scope
-        reads, gives = scope.reads, scope.gives
+        module_input, module_output = scope.reads, scope.gives
         is_recomputed = scope.about.get("kind") in self.rank_choices.recompute_kinds and frame.layer_index is None
-        if not is_recomputed or reads is None or gives is None:
+        if not is_recomputed or module_input is None or module_output is None:
             super().module(frame)
             return
-        above = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
+        outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
-            before = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound, self.frames, self.memo = {id(reads): arguments[0]}, {}, list(above), {}
+            """Runs the module on a copy of the module stack."""
+            caller_state = self.values, self.bound, self.frames, self.memo
+            self.values, self.bound, self.frames, self.memo = (
+                {id(module_input): arguments[0]},
+                {},
+                list(outer_frames),
+                {},
+            )
             try:
                 self._module(Frame(scope))
-                return self.get(gives)
+                return self.get(module_output)
             finally:
-                self.values, self.bound, self.frames, self.memo = before
+                self.values, self.bound, self.frames, self.memo = caller_state
 
-        out = self.checkpoint(run, [self.get(reads)])
-        if self.last.get(id(reads.storage)) in {id(step) for step in scope.steps()}:
-            self.forget(reads.storage)
-        self.bind(gives, out)
+        out = self.checkpoint(run, [self.get(module_input)])
+        if self.last.get(id(module_input.storage)) in {id(step) for step in scope.steps()}:
+            self.forget(module_input.storage)
+        self.bind(module_output, out)
 
     def _module(self, frame: Frame) -> None:
-        """Runs a module, and puts its parameters in the order of their creation.
+        """Runs a module, and orders its parameters as Megatron-LM creates them.
 
         Attention creates its output projection first, a mixture of experts its shared experts last, and a model its
         pooler after the head, with the scores before the vector.
@@ -335,24 +355,38 @@ class RankKernels(Lowering):
     # --- operations --------------------------------------------------------------------------------------------------
 
     def new(self, rows: Number, width: Number, dtype: Dtype = BFLOAT16) -> Tensor:
+        """Allocates a tensor of rows."""
         return self.graph.new((rows, width), dtype)
 
     def like(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
+        """Allocates a tensor of the same shape."""
         return self.graph.new(x.shape, x.dtype if dtype is None else dtype)
 
-    def node(self, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], back: Back, *saves: Tensor) -> None:
-        """Records one node of the graph, whose backward function may free saved tensors before it ends."""
+    def node(self, name: str, ins: Sequence[Tensor], outs: Sequence[Tensor], backward: Back, *saves: Tensor) -> None:
+        """Records a graph node whose backward function may free saved tensors before it ends."""
         graph = self.graph
         if not recorded(graph, ins):
             return
         saved_tensors: list[Tensor | None] = [graph.keep(tensor).unpack() for tensor in saves]
         if len(outs) == 1:
-            record(graph, name, ins, outs[0], lambda gradients, needs: back(saved_tensors, gradients, needs))
+            record(
+                graph,
+                name,
+                ins,
+                outs[0],
+                lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
+            )
         else:
-            record_all(graph, name, ins, outs, lambda gradients, needs: back(saved_tensors, gradients, needs))
+            record_all(
+                graph,
+                name,
+                ins,
+                outs,
+                lambda gradients, needs_input_grad: backward(saved_tensors, gradients, needs_input_grad),
+            )
 
     def checkpoint(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
-        """Runs a part and saves its arguments alone; the backward pass recomputes it.
+        """Runs a function and saves only its arguments; the backward pass recomputes it.
 
         Source: core/tensor_parallel/random.py, `CheckpointFunction`.
         """
@@ -360,31 +394,37 @@ class RankKernels(Lowering):
         if not recorded(graph, arguments):
             return run(arguments)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def checkpoint_backward(
+            saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs
+        ) -> Sequence[Gradient]:
+            """Recomputes the function with a graph, and runs its backward pass."""
             argument_gradients: dict[int, Tensor] = {}
 
-            def read(i: int) -> Tensor:
+            def detached_argument(i: int) -> Tensor:
+                """Returns a saved argument, detached, whose gradient is stored."""
                 saved = saved_tensors[i]
                 assert saved is not None
                 argument = saved.detached()
 
-                def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+                def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
                     argument_gradients[i] = g
                     return (None,)
 
-                argument.node = Node(graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), arrived)
+                argument.node = Node(
+                    graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient
+                )
                 return argument
 
             enabled, graph.enabled = graph.enabled, True
-            place = graph.meter.place
-            out = run([read(i) for i in range(len(saved_tensors))])
+            outer_place = graph.meter.place
+            out = run([detached_argument(i) for i in range(len(saved_tensors))])
             backward(graph, out, g)
-            graph.enabled, graph.meter.place = enabled, place
+            graph.enabled, graph.meter.place = enabled, outer_place
             return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
         with graph.no_grad():
             out = run(arguments)
-        self.node("checkpoint", arguments, [out], back, *arguments)
+        self.node("checkpoint", arguments, [out], checkpoint_backward, *arguments)
         return out
 
     def dense_copy(self, x: Tensor) -> Tensor:
@@ -393,29 +433,32 @@ class RankKernels(Lowering):
         return record(self.graph, "copy", (x,), out, lambda g, _: (g,))
 
     def contiguous(self, x: Tensor) -> Tensor:
+        """Returns the tensor itself if it is contiguous, otherwise a copy."""
         return x if x.is_contiguous else self.dense_copy(x)
 
     def weight_gradient(self, weight: Tensor) -> Tensor:
-        """Returns the gradient of a linear layer's weight, or the dummy where the product adds to the main gradient."""
+        """Returns the gradient of a weight, or its dummy if the product accumulates into the main gradient."""
         return (
             self.persistent.dummy_gradient(weight, self.graph)
-            if self.rank_choices.accumulates
+            if self.rank_choices.fuses_gradient_accumulation
             else self.graph.new(weight.shape, BFLOAT16)
         )
 
     def dropout_mask(self, x: Tensor) -> Tensor:
-        """Returns the mask of a dropout, one byte per element."""
+        """Allocates a dropout mask, one byte per element."""
         return self.graph.new(x.shape, BOOL)
 
     def statistics(self, rows: Number) -> Tensor:
+        """Allocates one fp32 number per row."""
         return self.graph.new((rows, 1), FLOAT32)
 
     def extent(self, shape: Any) -> Number:
+        """Returns the number of elements along axes on this rank."""
         return extent(shape)
 
 
 def direct_steps(scope: Scope) -> Iterator[Step]:
-    """Yields the steps of a module without those of its submodules, in the first of its forms."""
+    """Yields a module's own steps, without submodules; of alternatives the first one."""
     for item in scope.items:
         if isinstance(item, Step):
             yield item

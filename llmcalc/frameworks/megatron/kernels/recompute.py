@@ -1,4 +1,4 @@
-"""Parts of a layer whose outputs are freed once they have been read, and recomputed in the backward pass.
+"""Recomputation of layer parts whose outputs are freed after they have been read.
 
 Sources: Megatron-LM, megatron/core/tensor_parallel/random.py, `CheckpointWithoutOutput`, and in core/transformer
 transformer_layer.py (`layernorm`), moe/experts.py (`moe_act`) and multi_latent_attention.py (`mla_up_proj`).
@@ -24,7 +24,7 @@ DOWN = ("q_a_proj", "kv_a_proj", "q_a_norm", "kv_a_norm")
 
 
 class DiscardedOutputs:
-    """A part whose outputs are freed, and recomputed from its arguments.
+    """The freed outputs of a function, which are recomputed from its arguments.
 
     storages: storages of the outputs until they are recomputed.
     reads: the storage of the value that the part read.
@@ -33,55 +33,56 @@ class DiscardedOutputs:
     """
 
     def __init__(
-        self, graph: Graph, run: Part, arguments: Sequence[Tensor], outs: Sequence[Tensor], reads: int
+        self, graph: Graph, run: Part, arguments: Sequence[Tensor], outs: Sequence[Tensor], input_storage_id: int
     ) -> None:
-        self.graph, self.run, self.reads = graph, run, reads
+        self.graph, self.run, self.reads = graph, run, input_storage_id
         self.arguments, self.storages = list(arguments), [out.storage for out in outs]
         self.recomputed: list[Tensor] = []
         self.argument_gradients: dict[int, Tensor] = {}
 
     def recompute(self) -> None:
-        """Runs the part again with its graph; the recomputed tensors take the place of its outputs."""
+        """Recomputes the outputs with their graph, and restores their storages."""
         graph, argument_gradients = self.graph, self.argument_gradients
         enabled, graph.enabled = graph.enabled, True
-        place = graph.meter.place
+        outer_place = graph.meter.place
         self.recomputed = self.run([_argument(graph, argument_gradients, i, x) for i, x in enumerate(self.arguments)])
-        graph.enabled, graph.meter.place = enabled, place
-        for storage, new in zip(self.storages, self.recomputed, strict=True):
-            storage.share(new.storage)
+        graph.enabled, graph.meter.place = enabled, outer_place
+        for storage, recomputed_tensor in zip(self.storages, self.recomputed, strict=True):
+            storage.share(recomputed_tensor.storage)
         self.storages = []
 
-    def back(
-        self, saved_tensors: list[Tensor | None], gradients: Gradient | list[Gradient], needs: Needs
+    def backward(
+        self, saved_tensors: list[Tensor | None], gradients: Gradient | list[Gradient], needs_input_grad: Needs
     ) -> Sequence[Gradient]:
         """Runs the backward pass of the recomputed graph."""
         graph, argument_gradients = self.graph, self.argument_gradients
         enabled, graph.enabled = graph.enabled, True
-        place = graph.meter.place
+        outer_place = graph.meter.place
         output_gradients = gradients if isinstance(gradients, list) else [gradients]
-        end = empty(UncountedMeter(), (1,), BFLOAT16)
-        end.node = Node(graph, "outputs", tuple(self.recomputed), lambda g, needs: output_gradients)
+        end_tensor = empty(UncountedMeter(), (1,), BFLOAT16)
+        end_tensor.node = Node(graph, "outputs", tuple(self.recomputed), lambda g, needs_input_grad: output_gradients)
         self.recomputed = []
-        backward(graph, end, empty(UncountedMeter(), (1,), BFLOAT16))
-        del end
-        graph.enabled, graph.meter.place = enabled, place
+        backward(graph, end_tensor, empty(UncountedMeter(), (1,), BFLOAT16))
+        del end_tensor
+        graph.enabled, graph.meter.place = enabled, outer_place
         return [argument_gradients.get(i) for i in range(len(saved_tensors))]
 
 
 def _argument(graph: Graph, argument_gradients: dict[int, Tensor], i: int, x: Tensor) -> Tensor:
-    """Returns an argument without its history, whose gradient is put into `argument_gradients`."""
+    """Returns a detached argument whose gradient is stored in `argument_gradients`."""
     argument = x.detached()
 
-    def arrived(g: Tensor, needs: Needs) -> Sequence[Gradient]:
+    def store_gradient(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
+        """Stores the gradient of the argument."""
         argument_gradients[i] = g
         return (None,)
 
-    argument.node = Node(graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), arrived)
+    argument.node = Node(graph, "argument", (empty(UncountedMeter(), (), BFLOAT16, leaf=True),), store_gradient)
     return argument
 
 
 class DiscardedKernels(SparseKernels):
-    """Recomputed norms, activations of experts, and projections of latents."""
+    """Recomputation of norms, expert activations, and latent projections."""
 
     def __init__(self, *arguments: object) -> None:
         super().__init__(*arguments)  # type: ignore[arg-type]
@@ -89,35 +90,35 @@ class DiscardedKernels(SparseKernels):
         self.discarded_activation: DiscardedOutputs | None = None
 
     def run_discardable(
-        self, run: Part, arguments: Sequence[Tensor], reads: int = 0
+        self, run: Part, arguments: Sequence[Tensor], input_storage_id: int = 0
     ) -> tuple[list[Tensor], DiscardedOutputs | None]:
-        """Runs a part and saves its arguments alone. Returns its outputs, and what frees and recomputes them."""
+        """Runs a function and saves only its arguments. Returns its outputs and the `DiscardedOutputs`."""
         graph = self.graph
         if not recorded(graph, arguments):
             return run(arguments), None
         with graph.no_grad():
             outs = run(arguments)
-        discarded = DiscardedOutputs(graph, run, arguments, outs, reads)
-        self.node("checkpoint", arguments, outs, discarded.back, *arguments)
+        discarded = DiscardedOutputs(graph, run, arguments, outs, input_storage_id)
+        self.node("checkpoint", arguments, outs, discarded.backward, *arguments)
         return outs, discarded
 
     def discard_outputs(self, hook: Tensor, discarded: DiscardedOutputs) -> Tensor:
-        """Frees the outputs of a part; they are recomputed when `hook` gets its gradient."""
+        """Frees the outputs of a function, and recomputes them when `hook` receives its gradient."""
         for storage in discarded.storages:
             storage.release()
-        passed = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
+        hook_output = Tensor(hook.shape, hook.dtype, hook.storage, hook.strides)
 
-        def back(saved_tensors: list[Tensor | None], g: Tensor, needs: Needs) -> Sequence[Gradient]:
+        def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             discarded.recompute()
             return [g]
 
-        self.node("recompute", (hook,), [passed], back)
-        return passed
+        self.node("recompute", (hook,), [hook_output], backward)
+        return hook_output
 
     # --- shared experts ----------------------------------------------------------------------------------------------
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
-        """Gives recomputed shared experts an input and an output of their own."""
+        """Marks the input and output of shared experts, so that they can be recomputed."""
         for item in scope.items if "shared_expert" in self.rank_choices.recompute_kinds else ():
             if isinstance(item, Scope) and item.about.get("kind") == "shared_expert":
                 steps = [step for step in item.items if isinstance(step, Step)]
@@ -127,7 +128,7 @@ class DiscardedKernels(SparseKernels):
     # --- norms of a layer --------------------------------------------------------------------------------------------
 
     def do_norm(self, step: Step) -> None:
-        """Runs a norm; before a sublayer it is recomputed for the backward pass, unless a product has it."""
+        """Runs a norm. A norm before a sublayer is recomputed, unless it is fused with a linear layer."""
         readers = [reader for reader, _ in self.readers.get(id(step.outs[0].storage), ())]
         fused = self.rank_choices.transformer_engine and readers and all(map(self.has_norm_before, readers))
         if not self.rank_choices.recompute_norms or fused or not self._is_of_layer():
@@ -137,7 +138,7 @@ class DiscardedKernels(SparseKernels):
         x = self.take(step, value)
         count = x.shape[0] * (value.width // self.extent(step.options["over"]))
         outs, discarded = self.run_discardable(
-            lambda xs: [self.norm(xs[0], step, module, count)], [x], reads=id(value.storage)
+            lambda xs: [self.norm(xs[0], step, module, count)], [x], input_storage_id=id(value.storage)
         )
         del x
         if discarded is not None:
@@ -145,10 +146,11 @@ class DiscardedKernels(SparseKernels):
         self.bind(step.outs[0], outs[0])
 
     def _is_of_layer(self) -> bool:
-        """Whether the norm that runs stands before a sublayer."""
+        """Whether the current norm stands before a sublayer."""
         return self.frames[-1].scope.name.endswith("_pre_norm")
 
     def do_add(self, step: Step) -> None:
+        """Adds a residual, then frees the outputs of a recomputed norm."""
         discarded = self.discarded_norms.pop(id(self.frames[-1]), None)
         if discarded is not None:
             out_value = next(value for value in step.ins if id(value.storage) != discarded.reads)
@@ -158,9 +160,13 @@ class DiscardedKernels(SparseKernels):
     # --- activations of experts --------------------------------------------------------------------------------------
 
     def _recomputes_activation(self, step: Step) -> bool:
-        return self.rank_choices.recompute_activation and self.rank_choices.grouped and self.is_of_expert_rows(step)
+        """Whether a step's expert activation is recomputed."""
+        return (
+            self.rank_choices.recompute_activation and self.rank_choices.grouped_gemm and self.is_of_expert_rows(step)
+        )
 
     def do_act(self, step: Step) -> None:
+        """Runs an activation, recomputed in the backward pass if selected."""
         if not self._recomputes_activation(step) or self._is_gate(step.outs[0]):
             super().do_act(step)
             return
@@ -175,6 +181,7 @@ class DiscardedKernels(SparseKernels):
         self._run_discardable_activation(step, run, self.take(step, step.ins[0]))
 
     def do_mul(self, step: Step) -> None:
+        """Runs a gated activation, recomputed in the backward pass if selected."""
         if not self._recomputes_activation(step):
             super().do_mul(step)
             return
@@ -190,10 +197,12 @@ class DiscardedKernels(SparseKernels):
         self._run_discardable_activation(step, run, gate)
 
     def _run_discardable_activation(self, step: Step, run: Part, x: Tensor) -> None:
+        """Runs an activation whose output can be freed and recomputed."""
         outs, self.discarded_activation = self.run_discardable(run, [x, self.row_probs])
         self.bind(step.outs[0], outs[0])
 
     def do_experts(self, step: Step) -> None:
+        """Runs an expert layer, then frees the recomputed activation that it reads."""
         discarded = self.discarded_activation
         x = self.values.get(id(step.ins[0]))
         reads_discarded = discarded is not None and x is not None and x.storage is discarded.storages[0]
@@ -206,60 +215,70 @@ class DiscardedKernels(SparseKernels):
     # --- projections of latents --------------------------------------------------------------------------------------
 
     def items(self, items: Sequence[Item]) -> None:
+        """Runs a module's items; with `mla_up_proj` the up-projections of latents are freed and recomputed."""
         alternatives = [item for item in items if isinstance(item, Alternatives)]
         names = {item.name for item in items if isinstance(item, Step)}
         if not (self.rank_choices.recompute_up and self.graph.enabled and alternatives and "kv_a_proj" in names):
             super().items(items)
             return
         form_position = items.index(alternatives[0])
-        inside = self.branch(alternatives[0]).items
-        core = next(i for i, item in enumerate(inside) if isinstance(item, Step) and item.verb == "attention")
-        attention = inside[core]
+        branch_items = self.branch(alternatives[0]).items
+        core_position = next(
+            i for i, item in enumerate(branch_items) if isinstance(item, Step) and item.verb == "attention"
+        )
+        attention = branch_items[core_position]
         assert isinstance(attention, Step)
-        first = [item for item in items[:form_position] if isinstance(item, Step)]
-        down = [
-            step for step in first if step.name in DOWN or (step.verb == "split" and self._splits_latent(step, first))
+        steps_before = [item for item in items[:form_position] if isinstance(item, Step)]
+        down_steps = [
+            step
+            for step in steps_before
+            if step.name in DOWN or (step.verb == "split" and self._splits_latent(step, steps_before))
         ]
-        up = [step for step in (*first, *inside[:core]) if isinstance(step, Step) and step not in down]
+        up_steps = [
+            step
+            for step in (*steps_before, *branch_items[:core_position])
+            if isinstance(step, Step) and step not in down_steps
+        ]
         made_storages: set[int] = set()
-        read: dict[int, Value] = {}
-        for step in up:
-            read |= {id(value): value for value in step.ins if id(value.storage) not in made_storages}
+        values_read: dict[int, Value] = {}
+        for step in up_steps:
+            values_read |= {id(value): value for value in step.ins if id(value.storage) not in made_storages}
             made_storages |= {id(out.storage) for out in step.outs}
-        early_values = {key: self.values[key] for key in read if key in self.values}
-        super().items(down)
-        inputs = [(value, early_values.get(key) or self.get(value)) for key, value in read.items()]
+        early_values = {key: self.values[key] for key in values_read if key in self.values}
+        super().items(down_steps)
+        inputs = [(value, early_values.get(key) or self.get(value)) for key, value in values_read.items()]
         early_values.clear()
         values, tensors = [value for value, _ in inputs], [tensor for _, tensor in inputs]
         del inputs
-        above = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
-        wanted = attention.ins[:3]
+        outer_frames = [Frame(outer.scope, layer_index=outer.layer_index, owner=outer.owner) for outer in self.frames]
+        attention_inputs = attention.ins[:3]
 
         def run(xs: Sequence[Tensor]) -> list[Tensor]:
-            before = self.values, self.bound, self.frames, self.memo
+            """Runs the up-projections on a copy of the module stack."""
+            caller_state = self.values, self.bound, self.frames, self.memo
             bound = {id(value): x for value, x in zip(values, xs, strict=True)}
-            self.values, self.bound, self.frames, self.memo = bound, {}, list(above), {}
+            self.values, self.bound, self.frames, self.memo = bound, {}, list(outer_frames), {}
             try:
-                for step in up:
+                for step in up_steps:
                     self.step(step)
-                return [self.get(value) for value in wanted]
+                return [self.get(value) for value in attention_inputs]
             finally:
-                self.values, self.bound, self.frames, self.memo = before
+                self.values, self.bound, self.frames, self.memo = caller_state
 
         outs, discarded = self.run_discardable(run, tensors)
         del tensors
         for value in values:
             self.forget(value.storage)
-        for value, out in zip(wanted, outs, strict=True):
+        for value, out in zip(attention_inputs, outs, strict=True):
             self.bind(value, out)
         del outs
         self.step(attention)
         if discarded is not None:
-            end = attention.outs[0]
-            self.bind(end, self.discard_outputs(self.get(end), discarded))
-        super().items([*inside[core + 1 :], *items[form_position + 1 :]])
+            attention_output = attention.outs[0]
+            self.bind(attention_output, self.discard_outputs(self.get(attention_output), discarded))
+        super().items([*branch_items[core_position + 1 :], *items[form_position + 1 :]])
 
     def _splits_latent(self, step: Step, steps: list[Step]) -> bool:
-        """Whether a step splits what the projection to latents makes."""
-        down = next(earlier for earlier in steps if earlier.name == "kv_a_proj")
-        return step.ins[0] is down.outs[0]
+        """Whether a step splits the output of the latent down-projection."""
+        down_projection = next(candidate for candidate in steps if candidate.name == "kv_a_proj")
+        return step.ins[0] is down_projection.outs[0]

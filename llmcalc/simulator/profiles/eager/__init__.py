@@ -1,4 +1,4 @@
-"""PyTorch without a compiler: each step runs the operations of the reference's own line of code."""
+"""PyTorch without a compiler: each step runs the operations of the reference implementation."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ class Eager(
     ElementwiseKernels,
     BasicKernels,
 ):
-    """Runs a program as the reference does, and recurrent parts by the kernels that people train them with."""
+    """Runs a program like the reference; recurrent parts run by the kernels used in training."""

@@ -1,4 +1,4 @@
-"""Attention: positions, keys and values for each head, masks and the scores."""
+"""Softmax attention: positions, caches, masks and scores."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ...tensor import BOOL, FLOAT32, INT64, Tensor
 
 
 class AttentionKernels(Lowering):
-    """Softmax attention, as the reference's core computes it."""
+    """Softmax attention as in the reference implementation."""
 
     def heads_first(self, x: Tensor) -> Tensor:
-        """[batch, rows, heads, size] → [batch, heads, rows, size], or back."""
+        """Swaps the axes of rows and heads: [batch, rows, heads, size] ↔ [batch, heads, rows, size]."""
         return self.t.transpose(x, 1, 2)
 
     # --- positions --------------------------------------------------------------------------------------------------
@@ -28,33 +28,39 @@ class AttentionKernels(Lowering):
     def do_rope(self, step: Step) -> None:
         x = self.get(step.ins[0])
         by_head = len(x.shape) == 4
-        turned = self.rotated(self.heads_first(x) if by_head else x, step)
-        self.set(step.outs[0], self.heads_first(turned) if by_head else turned)
+        rotated_x = self.rotated(self.heads_first(x) if by_head else x, step)
+        self.set(step.outs[0], self.heads_first(rotated_x) if by_head else rotated_x)
 
     def rotated(self, x: Tensor, step: Step) -> Tensor:
-        """RoPE on the first dimensions of x's last axis; rows are the axis before it."""
-        t, spec, every = self.t, step.options["spec"], step.options["every"]
+        """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
+        t, spec, all_dimensions = self.t, step.options["spec"], step.options["every"]
         dim = spec.rotary_size(x.shape[-1])
-        if every is None:
+        if all_dimensions is None:
             cos, sin = self._angles(x.shape[-2], dim, spec.rope_theta, x)
         else:
-            at = self.frames[-1].named["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
-            cos, sin = self._cos_sin(at, dim, x)
-        left, right, rest = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
-        first, second = (t.add, t.sub) if step.options["back"] else (t.sub, t.add)
-        return t.cat([first(t.mul(left, cos), t.mul(right, sin)), second(t.mul(right, cos), t.mul(left, sin)), rest])
+            position_ids = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
+            cos, sin = self._cos_sin(position_ids, dim, x)
+        left_half, right_half, unrotated = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
+        first_operation, second_operation = (t.add, t.sub) if step.options["back"] else (t.sub, t.add)
+        return t.cat(
+            [
+                first_operation(t.mul(left_half, cos), t.mul(right_half, sin)),
+                second_operation(t.mul(right_half, cos), t.mul(left_half, sin)),
+                unrotated,
+            ]
+        )
 
-    def _angles(self, tokens: Any, dim: Any, theta: float, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of every position, made by the first layer that needs them."""
-        key = ("rope", tokens, dim, theta, like.dtype)
+    def _angles(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin of every position, computed by the first layer that needs them."""
+        key = ("rope", tokens, dim, theta, template.dtype)
         if key not in self.memo:
-            self.memo[key] = self._cos_sin(self.span(tokens), dim, like)
+            self.memo[key] = self._cos_sin(self.span(tokens), dim, template)
         angles: tuple[Tensor, Tensor] = self.memo[key]
         return angles
 
-    def _cos_sin(self, positions: Tensor, dim: Any, like: Tensor) -> tuple[Tensor, Tensor]:
+    def _cos_sin(self, positions: Tensor, dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, dim)
-        return self.t.to(self.t.like(angles), like.dtype), self.t.to(self.t.like(angles), like.dtype)
+        return self.t.to(self.t.like(angles), template.dtype), self.t.to(self.t.like(angles), template.dtype)
 
     def _angle_table(self, positions: Tensor, dim: Any) -> Tensor:
         t = self.t
@@ -70,66 +76,68 @@ class AttentionKernels(Lowering):
             self.bind(step.outs[0], self.t.repeat_interleave(x, heads // x.shape[1], 1))
             return
         repeat = self.t.repeat if step.options["tiled"] else self.t.repeat_interleave
-        wide = repeat(self.heads_first(x), heads // x.shape[2], 1)
-        self.set(step.outs[0], self.heads_first(wide))
+        repeated = repeat(self.heads_first(x), heads // x.shape[2], 1)
+        self.set(step.outs[0], self.heads_first(repeated))
 
     @compared(BY_TORCH)
     def do_cache(self, step: Step) -> None:
         if self.missing(step.ins[0]):
-            full: Sequence[Tensor] = self._gathered(self.cached(step.name) or ())
+            all_rows: Sequence[Tensor] = self._gathered(self.cached(step.name) or ())
         else:
-            full = self._with_new(step.name, [self.get(value) for value in step.ins], step.options["limit"])
+            all_rows = self._with_new(step.name, [self.get(value) for value in step.ins], step.options["limit"])
         if self.store is not None:
             for value in step.ins:
                 self.forget(value.storage)
-        for seen, tensor in zip(step.outs, full, strict=True):
-            self.bind(seen, tensor)
+        for output, tensor in zip(step.outs, all_rows, strict=True):
+            self.bind(output, tensor)
 
-    def _with_new(self, name: str, new: list[Tensor], limit: int | None) -> Sequence[Tensor]:
-        """The keys or values to which the new tokens attend. A copy for later tokens replaces the cached tensors."""
+    def _with_new(self, name: str, new_rows: list[Tensor], limit: int | None) -> Sequence[Tensor]:
+        """Joins cached and new keys or values, and caches a copy for later tokens."""
         cached = self.cached(name)
         if self.paged:
-            return self._in_pages(name, new, cached, limit)
+            return self._in_pages(name, new_rows, cached, limit)
         if cached is not None and limit is not None:  # the oldest token leaves the window when a new one enters
             cached = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in cached)
-        full = new if cached is None else [self._appended(h, n) for h, n in zip(cached, new, strict=True)]
-        self.keep(name, *(full if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in full]))
-        return full
+        all_rows = new_rows if cached is None else [self._appended(h, n) for h, n in zip(cached, new_rows, strict=True)]
+        self.keep(
+            name, *(all_rows if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in all_rows])
+        )
+        return all_rows
 
     def _in_pages(
-        self, name: str, new: list[Tensor], cached: Sequence[Tensor] | None, limit: int | None
+        self, name: str, new_rows: list[Tensor], cached: Sequence[Tensor] | None, limit: int | None
     ) -> Sequence[Tensor]:
         """Writes the new keys and values into the pool. They live until the module returns, as a server's forward pass
         names them; a first pass reads no others.
         """
         frame = self.frames[-1]
-        (frame.callers[0] if frame.callers else frame.named)[f"written to {name}"] = new
-        before = 0 if cached is None else cached[0].shape[1]
-        before = before if limit is None else min(before, limit - 1)
-        rows = before + new[0].shape[1]
-        full = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new]
-        self.keep(name, *(full if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in full]))
-        return new if cached is None else self._gathered(full)
+        (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {name}"] = new_rows
+        cached_rows = 0 if cached is None else cached[0].shape[1]
+        cached_rows = cached_rows if limit is None else min(cached_rows, limit - 1)
+        rows = cached_rows + new_rows[0].shape[1]
+        all_rows = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
+        self.keep(name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows]))
+        return new_rows if cached is None else self._gathered(all_rows)
 
     def _gathered(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The paged cache as attention reads it: the pages themselves without scores, else a copy of all rows."""
+        """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
         return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
 
-    def _appended(self, cached: Tensor, new: Tensor) -> Tensor:
-        """Keys or values are joined heads first."""
-        if len(new.shape) < 4:
-            return self.t.cat([cached, new], 1)
-        return self.heads_first(self.t.cat([self.heads_first(cached), self.heads_first(new)], 2))
+    def _appended(self, cached: Tensor, new_rows: Tensor) -> Tensor:
+        """Concatenates cached and new keys or values, heads first."""
+        if len(new_rows.shape) < 4:
+            return self.t.cat([cached, new_rows], 1)
+        return self.heads_first(self.t.cat([self.heads_first(cached), self.heads_first(new_rows)], 2))
 
     @compared(BY_TORCH)
     def do_absorb(self, step: Step) -> None:
-        """A part of each head's rows of a weight, on the side of the query or of the output: Expansion.forward."""
+        """Multiplies by the part of an up-projection that is absorbed in queries or outputs: Expansion.forward."""
         t, weight, out = self.t, step.weight, step.outs[0]
         assert weight is not None
         x, heads, of_query = self.heads_first(self.get(step.ins[0])), out.axes[0].size, out.axes[1:] == weight.ins
         per_head = t.unflatten(self.matrix(step), 0, (heads, exact_div(extent(weight.out), heads)))
-        part = t.slice(per_head, x.shape[-1] if of_query else out.axes[1].size, 1)
-        product = t.matmul(x, part if of_query else t.transpose(part, -1, -2))
+        weight_part = t.slice(per_head, x.shape[-1] if of_query else out.axes[1].size, 1)
+        product = t.matmul(x, weight_part if of_query else t.transpose(weight_part, -1, -2))
         self.set(out, self.heads_first(product))
 
     # --- scores -----------------------------------------------------------------------------------------------------
@@ -141,7 +149,7 @@ class AttentionKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_attention(self, step: Step) -> None:
-        """The method `attention_<Op>` of a profile."""
+        """Runs attention by the profile's method `attention_<Op>`."""
         name = type(step.op).__name__
         run = getattr(self, f"attention_{name}", None)
         if run is None:
@@ -159,36 +167,40 @@ class AttentionKernels(Lowering):
             mask = self.mask(step, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if step.options.get("sinks") else None
         cap = step.options["cap"]
-        output = self.through(lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias)
+        output = self.run_attention_core(
+            lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias
+        )
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
-    def through(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
-        """The result of an attention core, which is checkpointed by itself if the run recomputes it."""
-        there = [x for x in tensors if x is not None]
-        return self.checkpointed(lambda xs: core(*xs), there) if self.recompute.core else core(*there)
+    def run_attention_core(self, core: Callable[..., Tensor], *tensors: Tensor | None) -> Tensor:
+        """Runs an attention core, which is checkpointed if the run recomputes attention."""
+        present_tensors = [x for x in tensors if x is not None]
+        return (
+            self.checkpointed(lambda xs: core(*xs), present_tensors) if self.recompute.core else core(*present_tensors)
+        )
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
-        """The scores of an attention sink, which are the same for all queries of a head."""
+        """Expands the scores of attention sinks, one per head, to all queries."""
         t = self.t
-        wide = t.unsqueeze(t.unsqueeze(t.unsqueeze(sinks, 0), 2), 3)
-        return t.to(t.expand(wide, (*scores.shape[:-1], 1)), scores.dtype)
+        expanded_sinks = t.unsqueeze(t.unsqueeze(t.unsqueeze(sinks, 0), 2), 3)
+        return t.to(t.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
     def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:
-        """[queries, keys]: the keys that each query may attend to, made by the first layer that needs it."""
+        """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it."""
         window, chunk, causal = step.options.get("window"), step.options.get("chunk"), step.options["causal"]
         key = ("mask", queries, keys, causal, window, chunk)
         if key not in self.memo:
             t = self.t
             q, k = t.unsqueeze(self.span(queries), 1), t.unsqueeze(self.span(keys), 0)
             if causal:
-                seen = t.compare(k, q)
+                is_visible = t.compare(k, q)
                 if window is not None:
-                    seen = t.compare(seen, t.compare(k, t.like(q)))
+                    is_visible = t.compare(is_visible, t.compare(k, t.like(q)))
                 if chunk is not None:
-                    seen = t.compare(seen, t.compare(t.like(k), t.like(q)))
+                    is_visible = t.compare(is_visible, t.compare(t.like(k), t.like(q)))
             else:
-                seen = t.compare(t.compare(t.like(q, k)), t.compare(t.like(k, q)))
-            self.memo[key] = seen
+                is_visible = t.compare(t.compare(t.like(q, k)), t.compare(t.like(k, q)))
+            self.memo[key] = is_visible
         mask: Tensor = self.memo[key]
         return mask
 
@@ -202,7 +214,7 @@ class AttentionKernels(Lowering):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
     ) -> Tensor:
-        """softmax(q·kᵀ)·v, scores in float32. sinks: per head, the score of one more key without a value.
+        """Computes softmax(q·kᵀ)·v with float32 scores. sinks: per head, the score of one extra key without a value.
 
         bias: the term added to the scores.
         """
@@ -217,6 +229,6 @@ class AttentionKernels(Lowering):
         if sinks is not None:
             sink = self.sink(sinks, scores)
             keys = scores.shape[-1]
-            shares = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), FLOAT32)), keys), v.dtype)
-            return t.matmul(shares, v)
+            probs = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), FLOAT32)), keys), v.dtype)
+            return t.matmul(probs, v)
         return t.matmul(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), v)

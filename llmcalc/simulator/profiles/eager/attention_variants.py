@@ -1,4 +1,4 @@
-"""Attention whose scores, softmax and weighted sums are separate steps, and attention to keys that a part selects."""
+"""Attention with separate steps for scores, softmax and weighted sums, and attention to selected keys."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.program import Step
 from ....flow.value import Value
-from ...strides import is_one
+from ...strides import is_size_one
 from ...tensor import BOOL, FLOAT32, INT64, UINT8, Tensor
 from .attention import AttentionKernels
 
 
 class AttentionVariantKernels(AttentionKernels):
-    """Scores alone, one softmax over two kinds of keys, indexers, and masks learned from the values."""
+    """Separate scores, softmax over two kinds of keys, indexers, and masks learned from values."""
 
     # --- scores alone -------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
     def do_scores(self, step: Step) -> None:
-        """[batch, heads, queries, keys]."""
+        """Computes scores [batch, heads, queries, keys]."""
         t, keys, (q, k) = self.t, step.ins[1], (self.get(value) for value in step.ins[:2])
         if len(step.ins) > 2:
             scores = self._weighted_scores(q, k, self.get(step.ins[2]))
@@ -40,13 +40,13 @@ class AttentionVariantKernels(AttentionKernels):
         self.bind(step.outs[0], scores)
 
     def scores_by_row(self, x: Tensor, rows: Tensor) -> Tensor:
-        """x: [batch, tokens, heads, d] by rows that all sequences share → [batch, heads, tokens, rows]."""
+        """Computes scores of shared rows: x [batch, tokens, heads, d] → [batch, heads, tokens, rows]."""
         return self.t.matmul(self.heads_first(x), self.t.permute(rows, (1, 2, 0)))
 
     # --- selected by an indexer (DeepSeek-V3.2) -----------------------------------------------------------------------
 
     def _weighted_scores(self, q: Tensor, k: Tensor, weights: Tensor) -> Tensor:
-        """IndexerReference's core. q: [batch, queries, heads, d], k: [batch, keys, d]."""
+        """Runs IndexerReference's core. q: [batch, queries, heads, d], k: [batch, keys, d]."""
         t = self.t
         scores = t.function("relu", t.scale(t.matmul(q, t.transpose(t.unsqueeze(k, 1), -1, -2))))
         return t.select(t.matmul(t.unsqueeze(weights, 2), scores), 2)
@@ -55,30 +55,30 @@ class AttentionVariantKernels(AttentionKernels):
     def do_select(self, step: Step) -> None:
         t, scores = self.t, self.get(step.ins[0])
         mask = self.mask(step, *scores.shape[1:])
-        best = t.sort(t.masked_fill(scores, t.like(mask)))[1]
-        self.memo["selected"] = t.slice(best, minimum(best.shape[-1], step.options["top_k"]))
+        top_keys = t.sort(t.masked_fill(scores, t.like(mask)))[1]
+        self.memo["selected"] = t.slice(top_keys, minimum(top_keys.shape[-1], step.options["top_k"]))
 
     @compared(BY_TORCH)
     def do_selected(self, step: Step) -> None:
-        """MLAReference.forward: the mask of each sequence's own keys, and the keys."""
+        """Builds the mask of each sequence's selected keys (MLAReference.forward)."""
         t, (q, *keys) = self.t, (self.get(value) for value in step.ins)
         mask, selected = self.mask(step, q.shape[1], keys[0].shape[1]), self.memo["selected"]
         if self.reads_selected(q.shape[1]):
             index = t.unsqueeze(t.select(selected, 1), -1)
-            read = [t.gather(k, t.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
+            selected_rows = [t.gather(k, t.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
             self.bind(step.outs[0], t.slice(mask, index.shape[1]))
-            self._read(step, read)
+            self._read(step, selected_rows)
             return
-        chosen = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected)
-        self.bind(step.outs[0], t.unsqueeze(t.like(mask, chosen), 1))
+        selected_mask = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected)
+        self.bind(step.outs[0], t.unsqueeze(t.like(mask, selected_mask), 1))
         self._read(step, keys)
 
     def reads_selected(self, queries: Any) -> bool:
-        """Whether the references read only selected keys: where one further token is decoded."""
-        return self.continues and is_one(queries)
+        """Whether the reference reads only selected keys, as in decoding one token."""
+        return self.continues and is_size_one(queries)
 
     def _read(self, step: Step, keys: Sequence[Tensor]) -> None:
-        """Binds the keys and values that are read, and lets go of all of them."""
+        """Binds the selected keys and values, and drops all others."""
         for value, out, tensor in zip(step.ins[1:], step.outs[1:], keys, strict=True):
             self.values.pop(id(value), None)
             self.bind(out, tensor)
@@ -87,35 +87,44 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_select_blocks(self, step: Step) -> None:
-        """BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
+        """Runs BlockIndexerReference.forward, from the scores on: [batch, index heads, queries, keys]."""
         t, block, scores = self.t, step.options["block"], self.get(step.ins[0])
         self.forget(step.ins[0].storage)
         scores = t.to(scores, FLOAT32)
-        queries, end = scores.shape[-2:]
-        at, keys = self.span(queries), self.span(end)
-        scores = t.masked_fill(scores, t.compare(t.unsqueeze(keys, 0), t.unsqueeze(at, 1)))
-        blocks = ceil_div(end, block)
+        queries, key_count = scores.shape[-2:]
+        query_positions, key_positions = self.span(queries), self.span(key_count)
+        scores = t.masked_fill(scores, t.compare(t.unsqueeze(key_positions, 0), t.unsqueeze(query_positions, 1)))
+        blocks = ceil_div(key_count, block)
         scores = t.new((*scores.shape[:-1], blocks * block), FLOAT32)
-        best = t.new((*scores.shape[:-1], blocks), FLOAT32)
-        away = t.like(t.unsqueeze(t.like(at), 1), t.unsqueeze(t.new((blocks,), INT64), 0))
-        best = t.masked_fill(t.masked_fill(best, t.compare(t.compare(away), t.compare(away))), t.compare(away))
-        rank = t.sort(t.sort(best)[1])[1]
-        chosen = t.slice(t.repeat_interleave(t.compare(rank), block, 3), end)
-        self.bind(step.outs[0], t.compare(chosen, t.compare(t.unsqueeze(keys, 0), t.unsqueeze(at, 1))))
+        block_scores = t.new((*scores.shape[:-1], blocks), FLOAT32)
+        away = t.like(t.unsqueeze(t.like(query_positions), 1), t.unsqueeze(t.new((blocks,), INT64), 0))
+        block_scores = t.masked_fill(
+            t.masked_fill(block_scores, t.compare(t.compare(away), t.compare(away))), t.compare(away)
+        )
+        rank = t.sort(t.sort(block_scores)[1])[1]
+        selected_mask = t.slice(t.repeat_interleave(t.compare(rank), block, 3), key_count)
+        self.bind(
+            step.outs[0],
+            t.compare(selected_mask, t.compare(t.unsqueeze(key_positions, 0), t.unsqueeze(query_positions, 1))),
+        )
 
     @compared(BY_TORCH)
     def do_only_selected(self, step: Step) -> None:
-        """BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
-        t, seen, (block, blocks) = self.t, self.get(step.ins[0]), (step.options["block"], step.options["blocks"])
+        """Runs BlockIndexerReference.narrow. Keys and values: [batch, heads, keys, d]."""
+        t, visible_mask, (block, blocks) = (
+            self.t,
+            self.get(step.ins[0]),
+            (step.options["block"], step.options["blocks"]),
+        )
         keys = [self.heads_first(self.get(value)) for value in step.ins[1:]]
-        if self.reads_selected(seen.shape[-2]):
-            end = keys[0].shape[2]
-            read = minimum(end, (blocks - 1) * block + (end - 1) % block + 1)
-            where = t.unsqueeze(t.slice(t.sort(t.to(t.select(seen, 2), UINT8))[1], read), -1)
-            keys = [t.gather(k, t.expand(where, (*where.shape[:-1], k.shape[-1]))) for k in keys]
-            seen = t.like(t.slice(seen, read))
+        if self.reads_selected(visible_mask.shape[-2]):
+            key_count = keys[0].shape[2]
+            rows_read = minimum(key_count, (blocks - 1) * block + (key_count - 1) % block + 1)
+            selected_index = t.unsqueeze(t.slice(t.sort(t.to(t.select(visible_mask, 2), UINT8))[1], rows_read), -1)
+            keys = [t.gather(k, t.expand(selected_index, (*selected_index.shape[:-1], k.shape[-1]))) for k in keys]
+            visible_mask = t.like(t.slice(visible_mask, rows_read))
         self.values.pop(id(step.ins[0]), None)
-        self.bind(step.outs[0], seen)
+        self.bind(step.outs[0], visible_mask)
         self._read(step, [self.heads_first(k) for k in keys])
 
     @compared(BY_TORCH)
@@ -126,13 +135,13 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_joint_softmax(self, step: Step) -> None:
-        """MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
+        """Runs MergedReference.forward and CompressedAttentionReference.forward, from the scores to their softmax."""
         if self.choices.attention != "eager" or self.recompute.core:
             raise self.unsupported(
                 "one softmax over the scores of several cores runs step by step; expected --attn-implementation eager, "
                 "and another --recompute than attention"
             )
-        t, options, named = self.t, step.options, self.frames[-1].named
+        t, options, local_tensors = self.t, step.options, self.frames[-1].local_tensors
         parts, (q, v, *selection) = (
             step.ins[: options["parts"]],
             (self.get(value) for value in step.ins[options["parts"] :]),
@@ -141,29 +150,31 @@ class AttentionVariantKernels(AttentionKernels):
         scores = t.scale(scores)
         if options["cap"] is not None:
             scores = t.scale(t.function("tanh", t.scale(scores)))
-        seen = named["seen"] = self._seen_in_all(self.mask(step, q.shape[1], v.shape[1]), scores, selection)
+        visible_mask = local_tensors["seen"] = self._seen_in_all(
+            self.mask(step, q.shape[1], v.shape[1]), scores, selection
+        )
         if options["sinks"]:
-            named["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
-        scores = named["scores"] = t.masked_fill(scores, t.like(seen))
+            local_tensors["sink"] = self.sink(self.weight("sinks", (scores.shape[1],)), scores)
+        scores = local_tensors["scores"] = t.masked_fill(scores, t.like(visible_mask))
         if options["sinks"]:
-            whole = t.softmax(t.to(t.cat([scores, named["sink"]]), FLOAT32))
-            self.bind(step.outs[0], t.to(t.slice(whole, scores.shape[-1]), v.dtype))
+            all_probs = t.softmax(t.to(t.cat([scores, local_tensors["sink"]]), FLOAT32))
+            self.bind(step.outs[0], t.to(t.slice(all_probs, scores.shape[-1]), v.dtype))
             return
         self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype))
 
-    def _joined(self, parts: Sequence[Value]) -> Tensor:
-        """All scores side by side, of which only these remain."""
-        scores = [self.get(part) for part in parts]
-        for part in parts:
-            self.forget(part.storage)
+    def _joined(self, score_values: Sequence[Value]) -> Tensor:
+        """Concatenates all scores, and drops the separate tensors."""
+        scores = [self.get(value) for value in score_values]
+        for value in score_values:
+            self.forget(value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
     def _seen_in_all(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
-        """The mask of all scores: of a sequence's own keys, then of the other keys."""
-        t, others = self.t, scores.shape[-1] - mask.shape[-1]
+        """Returns the mask of all scores: of the sequence's own keys, then of the other keys."""
+        t, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:
             return t.cat([t.expand(mask, (*selection[0].shape[:-1], mask.shape[-1])), selection[0]])
-        return mask if is_zero(others) else t.cat([mask, t.new((mask.shape[0], others), BOOL)])
+        return mask if is_zero(other_keys) else t.cat([mask, t.new((mask.shape[0], other_keys), BOOL)])
 
     @compared(BY_TORCH)
     def do_weighted(self, step: Step) -> None:
@@ -176,16 +187,16 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_strongest(self, step: Step) -> None:
-        """DynamicMaskReference._mask, from the strengths on."""
+        """Runs DynamicMaskReference._mask, from the strengths on."""
         t = self.t
         strength, q, k = (self.get(value) for value in step.ins)
         by_key = t.unsqueeze(t.transpose(strength, 1, 2), 2)
-        seen = self.mask(step, q.shape[1], k.shape[1])
-        mask = t.masked_fill(t.expand(by_key, (*by_key.shape[:2], *seen.shape)), t.like(seen))
+        visible_mask = self.mask(step, q.shape[1], k.shape[1])
+        mask = t.masked_fill(t.expand(by_key, (*by_key.shape[:2], *visible_mask.shape)), t.like(visible_mask))
         if mask.shape[-1] > step.options["keep"]:
             ranked = t.like(mask)
-            best = t.slice(t.sort(ranked)[1], step.options["keep"])
-            mask = t.scatter(t.like(mask), best, t.gather(mask, best))
+            top_keys = t.slice(t.sort(ranked)[1], step.options["keep"])
+            mask = t.scatter(t.like(mask), top_keys, t.gather(mask, top_keys))
         self.bind(step.outs[0], mask)
 
     @compared(BY_TORCH)

@@ -21,7 +21,7 @@ BY_TOKEN = ("ids", "known ids")
 
 
 class BasicKernels(Lowering):
-    """Kernels of the steps that most parts have."""
+    """Kernels of the steps that most models have."""
 
     # --- linear layers and tables -----------------------------------------------------------------------------------
 
@@ -30,9 +30,9 @@ class BasicKernels(Lowering):
         x, out = self.flat(step.ins[0], step), step.outs[0]
         bias = None
         if step.options["bias"]:
-            lent = step.options.get("lent")
-            path = self.module_path(above=1 if lent else 0)
-            bias = self.weight(f"{lent or step.name}.bias", (out.width,), path)
+            lending_layer = step.options.get("lent")
+            path = self.module_path(levels_up=1 if lending_layer else 0)
+            bias = self.weight(f"{lending_layer or step.name}.bias", (out.width,), path)
         rows = self.run_config.new(out.rows)
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
@@ -41,7 +41,7 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_again(self, step: Step) -> None:
-        """The linear layer of another step."""
+        """Runs the linear layer of another step again."""
         x, out = self.flat(step.ins[0]), step.outs[0]
         module, name = self.modules[id(step.options["like"])]
         bias = self.weight(f"{name}.bias", (out.width,), module) if step.options["bias"] else None
@@ -49,19 +49,19 @@ class BasicKernels(Lowering):
         self.set(out, self.multiplied_again(name, module, x, weight, bias))
 
     def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x·Wᵀ + b, by the linear layer of that name in that module."""
+        """Computes x·Wᵀ + b with the linear layer of a name and a module."""
         return self.t.linear(x, weight, bias)
 
     def has_adapter(self, step: Step) -> bool:
-        """Whether a linear layer has an adapter: without adapters none has."""
+        """Whether a linear layer has an adapter; never without adapters."""
         return False
 
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output of a linear layer."""
+        """Returns the output of a linear layer."""
         return self.product(x, weight, bias, step.outs[0].width)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
-        """x·Wᵀ + b. width: the number of outputs."""
+        """Computes x·Wᵀ + b. width: number of outputs."""
         return self.t.linear(x, weight, bias)
 
     @compared(BY_TORCH)
@@ -70,29 +70,29 @@ class BasicKernels(Lowering):
         if step.options["by"] == "all":
             self.set(out, self.table(step))
             return
-        by = step.options["by"]
-        looked_up = self.looked_up(step, self.table(step), self._index(out.rows, by))
-        if by in BY_TOKEN:
-            self.set(out, looked_up)
+        index_kind = step.options["by"]
+        embeddings = self.looked_up(step, self.table(step), self._index(out.rows, index_kind))
+        if index_kind in BY_TOKEN:
+            self.set(out, embeddings)
         else:
-            self.bind(out, looked_up)  # [rows, …]: all sequences share it
+            self.bind(out, embeddings)  # [rows, …]: all sequences share it
 
     def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
-        """The rows of a table at these indices."""
+        """Looks up rows of a table by index."""
         return self.t.embedding(weight, index)
 
-    def _index(self, rows: Rows, by: str) -> Tensor:
-        """The indices of a look-up: the token ids of the model's input, or numbers that all sequences share."""
-        if by in BY_TOKEN:
+    def _index(self, rows: Rows, index_kind: str) -> Tensor:
+        """Returns the indices of a look-up: token ids, or numbers shared by all sequences."""
+        if index_kind in BY_TOKEN:
             if rows not in self.inputs:
                 raise self.unsupported(f"no kernels for a look-up by {rows.name}")
             ids = self.inputs[rows]
-            return ids if by == "ids" else self.t.like(ids, self.t.compare(ids))
-        named = self.frames[-1].named
-        if by == "positions" or by not in named:
-            named[by] = self.t.new((self.run_config.new(rows),), INT64)
-        index: Tensor = named[by]
-        return self.t.like(index) if by == "positions" else index  # positions have an offset
+            return ids if index_kind == "ids" else self.t.like(ids, self.t.compare(ids))
+        local_tensors = self.frames[-1].local_tensors
+        if index_kind == "positions" or index_kind not in local_tensors:
+            local_tensors[index_kind] = self.t.new((self.run_config.new(rows),), INT64)
+        index: Tensor = local_tensors[index_kind]
+        return self.t.like(index) if index_kind == "positions" else index  # positions have an offset
 
     @compared(BY_TORCH)
     def do_unread_table(self, step: Step) -> None:
@@ -113,26 +113,26 @@ class BasicKernels(Lowering):
     @compared(BY_TORCH)
     def do_norm(self, step: Step) -> None:
         spec: Norm = step.options["spec"]
-        value, over, heads = step.ins[0], step.options["over"], getattr(step.op, "heads", None)
+        value, normed_shape, heads = step.ins[0], step.options["over"], getattr(step.op, "heads", None)
         x = self.get(value)
-        turned = heads is not None or self.norms_heads_first(value, over)
-        if turned:
+        is_heads_first = heads is not None or self.norms_heads_first(value, normed_shape)
+        if is_heads_first:
             x = self.t.transpose(x, 1, 2)
-        elif len(over) > 1:
+        elif len(normed_shape) > 1:
             x = self.flat(value)
         shape = x.shape[-1:] if heads is None else (heads, 1, x.shape[-1])
-        groups, like = step.options.get("groups"), step.options.get("like")
-        module, name = (self.module_path(), step.name) if like is None else self.modules[id(like)]
+        groups, shape_source = step.options.get("groups"), step.options.get("like")
+        module, name = (self.module_path(), step.name) if shape_source is None else self.modules[id(shape_source)]
         self.modules[id(step.outs[0])] = module, name
         y = self.norm(x, spec, name, shape, 1 if groups is None else groups.size, module)
-        self.set(step.outs[0], self.t.transpose(y, 1, 2) if turned else y)
+        self.set(step.outs[0], self.t.transpose(y, 1, 2) if is_heads_first else y)
 
-    def norms_heads_first(self, value: Value, over: Shape) -> bool:
-        """Whether it counts that the references norm each head of [batch, heads, rows, size]: for no single steps."""
+    def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
+        """Whether a norm runs on [batch, heads, rows, size] and its layout matters; here never."""
         return False
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """NormReference.forward. module: the module with its parameters, by default the one that runs."""
+        """Runs NormReference.forward. module: the module with its parameters, by default the one that runs."""
         y = x if spec.type == "affine" else self._normed(x, spec, groups)
         y = self.t.mul(y, self.weight(f"{name}.weight", shape, module)) if spec.weight else y
         return self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
@@ -151,7 +151,7 @@ class BasicKernels(Lowering):
         self.set(step.outs[0], self.activated(self.get(step.ins[0]), step.options["kind"]))
 
     def activated(self, x: Tensor, kind: str) -> Tensor:
-        """The activation of that name."""
+        """Applies an activation function by its name."""
         if kind == "relu2":
             return self.t.square(self.t.function("relu", x))
         if kind == "square":
@@ -180,13 +180,13 @@ class BasicKernels(Lowering):
         shapes = [self.shape(out) for out in step.outs]
         if all(len(shape) == len(x.shape) for shape in shapes):
             axes = range(-1, 1 - len(x.shape), -1)
-            along = (axis for axis in axes if sum(shape[axis] for shape in shapes) == x.shape[axis])
-            axis = next(along, -1)
+            split_axes = (axis for axis in axes if sum(shape[axis] for shape in shapes) == x.shape[axis])
+            axis = next(split_axes, -1)
             parts = self.t.split(x, [shape[axis] for shape in shapes], axis)
         else:
             parts = self.t.split(self.flat(step.ins[0]), [out.width for out in step.outs])
-        for out, part in zip(step.outs, parts, strict=True):
-            self.set(out, part)
+        for out, view in zip(step.outs, parts, strict=True):
+            self.set(out, view)
 
     @compared(BY_TORCH)
     def do_cat(self, step: Step) -> None:
@@ -196,30 +196,30 @@ class BasicKernels(Lowering):
         if axis is None:
             xs = [self.flat(value) for value in step.ins]
             axis = -1
-        turned = len(shape) == 4 and axis == 3
-        if turned:  # heads first
+        needs_transpose = len(shape) == 4 and axis == 3
+        if needs_transpose:  # heads first
             xs = [self._expanded(x, shape) for x in xs]
-        joined = self._beside(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
-        self.set(step.outs[0], self.t.transpose(joined, 1, 2) if turned else joined)
+        concatenated = self._beside(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
+        self.set(step.outs[0], self.t.transpose(concatenated, 1, 2) if needs_transpose else concatenated)
 
     def _beside(self, xs: list[Tensor], axis: int) -> Tensor:
-        """Tensors that lie side by side in the pages of a cache, read in place."""
+        """Joins adjacent tensors in the pages of a cache, which are read in place."""
         shape = list(xs[0].shape)
         shape[axis] = sum(x.shape[axis] for x in xs)
         return self.in_pool(tuple(shape), xs[0].dtype)
 
     def _expanded(self, x: Tensor, shape: Any) -> Tensor:
-        """The tensor as [batch, heads, rows, size]; without heads, expanded to all heads."""
+        """Returns a tensor as [batch, heads, rows, size], expanded to all heads if necessary."""
         if len(x.shape) == 4:
             return self.t.transpose(x, 1, 2)
-        wide = self.t.unsqueeze(x, 1)
-        return self.t.expand(wide, (wide.shape[0], shape[2], *wide.shape[2:]))
+        with_heads = self.t.unsqueeze(x, 1)
+        return self.t.expand(with_heads, (with_heads.shape[0], shape[2], *with_heads.shape[2:]))
 
     def _joined_along(self, xs: list[Tensor], shape: Any) -> int | None:
-        """The axis whose sizes add up to the result's; None if no axis does."""
+        """Returns the axis whose sizes sum to the result's; None if there is none."""
         for axis in range(len(shape) - 1, 0, -1):
-            at = axis - len(shape)
-            if sum(x.shape[at] for x in xs) == shape[axis]:
+            axis_from_end = axis - len(shape)
+            if sum(x.shape[axis_from_end] for x in xs) == shape[axis]:
                 return axis
         return None
 
@@ -234,30 +234,30 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_state(self, step: Step) -> None:
-        """Caches a state for the next pass, unless the step that reads the state caches it."""
+        """Caches a state for the next pass, unless its reader caches it."""
         if step.ins:
             self.keep(step.name, *(self.t.select(self.get(value), 1) for value in step.ins))
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of the last run: the cross-entropy of its logits, plus that of each further prediction."""
-        further, self.further = self.further, []
+        """Returns the loss: cross-entropy of the logits, plus that of each multi-token prediction."""
+        mtp_logits, self.further = self.further, []
         loss = self.loss(logits, labels)
-        for ahead in further:
+        for ahead in mtp_logits:
             loss = self.t.add(loss, self.loss(ahead, labels))
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The cross-entropy of logits [batch, tokens, vocabulary], by default in float32."""
-        read = DTYPES[self.choices.logits_dtype or FLOAT32.name]
-        whole = self.t.flatten(self.t.to(logits, read), 0, 1)
+        """Returns the cross-entropy of logits [batch, tokens, vocabulary], by default in float32."""
+        loss_dtype = DTYPES[self.choices.logits_dtype or FLOAT32.name]
+        flat_logits = self.t.flatten(self.t.to(logits, loss_dtype), 0, 1)
         if self.choices.keeps_logits:
-            self.logits = [whole]
-        return self.cross_entropy(whole, labels)
+            self.logits = [flat_logits]
+        return self.cross_entropy(flat_logits, labels)
 
     def cross_entropy(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Of logits [tokens, vocabulary]; under autocast, of a copy in float32 (aten/src/ATen/autocast_mode.h)."""
+        """Computes cross-entropy of logits [tokens, vocabulary]; under autocast in float32 (autocast_mode.h)."""
         t = self.t
-        read = logits if self.graph.autocast is None else t.to(logits, FLOAT32)
-        return t.nll_loss(t.log_softmax(read), labels)
+        float_logits = logits if self.graph.autocast is None else t.to(logits, FLOAT32)
+        return t.nll_loss(t.log_softmax(float_logits), labels)

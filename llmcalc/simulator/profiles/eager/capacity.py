@@ -1,4 +1,4 @@
-"""Experts of a fixed capacity: each takes as many rows, in one batched product per linear layer of all experts."""
+"""Experts with a fixed capacity: equal row counts, one batched product per linear layer."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .experts import ExpertKernels
 
 
 class CapacityKernels(ExpertKernels):
-    """Experts, as the reference computes them with `expert_capacity`."""
+    """Experts as in the reference with `expert_capacity`."""
 
     def set(self, value: Value, tensor: Tensor) -> None:
-        """Rows of experts stay [experts, rows, width], also where they are as many as the routed rows."""
+        """Binds a value; expert rows keep the shape [experts, rows, width]."""
         if self.choices.capacity is not None and isinstance(value.rows, Routed) and len(tensor.shape) == 3:
             self.bind(value, tensor)
         else:
@@ -25,23 +25,26 @@ class CapacityKernels(ExpertKernels):
 
     @compared(BY_TORCH)
     def do_dispatch(self, step: Step) -> None:
-        """Capped: the rows of the highest weights of each expert."""
+        """Selects for each expert the rows with the highest weights, up to its capacity."""
         factor, x = self.choices.capacity, step.ins[0]
         if factor is None:
             super().do_dispatch(step)
             return
-        t, named, experts = self.t, self.frames[-1].named, step.options["experts"].size
-        weights, chosen = (t.flatten(named[name], 0, 1) for name in ("weights", "chosen"))
-        tokens, top_k = chosen.shape
+        t, local_tensors, experts = self.t, self.frames[-1].local_tensors, step.options["experts"].size
+        weights, chosen_experts = (t.flatten(local_tensors[name], 0, 1) for name in ("weights", "chosen"))
+        tokens, top_k = chosen_experts.shape
         zeros = t.new((tokens, experts), weights.dtype)
-        by_expert = t.scatter(zeros, chosen, weights)
-        del zeros, weights, chosen
-        sent_weights, best = t.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
+        by_expert = t.scatter(zeros, chosen_experts, weights)
+        del zeros, weights, chosen_experts
+        sent_weights, token_indices = t.topk(by_expert, expert_rows(tokens, top_k, experts, factor), 0)
         del by_expert
-        named["weight"], named["token"] = t.transpose(sent_weights, 0, 1), t.flatten(t.transpose(best, 0, 1))
-        del sent_weights, best
-        rows = t.index_select(t.flatten(self.get(x), 0, -2), named["token"])
-        self.bind(step.outs[0], t.unflatten(rows, 0, named["weight"].shape))
+        local_tensors["weight"], local_tensors["token"] = (
+            t.transpose(sent_weights, 0, 1),
+            t.flatten(t.transpose(token_indices, 0, 1)),
+        )
+        del sent_weights, token_indices
+        rows = t.index_select(t.flatten(self.get(x), 0, -2), local_tensors["token"])
+        self.bind(step.outs[0], t.unflatten(rows, 0, local_tensors["weight"].shape))
 
     @compared(BY_TORCH)
     def do_to_tokens(self, step: Step) -> None:
@@ -56,7 +59,7 @@ class CapacityKernels(ExpertKernels):
             return
         if step.options["identities"]:
             raise self.unsupported("identity experts have no capacity; expected --moe dropless", step.name)
-        t, experts, rows = self.t, *self.sent("weight").shape
+        t, experts, rows = self.t, *self.expert_row_index("weight").shape
         x = self._by_expert(self.get(step.ins[0]), experts, rows)
         outs, ins = extent(step.outs[0].axes), x.shape[-1]
         weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
@@ -66,7 +69,7 @@ class CapacityKernels(ExpertKernels):
         self.bind(step.outs[0], y)
 
     def _by_expert(self, x: Tensor, experts: int, rows: int) -> Tensor:
-        """[experts, rows, width], whose axes a step between may have bound in another shape."""
+        """Returns a tensor as [experts, rows, width], which another step may have reshaped."""
         return x if len(x.shape) == 3 and x.shape[0] == experts else self.t.reshape(x, (experts, rows, x.shape[-1]))
 
     @compared(BY_TORCH)
@@ -74,7 +77,7 @@ class CapacityKernels(ExpertKernels):
         if self.choices.capacity is None:
             super().do_combine(step)
             return
-        t, weights, sent_weights = self.t, self.get(step.ins[1]), self.sent("weight")
+        t, weights, sent_weights = self.t, self.get(step.ins[1]), self.expert_row_index("weight")
         y = self._by_expert(self.take(step, step.ins[0]), *sent_weights.shape)
         y = t.flatten(t.mul(y, t.unsqueeze(t.to(sent_weights, y.dtype), 2)), 0, 1)
-        self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.sent("token")))
+        self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token")))

@@ -25,7 +25,7 @@ class ConvolutionKernels(Lowering):
         self.set(out, self.t.transpose(result, 1, 2))
 
     def convolved(self, x: Tensor, step: Step, length: Number) -> Tensor:
-        """[batch, channels, rows] → [batch, out, length]."""
+        """Convolves [batch, channels, rows] → [batch, out, length]."""
         options, width = step.options, step.outs[0].width
         weight = self.weight(f"{step.name}.weight", (width, x.shape[1] // options["groups"], options["kernel"]))
         bias = self.weight(f"{step.name}.bias", (width,)) if options["bias"] else None

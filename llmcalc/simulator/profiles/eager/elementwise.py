@@ -33,7 +33,7 @@ class ElementwiseKernels(BasicKernels):
         self.set(step.outs[0], self.t.div(*self._aligned(step)))
 
     def _aligned(self, step: Step) -> tuple[Tensor, Tensor]:
-        """Both operands, with one element along every axis of the result that a value lacks."""
+        """Returns both operands, with size 1 along axes of the result that they lack."""
         a, b = (self.get(value) for value in step.ins)
         longest, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes
         return self._along(step.ins[0], a, axes, longest), self._along(step.ins[1], b, axes, longest)
@@ -47,12 +47,14 @@ class ElementwiseKernels(BasicKernels):
             return x
         if value.rows is ONCE or len(value.axes) == len(axes):
             return x
-        own, before = list(value.axes), len(x.shape) - len(value.axes)
-        missing = [i for i, axis in enumerate(axes) if not (own and own[0] == axis and own.pop(0))]
-        if own:  # axes of other names (a gate per head) come first
-            missing = list(range(len(value.axes), longest - before))
-        for i in missing:
-            x = self.t.unsqueeze(x, before + i)
+        value_axes, leading_axes = list(value.axes), len(x.shape) - len(value.axes)
+        missing_axes = [
+            i for i, axis in enumerate(axes) if not (value_axes and value_axes[0] == axis and value_axes.pop(0))
+        ]
+        if value_axes:  # axes of other names (a gate per head) come first
+            missing_axes = list(range(len(value.axes), longest - leading_axes))
+        for i in missing_axes:
+            x = self.t.unsqueeze(x, leading_axes + i)
         return x
 
     @compared(BY_TORCH)
@@ -61,18 +63,18 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_sum(self, step: Step) -> None:
-        """The sum or the mean over one axis."""
+        """Computes the sum or mean over one axis."""
         value, out = step.ins[0], step.outs[0]
-        (over,) = [i for i, axis in enumerate(value.axes) if axis not in out.axes]
+        (summed_axis,) = [i for i, axis in enumerate(value.axes) if axis not in out.axes]
         reduce = self.t.mean if step.options["mean"] else self.t.sum
         x = self.get(value)
-        self.set(out, reduce(x, len(x.shape) - len(value.axes) + over, keep=False))
+        self.set(out, reduce(x, len(x.shape) - len(value.axes) + summed_axis, keep=False))
 
     # --- positions ---------------------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
     def do_added_sinusoids(self, step: Step) -> None:
-        """SinusoidalReference.forward: [rows, width] in float32."""
+        """Computes sinusoids [rows, width] in float32 (SinusoidalReference.forward)."""
         out = step.outs[0]
         self.set(out, self._sinusoids(self.run_config.new(out.rows), out.width))
 
@@ -83,8 +85,8 @@ class ElementwiseKernels(BasicKernels):
 
     def _sinusoids(self, rows: Number, width: Number) -> Tensor:
         t, positions = self.t, self.t.new((rows,), INT64)
-        half = ceil_div(width, 2)
-        exponents = t.like(t.new((half,), FLOAT32))
+        half_width = ceil_div(width, 2)
+        exponents = t.like(t.new((half_width,), FLOAT32))
         angles = t.mul(t.to(t.unsqueeze(positions, 1), FLOAT32), t.like(t.like(exponents)))
         del exponents
         return t.slice(t.cat([t.function("sin", angles), t.function("cos", angles)]), width)
@@ -99,13 +101,13 @@ class ElementwiseKernels(BasicKernels):
             super().do_act(step)
 
     def xielu(self, x: Tensor, alpha: Tensor, constants: Tensor) -> Tensor:
-        """XIELU.forward."""
+        """Runs XIELU.forward."""
         t = self.t
         beta, eps = t.unbind(constants)
-        above, below = t.unbind(t.function("softplus", alpha))
+        positive_alpha, negative_alpha = t.unbind(t.function("softplus", alpha))
         positive = t.compare(x)
-        squared = t.mul(t.mul(above, x), x)
-        negative = t.mul(t.add(beta, below), t.sub(t.expm1(t.minimum(x, eps)), x))
-        chosen = t.where(positive, squared, negative)
+        squared = t.mul(t.mul(positive_alpha, x), x)
+        negative = t.mul(t.add(beta, negative_alpha), t.sub(t.expm1(t.minimum(x, eps)), x))
+        output = t.where(positive, squared, negative)
         del positive, squared, negative
-        return t.add(chosen, t.mul(beta, x))
+        return t.add(output, t.mul(beta, x))

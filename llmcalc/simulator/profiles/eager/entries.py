@@ -12,7 +12,7 @@ from .attention_variants import AttentionVariantKernels
 
 
 class EntryKernels(AttentionVariantKernels):
-    """CompressedAttention's reference, line by line."""
+    """Compressed attention as in the reference, line by line."""
 
     @compared(BY_TORCH)
     def do_windows(self, step: Step) -> None:
@@ -24,8 +24,8 @@ class EntryKernels(AttentionVariantKernels):
             else:
                 self.absent.add(id(out))
             return
-        whole = shape[1] * shape[2]
-        self.set(out, t.unflatten(x if x.shape[1] == whole else t.slice(x, whole, 1), 1, shape[1:3]))
+        window_rows = shape[1] * shape[2]
+        self.set(out, t.unflatten(x if x.shape[1] == window_rows else t.slice(x, window_rows, 1), 1, shape[1:3]))
 
     @compared(BY_TORCH)
     def do_weighted_mean(self, step: Step) -> None:
@@ -35,69 +35,75 @@ class EntryKernels(AttentionVariantKernels):
     @compared(BY_TORCH)
     def do_with_rest(self, step: Step) -> None:
         rows = [self.get(value) for value in step.ins]
-        cached = self.frames[-1].named["held"] = self.cached("cache")
+        cached = self.frames[-1].local_tensors["held"] = self.cached("cache")
         if cached is not None:
-            rows = [self.t.cat([rest, x], 1) for rest, x in zip(cached[1:], rows, strict=True)]
+            rows = [self.t.cat([cached_rows, x], 1) for cached_rows, x in zip(cached[1:], rows, strict=True)]
         for value, out, tensor in zip(step.ins, step.outs, rows, strict=True):
             self.values.pop(id(value))
             self.bind(out, tensor)
 
     @compared(BY_TORCH)
     def do_keep_entries(self, step: Step) -> None:
-        """All entries, and the rows that fill none yet."""
+        """Caches all entries, and the rows that do not fill an entry yet."""
         t, (value, *rows), cached = self.t, step.ins, self.cached(step.name)
         assert isinstance(step.op, EntryCache)
-        rest, rate = [self.get(row) for row in rows], step.op.rate
-        new = None if self.missing(value) else self.get(value)
-        earlier = None if cached is None else cached[0]
-        if new is None:
-            entries = t.new((rest[0].shape[0], 0, value.width), rest[0].dtype) if earlier is None else earlier
+        remaining_rows, rate = [self.get(row) for row in rows], step.op.rate
+        new_entries = None if self.missing(value) else self.get(value)
+        cached_entries = None if cached is None else cached[0]
+        if new_entries is None:
+            entries = (
+                t.new((remaining_rows[0].shape[0], 0, value.width), remaining_rows[0].dtype)
+                if cached_entries is None
+                else cached_entries
+            )
         else:
-            entries = new if earlier is None else t.cat([earlier, new], 1)
-        self.keep(step.name, entries, *(t.slice(x, x.shape[1] % rate, 1) for x in rest))
+            entries = new_entries if cached_entries is None else t.cat([cached_entries, new_entries], 1)
+        self.keep(step.name, entries, *(t.slice(x, x.shape[1] % rate, 1) for x in remaining_rows))
         self.values.pop(id(value), None)
         self.bind(step.outs[0], entries)
 
     @compared(BY_TORCH)
     def do_whole_entries(self, step: Step) -> None:
         t, (q, entries) = self.t, (self.get(value) for value in step.ins)
-        whole = self.frames[-1].named["whole"] = t.like(t.like(self.span(q.shape[1])))
-        at = t.unsqueeze(t.new((entries.shape[1],), INT64), 0)
-        self.bind(step.outs[0], t.compare(at, t.unsqueeze(whole, 1)))
+        complete_entries = self.frames[-1].local_tensors["whole"] = t.like(t.like(self.span(q.shape[1])))
+        entry_positions = t.unsqueeze(t.new((entries.shape[1],), INT64), 0)
+        self.bind(step.outs[0], t.compare(entry_positions, t.unsqueeze(complete_entries, 1)))
 
     @compared(BY_TORCH)
     def do_choose_entries(self, step: Step) -> None:
-        """Chooser.forward, from the scores of all heads on."""
-        t, (scores, weights, seen) = self.t, (self.get(value) for value in step.ins)
+        """Runs Chooser.forward, from the scores of all heads on."""
+        t, (scores, weights, visible_mask) = self.t, (self.get(value) for value in step.ins)
         self.forget(step.ins[0].storage)
         self.forget(step.ins[1].storage)
-        weighted = t.mul(scores, t.unsqueeze(t.transpose(weights, 1, 2), -1))
+        weighted_scores = t.mul(scores, t.unsqueeze(t.transpose(weights, 1, 2), -1))
         del weights
-        weighted = t.sum(weighted, 1)
-        scores = t.to(weighted, FLOAT32)
-        del weighted
-        best = t.sort(t.masked_fill(scores, t.like(seen)))[1]
-        self.bind(step.outs[0], t.slice(best, minimum(best.shape[-1], step.options["top_k"])))
+        weighted_scores = t.sum(weighted_scores, 1)
+        scores = t.to(weighted_scores, FLOAT32)
+        del weighted_scores
+        top_entries = t.sort(t.masked_fill(scores, t.like(visible_mask)))[1]
+        self.bind(step.outs[0], t.slice(top_entries, minimum(top_entries.shape[-1], step.options["top_k"])))
 
     @compared(BY_TORCH)
     def do_among(self, step: Step) -> None:
-        t, (seen, chosen, entries) = self.t, (self.get(value) for value in step.ins)
+        t, (visible_mask, chosen_entries, entries) = self.t, (self.get(value) for value in step.ins)
         self.values.pop(id(step.ins[2]), None)
-        if self.reads_selected(chosen.shape[1]):
-            index = t.unsqueeze(t.select(chosen, 1), -1)
+        if self.reads_selected(chosen_entries.shape[1]):
+            index = t.unsqueeze(t.select(chosen_entries, 1), -1)
             self.bind(step.outs[1], t.gather(entries, t.expand(index, (*index.shape[:-1], entries.shape[-1]))))
-            self.bind(step.outs[0], t.slice(seen, chosen.shape[-1]))
+            self.bind(step.outs[0], t.slice(visible_mask, chosen_entries.shape[-1]))
             return
         self.bind(step.outs[1], entries)
-        picked = t.scatter(t.expand(t.like(seen), (chosen.shape[0], *seen.shape)), chosen)
-        self.bind(step.outs[0], t.unsqueeze(t.like(seen, picked), 1))
+        selected_mask = t.scatter(
+            t.expand(t.like(visible_mask), (chosen_entries.shape[0], *visible_mask.shape)), chosen_entries
+        )
+        self.bind(step.outs[0], t.unsqueeze(t.like(visible_mask, selected_mask), 1))
 
     @compared(BY_TORCH)
     def do_per_group(self, step: Step) -> None:
-        """GroupMap.forward."""
+        """Runs GroupMap.forward."""
         t, out = self.t, step.outs[0]
         x, (groups, lora) = self.flat(step.ins[0], step), (axis.size for axis in out.axes)
-        self.frames[-1].named["out"] = x
+        self.frames[-1].local_tensors["out"] = x
         group_width = exact_div(x.shape[-1], groups)
         rows = t.transpose(t.flatten(t.unflatten(x, -1, (groups, group_width)), 0, 1), 0, 1)
         weight = self.weight(f"{step.name}.weight", (groups, lora, group_width))

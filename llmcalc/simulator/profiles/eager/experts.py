@@ -21,13 +21,13 @@ ALIGNED = 16
 
 
 class ExpertKernels(Lowering):
-    """Experts, as the reference computes them with `grouped_experts`."""
+    """Experts as in the reference with `grouped_experts`."""
 
     def by_row(self, x: Tensor, axes: int = 1) -> Tensor:
-        """[batch, rows, …] → [batch · rows, elements], which rows of experts are already. axes: the axes of one row."""
+        """Flattens [batch, rows, …] to [batch · rows, elements], as expert rows already are. axes: of one row."""
         if axes > 1:
             return self.t.flatten(self.t.flatten(x, 0, len(x.shape) - axes - 1), 1)
-        return self.t.renamed(x, (count(x.shape[:-1]), x.shape[-1]))
+        return self.t.with_shape(x, (count(x.shape[:-1]), x.shape[-1]))
 
     # --- routers ----------------------------------------------------------------------------------------------------
 
@@ -36,47 +36,49 @@ class ExpertKernels(Lowering):
         t, options = self.t, step.options
         inputs = dict(zip(options["beside"], step.ins[1:], strict=True))
         if options["scoring"] == "softmax of chosen":
-            logits, chosen = t.topk(t.to(self.take(step, step.ins[0]), FLOAT32), options["top_k"])
+            logits, expert_indices = t.topk(t.to(self.take(step, step.ins[0]), FLOAT32), options["top_k"])
             weights = t.softmax(logits)
         else:
-            scores = self.scored(self.take(step, step.ins[0]), options["scoring"])
+            scores = self.router_scores(self.take(step, step.ins[0]), options["scoring"])
             if "table" in inputs:
-                chosen = t.new((*scores.shape[:-1], options["top_k"]), INT64)
+                expert_indices = t.new((*scores.shape[:-1], options["top_k"]), INT64)
             else:
-                chosen = self.best(scores, options["top_k"], inputs.get("correction"))
-            weights = self.weights_of(scores, chosen)
+                expert_indices = self.top_experts(scores, options["top_k"], inputs.get("correction"))
+            weights = self.weights_of(scores, expert_indices)
             if "scale" in inputs:
-                weights = t.mul(weights, t.index_select(self.get(inputs["scale"]), chosen))
+                weights = t.mul(weights, t.index_select(self.get(inputs["scale"]), expert_indices))
             if options["skip"]:
-                skips = t.compare(chosen)
-                weights, chosen = t.masked_fill(weights, skips), t.like(chosen)
-        for value, x in zip(step.outs, (weights, chosen), strict=True):
+                skips = t.compare(expert_indices)
+                weights, expert_indices = t.masked_fill(weights, skips), t.like(expert_indices)
+        for value, x in zip(step.outs, (weights, expert_indices), strict=True):
             self.set(value, x)
 
-    def scored(self, logits: Tensor, scoring: str) -> Tensor:
-        """Logits → scores, in float32."""
+    def router_scores(self, logits: Tensor, scoring: str) -> Tensor:
+        """Converts logits to scores, in float32."""
         t = self.t
         logits = t.to(logits, FLOAT32)
         if scoring == "softmax":
             return t.softmax(logits)
         return t.function("sigmoid", logits) if scoring == "sigmoid" else t.sqrt(t.function("softplus", logits))
 
-    def best(self, scores: Tensor, top_k: int, correction: Value | None) -> Tensor:
-        """The experts with the highest corrected scores."""
+    def top_experts(self, scores: Tensor, top_k: int, correction: Value | None) -> Tensor:
+        """Returns the experts with the highest corrected scores."""
         return self.t.topk(scores if correction is None else self.t.add(scores, self.get(correction)), top_k)[1]
 
-    def weights_of(self, scores: Tensor, chosen: Tensor) -> Tensor:
-        """The scores of the chosen experts over their sum."""
-        of_chosen = self.t.gather(scores, chosen)
-        return self.t.div(of_chosen, self.t.sum(of_chosen, keep=True)) if chosen.shape[-1] != 1 else of_chosen
+    def weights_of(self, scores: Tensor, expert_indices: Tensor) -> Tensor:
+        """Returns the scores of the chosen experts, divided by their sum."""
+        of_chosen = self.t.gather(scores, expert_indices)
+        return self.t.div(of_chosen, self.t.sum(of_chosen, keep=True)) if expert_indices.shape[-1] != 1 else of_chosen
 
     @compared(BY_TORCH)
     def do_product_keys(self, step: Step) -> None:
-        t, side = self.t, step.options["side"].size
-        rows, columns = t.split(t.to(self.take(step, step.ins[0]), FLOAT32), (side, side))
-        best, chosen = t.topk(t.flatten(t.add(t.unsqueeze(rows, 3), t.unsqueeze(columns, 2)), 2), step.options["top_k"])
-        self.set(step.outs[0], t.to(t.softmax(best), self.dtype))
-        self.set(step.outs[1], chosen)
+        t, grid_side = self.t, step.options["side"].size
+        rows, columns = t.split(t.to(self.take(step, step.ins[0]), FLOAT32), (grid_side, grid_side))
+        top_scores, top_indices = t.topk(
+            t.flatten(t.add(t.unsqueeze(rows, 3), t.unsqueeze(columns, 2)), 2), step.options["top_k"]
+        )
+        self.set(step.outs[0], t.to(t.softmax(top_scores), self.dtype))
+        self.set(step.outs[1], top_indices)
 
     @compared(BY_TORCH)
     def do_carry(self, step: Step) -> None:
@@ -101,19 +103,19 @@ class ExpertKernels(Lowering):
     def do_dispatch(self, step: Step) -> None:
         x, out = step.ins[0], step.outs[0]
         if x.rows == out.rows:  # they are in the order of the tokens
-            order = self.sent("order")
+            order = self.expert_row_index("order")
             self.set(out, self.t.index_select(self.by_row(self.get(x), len(x.axes)), order))
             return
-        named = self.frames[-1].named
-        named["expert"], named["order"] = self.t.sort(self.t.flatten(self.get(step.ins[1])))
-        named["token"] = self.t.like(named["order"])
-        self.set(out, self.t.index_select(self.t.flatten(self.get(x), 0, -2), named["token"]))
+        local_tensors = self.frames[-1].local_tensors
+        local_tensors["expert"], local_tensors["order"] = self.t.sort(self.t.flatten(self.get(step.ins[1])))
+        local_tensors["token"] = self.t.like(local_tensors["order"])
+        self.set(out, self.t.index_select(self.t.flatten(self.get(x), 0, -2), local_tensors["token"]))
 
-    def sent(self, name: str) -> Tensor:
-        """Of each row in the order of the experts: its `expert`, its `token`, or its place in the `order` of tokens."""
+    def expert_row_index(self, name: str) -> Tensor:
+        """Returns one index per expert row: its `expert`, its `token`, or its position in the `order` of tokens."""
         for frame in reversed(self.frames):
-            if name in frame.named:
-                tensor: Tensor = frame.named[name]
+            if name in frame.local_tensors:
+                tensor: Tensor = frame.local_tensors[name]
                 return tensor
         raise self.unsupported("no kernels for experts without a router")
 
@@ -121,14 +123,14 @@ class ExpertKernels(Lowering):
     def do_to_tokens(self, step: Step) -> None:
         value = step.ins[0]
         x = self.by_row(self.take(step, value), len(value.axes))
-        self.set(step.outs[0], self.t.index_add(x.shape[0], x, self.sent("order")))
+        self.set(step.outs[0], self.t.index_add(x.shape[0], x, self.expert_row_index("order")))
 
     @compared(BY_TORCH)
     def do_combine(self, step: Step) -> None:
         t, weights = self.t, self.get(step.ins[1])
         y = self.by_row(self.take(step, step.ins[0]), len(step.ins[0].axes))
-        y = t.mul(y, t.unsqueeze(t.index_select(t.flatten(t.to(weights, y.dtype)), self.sent("order")), 1))
-        self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.sent("token")))
+        y = t.mul(y, t.unsqueeze(t.index_select(t.flatten(t.to(weights, y.dtype)), self.expert_row_index("order")), 1))
+        self.set(step.outs[0], t.index_add(weights.shape[0] * weights.shape[1], y, self.expert_row_index("token")))
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
@@ -144,7 +146,7 @@ class ExpertKernels(Lowering):
                     f"multiple of {ALIGNED}",
                     step.name,
                 )
-        ends = self.ends_of_groups(experts, step.options["identities"])
+        group_ends = self.ends_of_groups(experts, step.options["identities"])
         weight = self.weight(f"{step.name}.weight", (experts, outs, ins))
         if x.dtype is not weight.dtype:
             raise self.unsupported(
@@ -152,37 +154,39 @@ class ExpertKernels(Lowering):
                 "autocast; expected weights in the type of activations",
                 step.name,
             )
-        y = t.grouped_mm(x, t.transpose(weight, 1, 2), ends)
+        y = t.grouped_mm(x, t.transpose(weight, 1, 2), group_ends)
         if step.options["bias"]:
-            y = t.add(y, t.index_select(self.weight(f"{step.name}.bias", (experts, outs)), self.sent("expert")))
+            y = t.add(
+                y, t.index_select(self.weight(f"{step.name}.bias", (experts, outs)), self.expert_row_index("expert"))
+            )
         self.set(out, y)
 
     def ends_of_groups(self, experts: int, identities: bool) -> Tensor:
-        """Per expert, the number of rows up to its last one, made by the first linear layer of the experts."""
-        t, named = self.t, self.frames[-1].named
-        if "ends" not in named:
+        """Returns the cumulative row count per expert, computed by the experts' first linear layer."""
+        t, local_tensors = self.t, self.frames[-1].local_tensors
+        if "ends" not in local_tensors:
             if identities:
-                named["identity"] = t.compare(self.sent("expert"))
-                named["expert"] = t.like(self.sent("expert"))
-            counts = t.histogram(self.sent("expert"), experts)
-            named["ends"] = t.to(counts, INT32)
-        ends: Tensor = named["ends"]
-        return ends
+                local_tensors["identity"] = t.compare(self.expert_row_index("expert"))
+                local_tensors["expert"] = t.like(self.expert_row_index("expert"))
+            counts = t.histogram(self.expert_row_index("expert"), experts)
+            local_tensors["ends"] = t.to(counts, INT32)
+        group_ends: Tensor = local_tensors["ends"]
+        return group_ends
 
     @compared(BY_TORCH)
     def core_IdentityExperts(self, step: Step) -> None:
         rows, y = (self.by_row(self.get(value), len(value.axes)) for value in step.ins)
-        identity = self.frames[-1].named["identity"]
+        identity = self.frames[-1].local_tensors["identity"]
         self.set(step.outs[0], self.t.where(self.t.unsqueeze(identity, 1), rows, y))
 
     @compared(BY_TORCH)
     def core_ExpertRows(self, step: Step) -> None:
-        """Experts of one unit each: a vector each for input and output, looked up for each token."""
-        t, op, (x, chosen) = self.t, step.op, step.ins
+        """Runs experts of one unit each, whose input and output vectors are looked up per token."""
+        t, op, (x, expert_indices) = self.t, step.op, step.ins
         assert isinstance(op, ExpertRows)
         table = self.weight(f"{step.name}.weight", (op.num_experts, op.width))
-        if step.outs[0].axes == chosen.axes:
-            out = t.select(t.matmul(t.embedding(table, self.get(chosen)), t.unsqueeze(self.get(x), 3)), 3)
+        if step.outs[0].axes == expert_indices.axes:
+            out = t.select(t.matmul(t.embedding(table, self.get(expert_indices)), t.unsqueeze(self.get(x), 3)), 3)
         else:
-            out = t.select(t.matmul(t.unsqueeze(self.get(x), 2), t.embedding(table, self.get(chosen))), 2)
+            out = t.select(t.matmul(t.unsqueeze(self.get(x), 2), t.embedding(table, self.get(expert_indices))), 2)
         self.set(step.outs[0], out)

@@ -1,4 +1,4 @@
-"""Kernels that replace several steps: attention without scores, norms, and cross-entropy."""
+"""Fused kernels that replace several steps: attention, norms, and cross-entropy."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(BY_TORCH)
     def do_repeat(self, step: Step) -> None:
-        """Flash attention reads each key head for all of its queries, which follow one another."""
-        read = self._in_this_module("attention", step.outs[0])
-        if self.choices.attention == "flash" and not step.options["tiled"] and read:
+        """Skips the repetition of key heads that flash attention does not need."""
+        is_read_by_attention = self._in_this_module("attention", step.outs[0])
+        if self.choices.attention == "flash" and not step.options["tiled"] and is_read_by_attention:
             self.bind(step.outs[0], self.get(step.ins[0]))
         else:
             super().do_repeat(step)
@@ -76,14 +76,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         q, k, v = (self.heads_first(self.get(value)) for value in step.ins)
         crossing = step.ins[1].rows != step.ins[0].rows
         if self.choices.attention == "flash":
-            output = self.through(self.flash, q, k, v)
+            output = self.run_attention_core(self.flash, q, k, v)
         else:
             limited = step.options.get("window") is not None or step.options.get("chunk") is not None
             if limited or step.options["cap"] is not None:
                 raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
             masked = step.options["causal"] and not crossing
-            output = self.through(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
+            output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
     @compared(CHOSEN, attention="flash")
@@ -99,20 +99,25 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         batch, heads, queries, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         name = "flash_attention"
-        out = graph.made(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
-        sums = graph.made(name, (batch, heads, queries), FLOAT32)
-        seed, unused = graph.made(name, (2,), INT64), graph.made(name, (), INT64)
+        out = graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+        logsumexp = graph.operation_result(name, (batch, heads, queries), FLOAT32)
+        seed, unused = graph.operation_result(name, (2,), INT64), graph.operation_result(name, (), INT64)
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
 
-        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
             if spare:
-                rows, sums = graph.new(shapes[0][0], FLOAT32), graph.new((batch, heads, queries), FLOAT32)
-                wide = [graph.new((batch, heads, *shape[2:]), g.dtype) for shape, _ in shapes[1:] if repeated]
-                del rows, sums, wide
+                fp32_query_gradient, logsumexp = (
+                    graph.new(shapes[0][0], FLOAT32),
+                    graph.new((batch, heads, queries), FLOAT32),
+                )
+                repeated_gradients = [
+                    graph.new((batch, heads, *shape[2:]), g.dtype) for shape, _ in shapes[1:] if repeated
+                ]
+                del fp32_query_gradient, logsumexp, repeated_gradients
             return outputs
 
-        return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, seed, unused)
+        return record(graph, name, (q, k, v), out, backward, q, k, v, out, logsumexp, seed, unused)
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
@@ -131,20 +136,20 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return out
 
     def _float_mask(self, queries: Any, keys: Any) -> Tensor:
-        """0 where a query sees a key, −∞ elsewhere, made anew by every layer."""
+        """Computes a mask of 0 for visible keys and −∞ elsewhere, in every layer."""
         t = self.t
-        seen = t.like(t.new((queries, keys), BOOL))
-        zero, low = t.new((), FLOAT32), t.new((), FLOAT32)
+        is_visible = t.like(t.new((queries, keys), BOOL))
+        zero, minus_infinity = t.new((), FLOAT32), t.new((), FLOAT32)
         mask = t.new((queries, keys), FLOAT32)
-        del seen, zero, low
+        del is_visible, zero, minus_infinity
         return mask
 
     # --- norms ------------------------------------------------------------------------------------------------------
 
-    def norms_heads_first(self, value: Value, over: Shape) -> bool:
-        """One kernel has a dense result, in the order of its input's axes."""
+    def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
+        """Whether a norm's input is stored heads first: the fused kernel keeps the order of axes."""
         fused = self.choices.norm == "fused" or self.choices.compiled
-        return fused and len(value.axes) == 2 and len(over) == 1 and value.axes[0].name in HEADS
+        return fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
 
     @compared(CHOSEN, norm="fused")
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
@@ -157,25 +162,28 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         graph, rows = self.graph, (*x.shape[:-1], 1)
         weight = self.weight(f"{name}.weight", shape, module) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module) if spec.has_bias else None
-        ins = [one for one in (x, weight, None if spec.type == "rmsnorm" else bias) if one is not None]
-        shapes = [(one.shape, one.dtype) for one in ins]
+        ins = [present for present in (x, weight, None if spec.type == "rmsnorm" else bias) if present is not None]
+        shapes = [(present.shape, present.dtype) for present in ins]
 
         def dense(tensor: Tensor) -> Tensor | None:
             copied = self.choices.workspace and not tensor.is_contiguous
             return graph.new(tensor.shape, tensor.dtype) if copied else None
 
-        def back(g: Tensor, needs: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:
             copies = dense(g), dense(x)
-            made = [graph.new(*made) if need else None for made, need in zip(shapes, needs, strict=True)]
+            input_gradients = [
+                graph.new(*input_gradients) if needs_grad else None
+                for input_gradients, needs_grad in zip(shapes, needs_input_grad, strict=True)
+            ]
             del copies
-            return made
+            return input_gradients
 
         copy = dense(x)
         out = graph.new(x.shape, x.dtype)
         statistics = [graph.new(rows, FLOAT32) for _ in range(2 if spec.type == "layernorm" else 1)]
         del copy
-        made = record(graph, "norm", ins, out, back, x, *statistics, *([] if weight is None else [weight]))
-        return self.t.add(made, bias) if spec.type == "rmsnorm" and bias is not None else made
+        result = record(graph, "norm", ins, out, backward, x, *statistics, *([] if weight is None else [weight]))
+        return self.t.add(result, bias) if spec.type == "rmsnorm" and bias is not None else result
 
     # --- gated activations ------------------------------------------------------------------------------------------
 
@@ -188,7 +196,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(BY_TORCH)
     def do_mul(self, step: Step) -> None:
-        """act(gate) · up, as the partitioner of torch.compile keeps it: a pointwise result is computed again."""
+        """Computes act(gate) · up; torch.compile recomputes pointwise results in the backward pass."""
         graph = self.graph
         if not (self.choices.compiled and any(self._made_by_act(value) for value in step.ins)):
             super().do_mul(step)
@@ -196,16 +204,16 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         gate, up = (self.get(value) for value in step.ins)
         out, shapes = self.t.like(gate, up), [(operand.shape, operand.dtype) for operand in (gate, up)]
 
-        def back(g: Tensor, needs: Needs, *_: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             return [
-                graph.new(*shape_and_dtype) if need else None
-                for shape_and_dtype, need in zip(shapes, needs, strict=True)
+                graph.new(*shape_and_dtype) if needs_grad else None
+                for shape_and_dtype, needs_grad in zip(shapes, needs_input_grad, strict=True)
             ]
 
-        self.set(step.outs[0], record(graph, "glu", (gate, up), out, back, gate, up))
+        self.set(step.outs[0], record(graph, "glu", (gate, up), out, backward, gate, up))
 
     def _in_this_module(self, verb: str, value: Value) -> bool:
-        """Whether a step of the module that runs reads a value under that verb."""
+        """Whether a step of the current module with a verb reads a value."""
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 
@@ -232,29 +240,29 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "fused":
-            read = DTYPES[self.choices.logits_dtype or logits.dtype.name]
-            return self._over_logits(self.t.flatten(self.t.to(logits, read), 0, 1), labels)
+            loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
+            return self._over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
         if self.head is not None:
             (weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
                 return self._chunk_by_chunk(logits, weight, bias, labels)
             return self._in_chunks(self.t.flatten(logits, 0, 1), weight, bias, labels)
         if self.choices.compiles_loss:
-            read = DTYPES[self.choices.logits_dtype or logits.dtype.name]
-            return self._compiled_loss(self.t.flatten(self.t.to(logits, read), 0, 1))
+            loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
+            return self._compiled_loss(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1))
         return super().loss(logits, labels)
 
     @compared(COMPILED, compiled=True)
     def _compiled_loss(self, logits: Tensor) -> Tensor:
-        """The cross-entropy of logits [tokens, vocabulary] under torch.compile: of each row, two numbers are kept."""
+        """Computes cross-entropy of logits [tokens, vocabulary] under torch.compile; saves two numbers per row."""
         graph, rows = self.graph, (logits.shape[0], 1)
         highest, total, out = graph.new(rows, FLOAT32), graph.new(rows, FLOAT32), graph.new((), FLOAT32)
         shape, dtype = logits.shape, logits.dtype
 
-        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
             return (graph.new(shape, dtype),)
 
-        return record(graph, "cross_entropy", (logits,), out, back, logits, highest, total)
+        return record(graph, "cross_entropy", (logits,), out, backward, logits, highest, total)
 
     @compared(LIGER, cross_entropy="fused")
     def _over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -263,14 +271,14 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """
         t = self.t
         losses = t.new(logits.shape[:1], logits.dtype)
-        counted = t.compare(labels)
+        is_counted = t.compare(labels)
         t.new((), INT64)
         for _ in ("max", "min"):
-            within = t.like(labels)
+            safe_labels = t.like(labels)
             t.new((), INT64)
-            del within
+            del safe_labels
         out = t.new((), logits.dtype)
-        del losses, counted
+        del losses, is_counted
         return record(self.graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
 
     @compared(CHUNKS_KEPT, cross_entropy="split")
@@ -282,19 +290,23 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """
         t, (batch, tokens) = self.t, x.shape[:2]
         size = self.choices.loss_chunk or ceil_div(tokens, CHUNKS)
-        read = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
-        sizes = [min(size, tokens - at) for at in range(0, tokens, size)]
+        loss_dtype = DTYPES[self.choices.logits_dtype or (x.dtype if self.choices.compiles_loss else FLOAT32).name]
+        sizes = [min(size, tokens - start) for start in range(0, tokens, size)]
         assert self.result is not None
         vocabulary = self.result.width
-        chunks = [self.product(part, weight, bias, vocabulary) for part in t.split(x, sizes, 1)]
+        chunks = [self.product(chunk_input, weight, bias, vocabulary) for chunk_input in t.split(x, sizes, 1)]
         if self.choices.keeps_logits:
-            self.logits = chunks = [t.to(chunk, read) for chunk in chunks]
+            self.logits = chunks = [t.to(chunk, loss_dtype) for chunk in chunks]
         total: Tensor | None = None
         for chunk in chunks:
             rows = t.flatten(t.slice(t.reshape(labels, (batch, tokens)), chunk.shape[1], 1))
-            whole = t.flatten(t.to(chunk, read), 0, 1)
-            loss = self._compiled_loss(whole) if self.choices.compiles_loss else self.cross_entropy(whole, rows)
-            del whole
+            flat_logits = t.flatten(t.to(chunk, loss_dtype), 0, 1)
+            loss = (
+                self._compiled_loss(flat_logits)
+                if self.choices.compiles_loss
+                else self.cross_entropy(flat_logits, rows)
+            )
+            del flat_logits
             total = loss if total is None else t.add(total, loss)
         assert total is not None
         return total
@@ -311,31 +323,31 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         size = 1 << (ceil_div(tokens, chunks) - 1).bit_length()  # the next power of two
         ins = [tensor for tensor in (x, weight, bias) if tensor is not None]
         gradients = [t.like(tensor) if tensor.needs_grad or tensor is bias else None for tensor in ins]
-        losses, counted = t.new((tokens,), FLOAT32), t.compare(labels)
+        losses, is_counted = t.new((tokens,), FLOAT32), t.compare(labels)
         t.new((), INT64)
-        turned: Tensor | None = None
+        transposed_weight: Tensor | None = None
         with graph.no_grad():
-            for at in range(0, tokens, size):
-                part = t.slice(x, min(size, tokens - at), 0)
-                logits = t.product(part, t.transpose(weight, 0, 1))
+            for start in range(0, tokens, size):
+                chunk_input = t.slice(x, min(size, tokens - start), 0)
+                logits = t.product(chunk_input, t.transpose(weight, 0, 1))
                 if bias is not None:
                     logits = t.add(logits, bias)
                 gradient = logits
                 t.product(gradient, weight)
                 if weight.needs_grad:
-                    turned = t.transpose(gradient, 0, 1)
-                    t.to(t.product(turned, part), FLOAT32)
+                    transposed_weight = t.transpose(gradient, 0, 1)
+                    t.to(t.product(transposed_weight, chunk_input), FLOAT32)
                 if bias is not None:
                     t.new(bias.shape, gradient.dtype)
             out = t.new((), FLOAT32)
-            del part, logits, gradient
-        del losses, counted, turned
-        present = [tensor for tensor in gradients if tensor is not None]
-        wanted = [tensor is not None for tensor in gradients]
+            del chunk_input, logits, gradient
+        del losses, is_counted, transposed_weight
+        present_gradients = [tensor for tensor in gradients if tensor is not None]
+        has_gradient = [tensor is not None for tensor in gradients]
 
-        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            left = iter(saved)
-            return [next(left) if want else None for want in wanted]
+        def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            saved_gradients = iter(saved)
+            return [next(saved_gradients) if is_saved else None for is_saved in has_gradient]
 
         del gradients
-        return record(graph, "linear_cross_entropy", ins, out, back, *present)
+        return record(graph, "linear_cross_entropy", ins, out, backward, *present_gradients)

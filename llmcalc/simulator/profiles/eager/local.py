@@ -14,21 +14,21 @@ from .positions import PositionKernels
 
 
 class LocalKernels(PositionKernels):
-    """LocalAttention's reference, line by line."""
+    """Local attention as in the reference, line by line."""
 
-    def _sums(self, tokens: Any, every: Any) -> tuple[Tensor, Tensor]:
-        """The index of each token's sum, made once in a pass, and those of all sums."""
-        key = ("of_token", tokens, every)
+    def _sums(self, tokens: Any, block_size: Any) -> tuple[Tensor, Tensor]:
+        """Returns the block index of each token, and all block indices, computed once per pass."""
+        key = ("of_token", tokens, block_size)
         if key not in self.memo:
             self.memo[key] = self.t.like(self.t.like(self.span(tokens)))
-        return self.memo[key], self.span(floor_div(tokens, every))
+        return self.memo[key], self.span(floor_div(tokens, block_size))
 
     @compared(BY_TORCH)
     def core_BlockSums(self, step: Step) -> None:
         assert isinstance(step.op, BlockSums)
         t, x = self.t, self.flat(step.ins[0])
-        of_token, at = self._sums(x.shape[1], step.op.block)
-        ones = t.to(t.like(t.unsqueeze(at, 1), t.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
+        of_token, block_indices = self._sums(x.shape[1], step.op.block)
+        ones = t.to(t.like(t.unsqueeze(block_indices, 1), t.unsqueeze(of_token, 0), dtype=BOOL), x.dtype)
         self.set(step.outs[0], t.matmul(ones, x))
 
     # --- blocks -----------------------------------------------------------------------------------------------------
@@ -40,33 +40,42 @@ class LocalKernels(PositionKernels):
         if not step.options["around"]:
             self.bind(out, self._by_head(self._blocks(x, block), heads))
             return
-        near = self._by_head(self._with_neighbours(self._blocks(self._first(x, tokens), block)), heads)
-        self.bind(out, near if value.rows == out.rows else self._with_sums(near, x, heads, tokens))
+        neighbour_blocks = self._by_head(self._with_neighbours(self._blocks(self._first(x, tokens), block)), heads)
+        self.bind(
+            out, neighbour_blocks if value.rows == out.rows else self._with_sums(neighbour_blocks, x, heads, tokens)
+        )
 
-    def _with_sums(self, near: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
-        """The keys or values of each block, then those of all sums."""
+    def _with_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
+        """Concatenates the keys or values of each block with those of all block sums."""
         t = self.t
-        far = t.unsqueeze(self._by_head(t.slice(x, x.shape[1] - tokens, 1), heads), 1)
-        return t.cat([near, t.expand(far, (*near.shape[:2], *far.shape[2:]))], -2)
+        block_sums = t.unsqueeze(self._by_head(t.slice(x, x.shape[1] - tokens, 1), heads), 1)
+        return t.cat([neighbour_blocks, t.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2)
 
     def _first(self, x: Tensor, rows: Any) -> Tensor:
-        """The first rows; x itself if it has no others."""
+        """Returns the first rows; x itself if it has no others."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
     def _blocks(self, x: Tensor, block: Any) -> Tensor:
-        """[batch, tokens, …] → [batch, blocks, block, …], with the last block padded."""
-        whole = ceil_div(x.shape[1], block)
-        missing = self.t.new((x.shape[0], whole * block - x.shape[1], *x.shape[2:]), x.dtype)
-        return self.t.unflatten(self.t.cat([x, missing], 1), 1, (whole, block))
+        """Splits tokens into blocks: [batch, tokens, …] → [batch, blocks, block, …], padded at the end."""
+        block_count = ceil_div(x.shape[1], block)
+        padding_rows = self.t.new((x.shape[0], block_count * block - x.shape[1], *x.shape[2:]), x.dtype)
+        return self.t.unflatten(self.t.cat([x, padding_rows], 1), 1, (block_count, block))
 
     def _with_neighbours(self, x: Tensor) -> Tensor:
-        """[batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
-        t, others = self.t, x.shape[1] - 1
-        end = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
-        return t.cat([t.cat([end, t.slice(x, others, 1)], 1), x, t.cat([t.slice(x, others, 1), end], 1)], 2)
+        """Joins each block with its neighbours: [batch, blocks, block, …] → [batch, blocks, 3 · block, …]."""
+        t, other_blocks = self.t, x.shape[1] - 1
+        padding_block = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype)
+        return t.cat(
+            [
+                t.cat([padding_block, t.slice(x, other_blocks, 1)], 1),
+                x,
+                t.cat([t.slice(x, other_blocks, 1), padding_block], 1),
+            ],
+            2,
+        )
 
     def _by_head(self, x: Tensor, heads: Any) -> Tensor:
-        """[…, tokens, heads · d] → […, heads, tokens, d]."""
+        """Splits the last axis into heads: […, tokens, heads · d] → […, heads, tokens, d]."""
         return self.t.transpose(self.t.unflatten(x, -1, (heads, x.shape[-1] // heads)), -2, -3)
 
     # --- scores -----------------------------------------------------------------------------------------------------
@@ -79,29 +88,31 @@ class LocalKernels(PositionKernels):
             tables = [self.get(table) for table in step.ins]
             self.memo[key] = self._local_mask(tokens, options["radius"], options["block_sums"], tables)
 
-    def _local_mask(self, tokens: Any, radius: Any, every: Any, tables: list[Tensor]) -> tuple[Tensor, Tensor | None]:
-        """LocalReference._seen."""
+    def _local_mask(
+        self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Runs LocalReference._seen."""
         t, block = self.t, radius + 1
-        at = self._blocks(t.like(t.unsqueeze(self.span(tokens), 0)), block)
-        keys = self._with_neighbours(at)
-        spots = t.new((3 * block,), INT64)
-        middle = t.slice(spots, block)
-        close = t.compare(t.like(t.like(t.unsqueeze(spots, 0), t.unsqueeze(middle, 1))))
-        near = t.compare(close, t.unsqueeze(t.compare(t.select(keys, 0)), 1))
-        del close
-        mask, bias = t.unsqueeze(near, 1), None
+        token_positions = self._blocks(t.like(t.unsqueeze(self.span(tokens), 0)), block)
+        keys = self._with_neighbours(token_positions)
+        window_positions = t.new((3 * block,), INT64)
+        block_positions = t.slice(window_positions, block)
+        is_in_radius = t.compare(t.like(t.like(t.unsqueeze(window_positions, 0), t.unsqueeze(block_positions, 1))))
+        neighbour_mask = t.compare(is_in_radius, t.unsqueeze(t.compare(t.select(keys, 0)), 1))
+        del is_in_radius
+        mask, bias = t.unsqueeze(neighbour_mask, 1), None
         if tables:
-            bias = t.unsqueeze(self.bias_by_distance(tables[0], middle, spots, causal=False), 0)
-        if every is None:
+            bias = t.unsqueeze(self.bias_by_distance(tables[0], block_positions, window_positions, causal=False), 0)
+        if block_size is None:
             return mask, bias
-        of_token, sums = self._sums(tokens, every)
-        mask = t.cat([mask, t.new((*mask.shape[:-1], sums.shape[0]), BOOL)])
+        of_token, block_indices = self._sums(tokens, block_size)
+        mask = t.cat([mask, t.new((*mask.shape[:-1], block_indices.shape[0]), BOOL)])
         if bias is not None:
-            by_sum = self.bias_by_distance(tables[1], of_token, sums, causal=False)
-            far = t.unsqueeze(t.permute(by_sum, (1, 0, 2)), 0)
+            by_sum = self.bias_by_distance(tables[1], of_token, block_indices, causal=False)
+            sum_mask = t.unsqueeze(t.permute(by_sum, (1, 0, 2)), 0)
             del by_sum
-            far = t.transpose(t.select(self._blocks(far, block), 0), 1, 2)
-            bias = t.cat([t.expand(bias, (far.shape[0], *bias.shape[1:])), far])
+            sum_mask = t.transpose(t.select(self._blocks(sum_mask, block), 0), 1, 2)
+            bias = t.cat([t.expand(bias, (sum_mask.shape[0], *bias.shape[1:])), sum_mask])
         return mask, bias
 
     @compared(BY_TORCH)
@@ -112,7 +123,7 @@ class LocalKernels(PositionKernels):
         assert isinstance(step.op, LocalCore)
         tokens, op = self.run_config.new(step.outs[0].rows), step.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
-        output = self.through(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
+        output = self.run_attention_core(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
         output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
         self.set(step.outs[0], self._first(output, tokens))
 

@@ -31,7 +31,7 @@ class LoraKernels(BasicKernels):
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def matrix(self, step: Step) -> Tensor:
-        """The weight of a linear layer; in 4 bits if the base is."""
+        """Returns the weight of a linear layer; in 4 bits if the base model is quantized."""
         weight = step.weight
         if weight is None or not self._narrow(step):
             return self._trained_copy(step, super().matrix(step))
@@ -42,7 +42,7 @@ class LoraKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_table(self, step: Step) -> None:
-        """With checkpoints, the token embedding wants a gradient although its table is frozen.
+        """Looks up embeddings; with checkpoints their output needs a gradient despite a frozen table.
 
         Source: transformers/modeling_utils.py, `enable_input_require_grads`.
         """
@@ -53,7 +53,7 @@ class LoraKernels(BasicKernels):
             rows.leaf = self.graph.enabled and rows.node is None
 
     def _narrow(self, step: Step) -> bool:
-        """Whether a weight is stored in 4 bits: those of layers are, and that of an output head if it is asked for."""
+        """Whether a weight is stored in 4 bits: those of layers, and on request the output head's."""
         adapters = self.adapters
         if adapters is None or adapters.base == "none":
             return False
@@ -68,14 +68,14 @@ class LoraKernels(BasicKernels):
         return self.parameter((*self.module_path(), f"{name}.weight"), (size,), UINT8, trained=False)
 
     def _trained_copy(self, step: Step, weight: Tensor) -> Tensor:
-        """The copy of a weight that is trained in its place (peft/utils/other.py, `ModulesToSaveWrapper`)."""
+        """Returns the trained copy of a frozen weight (peft/utils/other.py, `ModulesToSaveWrapper`)."""
         if self.adapters is None or self.layer_name(step) not in self.adapters.copies:
             return weight
         key = (*self.module_path(), f"{step.name}.modules_to_save.weight")
         return self.parameter(key, weight.shape, weight.dtype, trained=True)
 
     def layer_name(self, step: Step) -> str:
-        """The name of a linear layer; one that is a whole module has the module's."""
+        """Returns the name of a linear layer, or of the module that consists of it."""
         return step.name or self.frames[-1].scope.name
 
     def has_adapter(self, step: Step) -> bool:
@@ -83,7 +83,7 @@ class LoraKernels(BasicKernels):
         return self.adapters is not None and self.layer_name(step) in self.adapters.targets
 
     def never_read(self, name: str, use: Use) -> list[Tensor]:
-        """PEFT finds layers by their names, and so those that never run."""
+        """Returns unread parameters, with adapters: PEFT selects layers by name, whether they run or not."""
         adapters, tensors = self.adapters, super().never_read(name, use)
         if (
             adapters is None
@@ -96,7 +96,7 @@ class LoraKernels(BasicKernels):
         return [*tensors, *(empty(self.graph.meter, shape, adapters.dtype, leaf=self.trained) for shape in shapes)]
 
     def adapter(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
-        """A trained matrix of an adapter of a module, by default the one that runs."""
+        """Returns a trained adapter matrix of a module, by default the current one."""
         assert self.adapters is not None
         key = (*(self.module_path() if module is None else module), name)
         return self.parameter(key, shape, self.adapters.dtype, trained=True)
@@ -105,14 +105,14 @@ class LoraKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_linear(self, step: Step) -> None:
-        together = self._together(step)
-        if not together:
+        fused_steps = self._together(step)
+        if not fused_steps:
             super().do_linear(step)
-        elif step is together[0]:  # the others have their values from it
-            self._as_one_product(together)
+        elif step is fused_steps[0]:  # the others have their values from it
+            self._as_one_product(fused_steps)
 
     def _together(self, step: Step) -> list[Step]:
-        """The projections that run as one product with this one, in their order; none if it runs by itself."""
+        """Returns the projections fused with this one, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv):
             return []
@@ -138,9 +138,9 @@ class LoraKernels(BasicKernels):
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
         product = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
-        for step, part in zip(steps, self.t.split(product, widths), strict=True):
+        for step, step_output in zip(steps, self.t.split(product, widths), strict=True):
             self.modules[id(step.outs[0])] = self.module_path(), step.name
-            self.set(step.outs[0], part)
+            self.set(step.outs[0], step_output)
 
     def _with_adapters(self, steps: list[Step], x: Tensor, product: Tensor, weight: Tensor) -> Tensor:
         adapters = self.adapters
@@ -155,41 +155,41 @@ class LoraKernels(BasicKernels):
         return self._adapted(TOGETHER, x, product, weight)
 
     def _grouped(self, x: Tensor, pretrained: Tensor, widths: list[Any]) -> Tensor:
-        """One adapter for some of the projections (lit_gpt/lora.py, `LoRAQKVLinear.forward` and `zero_pad`)."""
+        """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
         total = sum(widths)
-        down = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
-        up = self.adapter(f"{TOGETHER}.lora_B", (total, adapters.rank))
-        after_a = t.linear(t.dropout(x) if adapters.dropout else x, down)
-        after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(up, -1), None, x.shape[1])
+        lora_a = self.adapter(f"{TOGETHER}.lora_A", (adapters.rank * len(widths), x.shape[-1]))
+        lora_b = self.adapter(f"{TOGETHER}.lora_B", (total, adapters.rank))
+        after_a = t.linear(t.dropout(x) if adapters.dropout else x, lora_a)
+        after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(lora_b, -1), None, x.shape[1])
         after_b = t.transpose(after_b, -1, -2)
         width = pretrained.shape[-1]
         lora = t.scale(after_b if same(total, width) else self._padded(after_b, width))
         return t.add(pretrained, lora)
 
     def _padded(self, x: Tensor, width: Number) -> Tensor:
-        """The adapter's output [batch, tokens, …] among zeros. Its copy is kept, for the shape of its gradient.
+        """Pads an adapter's output [batch, tokens, …] with zeros; saves a copy for the gradient's shape.
 
         Source: derivatives.yaml, `index_copy`.
         """
         t, graph = self.t, self.graph
-        turned = t.transpose(x, 0, 1)
-        rows, part = turned.shape[0] * turned.shape[1], turned.shape[2]
+        transposed_x = t.transpose(x, 0, 1)
+        rows, adapter_width = transposed_x.shape[0] * transposed_x.shape[1], transposed_x.shape[2]
         result = t.new((rows, width), x.dtype)
-        source, index = t.reshape(turned, (rows, part)), t.new((part,), INT64)
+        source, index = t.reshape(transposed_x, (rows, adapter_width)), t.new((adapter_width,), INT64)
 
-        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            return (graph.new((rows, part), g.dtype),)
+        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            return (graph.new((rows, adapter_width), g.dtype),)
 
-        result = record(graph, "index_copy", (source,), t.like(result), back, index, source)
+        result = record(graph, "index_copy", (source,), t.like(result), backward, index, source)
         del source, index
-        return t.transpose(t.reshape(result, (*turned.shape[:2], width)), 0, 1)
+        return t.transpose(t.reshape(result, (*transposed_x.shape[:2], width)), 0, 1)
 
     # --- products ---------------------------------------------------------------------------------------------------
 
     def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x·Wᵀ, plus the adapter's output if the layer has one."""
+        """Computes x·Wᵀ plus the adapter's output, if the layer has one."""
         width = step.outs[0].width
         if not self.has_adapter(step):
             return self.product(x, weight, bias, width)
@@ -205,53 +205,60 @@ class LoraKernels(BasicKernels):
         return self._adapted(name, x, self.product(x, weight, bias, width), weight, module)
 
     def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
-        """The output of a linear layer with that of its adapter. module: where it is; by default the one that runs."""
+        """Adds the adapter's output to a linear layer's. module: default the current one."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
-        down = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
-        up = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], adapters.rank), module)
+        lora_a = self.adapter(f"{name}.lora_A.weight", (adapters.rank, x.shape[-1]), module)
+        lora_b = self.adapter(f"{name}.lora_B.weight", (result.shape[-1], adapters.rank), module)
         if (
             adapters.library != "peft"
         ):  # torchtune/modules/peft/lora.py, `LoRALinear.forward`; lit_gpt/lora.py, `LoRALinear`
-            lora_out = t.linear(t.dropout(x) if adapters.dropout else x, down)
-            lora_out = t.scale(t.linear(lora_out, up))
+            lora_out = t.linear(t.dropout(x) if adapters.dropout else x, lora_a)
+            lora_out = t.scale(t.linear(lora_out, lora_b))
             return t.add(result, lora_out)
         dtype = result.dtype
         if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear4bit.forward`
             result = t.copy(result)
-            read = x if self.graph.autocast is not None else t.to(x, adapters.dtype)
-            output = t.scale(t.linear(t.linear(t.dropout(read) if adapters.dropout else read, down), up))
+            adapter_input = x if self.graph.autocast is not None else t.to(x, adapters.dtype)
+            output = t.scale(
+                t.linear(t.linear(t.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b)
+            )
             if self.graph.autocast is None:
                 output = t.to(output, dtype)
             return t.add(result, output)
-        read = t.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
-        result = t.add(result, t.scale(t.linear(t.linear(t.dropout(read) if adapters.dropout else read, down), up)))
+        adapter_input = t.to(x, adapters.dtype)  # peft/tuners/lora/layer.py, `Linear.forward`
+        result = t.add(
+            result,
+            t.scale(
+                t.linear(t.linear(t.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b)
+            ),
+        )
         return t.to(result, dtype)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None, width: Number) -> Tensor:
-        """x·Wᵀ + b. A weight in 4 bits is decoded for it (bitsandbytes/autograd/_functions.py, `MatMul4Bit`)."""
+        """Computes x·Wᵀ + b; a 4-bit weight is decoded first (bitsandbytes/autograd/_functions.py, `MatMul4Bit`)."""
         if weight.dtype is not UINT8:
             return super().product(x, weight, bias, width)
         assert self.adapters is not None
         graph, shape = self.graph, (width, x.shape[-1])
-        before, dtype = x.shape, x.dtype
+        input_shape, dtype = x.shape, x.dtype
 
-        def back(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded = self._decoded(shape, dtype)
-            out = graph.new(before, dtype)
-            del decoded
+        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            decoded_weight = self._decoded(shape, dtype)
+            out = graph.new(input_shape, dtype)
+            del decoded_weight
             return (out,)
 
-        decoded = self._decoded(shape, dtype)
-        out = graph.new((*before[:-1], width), dtype)
-        del decoded
-        product = record(graph, "matmul_4bit", (x,), out, back, weight)
+        decoded_weight = self._decoded(shape, dtype)
+        out = graph.new((*input_shape[:-1], width), dtype)
+        del decoded_weight
+        product = record(graph, "matmul_4bit", (x,), out, backward, weight)
         if self.adapters.keeps_inputs and product.node is not None:
             product.node.attributes.append(x.detached())
         return product
 
     def _decoded(self, shape: Shape, dtype: Dtype) -> Tensor:
-        """A weight in 4 bits as numbers of that type (bitsandbytes/functional.py, `dequantize_4bit`)."""
+        """Decodes a 4-bit weight to a number format (bitsandbytes/functional.py, `dequantize_4bit`)."""
         adapters, graph = self.adapters, self.graph
         assert adapters is not None
 

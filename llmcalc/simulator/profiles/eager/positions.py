@@ -16,11 +16,11 @@ class PositionKernels(AttentionVariantKernels):
     """Kernels of relative positions: tensors that depend on the distance between a query and a key."""
 
     def _away(self, queries: Any, keys: Any) -> Tensor:
-        """The distance of every key from every query, [queries, keys]."""
+        """Computes the distance [queries, keys] of every key from every query."""
         return self.t.like(self.t.unsqueeze(self.span(queries), 1), self.t.unsqueeze(self.span(keys), 0))
 
     def _lengths(self, step: Step) -> tuple[Any, Any]:
-        """The numbers of queries and keys, which are the last two values that a step reads."""
+        """Returns the numbers of queries and keys, from the last two inputs of a step."""
         q, k = (self.get(value) for value in step.ins[-2:])
         return q.shape[1], k.shape[1]
 
@@ -36,7 +36,7 @@ class PositionKernels(AttentionVariantKernels):
         self.bind(out, self.memo[key])
 
     def _alibi(self, heads: Any, queries: Any, keys: Any) -> Tensor:
-        """`alibi_bias`: [heads, queries, keys] in float32."""
+        """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
         t = self.t
         slopes = t.like(t.like(t.like(t.new((heads,), INT64), dtype=FLOAT32)))
         return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._away(queries, keys)))
@@ -48,7 +48,7 @@ class PositionKernels(AttentionVariantKernels):
         self.bind(step.outs[0], self.bias_by_distance(self.get(table), queries, keys, step.options["causal"]))
 
     def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
-        """T5's bias of positions: a table's row for each bucket, [heads, queries, keys]."""
+        """Computes T5's relative bias [heads, queries, keys]: a table row per distance bucket."""
         t = self.t
         distance = t.like(t.unsqueeze(keys, 0), t.unsqueeze(queries, 1))
         offset: tuple[Tensor, ...] = ()
@@ -56,15 +56,15 @@ class PositionKernels(AttentionVariantKernels):
             distance = t.like(t.like(distance))
         else:
             offset, distance = (t.like(t.like(t.compare(distance), dtype=INT64)),), t.like(distance)
-        far = t.like(t.like(t.like(t.like(t.like(t.like(distance), dtype=FLOAT32))), dtype=INT64))
-        bucket = t.like(t.like(t.compare(distance), distance, t.like(far)), *offset)
+        log_buckets = t.like(t.like(t.like(t.like(t.like(t.like(distance), dtype=FLOAT32))), dtype=INT64))
+        bucket = t.like(t.like(t.compare(distance), distance, t.like(log_buckets)), *offset)
         return t.permute(t.embedding(table, bucket), (2, 0, 1))
 
     # --- scores by distance -----------------------------------------------------------------------------------------
 
     @compared(BY_TORCH)
     def do_sinusoids(self, step: Step) -> None:
-        """Sines and cosines side by side, the angles in float32."""
+        """Computes concatenated sines and cosines of float32 angles."""
         out, dtype = step.outs[0], self.get(step.ins[0]).dtype
         count, width = self.run_config.new(out.rows), out.width
         if not step.options["once"]:
@@ -89,7 +89,7 @@ class PositionKernels(AttentionVariantKernels):
 
     @compared(BY_TORCH)
     def core_DistanceScores(self, step: Step) -> None:
-        """The product of every query and the projected distances of its sequence."""
+        """Multiplies every query by the projected distances of its sequence."""
         x, r = (self.heads_first(self.get(value)) for value in step.ins)
         self.bind(step.outs[0], self.t.matmul(x, self.t.transpose(r, -1, -2)))
 
@@ -113,13 +113,13 @@ class PositionKernels(AttentionVariantKernels):
         self.bind(step.outs[0], index)
 
     def _binned(self, queries: Any, keys: Any) -> Tensor:
-        """Distances of which the far ones share bins, by their logarithm."""
+        """Assigns distances to bins; far distances share logarithmic bins."""
         t = self.t
         distance = self._away(queries, keys)
-        far = t.like(t.like(t.like(distance)), dtype=FLOAT32)
-        binned = t.like(t.like(t.like(t.like(t.like(t.like(far)))), dtype=INT64))
-        near = t.compare(t.like(distance))
-        return t.like(near, distance, t.like(binned, t.like(distance)))
+        log_bins = t.like(t.like(t.like(distance)), dtype=FLOAT32)
+        binned = t.like(t.like(t.like(t.like(t.like(t.like(log_bins)))), dtype=INT64))
+        is_near = t.compare(t.like(distance))
+        return t.like(is_near, distance, t.like(binned, t.like(distance)))
 
     @compared(BY_TORCH)
     def do_at_distance(self, step: Step) -> None:

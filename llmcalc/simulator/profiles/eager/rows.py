@@ -1,4 +1,4 @@
-"""Rows before others: zeros, and the previous row of each."""
+"""Rows before the first one: zero padding, and the previous row of each row."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ class RowKernels(Lowering):
     @compared(BY_TORCH)
     def do_padded(self, step: Step) -> None:
         """Pads the input of a causal convolution, and caches the rows that the next pass needs."""
-        t, out, more, state = self.t, step.outs[0], step.options["more"], step.options["state"]
+        t, out, padding_rows, state = self.t, step.outs[0], step.options["more"], step.options["state"]
         x = t.transpose(self.flat(step.ins[0]), 1, 2)
-        cached = self.frames[-1].named["held"] = self.cached(state)
-        seen = t.pad(x, x.shape[2] + more) if cached is None else t.cat([cached[0], x])
-        self.keep(state, t.slice(seen, more))
-        self.set(out, t.transpose(seen, 1, 2))
+        cached = self.frames[-1].local_tensors["held"] = self.cached(state)
+        padded_input = t.pad(x, x.shape[2] + padding_rows) if cached is None else t.cat([cached[0], x])
+        self.keep(state, t.slice(padded_input, padding_rows))
+        self.set(out, t.transpose(padded_input, 1, 2))
 
     @compared(BY_TORCH)
     def do_zeros(self, step: Step) -> None:
         out = step.outs[0]
-        cached = self.frames[-1].named["held"] = self.cached(step.options["state"])
+        cached = self.frames[-1].local_tensors["held"] = self.cached(step.options["state"])
         if cached is not None:
             self.absent.add(id(out))
         else:
@@ -42,5 +42,5 @@ class RowKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_delayed(self, step: Step) -> None:
-        x, first = (self.get(value) for value in step.ins)
-        self.set(step.outs[0], self.t.cat([first, self.t.slice(x, x.shape[1] - 1, 1)], 1))
+        x, first_row = (self.get(value) for value in step.ins)
+        self.set(step.outs[0], self.t.cat([first_row, self.t.slice(x, x.shape[1] - 1, 1)], 1))

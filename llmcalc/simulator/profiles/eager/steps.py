@@ -1,4 +1,4 @@
-"""One further token of a recurrence, from the state that earlier passes kept: the references' own lines.
+"""Decoding one token of a recurrence from its state, line by line as the references do.
 
 A method `one_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one whose
 name begins with an underscore is only held.
@@ -22,16 +22,16 @@ DECODED = by_torch("tests/simulator/test_inference.py")
 
 
 class StepKernels(ScanKernels):
-    """Recurrences, one token after the prompt."""
+    """Kernels that decode one token of a recurrence."""
 
     def state_before(self, name: str) -> Tensor:
-        """The one tensor of a state."""
+        """Returns a state's single tensor."""
         cached = self.cached(name)
         assert cached is not None
         return cached[0]
 
     def own_norm(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
-        """The norm of a module's output, by groups where it has some."""
+        """Norms a module's output, by groups where it has groups."""
         norm = steps["norm"]
         groups = norm.options.get("groups")
         return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if groups is None else groups.size)
@@ -40,101 +40,113 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def one_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
-        """MambaReference.forward."""
+        """Runs MambaReference.forward."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, SelectiveScan)
         by_head = steps["x_proj"].verb == "experts"
         heads = steps["x_proj"].options["experts"].size if by_head else 1
-        inner, gate = t.split(self.projected(steps["in_proj"], x), [op.inner, op.inner])
-        inner = self.conv_with_state(steps["conv1d"], t.transpose(inner, 1, 2), "conv_state")
-        inner = t.transpose(self.activated(inner, kind), 1, 2)
-        wide = steps["x_proj"].outs[0].width
-        rank = wide - 2 * op.state
-        low = self._head_map(steps["x_proj"], inner, heads, wide) if by_head else self.projected(steps["x_proj"], inner)
-        step, b, c = t.split(t.unflatten(low, -1, (heads, wide)), [rank, op.state, op.state])
-        del low
+        inner_states, gate = t.split(self.projected(steps["in_proj"], x), [op.inner, op.inner])
+        inner_states = self.conv_with_state(steps["conv1d"], t.transpose(inner_states, 1, 2), "conv_state")
+        inner_states = t.transpose(self.activated(inner_states, kind), 1, 2)
+        projected_width = steps["x_proj"].outs[0].width
+        rank = projected_width - 2 * op.state
+        dt_b_c = (
+            self._head_map(steps["x_proj"], inner_states, heads, projected_width)
+            if by_head
+            else self.projected(steps["x_proj"], inner_states)
+        )
+        step, b, c = t.split(t.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
+        del dt_b_c
         if "dt_norm" in steps:
             step, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
         step = t.function("softplus", self._delta(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
         shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
-        _held = self.cached("ssm_state")
-        y, last = self._one_scan(inner, step, t.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape)
-        self.keep("ssm_state", last)
+        _cached_state = self.cached("ssm_state")
+        y, last_state = self._one_scan(
+            inner_states, step, t.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
+        )
+        self.keep("ssm_state", last_state)
         return self.projected(steps["out_proj"], t.mul(y, self.activated(gate, kind)))
 
     def _delta(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
-        """The projection to Δ."""
+        """Projects to the time step Δ."""
         return self._head_map(step, x, heads, step.outs[0].width) if by_head else self.projected(step, x)
 
-    def _head_map(self, step: Step, x: Tensor, heads: Any, wide: Any) -> Tensor:
-        """HeadMap.forward."""
+    def _head_map(self, step: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
+        """Runs HeadMap.forward."""
         t, width = self.t, exact_div(x.shape[-1], heads)
-        weight = self.weight(f"{step.name}.weight", (heads, wide, width))
+        weight = self.weight(f"{step.name}.weight", (heads, output_width, width))
         y = t.matmul(t.transpose(t.unflatten(x, -1, (heads, width)), 1, 2), t.transpose(weight, -1, -2))
         if step.options["bias"]:
-            y = t.add(y, t.unsqueeze(self.weight(f"{step.name}.bias", (heads, wide)), 1))
+            y = t.add(y, t.unsqueeze(self.weight(f"{step.name}.bias", (heads, output_width)), 1))
         return t.flatten(t.transpose(y, 1, 2), 2)
 
     def _one_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
-        """Scan.forward."""
-        t, before = self.t, self.state_before("ssm_state")
-        decay = t.exp(t.mul(t.unsqueeze(t.to(step, FLOAT32), -1), t.reshape(self.decay(shape), before.shape[1:])))
+        """Runs Scan.forward."""
+        t, previous_state = self.t, self.state_before("ssm_state")
+        decay = t.exp(
+            t.mul(t.unsqueeze(t.to(step, FLOAT32), -1), t.reshape(self.decay(shape), previous_state.shape[1:]))
+        )
         state = t.mul(t.unsqueeze(t.to(t.mul(step, x), FLOAT32), -1), t.to(b, FLOAT32))
-        first = t.add(t.slice(state, 1, 1), t.mul(t.slice(decay, 1, 1), t.unsqueeze(before, 1)))
-        state = t.cat([first, t.slice(state, 0, 1)], 1)
-        low = t.to(state, x.dtype)
-        y = t.matmul(t.unflatten(low, 2, (c.shape[2], exact_div(low.shape[2], c.shape[2]))), t.unsqueeze(c, -1))
-        del low
+        first_state = t.add(t.slice(state, 1, 1), t.mul(t.slice(decay, 1, 1), t.unsqueeze(previous_state, 1)))
+        state = t.cat([first_state, t.slice(state, 0, 1)], 1)
+        state_copy = t.to(state, x.dtype)
+        y = t.matmul(
+            t.unflatten(state_copy, 2, (c.shape[2], exact_div(state_copy.shape[2], c.shape[2]))), t.unsqueeze(c, -1)
+        )
+        del state_copy
         y = t.flatten(y, 2)
-        skipped = t.mul(t.reshape(self.weight("D", shape[:-1]), (before.shape[1],)), x)
-        return t.add(y, skipped), t.select(state, 1)
+        skip_output = t.mul(t.reshape(self.weight("D", shape[:-1]), (previous_state.shape[1],)), x)
+        return t.add(y, skip_output), t.select(state, 1)
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
     def one_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
-        """Mamba2Reference.forward."""
+        """Runs Mamba2Reference.forward."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, ChunkedScan)
-        inner = op.heads * op.head_dim
-        shared = exact_div(steps["conv1d"].outs[0].width - inner, 2)
+        inner_width = op.heads * op.head_dim
+        shared = exact_div(steps["conv1d"].outs[0].width - inner_width, 2)
         groups = exact_div(shared, op.state)
-        gate, mixed, step = t.split(self.projected(steps["in_proj"], x), [inner, inner + 2 * shared, op.heads])
-        mixed = self.conv_with_state(steps["conv1d"], t.transpose(mixed, 1, 2), "conv_state")
-        mixed = t.transpose(self.activated(mixed, kind), 1, 2)
-        x, b, c = t.split(mixed, [inner, shared, shared])
+        gate, conv_input, step = t.split(
+            self.projected(steps["in_proj"], x), [inner_width, inner_width + 2 * shared, op.heads]
+        )
+        conv_input = self.conv_with_state(steps["conv1d"], t.transpose(conv_input, 1, 2), "conv_state")
+        conv_input = t.transpose(self.activated(conv_input, kind), 1, 2)
+        x, b, c = t.split(conv_input, [inner_width, shared, shared])
         b, c = (t.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
-        _held = self.cached("ssm_state")
-        y, last = self._one_of_heads(self.by_head(x, op.head_dim), step, b, c)
-        self.keep("ssm_state", last)
-        return self.projected(steps["out_proj"], self._gated(steps, t.flatten(y, 2), gate, kind, inner))
+        _cached_state = self.cached("ssm_state")
+        y, last_state = self._one_of_heads(self.by_head(x, op.head_dim), step, b, c)
+        self.keep("ssm_state", last_state)
+        return self.projected(steps["out_proj"], self._gated(steps, t.flatten(y, 2), gate, kind, inner_width))
 
     def _one_of_heads(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """ChunkedScan.forward of Mamba-2's reference."""
+        """Runs ChunkedScan.forward of Mamba-2's reference."""
         t, heads = self.t, x.shape[2:3]
         step = t.to(t.function("softplus", t.add(step, self.weight("dt_bias", heads))), FLOAT32)
         log = t.mul(step, self.decay(heads))
-        entering = t.mul(t.to(x, FLOAT32), t.unsqueeze(step, -1))
-        y, last = self._updated(entering, log, t.to(b, FLOAT32), t.to(c, FLOAT32))
+        scaled_input = t.mul(t.to(x, FLOAT32), t.unsqueeze(step, -1))
+        y, last_state = self._updated(scaled_input, log, t.to(b, FLOAT32), t.to(c, FLOAT32))
         skipped_to = t.to(y, x.dtype)
-        return t.add(skipped_to, t.mul(t.unsqueeze(self.weight("D", heads), 1), x)), last
+        return t.add(skipped_to, t.mul(t.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
     def _updated(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """ChunkedScan._one."""
-        t, before = self.t, self.state_before("ssm_state")
-        decayed = t.mul(before, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
+        """Runs ChunkedScan._one."""
+        t, previous_state = self.t, self.state_before("ssm_state")
+        decayed = t.mul(previous_state, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
         state = t.add(decayed, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
         del decayed
         return t.unsqueeze(t.select(t.matmul(state, t.unsqueeze(t.select(c, 1), -1)), -1), 1), state
 
-    def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner: Any) -> Tensor:
-        """Mamba2Reference._gated."""
-        opened = self.activated(gate, kind)
+    def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner_width: Any) -> Tensor:
+        """Runs Mamba2Reference._gated."""
+        activated_gate = self.activated(gate, kind)
         for step in steps.all:
             if step.verb == "mul":
-                y = self.t.mul(y, opened)
+                y = self.t.mul(y, activated_gate)
             if step.verb == "norm":
-                y = self.own_norm(steps, y, inner)
+                y = self.own_norm(steps, y, inner_width)
         return y
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
@@ -145,14 +157,14 @@ class StepKernels(ScanKernels):
         return (self._one_kimi_delta if steps["core"].op.by_channel else self._one_gated_delta)(steps, x)
 
     def _one_gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
-        """GatedDeltaNetReference.forward."""
+        """Runs GatedDeltaNetReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         qkv = t.transpose(t.cat([self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
-        mixed = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
-        mixed = t.transpose(mixed, 1, 2)
+        convolved_qkv = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
+        convolved_qkv = t.transpose(convolved_qkv, 1, 2)
         widths = [steps[name].outs[0].width for name in ("q_proj", "k_proj", "v_proj")]
-        q, k, v = t.split(mixed, widths)
+        q, k, v = t.split(convolved_qkv, widths)
         group = exact_div(op.heads * op.key_dim, widths[0])
         q, k = (self._of_heads(y, op.key_dim, group) for y in (q, k))
         speed = t.scale(t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
@@ -173,14 +185,14 @@ class StepKernels(ScanKernels):
         return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), group, 1)
 
     def _one_kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
-        """KimiDeltaAttentionReference.forward."""
+        """Runs KimiDeltaAttentionReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         qkv = t.transpose(t.cat([self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
-        mixed = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
+        convolved_qkv = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
         width = op.heads * op.key_dim
-        q, k, v = t.split(t.transpose(mixed, 1, 2), [width, width, width])
-        del mixed
+        q, k, v = t.split(t.transpose(convolved_qkv, 1, 2), [width, width, width])
+        del convolved_qkv
         beta = t.transpose(t.function("sigmoid", self.projected(steps["b_proj"], x)), 1, 2)
         q_heads, k_heads, v_heads = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
         out = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(steps, x), beta)
@@ -189,29 +201,29 @@ class StepKernels(ScanKernels):
         return self.projected(steps["o_proj"], normed)
 
     def _log_decay(self, steps: Steps, x: Tensor) -> Tensor:
-        """KimiDeltaAttentionReference._log_decay."""
+        """Runs KimiDeltaAttentionReference._log_decay."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         raw, bias = self._gate("f", steps, x), self.weight("dt_bias", (op.heads * op.key_dim,))
-        low = t.to(raw, FLOAT32)
+        float_gate = t.to(raw, FLOAT32)
         del raw
-        speed = t.transpose(self.by_head(t.add(low, t.to(bias, FLOAT32)), op.key_dim), 1, 2)
-        del low
-        by = t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32))
-        by = t.unsqueeze(t.unsqueeze(by, -1), -1)
+        speed = t.transpose(self.by_head(t.add(float_gate, t.to(bias, FLOAT32)), op.key_dim), 1, 2)
+        del float_gate
+        negative_a = t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32))
+        negative_a = t.unsqueeze(t.unsqueeze(negative_a, -1), -1)
         if "softplus" in steps.acts:
-            return t.mul(t.scale(by, "neg"), t.function("softplus", speed))
-        return t.scale(t.function("sigmoid", t.mul(by, speed)))
+            return t.mul(t.scale(negative_a, "neg"), t.function("softplus", speed))
+        return t.scale(t.function("sigmoid", t.mul(negative_a, speed)))
 
     def _delta_rule(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        """DeltaRule.forward of both references."""
+        """Runs DeltaRule.forward of both references."""
         t = self.t
         q, k, v, g, beta = [t.to(x, FLOAT32) for x in (q, k, v, g, beta)]
         q_unit = t.scale(self._unit(q))
         q, k = q_unit, self._unit(k)
         del q_unit
-        out, after = self._corrected(q, k, v, g, beta, self.state_before("recurrent_state"))
-        self.keep("recurrent_state", after)
+        out, next_state = self._corrected(q, k, v, g, beta, self.state_before("recurrent_state"))
+        self.keep("recurrent_state", next_state)
         return out
 
     def _unit(self, x: Tensor) -> Tensor:
@@ -221,7 +233,7 @@ class StepKernels(ScanKernels):
     def _corrected(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """DeltaRule._step."""
+        """Runs DeltaRule._step."""
         t = self.t
         state = t.mul(state, t.exp(t.unsqueeze(t.select(g, 2), -1)))
         predicted = t.sum(t.mul(state, t.unsqueeze(t.select(k, 2), -1)), -2)
@@ -237,7 +249,7 @@ class StepKernels(ScanKernels):
 
     @compared(DECODED)
     def one_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
-        """MLSTMReference.forward."""
+        """Runs MLSTMReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
         q, k, v = (self._float_heads(steps[name], x, op.heads) for name in "qkv")
@@ -251,9 +263,9 @@ class StepKernels(ScanKernels):
             self._gate_of(steps["fgate"], x, op.heads),
             [t.to(y, FLOAT32) for y in cached],
         )
-        low = [t.to(y, x.dtype) for y in state]
-        self.keep("recurrent_state", *low)
-        del low
+        state_copies = [t.to(y, x.dtype) for y in state]
+        self.keep("recurrent_state", *state_copies)
+        del state_copies
         flat = t.to(t.flatten(t.transpose(h, 1, 2), 2), x.dtype)
         normed = self.own_norm(steps, flat, op.heads * op.value_dim)
         del flat
@@ -261,40 +273,40 @@ class StepKernels(ScanKernels):
         return self.projected(steps["out_proj"], out)
 
     def _float_heads(self, step: Step, x: Tensor, heads: Any) -> Tensor:
-        """MLSTMReference._heads_of."""
+        """Runs MLSTMReference._heads_of."""
         t = self.t
         y = t.to(self.projected(step, x), FLOAT32)
         return t.transpose(t.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
 
     def _gate_of(self, step: Step, x: Tensor, heads: Any) -> Tensor:
-        """MLSTMReference._gate."""
-        low = self.t.scale(self.t.select(self._float_heads(step, x, heads), -1), "div")
-        low = self.t.function("tanh", low)
-        return self.t.scale(low)
+        """Runs MLSTMReference._gate."""
+        scaled_gate = self.t.scale(self.t.select(self._float_heads(step, x, heads), -1), "div")
+        scaled_gate = self.t.function("tanh", scaled_gate)
+        return self.t.scale(scaled_gate)
 
     def _token(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Core.forward of mLSTM's reference, for one token."""
+        """Runs Core.forward of mLSTM's reference, for one token."""
         t = self.t
         log_f, q = self._log_sigmoid(f), t.scale(q)
-        h, after = self._remembered(q, k, v, i, log_f, states)
-        return t.cat([h], 2), after
+        h, next_states = self._remembered(q, k, v, i, log_f, states)
+        return t.cat([h], 2), next_states
 
     def _log_sigmoid(self, x: Tensor) -> Tensor:
-        """Log-sigmoid, which also allocates a buffer and frees it at once."""
+        """Computes the log-sigmoid, which allocates and frees a temporary buffer."""
         out, _buffer = self.t.like(x), self.t.like(x)
         return out
 
     def _remembered(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """Core._token."""
+        """Runs Core._token."""
         t = self.t
         memory, norm, largest = states
-        new = t.like(t.add(log_f, largest), i)
-        decay = t.exp(t.sub(t.add(log_f, largest), new))
-        write = t.exp(t.sub(i, new))
+        next_exponent = t.like(t.add(log_f, largest), i)
+        decay = t.exp(t.sub(t.add(log_f, largest), next_exponent))
+        write = t.exp(t.sub(i, next_exponent))
         faded = t.mul(t.unsqueeze(decay, -1), memory)
         memory = t.add(faded, t.mul(t.unsqueeze(write, -1), t.matmul(t.transpose(k, -1, -2), v)))
         del faded
@@ -303,49 +315,49 @@ class StepKernels(ScanKernels):
         del faded
         bottom = t.select(t.matmul(q, t.unsqueeze(norm, -1)), -1)
         top = t.matmul(q, memory)
-        least = t.like(t.function("abs", bottom), t.exp(t.scale(new, "neg")))
-        least = t.add_number(least)
-        return t.div(top, t.unsqueeze(least, -1)), [memory, norm, new]
+        denominator_bound = t.like(t.function("abs", bottom), t.exp(t.scale(next_exponent, "neg")))
+        denominator_bound = t.add_number(denominator_bound)
+        return t.div(top, t.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
 
     @compared(DECODED)
     def next_wkv(self, step: Step) -> None:
         self.set(step.outs[0], self._average(*map(self.get, step.ins)))
 
-    def _average(self, key: Tensor, value: Tensor, first: Tensor, decay: Tensor) -> Tensor:
-        """TimeMixReference._average."""
+    def _average(self, key: Tensor, value: Tensor, time_first: Tensor, decay: Tensor) -> Tensor:
+        """Runs TimeMixReference._average."""
         t, dtype = self.t, key.dtype
         key, value = t.to(key, FLOAT32), t.to(value, FLOAT32)
-        first, decay = t.to(first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
+        time_first, decay = t.to(time_first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
         cached = self.cached("recurrent_state")
         assert cached is not None
         _zero, (top, bottom, largest) = t.like(t.select(key, 1)), cached
         k, v = t.select(key, 1), t.select(value, 1)
-        peak = t.like(largest, t.add(k, first))
+        peak = t.like(largest, t.add(k, time_first))
         past = t.exp(t.sub(largest, peak))
-        now = t.exp(t.sub(t.add(k, first), peak))
-        out = [t.div(self._mixed(past, top, now, v), t.add(t.mul(past, bottom), now))]
+        current_weight = t.exp(t.sub(t.add(k, time_first), peak))
+        out = [t.div(self._mixed(past, top, current_weight, v), t.add(t.mul(past, bottom), current_weight))]
         peak = t.like(t.add(largest, decay), k)
         past_next = t.exp(t.sub(t.add(largest, decay), peak))
         now_next = t.exp(t.sub(k, peak))
-        past, now = past_next, now_next
+        past, current_weight = past_next, now_next
         del past_next, now_next
-        top = self._mixed(past, top, now, v)
-        bottom = t.add(t.mul(past, bottom), now)
+        top = self._mixed(past, top, current_weight, v)
+        bottom = t.add(t.mul(past, bottom), current_weight)
         largest = peak
         self.keep("recurrent_state", top, bottom, largest)
         average = t.stack(out, 1)
-        del out, past, now, top, bottom, largest, peak, first, decay, k, v, key, value, _zero, cached
+        del out, past, current_weight, top, bottom, largest, peak, time_first, decay, k, v, key, value, _zero, cached
         return t.to(average, dtype)
 
-    def _mixed(self, past: Tensor, top: Tensor, now: Tensor, value: Tensor) -> Tensor:
-        """past · top + now · value."""
-        return self.t.add(self.t.mul(past, top), self.t.mul(now, value))
+    def _mixed(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:
+        """Computes past_weight · past_sum + current_weight · value."""
+        return self.t.add(self.t.mul(past_weight, past_sum), self.t.mul(current_weight, value))
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
     def one_rglru(self, steps: Steps, x: Tensor) -> Tensor:
-        """RGLRUReference.forward."""
+        """Runs RGLRUReference.forward."""
         t, conv = self.t, steps["conv_1d"]
         gate = self.activated(self.projected(steps["linear_y"], x), steps.acts[0])
         u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
@@ -355,13 +367,13 @@ class StepKernels(ScanKernels):
         param = self.weight("recurrent_param", (u.shape[-1],))
         log_a = t.mul(speed, t.function("softplus", t.to(param, FLOAT32)))
         del speed
-        _first = t.compare(t.unsqueeze(self.span(x.shape[1]), 1))
+        _is_first_token = t.compare(t.unsqueeze(self.span(x.shape[1]), 1))
         decay = t.like(log_a)
-        saved = t.like(_first, decay, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
+        saved = t.like(_is_first_token, decay, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
         del decay
-        entering = t.mul(t.to(t.mul(u, self._opened(steps["input_gate"], u)), FLOAT32), saved)
-        _held = self.cached("recurrent_state")
-        states = self._scanned(t.exp(log_a), entering, self.state_before("recurrent_state"))
+        gated_input = t.mul(t.to(t.mul(u, self._opened(steps["input_gate"], u)), FLOAT32), saved)
+        _cached_state = self.cached("recurrent_state")
+        states = self._scanned(t.exp(log_a), gated_input, self.state_before("recurrent_state"))
         self.keep("recurrent_state", t.select(states, 1))
         return self.projected(steps["linear_out"], t.mul(t.to(states, x.dtype), gate))
 
@@ -369,7 +381,7 @@ class StepKernels(ScanKernels):
         return self.t.function("sigmoid", self._of_blocks(step, x))
 
     def _of_blocks(self, step: Step, x: Tensor) -> Tensor:
-        """BlockMap.forward."""
+        """Runs BlockMap.forward."""
         t, op = self.t, step.op
         assert isinstance(op, BlockLinear)
         size = exact_div(x.shape[-1], op.blocks)
@@ -380,7 +392,7 @@ class StepKernels(ScanKernels):
         return t.unflatten(t.flatten(t.transpose(out, 0, 1), 1), 0, x.shape[:2])
 
     def _scanned(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
-        """a·h + b."""
+        """Computes a·h + b."""
         t = self.t
-        first = t.add(t.slice(b, 1, 1), t.mul(t.slice(a, 1, 1), t.unsqueeze(h, 1)))
-        return t.cat([first, t.slice(b, 0, 1)], 1)
+        next_state = t.add(t.slice(b, 1, 1), t.mul(t.slice(a, 1, 1), t.unsqueeze(h, 1)))
+        return t.cat([next_state, t.slice(b, 0, 1)], 1)

@@ -1,4 +1,4 @@
-"""Several residual streams: AltUp and hyper-connections."""
+"""Models with several residual streams: AltUp and hyper-connections."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_stack(self, step: Step) -> None:
-        first, stacked = step.ins
-        outputs = self.stacks.pop(id(stacked))
-        self.set(step.outs[0], self.t.stack([self.get(first), *outputs], 2))
+        first_stream, other_streams = step.ins
+        outputs = self.stacks.pop(id(other_streams))
+        self.set(step.outs[0], self.t.stack([self.get(first_stream), *outputs], 2))
 
     @compared(BY_TORCH)
     def core_Product(self, step: Step) -> None:
-        """A matrix of weights for each row, times its streams."""
+        """Multiplies the streams of each row by its matrix of weights."""
         matrix, x = map(self.get, step.ins)
         self.set(step.outs[0], self.t.matmul(matrix, x))
 
@@ -45,12 +45,14 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_StreamOffsets(self, step: Step) -> None:
-        """Offsets.forward: each kind of weight has a scale, and each weight an offset."""
+        """Each kind of weight has a scale, and each weight an offset (Offsets.forward)."""
         t, sizes = self.t, [out.width for out in step.outs]
         parts = t.split(self.get(step.ins[0]), sizes)
         base, scale = self.weight(f"{step.name}.base", (sum(sizes),)), self.weight(f"{step.name}.scale", (len(sizes),))
-        for out, part, by, offset in zip(step.outs, parts, t.unbind(scale), t.split(base, sizes), strict=True):
-            self.set(out, t.add(t.mul(part, by), offset))
+        for out, weight_logits, scale_element, offset in zip(
+            step.outs, parts, t.unbind(scale), t.split(base, sizes), strict=True
+        ):
+            self.set(out, t.add(t.mul(weight_logits, scale_element), offset))
 
     @compared(BY_TORCH)
     def do_root_mean_square(self, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""Recurrent parts as they are trained: by the kernels that their authors publish, not by the reference's loop.
+"""Recurrent parts by published training kernels instead of the reference's loop.
 
 A part whose published module computes the same runs as that module does, line by line. Another part (extra norms,
 another activation) runs its own steps, and the published kernel of its scan among them. All parameters are in the run's
@@ -15,4 +15,4 @@ from .rglru import RgLruKernels
 
 
 class ScanKernels(MambaKernels, DeltaRuleKernels, DecayKernels, RgLruKernels):
-    """Recurrences over the tokens."""
+    """Kernels of all recurrences over the tokens."""

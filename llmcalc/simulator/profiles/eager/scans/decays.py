@@ -15,11 +15,11 @@ from .modules import ScanModules
 
 
 class DecayKernels(ScanModules):
-    """Lightning attention, mLSTM, RWKV-4."""
+    """Kernels of lightning attention, mLSTM and RWKV-4."""
 
     @compared(PUBLISHED)
     def module_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
-        """`LightningAttention.forward` of the reference, with the library's kernel."""
+        """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
         assert isinstance(op, LightningCore)
         if self.continues:
@@ -33,14 +33,14 @@ class DecayKernels(ScanModules):
             _state = t.matmul(t.transpose(t.like(k), -1, -2), v)
             del _state
         normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
-        opened = t.function("sigmoid", self.projected(steps["g_proj"], x))
-        return self.projected(steps["o_proj"], t.mul(opened, normed))
+        gate = t.function("sigmoid", self.projected(steps["g_proj"], x))
+        return self.projected(steps["o_proj"], t.mul(gate, normed))
 
     def by_token(self, steps: Steps, x: Tensor) -> Tensor:
-        """LightningReference.forward: one token after the other, from a state."""
+        """Runs one token after the other from a state (LightningReference.forward)."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
         assert isinstance(op, DecayScan)
-        _held = self.cached("recurrent_state")
+        _cached_state = self.cached("recurrent_state")
         projections = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
         q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in projections)
         del projections
@@ -52,7 +52,7 @@ class DecayKernels(ScanModules):
         return self.projected(steps["o_proj"], gated)
 
     def _tokens(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
+        """Runs Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
         t, (batch, heads, tokens, size) = self.t, q.shape
         slope = self._slopes(heads)
         cached = self.cached("recurrent_state")
@@ -73,51 +73,51 @@ class DecayKernels(ScanModules):
 
     @compared(PUBLISHED)
     def module_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
-        """transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
+        """Runs transformers/models/xlstm/modeling_xlstm.py (`xLSTMLayer.forward`), with the library's kernel."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
         rows = x.shape[1] if self.store is None else op.chunk
         if not mlstm_kernels.supports(rows, op.chunk):
-            lengths, least = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
+            lengths, smallest_chunk = f"chunks of {op.chunk} tokens in sequences of {x.shape[1]}", mlstm_kernels.LEAST
             raise self.unsupported(
-                f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {least}", "core"
+                f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {smallest_chunk}", "core"
             )
         q, k, v = (self.projected(steps[name], x) for name in "qkv")
-        opened = self.projected(steps["ogate"], x)
-        entry, forget = (self._capped(self.projected(steps[name], x)) for name in ("igate", "fgate"))
+        output_gate = self.projected(steps["ogate"], x)
+        input_gate, forget_gate = (self._capped(self.projected(steps[name], x)) for name in ("igate", "fgate"))
         q, k = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
         v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
-        entry, forget = t.transpose(entry, 1, 2), t.transpose(forget, 1, 2)
+        input_gate, forget_gate = t.transpose(input_gate, 1, 2), t.transpose(forget_gate, 1, 2)
         if self.store is None:
-            h = mlstm_kernels.mlstm_chunkwise(t, q, k, v, entry, forget, op.chunk)
+            h = mlstm_kernels.mlstm_chunkwise(t, q, k, v, input_gate, forget_gate, op.chunk)
         else:
             h, _states = mlstm_kernels.mlstm_with_states(
-                t, q, k, v, entry, forget, op.chunk, self._memory(steps["recurrent_state"])
+                t, q, k, v, input_gate, forget_gate, op.chunk, self._memory(steps["recurrent_state"])
             )
             self.states(steps["recurrent_state"], *self.memory_shapes(op))
         h = t.transpose(h, 1, 2)
         norm = steps["norm"]
         normed = self.norm(t.flatten(h, 2), norm.options["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
-        out = t.mul(t.function("sigmoid", opened), normed)
+        out = t.mul(t.function("sigmoid", output_gate), normed)
         return self.projected(steps["out_proj"], out)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
-        """The memory, its normalizer and the largest exponent of each head."""
+        """Returns the shapes of the memory, its normalizer and the largest exponent of each head."""
         return (op.heads, op.key_dim, op.value_dim), (op.heads, op.key_dim), (op.heads, 1)
 
     def _memory(self, state: Step) -> list[Tensor] | None:
-        """The states in float32; None at the first token."""
+        """Returns the states in float32; None for the first token."""
         cached = self.cached(state.name)
         return None if cached is None else [self.t.to(x, FLOAT32) for x in cached]
 
     def _capped(self, x: Tensor) -> Tensor:
-        """cap · tanh(x / cap)."""
+        """Computes cap · tanh(x / cap)."""
         return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
 
     @compared(PUBLISHED)
     def scan_wkv(self, step: Step) -> None:
-        key, value, first, decay = map(self.get, step.ins)
-        state, size = self.own("recurrent_state"), key.shape[-1:]
+        key, value, time_first, decay = map(self.get, step.ins)
+        state, size = self.step_named("recurrent_state"), key.shape[-1:]
         self.states(state, size, size, size)
         has_cache = self.store is not None
-        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, first, key, value, has_cache))
+        self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache))

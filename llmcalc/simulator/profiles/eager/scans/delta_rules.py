@@ -14,7 +14,7 @@ from .modules import ScanModules
 
 
 class DeltaRuleKernels(ScanModules):
-    """Gated DeltaNet and Kimi delta attention."""
+    """Kernels of gated DeltaNet and Kimi delta attention."""
 
     @compared(PUBLISHED)
     def module_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
@@ -22,12 +22,12 @@ class DeltaRuleKernels(ScanModules):
         return (self.kimi_delta if steps["core"].op.by_channel else self.gated_delta)(steps, x)
 
     def gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
-        """fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
+        """Runs fla/layers/gated_deltanet.py:190 (`GatedDeltaNet.forward`)."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         if self.store is None:
             parts = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-            widths = [part.shape[-1] for part in parts]
+            widths = [projection.shape[-1] for projection in parts]
             qkv = t.cat(parts)
             del parts
             kernel = steps["conv1d"].options["kernel"]
@@ -57,16 +57,16 @@ class DeltaRuleKernels(ScanModules):
         return self.projected(steps["o_proj"], o)
 
     def _keep_convolved(self, steps: Steps) -> None:
-        """The last inputs of the three convolutions of a delta rule's layer, as one tensor."""
+        """Caches the last inputs of a layer's three convolutions as one tensor."""
         conv = steps["conv1d"]
         self.states(steps["conv_state"], (conv.outs[0].width, conv.options["kernel"]))
 
     def _filter(self, name: str, width: Any, kernel: Any) -> Tensor:
-        """The weight of one of the three convolutions of a delta rule's layer."""
+        """Returns the weight of one of a layer's three convolutions."""
         return self.t.reshape(self.weight(f"{name}_conv1d.weight", (width, 1, kernel)), (width, kernel))
 
     def kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
-        """fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
+        """Runs fla/layers/kda.py:186 (`KimiDeltaAttention.forward`)."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         self._keep_convolved(steps)
@@ -76,8 +76,8 @@ class DeltaRuleKernels(ScanModules):
         q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
-        few = self.store is not None and x.shape[1] <= fla.FEW
-        o = fla.fused_recurrent(t, v) if few else fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
+        runs_recurrently = self.store is not None and x.shape[1] <= fla.FEW
+        o = fla.fused_recurrent(t, v) if runs_recurrently else fla.chunk_kda(t, q, k, v, g, beta, a_log, dt_bias)
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(t, o, self.by_head(self._gate("g", steps, x), op.value_dim), weight, self.accelerator)
         o = t.flatten(o, 2)
@@ -88,7 +88,7 @@ class DeltaRuleKernels(ScanModules):
         return fla.causal_conv1d(self.t, y, self._filter(name, y.shape[-1], steps["conv1d"].options["kernel"]))
 
     def _gate(self, name: str, steps: Steps, x: Tensor) -> Tensor:
-        """The projection of a gate: one linear layer, or two of low rank."""
+        """Projects to a gate, by one linear layer or two of low rank."""
         if f"{name}_proj" in steps:
             return self.projected(steps[f"{name}_proj"], x)
         return self.projected(steps[f"{name}_b_proj"], self.projected(steps[f"{name}_a_proj"], x))

@@ -1,4 +1,4 @@
-"""The steps of a module, by their names."""
+"""Access to the steps of a module by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .....flow.program import Alternatives, Item, Scope, Step
 
 
 class Steps:
-    """The steps of a module, without those of modules in it; of alternatives, the first branch.
+    """The steps of a module without its submodules; of alternatives, the first branch.
 
     named: name → step. acts: the names of its activations, in their order.
     """
@@ -26,7 +26,7 @@ class Steps:
 
 
 def own_steps(scope: Scope) -> Iterator[Step]:
-    """The steps of a module, without those of modules in it; of alternatives, those of the first branch."""
+    """Returns the steps of a module without its submodules; of alternatives, the first branch."""
     for item in scope.items:
         if isinstance(item, Alternatives):
             yield from own_steps(next(iter(item.branches.values())))
@@ -35,7 +35,7 @@ def own_steps(scope: Scope) -> Iterator[Step]:
 
 
 def every_step(items: list[Item]) -> Iterator[Step]:
-    """Every step of these items, of all alternatives."""
+    """Yields all steps of some items, in all alternatives."""
     for item in items:
         if isinstance(item, Alternatives):
             for branch in item.branches.values():

@@ -1,4 +1,4 @@
-"""Modules with a recurrence over the tokens: kernels that run a whole module, and the layers that these share."""
+"""Base of recurrent modules: kernels that run a whole module, and shared layers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .....ops import State
 from .....workload.rows import TOKENS
 from ....published import causal_conv1d
 from ....published.function import H100, Accelerator, Optional
-from ....strides import is_one
+from ....strides import is_size_one
 from ....tensor import FLOAT32, Tensor
 from ..basic import BasicKernels
 from ..convolution import ConvolutionKernels
@@ -21,7 +21,7 @@ from .module_steps import Steps, every_step, own_steps
 
 
 class ScanModules(ConvolutionKernels, BasicKernels):
-    """Modules with a recurrence over the tokens: kernels that run a whole module, and the operations that these share.
+    """Base of recurrent modules: kernels that run a whole module, and shared operations.
 
     accelerator: what kernels ask of the device that runs them.
     left: what a module keeps after it ran, until it runs again.
@@ -33,24 +33,24 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         super().__init__(*run, **options)
         self.left: dict[Any, Tensor] = {}
 
-    def whole(self, scope: Scope) -> Callable[[], None] | None:
-        """The kernels that run a module at once: those of the scan in it."""
+    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
+        """Returns the kernel that runs the recurrent module as a whole."""
         for step in own_steps(scope):
             if step.verb not in ("core", "scan"):
                 continue
             kind = type(step.op).__name__ if step.verb == "core" else step.options.get("kind", "")
             run = getattr(self, f"{'one' if self.one_further else 'module'}_{kind}", None)
             if run is not None:
-                return lambda: self.at_once(scope, run)
-        return super().whole(scope)
+                return lambda: self.run_module_at_once(scope, run)
+        return super().module_kernel(scope)
 
     @property
     def one_further(self) -> bool:
-        """Whether one token runs, after earlier passes."""
-        return self.continues and is_one(self.run_config.new(TOKENS))
+        """Whether the pass decodes a single token after earlier passes."""
+        return self.continues and is_size_one(self.run_config.new(TOKENS))
 
-    def at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
-        """Runs all steps of a module as `run` does, and binds the output of the last."""
+    def run_module_at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
+        """Runs all steps of a module by `run`, and binds the output of the last."""
         assert scope.reads is not None
         self._trains()
         steps = Steps(scope)
@@ -64,16 +64,16 @@ class ScanModules(ConvolutionKernels, BasicKernels):
                     self.forget(value.storage)
 
     def _trains(self) -> None:
-        """Raises `Unsupported` where kernels would read other types."""
+        """Raises `Unsupported` for number formats that the kernels do not support."""
         if self.graph.autocast is not None:
             raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
 
     def projected(self, step: Step, x: Tensor) -> Tensor:
-        """A linear layer."""
+        """Runs a linear layer."""
         return self.multiplied(step, x, self.matrix(step), self.bias(step))
 
-    def raw(self, step: Step) -> Tensor:
-        """The weight of a linear layer that a published module reads itself, instead of calling the layer."""
+    def raw_weight(self, step: Step) -> Tensor:
+        """Returns the weight of a linear layer that a published module reads without calling the layer."""
         if self.adapters is not None and (self.adapters.base != "none" or step.name in self.adapters.targets):
             raise self.unsupported(
                 "the published module reads this weight itself; expected no adapter on it, and no base in 4 bits",
@@ -82,24 +82,24 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         return self.matrix(step)
 
     def bias(self, step: Step) -> Tensor | None:
-        """The bias of a linear layer or of a convolution."""
+        """Returns the bias of a linear layer or convolution."""
         return self.weight(f"{step.name}.bias", (step.outs[0].width,)) if step.options["bias"] else None
 
     def filters(self, step: Step) -> Tensor:
-        """The weight of a convolution that keeps channels apart: rearrange(weight, "d 1 w -> d w")."""
+        """Returns the weight of a depthwise convolution: rearrange(weight, "d 1 w -> d w")."""
         width, kernel = step.outs[0].width, step.options["kernel"]
         return self.t.reshape(self.weight(f"{step.name}.weight", (width, 1, kernel)), (width, kernel))
 
     def by_head(self, x: Tensor, size: Any) -> Tensor:
-        """rearrange(x, "... (h d) -> ... h d")."""
+        """Splits the last axis into heads: rearrange(x, "... (h d) -> ... h d")."""
         return self.t.unflatten(x, -1, (exact_div(x.shape[-1], size), size))
 
     def decay(self, shape: tuple[Any, ...]) -> Tensor:
-        """A = -exp(A_log.float())."""
+        """Computes the decay: A = -exp(A_log.float())."""
         return self.t.scale(self.t.exp(self.t.to(self.weight("A_log", shape), FLOAT32)), "neg")
 
     def causal_conv(self, step: Step, x: Tensor, kind: str | None = None) -> Tensor:
-        """A causal convolution and the activation after it, none by default. x: [batch, channels, tokens].
+        """Runs a causal convolution with an activation, default none. x: [batch, channels, tokens].
 
         For a kernel that causal_conv1d does not have, torch's convolution of x with zeros on both sides.
         """
@@ -122,34 +122,34 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         if self.store is None or not by_kernel:
             y = self.causal_conv(step, x) if self.store is None else self.conv_with_state(step, x, state)
         else:
-            self.keep_inputs(self.own(state), x)
+            self.keep_inputs(self.step_named(state), x)
             y = self.causal_conv(step, x)
         self.set(step.outs[0], self.t.transpose(y, 1, 2))
 
     def conv_with_state(self, step: Step, x: Tensor, state: str, cached_inputs: Any = None) -> Tensor:
-        """CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
+        """Runs CausalConv1d.forward of the references. x: [batch, channels, tokens]."""
         t, kernel, cached = self.t, step.options["kernel"], self.cached(state)
         cached_inputs = kernel if cached_inputs is None else cached_inputs
         width, tokens = step.outs[0].width, x.shape[2]
         weight = self.conv_weight(step, (width, 1, kernel))
         if cached is None:
             out = t.slice(t.convolution(x, weight, self.bias(step), tokens + kernel - 1), tokens)
-            seen = t.pad(x, tokens + cached_inputs)
+            padded_input = t.pad(x, tokens + cached_inputs)
         else:
-            seen = t.cat([cached[0], x])
-            out = t.convolution(t.slice(seen, tokens + kernel - 1), weight, self.bias(step), tokens)
-        self.keep(state, t.slice(seen, cached_inputs))
+            padded_input = t.cat([cached[0], x])
+            out = t.convolution(t.slice(padded_input, tokens + kernel - 1), weight, self.bias(step), tokens)
+        self.keep(state, t.slice(padded_input, cached_inputs))
         return out
 
     def conv_weight(self, step: Step, shape: Any) -> Tensor:
-        """The filters of a convolution; the three parameters of queries, keys and values are joined."""
+        """Returns the filters of a convolution; those of queries, keys and values are concatenated."""
         parts = [(*self.module_path(), f"{name}_conv1d.weight") for name in "qkv"]
         if parts[0] in self.weights:
             return self.in_pool(shape, self.dtype)
         return self.weight(f"{step.name}.weight", shape)
 
     def keep_inputs(self, state: Step, x: Tensor) -> None:
-        """conv_state.copy_(F.pad(x, (kernel - tokens, 0))): the last inputs of a convolution, [batch, channels, ·]."""
+        """Caches the last inputs of a convolution: conv_state.copy_(F.pad(x, (kernel - tokens, 0)))."""
         if self.store is not None:
             assert isinstance(state.op, State)
             cached_tokens = exact_div(state.op.size, x.shape[1])
@@ -157,15 +157,15 @@ class ScanModules(ConvolutionKernels, BasicKernels):
             _padded = self.t.new((*x.shape[:2], cached_tokens), x.dtype)
 
     def final_state(self, state: Step, *shape: Any) -> Optional:
-        """The tensor that a kernel writes the last state into: that of the cache, or one that is copied there."""
-        first = self.cached(state.name) is None
+        """Returns the tensor to which a kernel writes the last state: the cache's, or one that is copied there."""
+        is_first_pass = self.cached(state.name) is None
         states = self.states(state, shape)
-        if not states or first:
+        if not states or is_first_pass:
             return states[0] if states else None
         return self.graph.new((self.run_config.batch, *shape), states[0].dtype)
 
     def channels(self, step: Step) -> Tensor:
-        """The input of a convolution, [batch, channels, tokens]."""
+        """Returns the input of a convolution as [batch, channels, tokens]."""
         return self.t.transpose(self.flat(step.ins[0]), 1, 2)
 
     def _normed_by(self, step: Step, x: Tensor) -> Tensor:
@@ -173,24 +173,24 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     @compared(PUBLISHED)
     def do_scan(self, step: Step) -> None:
-        """An elementwise recurrence, by its kind: the method `scan_<kind>`."""
+        """Runs an elementwise recurrence by the method `scan_<kind>`."""
         run = getattr(self, f"{'next' if self.one_further else 'scan'}_{step.options['kind']}", None)
         if run is None:
             raise self.unsupported(f"no kernels for a scan of the kind '{step.options['kind']}'", step.name)
         self._trains()
         run(step)
 
-    def own(self, name: str) -> Step:
-        """The step of that name in the module that runs."""
+    def step_named(self, name: str) -> Step:
+        """Returns a step of the current module by its name."""
         return next(step for step in own_steps(self.frames[-1].scope) if step.name == name)
 
     @compared(BY_TORCH)
     def do_shift(self, step: Step) -> None:
         t, x, state = self.t, self.get(step.ins[0]), step.options["state"]
         cached = self.cached(state)
-        before = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached is None else cached[0]
+        previous_row = t.new((x.shape[0], 1, *x.shape[2:]), x.dtype) if cached is None else cached[0]
         self.keep(state, t.slice(x, 1, 1))
-        self.set(step.outs[0], t.cat([before, t.slice(x, x.shape[1] - 1, 1)], 1))
+        self.set(step.outs[0], t.cat([previous_row, t.slice(x, x.shape[1] - 1, 1)], 1))
 
     @compared(BY_TORCH)
     def do_complement(self, step: Step) -> None:

@@ -1,4 +1,4 @@
-"""RG-LRU (De 2024, arXiv:2402.19427), of which no library publishes a kernel: a loop over the tokens."""
+"""RG-LRU (De 2024, arXiv:2402.19427), for which no library publishes a kernel: a loop over the tokens."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ONE_BY_ONE = 4
 
 
 class RgLruKernels(ScanModules):
-    """RG-LRU."""
+    """Kernels of RG-LRU."""
 
     @compared(PUBLISHED)
     def module_rglru(self, steps: Steps, x: Tensor) -> Tensor:
-        """transformers/models/recurrent_gemma/modeling_recurrent_gemma.py (`RecurrentGemmaRecurrentBlock.forward`).
+        """Runs `RecurrentGemmaRecurrentBlock.forward` (transformers, modeling_recurrent_gemma.py).
 
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
         """
@@ -40,7 +40,7 @@ class RgLruKernels(ScanModules):
         return self.projected(steps["linear_out"], out)
 
     def _rglru(self, u: Tensor, gate: Step) -> Tensor:
-        """`RecurrentGemmaRglru.forward`."""
+        """Runs `RecurrentGemmaRglru.forward`."""
         t, (batch, tokens, width) = self.t, u.shape
         assert isinstance(gate.op, BlockLinear)
         blocks = gate.op.blocks
@@ -50,8 +50,8 @@ class RgLruKernels(ScanModules):
 
         def gated(name: str) -> tuple[Tensor, Tensor]:
             bias = t.unsqueeze(self.weight(f"{name}.bias", (blocks, size)), 1)
-            res = t.baddbmm(bias, parts, self.weight(f"{name}.weight", (blocks, size, size)))
-            return res, t.function("sigmoid", t.reshape(t.transpose(res, 0, 1), (batch, tokens, width)))
+            gate_logits = t.baddbmm(bias, parts, self.weight(f"{name}.weight", (blocks, size, size)))
+            return gate_logits, t.function("sigmoid", t.reshape(t.transpose(gate_logits, 0, 1), (batch, tokens, width)))
 
         _res, input_gate = gated("input_gate")
         _res, recurrent_gate = gated("recurrent_gate")
@@ -66,17 +66,17 @@ class RgLruKernels(ScanModules):
         return self._loop(x, recurrent_gate, reset)
 
     def _bounded_sqrt(self, x: Tensor) -> Tensor:
-        """`SqrtBoundDerivative`."""
+        """Runs `SqrtBoundDerivative`."""
         t = self.t
 
-        def back(g: Tensor, _: Any, x: Tensor) -> list[Tensor]:
+        def backward(g: Tensor, _: Any, x: Tensor) -> list[Tensor]:
             clipped = t.like(t.like(x))
             return [t.like(g, t.like(clipped))]
 
-        return record(t.graph, "SqrtBoundDerivative", (x,), t.like(x), back, x)
+        return record(t.graph, "SqrtBoundDerivative", (x,), t.like(x), backward, x)
 
     def _loop(self, x: Tensor, gate: Tensor, reset: Tensor) -> Tensor:
-        """`RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
+        """Runs `RecurrentGemmaRglru._rnn_scan`: one token after the other. The module keeps the last state."""
         t, (batch, tokens, width) = self.t, x.shape
         gate = t.mul(gate, t.like(reset))
         state, states = t.new((batch, width), FLOAT32), t.like(x)
@@ -85,7 +85,7 @@ class RgLruKernels(ScanModules):
         for _ in range(min(tokens, ONE_BY_ONE)):
             state = t.mul(t.to(t.select(gate, 1), FLOAT32), state)
             state = t.add(state, t.to(t.select(x, 1), FLOAT32))
-            states = t.written(states, t.to(state, x.dtype))
+            states = t.write_into(states, t.to(state, x.dtype))
         if self.store is None:
             self.left[self.module_path()] = state
         return states
@@ -93,18 +93,18 @@ class RgLruKernels(ScanModules):
     def _first_tokens(
         self, x: Tensor, gate: Tensor, states: Tensor, state: Tensor, tokens: Any
     ) -> tuple[Tensor, Tensor]:
-        """The first tokens of the loop as one node, with their saved tensors and the gradients of x and of the gate.
+        """Records the loop's first tokens as one node, with their saved tensors and gradients.
 
         The most is held while the last tokens run, and while their gradients are computed.
         """
         graph, (batch, _, width) = self.graph, x.shape
 
-        def back(g: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
-            return [graph.new(whole, dtype)]
+        def backward(g: Tensor, _: Any, *__: Tensor) -> list[Tensor]:
+            return [graph.new(input_shape, dtype)]
 
-        whole, dtype = x.shape, x.dtype
+        input_shape, dtype = x.shape, x.dtype
         view = Tensor(states.shape, states.dtype, states.storage, states.strides)
         if recorded(graph, (x,)):
             saved = [graph.new((batch, tokens - 1, width), FLOAT32) for _ in range(2)]  # gates and states
-            record(graph, "tokens", (x,), view, back, state, *saved)
-        return view, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), back)
+            record(graph, "tokens", (x,), view, backward, state, *saved)
+        return view, record(graph, "token", (gate,), graph.new(state.shape, state.dtype), backward)

@@ -1,0 +1,53 @@
+"""The caches and recurrent states that one pass leaves to the next."""
+
+from __future__ import annotations
+
+from ..flow.program import Step
+from ..ops import State
+from .meter import NoMeter
+from .parameter_tensors import ParameterTensors
+from .strides import Shape, count
+from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
+
+
+class CacheTensors(ParameterTensors):
+    """The caches and recurrent states that one pass leaves to the next."""
+
+    def cached(self, name: str) -> tuple[Tensor, ...] | None:
+        """Returns the tensors cached under a name in the current module; None in the first pass."""
+        return None if self.store is None else self.store.get((*self.cache_path, name))
+
+    def keep(self, name: str, *tensors: Tensor) -> None:
+        """Caches copies of tensors for later passes."""
+        if self.store is None:
+            return
+        with counted_as(self.graph.meter, "cache"):
+            copies = tuple(self.in_pool(x.shape, x.dtype) if self.paged else self.t.copy(x) for x in tensors)
+            self.store[(*self.cache_path, name)] = copies
+
+    def states(self, step: Step, *shapes: Shape) -> tuple[Tensor, ...]:
+        """Returns the tensors of a recurrent state, allocated in the first pass; none without a store.
+
+        shapes: shapes for one sequence.
+        """
+        if self.store is None:
+            return ()
+        cached = self.cached(step.name)
+        if cached is not None:
+            return cached
+        assert isinstance(step.op, State)
+        assert sum(map(count, shapes)) == step.op.size, (shapes, step.op)
+        dtype, batch = self.dtype if step.op.bits is None else FLOAT32, self.run_config.batch
+        with counted_as(self.graph.meter, "cache"):
+            make = self.in_pool if self.paged else self.graph.new
+            states = tuple(make((batch, *shape), dtype) for shape in shapes)
+        self.store[(*self.cache_path, step.name)] = states
+        return states
+
+    def in_pool(self, shape: Shape, dtype: Dtype) -> Tensor:
+        """Creates a tensor in the pool, which is not counted here."""
+        return empty(NoMeter(), shape, dtype)
+
+    def pooled(self, x: Tensor) -> bool:
+        """Whether a tensor lies in the pool of a paged cache."""
+        return self.paged and isinstance(x.storage.meter, NoMeter)

@@ -1,0 +1,63 @@
+"""Names of a lowering that all its parts share: paths, calls of modules, and the error of a missing kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..errors import InputError
+from ..flow.program import Scope
+from ..flow.value import Value
+from ..workload.rows import SOURCE, TOKENS
+from .tensor import Tensor
+
+Path: TypeAlias = tuple[Any, ...]
+"""The path of a module or parameter, with the indices of layers."""
+
+ParameterSet: TypeAlias = tuple[dict[Path, Tensor], set[Path]]
+"""Path → parameter or buffer of a program, in the order in which the program reads them; the paths of the buffers."""
+
+INPUTS = (TOKENS, SOURCE)
+"""The rows for which the model takes token ids."""
+
+ENTRY = "entry"
+"""The key of the input of a pipeline stage that lacks the first layers."""
+
+CARRIED = "carried"
+"""The first part of the keys in `Lowering.memo` of tensors that a layer passes to the next one."""
+
+
+class Unsupported(InputError):
+    """Raised for a step without a kernel in the profile."""
+
+
+@dataclass
+class Frame:
+    """The call of a module.
+
+    scope: the module.
+    local_tensors: the variables of its forward pass, which keep their tensors until it returns.
+    callers: the variables of outer functions while an inner function of the module runs.
+    layer_index: index of the layer; None for other modules.
+    owner: index of the layer that owns the parameters; None for other modules.
+    """
+
+    scope: Scope
+    local_tensors: dict[str, Any] = field(default_factory=dict)
+    callers: list[dict[str, Any]] = field(default_factory=list)
+    layer_index: int | None = None
+    owner: int | None = None
+
+
+@dataclass(frozen=True)
+class RecomputedModule:
+    """A module inside a layer that is recomputed in the backward pass.
+
+    reads: the values that its steps read from outside, except its argument.
+    escapes: ids of the values that it computes for steps outside of it, except its result.
+    lasts: the values that no later step reads.
+    """
+
+    reads: tuple[Value, ...]
+    escapes: frozenset[int]
+    lasts: tuple[Value, ...]

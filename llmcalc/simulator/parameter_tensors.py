@@ -1,0 +1,88 @@
+"""The parameters and buffers of a program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..flow.axis import extent
+from ..flow.program import Step
+from ..flow.record import Flow
+from ..flow.tree import Use
+from ..flow.value import Weight
+from .frame import Path
+from .liveness import unused
+from .strides import Shape
+from .tensor import INT64, Dtype, Tensor, counted_as, empty
+from .value_tensors import ValueTensors
+
+
+class ParameterTensors(ValueTensors):
+    """The parameters and buffers of a program, allocated at their first use."""
+
+    def weight(self, name: str, shape: Shape, module: Path | None = None) -> Tensor:
+        """Returns a module's parameter by name, allocated at its first use. module: default the current one."""
+        key = (*(self.module_path() if module is None else module), name)
+        return self.parameter(key, shape, self.dtype, self.adapters is None)
+
+    def buffer(self, name: str, shape: Shape, indices: bool = False) -> Tensor:
+        """Returns a buffer of the current module by name. indices: whether its elements are integers."""
+        key = (*self.module_path(), name)
+        self.buffers.add(key)
+        return self.parameter(key, shape, INT64 if indices else self.dtype, trained=False)
+
+    def matrix(self, step: Step) -> Tensor:
+        """Returns the weight [out, in] of a linear layer, which other steps may share."""
+        assert step.weight is not None
+        shape = extent(step.weight.out), extent(step.weight.ins)
+        lending_layer = step.options.get("lent")
+        if lending_layer:
+            return self.weight(f"{lending_layer}.weight", shape, self.module_path(levels_up=1))
+        return self._shared_weight(step.weight, step.name, shape)
+
+    def table(self, step: Step) -> Tensor:
+        """Returns the weight [rows, width] of an embedding table, which other steps may share."""
+        assert step.weight is not None
+        return self._shared_weight(step.weight, step.name, (extent(step.weight.ins), extent(step.weight.out)))
+
+    def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
+        """Returns a parameter that steps of a layer or of the model may share."""
+        outside = ("", id(weight))
+        inside = (*outside, *(frame.layer_index for frame in self.frames if frame.layer_index is not None))
+        for key in (outside, inside):
+            if key in self.weights:
+                return self.weights[key]
+        self.weights[inside] = parameter = self.weight(f"{name}.weight", shape)
+        return parameter
+
+    def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:
+        """Returns the parameter or buffer at a path, allocated at its first use."""
+        if key not in self.weights:
+            with counted_as(self.graph.meter, "weights"):
+                self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
+        return self.weights[key]
+
+    def never_read(self, name: str, parameter_use: Use) -> list[Tensor]:
+        """Returns the weights and buffers of a node that no pass runs."""
+        meter, trained = self.graph.meter, self.trained and self.adapters is None
+        is_leaf = trained and not getattr(parameter_use.op, "frozen", False)
+        tensors = [empty(meter, tensor.shape, self.dtype, leaf=is_leaf) for tensor in parameter_use.tensors()]
+        return (
+            [*tensors, empty(meter, (parameter_use.buffers(),), self.dtype)]
+            if parameter_use.has("buffers")
+            else tensors
+        )
+
+    def made_parameter(self, key: Path, template: Tensor) -> Tensor:
+        """Allocates a parameter or buffer. template: a tensor of its shape and number format."""
+        return empty(self.graph.meter, template.shape, template.dtype, leaf=template.leaf)
+
+    def prepare_unread(self, program: Flow) -> None:
+        """Allocates the parameters that no pass reads."""
+        with counted_as(self.graph.meter, "weights"):
+            for name, parameter_use, times in unused(program.root):
+                self.unused += [weight for _ in range(times) for weight in self.never_read(name, parameter_use)]
+
+    @property
+    def parameters(self) -> list[tuple[Any, Tensor]]:
+        """Returns every trained parameter once, with its path."""
+        return [(key, weight) for key, weight in self.weights.items() if weight.leaf and key[0] != ""]

@@ -1,0 +1,352 @@
+"""Runs the modules and steps of a program on tensors without values.
+
+A profile has a method per verb, `do_<verb>`, which this class calls in the program's order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+
+from ..components.base import BY_TORCH
+from ..components.stack import BASE, SHARED
+from ..evidence import compared
+from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ..flow.record import Flow
+from ..flow.value import Value
+from .autograd import Graph
+from .cache_tensors import CacheTensors
+from .frame import ENTRY, INPUTS, Frame, ParameterSet
+from .layer_pattern import layer_kinds, shortened
+from .liveness import last_readers
+from .meter import NoMeter
+from .tensor import INT64, Tensor, counted_as, empty
+
+
+class ProgramLowering(CacheTensors):
+    """Runs the modules and steps of a program in its order, without recomputation."""
+
+    def run(self, program: Flow) -> Tensor:
+        """Runs a program. Returns its result, and drops all other tensors."""
+        assert program.result is not None
+        self.result, self.continues = program.result, bool(self.store)
+        self.absent = set()
+        self.last, self.shared_values = last_readers(program.root, self.branch, self.skips)
+        self.last.pop(id(program.result.storage), None)
+        self.further = []
+        self.find_dataflow(program.root)
+        self.stack_number = 0
+        if program.entry is not None:
+            self.bind(program.entry, self.inputs.pop(ENTRY))
+        self.module(Frame(program.root))
+        out = self.get(program.result)
+        self.values.clear()
+        self.bound.clear()
+        self.memo = {}
+        return out
+
+    def find_dataflow(self, root: Scope) -> None:
+        """Analyses a program before it runs; does nothing without recomputation."""
+
+    def prepare(self, program: Flow) -> None:
+        """Allocates all parameters, in the order in which the program uses them."""
+        if self.known_parameters is None:
+            self.known_parameters = self._find_parameters(program)
+        parameters: dict[int, Tensor] = {}
+        weights, self.buffers = self.known_parameters
+        with counted_as(self.graph.meter, "weights"):
+            for key, weight in weights.items():  # a shared parameter has several keys
+                if id(weight) not in parameters:
+                    self.graph.meter.parameter_path = key
+                    parameters[id(weight)] = self.made_parameter(key, weight)
+                self.weights[key] = parameters[id(weight)]
+            self.graph.meter.parameter_path = None
+        self.prepare_unread(program)
+
+    def _find_parameters(self, program: Flow) -> ParameterSet:
+        """Returns the parameters of a program, from a run without memory."""
+        dry = type(self)(
+            Graph(NoMeter()),
+            self.run_config,
+            self.dtype,
+            self.trained,
+            include=self.include,
+            choices=self.choices,
+            adapters=self.adapters,
+        )
+        dry.graph.enabled, dry.run_only, dry.prepares, dry.first_layer_index = (
+            False,
+            self.run_only,
+            True,
+            self.first_layer_index,
+        )
+        dry.inputs = {
+            rows: empty(dry.graph.meter, (self.run_config.batch, self.run_config.new(rows)), INT64) for rows in INPUTS
+        }
+        dry.take_frames(program)
+        dry.enter(program)
+        dry.run(program)
+        return dry.weights, dry.buffers
+
+    def take_frames(self, program: Flow) -> None:
+        """Allocates the input frames of a program, if it has any, stored as [batch, values per frame, frames]."""
+        if program.frames is not None:
+            batch, rows, values = self.shape(program.frames)
+            frames = self.graph.new((batch, values, rows), self.dtype)
+            self.inputs[program.frames.rows] = self.t.transpose(frames, 1, 2)
+
+    def enter(self, program: Flow) -> Tensor | None:
+        """Allocates the input of a pipeline stage that lacks the first layers; None for other programs."""
+        if program.entry is None:
+            return None
+        with counted_as(self.graph.meter, "communication"):
+            stage_input = empty(self.graph.meter, self.shape(program.entry), self.dtype, leaf=self.trained)
+        self.inputs[ENTRY] = stage_input
+        return stage_input
+
+    # --- modules and layers -----------------------------------------------------------------------------------------
+
+    def module(self, frame: Frame) -> None:
+        """Runs a module. The caller refers to its input until it returns."""
+        self._module(frame)
+
+    def _module(self, frame: Frame) -> None:
+        """Runs the items of a module, with the module on the stack."""
+        scope = frame.scope
+        argument = None if scope.reads is None else self.get(scope.reads)
+        self.frames.append(frame)
+        meter = self.graph.meter
+        outer_place, meter.place = meter.place, self.place
+        memo, self.memo = self.memo, {} if scope.apart else self.memo
+        outer_values = set(self.values) if scope.apart else set()
+        module_kernel = self.module_kernel(scope)
+        with self.graph.no_grad() if scope.about.get("role") == "no_grad" else nullcontext():
+            if module_kernel is None:
+                self.items(scope.items)
+            else:
+                module_kernel()
+        if scope.apart and scope.gives is not None:  # what its layers read goes with it
+            for key in set(self.values) - outer_values - {id(scope.gives), id(scope.gives.storage)}:
+                self.values.pop(key)
+        self.memo = memo
+        self.frames.pop()
+        meter.place = outer_place
+        del argument
+
+    def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
+        """Returns the kernel that runs a whole module; None if its steps run one by one."""
+        return None
+
+    def items(self, items: Sequence[Item]) -> None:
+        """Runs the items of a module in order."""
+        layer_scopes: list[Scope] = []
+        for item in items:
+            if isinstance(item, Scope) and (self.skips(item) or self.has_run(item)):
+                self._leave_out(item)
+                continue
+            if isinstance(item, Scope) and item.takes is not None:
+                layer_scopes.append(item)
+                continue
+            if layer_scopes:
+                self.layers(layer_scopes)
+                layer_scopes = []
+            if isinstance(item, Alternatives):
+                self.alternatives(item)
+            elif isinstance(item, Step):
+                self.step(item)
+            elif item.after is not None:
+                self.after_first = item
+            elif item.over is not None:
+                self.side_by_side(item)
+            else:
+                self.module(Frame(item))
+        if layer_scopes:
+            self.layers(layer_scopes)
+
+    def skips(self, scope: Scope) -> bool:
+        """Whether a module does not run: an excluded optional part, or a part that never runs."""
+        return scope.about.get("optional", "") not in {"", *self.include} or scope.about.get("role") in NEVER_RUN
+
+    def has_run(self, scope: Scope) -> bool:
+        """Whether a separate model, such as an encoder, has run in an earlier pass."""
+        return scope.apart and scope.gives is not None and self.follows(scope.gives.rows)
+
+    def _leave_out(self, scope: Scope) -> None:
+        """Marks the output of a skipped module as absent."""
+        if scope.gives is not None:
+            self.absent.add(id(scope.gives.storage))
+        if not self.skips(scope):
+            self.stack_number += self._count_stacks(scope)
+
+    def _count_stacks(self, scope: Scope) -> int:
+        """Counts the layer stacks in a module."""
+        stacks, in_stack = 0, False
+        for item in scope.items:
+            if isinstance(item, Scope) and self.skips(item):
+                continue
+            is_layer = isinstance(item, Scope) and item.takes is not None
+            stacks += is_layer and not in_stack
+            in_stack = is_layer
+            if isinstance(item, Scope) and not is_layer:
+                stacks += self._count_stacks(item)
+        return stacks
+
+    def branch(self, alternatives: Alternatives) -> Scope:
+        """Returns the alternative that this run uses."""
+        return alternatives.branches[self.run_config.execution.form(alternatives.branches, self.run_config.workload)]
+
+    def alternatives(self, item: Alternatives) -> None:
+        """Runs one alternative, and binds its result to that of the first alternative."""
+        first_branch, *_ = item.branches.values()
+        branch = self.branch(item)
+        self.items(branch.items)
+        assert first_branch.gives is not None
+        assert branch.gives is not None
+        if branch is not first_branch:
+            self.set(first_branch.gives, self.get(branch.gives))
+            self.forget(branch.gives.storage)
+
+    def side_by_side(self, scope: Scope) -> None:
+        """Runs equal modules in turn, and collects their outputs for the step that stacks them."""
+        assert scope.over is not None
+        assert scope.reads is not None
+        assert scope.gives is not None
+        outputs: list[Tensor] = []
+        slices = None if scope.slice is None else self.t.unbind(self.get(scope.reads), 2)
+        for i in range(scope.over.size):
+            if slices is not None and scope.slice is not None:
+                self.values[id(scope.slice)] = slices[i]
+            self.module(Frame(scope, layer_index=i, owner=i))
+            outputs.append(self.get(scope.gives))
+            self.forget(scope.gives.storage)
+        if scope.slice is not None:
+            self.values.pop(id(scope.slice))
+        self.stacks[id(scope.gives)] = outputs
+        self.release(scope, (value for step in scope.steps() for value in step.ins))
+
+    def layers(self, layer_scopes: list[Scope]) -> None:
+        """Runs a stack of layers in the model's order."""
+        first_layer, last_layer = layer_scopes[0], layer_scopes[-1]
+        assert first_layer.takes is not None
+        assert last_layer.gives is not None
+        hidden = self.get(first_layer.takes)
+        self._leave(first_layer.takes)
+        owners: dict[str, int] = {}
+        layer_order = shortened(list(layer_kinds(layer_scopes)), self.run_only.get(self.stack_number))
+        self.stack_number += 1
+        module_after_first, self.after_first = self.after_first, None
+        for layer_index, kind in enumerate(layer_order, self.first_layer_index):
+            assert kind.takes is not None
+            assert kind.gives is not None
+            label = kind.about.get("label", "").removesuffix(SHARED)
+            owner = owners.setdefault("" if label == BASE else label, layer_index)
+            layer_input = hidden
+            del hidden
+            hidden = self.layer(Frame(kind, layer_index=layer_index, owner=owner), layer_input)
+            if module_after_first is not None and layer_index == self.first_layer_index:
+                hidden = self.run_after_layer(module_after_first, layer_input, hidden)
+            del layer_input  # the stack's frame names a layer's input while the layer runs
+        self.values[id(last_layer.gives)] = hidden
+
+    def run_after_layer(self, scope: Scope, x: Tensor, y: Tensor) -> Tensor:
+        """Runs the module that follows the first layer. x, y: the layer's input and output."""
+        assert scope.reads is not None
+        assert scope.after is not None
+        assert scope.gives is not None
+        self.values[id(scope.reads)], self.values[id(scope.after)] = x, y
+        self.module(Frame(scope))
+        out = self.get(scope.gives)
+        for value in (scope.reads, scope.after):
+            self.values.pop(id(value), None)
+        self.forget(scope.gives.storage)
+        return out
+
+    def _leave(self, layer_input: Value) -> None:
+        """Drops the input of a layer, or only the layer's reference if other layers read it."""
+        self.values.pop(id(layer_input), None)
+        if id(layer_input.storage) not in self.shared_values:
+            self.forget(layer_input.storage)
+
+    def layer(self, frame: Frame, x: Tensor) -> Tensor:
+        """Runs one layer on the output of the one before it."""
+        layer_input, layer_output = frame.scope.takes, frame.scope.gives
+        assert layer_input is not None
+        assert layer_output is not None
+        self.values[id(layer_input)] = x
+        self.module(frame)
+        out = self.get(layer_output)
+        self._leave(layer_input)
+        self.forget(layer_output.storage)
+        return out
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> None:
+        """Runs a step by the method of its verb, unless its results are cached."""
+        if (self.continues or self.absent) and self.is_cached_step(step):
+            self.absent.update(map(id, step.outs))
+            self.skipped = self.skipped or not self.continues
+            self.release(step, step.ins)
+            return
+        run: Callable[[Step], None] | None = getattr(self, f"do_{step.verb}", None)
+        if run is None:
+            raise self.unsupported(f"no kernels for '{step.verb}'", step.name)
+        run(step)
+        self.release(step, step.ins)
+
+    def is_cached_step(self, step: Step) -> bool:
+        """Whether earlier passes have cached everything that a step's results are used for."""
+        if step.verb in WITHOUT_NEW:
+            return False
+        if any(map(self.missing, step.ins)):
+            return True
+        return not step.ins and bool(step.outs) and all(self.follows(out.rows) for out in step.outs)
+
+    def release(self, reader: Step | Scope, values: Iterable[Value]) -> None:
+        """Drops the values that no later step reads."""
+        for value in values:
+            if self.last.get(id(value.storage)) == id(reader):
+                self.forget(value.storage)
+
+    # --- steps that need no kernels ---------------------------------------------------------------------------------
+
+    @compared(BY_TORCH)
+    def do_hold(self, step: Step) -> None:
+        """Keeps tensors referenced as local variables of a module."""
+        frame = self.frames[-2 if step.options["outside"] else -1]
+        for name, value in zip(step.options["names"], step.ins, strict=True):
+            if not self.missing(value):
+                frame.local_tensors[name] = self.get(value)
+
+    @compared(BY_TORCH)
+    def do_keep(self, step: Step) -> None:
+        """Stores tensors for later steps of the pass."""
+        for name, value in zip(step.options["names"], step.ins, strict=True):
+            self.memo[name] = self.get(value)
+
+    @compared(BY_TORCH)
+    def do_enter(self, step: Step) -> None:
+        """Enters an inner function of a module, with its own local variables."""
+        frame = self.frames[-1]
+        frame.callers.append(frame.local_tensors)
+        frame.local_tensors = {}
+
+    @compared(BY_TORCH)
+    def do_leave(self, step: Step) -> None:
+        """Leaves an inner function of a module."""
+        frame = self.frames[-1]
+        frame.local_tensors = frame.callers.pop()
+
+    @compared(BY_TORCH)
+    def do_also(self, step: Step) -> None:
+        """Adds a further result of the program."""
+        self.further.append(self.get(step.ins[0]))
+
+    @compared(BY_TORCH)
+    def do_dropout(self, step: Step) -> None:
+        """Passes the tensor on: dropout does not run by default."""
+        self.set(step.outs[0], self.get(step.ins[0]))
+
+
+WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})
+"""Verbs of steps that may read cached tensors instead of values of this pass."""

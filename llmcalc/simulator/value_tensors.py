@@ -1,0 +1,198 @@
+"""The tensors of a program's values: bound when a step computes them, dropped after the last step that reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..algebra import is_zero
+from ..flow.program import Scope, Step
+from ..flow.value import Value
+from ..workload.derived_rows import QueryKeyPairs
+from ..workload.recompute import NONE, Recompute
+from ..workload.rows import ONCE, Rows
+from ..workload.run_config import RunConfig
+from .adapters import Adapters
+from .aten import Aten
+from .autograd import Graph
+from .choices import EAGER, Choices
+from .frame import Frame, ParameterSet, Path, RecomputedModule, Unsupported
+from .meter import Place
+from .strides import Shape, count
+from .tensor import INT64, Dtype, Tensor
+
+
+class ValueTensors:
+    """The tensor of every value of a program, and the calls of the modules that run.
+
+    The fields are those of `lowering.Lowering`.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        run_config: RunConfig,
+        dtype: Dtype,
+        trained: bool = True,
+        recompute: Recompute = NONE,
+        include: frozenset[str] = frozenset(),
+        choices: Choices = EAGER,
+        adapters: Adapters | None = None,
+    ) -> None:
+        self.graph, self.run_config, self.dtype, self.trained = graph, run_config, dtype, trained
+        self.recompute, self.include, self.choices, self.adapters = recompute, include, choices, adapters
+        graph.compiled = choices.compiled
+        self.t = Aten(graph)
+        self.values: dict[int, Tensor] = {}
+        self.inputs: dict[Any, Tensor] = {}
+        self.weights: dict[Any, Tensor] = {}
+        self.buffers: set[Path] = set()
+        self.known_parameters: ParameterSet | None = None
+        self.frames: list[Frame] = []
+        self.memo: dict[Any, Any] = {}
+        self.further: list[Tensor] = []
+        self.result: Value | None = None
+        self.head: tuple[Tensor, Tensor | None] | None = None
+        self.logits: list[Tensor] = []
+        self.store: dict[Path, tuple[Tensor, ...]] | None = None
+        self.continues = self.paged = self.prepares = self.skipped = self.carries = False
+        self.absent: set[int] = set()
+        self.run_only: dict[int, int] = {}
+        self.after_first: Scope | None = None
+        self.stack_number = self.first_layer_index = 0
+        self.last: dict[int, int] = {}
+        self.shared_values: set[int] = set()
+        self.stacks: dict[int, list[Tensor]] = {}
+        self.modules: dict[int, tuple[Path, str]] = {}
+        self.reads: dict[int, set[int]] = {}
+        self.makes: dict[int, set[int]] = {}
+        self.recomputed_modules: dict[int, RecomputedModule] = {}
+        self.bound: dict[int, list[int]] = {}
+        self.unused: list[Tensor] = []
+
+    # --- tensors of values ------------------------------------------------------------------------------------------
+
+    def shape(self, value: Value) -> Shape:
+        """Returns the shape of a value: [batch, rows, *axes]; without batch if shared, [*axes] without rows."""
+        sizes = tuple(axis.size for axis in value.axes)
+        if value.rows is ONCE:
+            return sizes
+        rows = self.run_config.new(value.rows)
+        return (self.run_config.batch, rows, *sizes) if value.rows.batched else (rows, *sizes)
+
+    def get(self, value: Value) -> Tensor:
+        """Returns the tensor of a value in the value's shape; of a longer tensor the first rows."""
+        tensor = self.values.get(id(value))
+        if tensor is not None:
+            return tensor
+        if value.fixed and value.rows in self.inputs:  # audio frames
+            return self.inputs[value.rows]
+        if value.of is None:
+            raise self.unsupported("reads a value that no step has made")
+        x, shape = self.get(value.of), self.shape(value)
+        if isinstance(x.count, int) and x.count != count(shape) and x.shape[1] != shape[1]:
+            if value.rows == value.of.rows:  # rows of earlier passes are there too
+                shape = (shape[0], x.shape[1], *shape[2:])
+            else:
+                x = self.t.slice(x, shape[1], 1)
+        return self.t.reshape(x, shape)
+
+    def missing(self, value: Value) -> bool:
+        """Whether this pass does not compute a value, because an earlier pass has cached what it is used for."""
+        if id(value) in self.values:
+            return False
+        return id(value) in self.absent or (value.of is not None and self.missing(value.of))
+
+    def follows(self, rows: Rows) -> bool:
+        """Whether an earlier pass has computed all of these rows, such as an encoder's."""
+        return self.continues and rows is not ONCE and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
+
+    def take(self, step: Step, value: Value) -> Tensor:
+        """Returns the tensor of a value, and drops the reference if no later step reads the value."""
+        x = self.get(value)
+        if self.last.get(id(value.storage)) == id(step):
+            self.forget(value.storage)
+        return x
+
+    def flat(self, value: Value, step: Step | None = None) -> Tensor:
+        """Returns the tensor of a value as [batch, rows, width]; a copy if its heads are not contiguous.
+
+        step: the step that reads it, as in `take`; default none.
+        """
+        x = self.get(value) if step is None else self.take(step, value)
+        return x if len(value.axes) == 1 else self.t.flatten(x, len(x.shape) - len(value.axes))
+
+    def set(self, value: Value, tensor: Tensor) -> None:
+        """Binds a value to its tensor, under the value's own axes."""
+        if isinstance(value.rows, QueryKeyPairs):
+            self.bind(value, tensor)
+            return
+        shape = self.shape(value)
+        if tensor.shape != shape and isinstance(tensor.count, int) and tensor.count != count(shape):
+            shape = tensor.shape  # all sequences share it
+        self.bind(value, self.t.reshape(tensor, shape))
+
+    def bind(self, value: Value, tensor: Tensor) -> None:
+        """Binds a value to a tensor of any shape, such as scores of query-key pairs."""
+        self.values[id(value)] = tensor
+        self.bound.setdefault(id(value.storage), []).append(id(value))
+
+    def forget(self, root: Value) -> None:
+        """Drops a value's tensor and all views of it."""
+        for key in (id(root), *self.bound.pop(id(root), ())):
+            self.values.pop(key, None)
+
+    def span(self, tokens: Any) -> Tensor:
+        """The positions of the tokens, computed once in a pass."""
+        key = ("span", tokens)
+        if key not in self.memo:
+            self.memo[key] = self.t.new((tokens,), INT64)
+        span: Tensor = self.memo[key]
+        return span
+
+    def _bound(self, value: Value | None) -> Value | None:
+        """Returns the value itself, or its nearest base, that has a tensor."""
+        while value is not None and id(value) not in self.values:
+            value = value.of
+        return value
+
+    # --- calls of modules -------------------------------------------------------------------------------------------
+
+    def module_path(self, levels_up: int = 0) -> Path:
+        """Returns the path of the current module, with the indices of the layers that own its parameters.
+
+        above: of which module around it instead, 1 for the nearest.
+        """
+        path: list[Any] = []
+        for i, frame in enumerate(self.frames[: len(self.frames) - levels_up]):
+            path.append(frame.scope.name)
+            if frame.scope.nth is not None:
+                path.append(frame.scope.nth)
+            if frame.layer_index is not None:
+                shared = any(levels_up.scope.about.get("role") == "shared" for levels_up in self.frames[i:])
+                is_per_layer = any(levels_up.scope.per_layer for levels_up in self.frames[i:])
+                path.append(frame.owner if shared and not is_per_layer else frame.layer_index)
+        return tuple(path)
+
+    @property
+    def cache_path(self) -> Path:
+        """The path of the current module, with the indices of all layers around it, as a key of `store`."""
+        return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.layer_index))
+
+    @property
+    def path(self) -> str:
+        """The path of the current module."""
+        return ".".join(frame.scope.name for frame in self.frames[1:] if frame.scope.name)
+
+    @property
+    def place(self) -> Place:
+        """The place of new storages."""
+        layer_index = next((frame.layer_index for frame in self.frames if frame.layer_index is not None), -1)
+        return Place(self.graph.meter.place.phase, layer_index, self.path)
+
+    def unsupported(self, reason: str, name: str = "") -> Unsupported:
+        """Creates the error for a step without a kernel. name: the step's name."""
+        return Unsupported(f"{'.'.join(filter(None, (self.path, name)))}: {reason}")
+
+    def _frames_copy(self) -> list[Frame]:
+        """Copies the stack of running modules, without their local variables."""
+        return [Frame(frame.scope, layer_index=frame.layer_index, owner=frame.owner) for frame in self.frames]
