@@ -111,7 +111,6 @@ def hardware(memory_bytes: int) -> Hardware:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("gpt2",), "--hardware"),
         (("gpt2", "--hardware", "h1000"), "no accelerator called 'h1000'"),
         (("gpt2", "--hardware", "h100", "--users", "2", "--batch", "2"), "--users: it is another name of --batch"),
         (("gpt2", "--hardware", "h100", "--users", "2", "--phase", "training"), "--users: training has no users"),
