@@ -14,6 +14,7 @@ from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
+from ..simulator.evidence import every_step
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
@@ -165,6 +166,10 @@ class Memory:
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),
             (bool(cache_block(settings, use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
+            (
+                attention == "flash" and settings.phase != "training" and changes_scores(self.spec),
+                "vllm/v1/attention/backends; torch/nn/attention/flex_attention.py",
+            ),
         ]
         estimated = [
             (
@@ -183,6 +188,14 @@ class Memory:
 def is_recurrent(spec: ModelSpec) -> bool:
     """Whether a layer has a state that is updated token by token."""
     return any(isinstance(place.node.op, State) for place in spec.tree().walk())
+
+
+def changes_scores(spec: ModelSpec) -> bool:
+    """Whether attention has sinks, a term added to its scores, or keys that a part selects."""
+    return any(
+        step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
+        for step in every_step(spec.program().root.items)
+    )
 
 
 def memory(

@@ -86,9 +86,11 @@ class RingAttention(Eager):
                 )
         super().attention_AttentionCore(step)
 
-    def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         if self.ring is None:
-            return super().flash(q, k, v)
+            return super().flash(q, k, v, sinks)
+        if sinks is not None:
+            raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
         graph, name = self.graph, "flash_attention"
         kernels = Kernels(graph, self.ring, self.choices.workspace)
         results: list[Tensor] = []

@@ -56,7 +56,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     @compared(BY_TORCH)
     def do_repeat(self, step: Step) -> None:
         """Flash attention reads each key head for all of its queries, which follow one another."""
-        read = self._in_this_module("attention", step.outs[0])
+        read = any(self._in_this_module(verb, step.outs[0]) for verb in ("attention", "only_selected"))
         if self.choices.attention == "flash" and not step.options["tiled"] and read:
             self.bind(step.outs[0], self.get(step.ins[0]))
         else:
@@ -67,16 +67,19 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if self.choices.attention == "eager":
             super().attention_AttentionCore(step)
             return
-        if step.options.get("selected") is not None or len(step.ins) > 3 or step.options.get("sinks"):
+        flash = self.choices.attention == "flash"
+        changed = step.options.get("selected") is not None or len(step.ins) > 3
+        sinks = self.weight("sinks", (step.outs[0].axes[0].size,)) if step.options.get("sinks") else None
+        if not (flash and not self.trained) and (changed or (sinks is not None and not flash)):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
                 "expected eager",
                 step.name,
             )
-        q, k, v = (self.heads_first(self.get(value)) for value in step.ins)
+        q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
         crossing = step.ins[1].rows != step.ins[0].rows
         if self.choices.attention == "flash":
-            output = self.through(self.flash, q, k, v)
+            output = self.through(self.flash, q, k, v, sinks)
         else:
             limited = step.options.get("window") is not None or step.options.get("chunk") is not None
             if limited or step.options["cap"] is not None:
@@ -87,9 +90,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
     @compared(CHOSEN, attention="flash")
-    def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Flash attention. q: [batch, heads, queries, size]; k and v may have fewer heads. Saves these, the output and
-        one number per query.
+        one number per query. sinks: the score per head of one more key, which its kernel reads and saves.
 
         Source: derivatives.yaml, `_scaled_dot_product_flash_attention`. On a GPU the backward pass accumulates dQ in
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
@@ -103,16 +106,19 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         sums = graph.made(name, (batch, heads, queries), FLOAT32)
         seed, unused = graph.made(name, (2,), INT64), graph.made(name, (), INT64)
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
+        sink_inputs = [] if sinks is None else [sinks]
 
         def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
+            outputs += [graph.new(sink.shape, sink.dtype) for sink in sink_inputs]
             if spare:
                 rows, sums = graph.new(shapes[0][0], FLOAT32), graph.new((batch, heads, queries), FLOAT32)
                 wide = [graph.new((batch, heads, *shape[2:]), g.dtype) for shape, _ in shapes[1:] if repeated]
                 del rows, sums, wide
             return outputs
 
-        return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, seed, unused)
+        ins = (q, k, v, *sink_inputs)
+        return record(graph, name, ins, out, back, *ins, out, sums, seed, unused)
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
