@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant("ops/linear.py", "weight = 0 if self.tied else self.n_in * self.n_out", "weight = self.n_in * self.n_out"),
     Mutant("ops/linear.py", "2 * add(rows, graded) * self.n_in", "2 * add(rows, rows) * self.n_in"),
     Mutant("ops/linear.py", "return self.top_k * self.one()", "return self.num_experts * self.one()"),
-    Mutant("ops/attention.py", 'scores = 3 if s.attention == "flash" else 2', "scores = 2"),
+    Mutant("ops/attention.py", 'scores = 3 if s.attention in ("flash", "sdpa") else 2', "scores = 2"),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts

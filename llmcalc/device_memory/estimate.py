@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..components.base import PUBLISHED
@@ -97,7 +97,10 @@ class Memory:
         return self._by_runtime[runtime]
 
     def _replayed(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
-        run = self._training() if self.settings.phase == "training" else self._inference(attention)
+        if self.settings.phase == "training":
+            run = self._training(runtime)
+        else:
+            run = self._inference(attention, runtime)
         every = self.settings.recomputed().every
         return device_memory(self.spec, run, runtime, self._unreplayed(), self.tensors(attention), every)
 
@@ -107,13 +110,15 @@ class Memory:
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
         return training_run(self.settings, self.states)
 
-    def _training(self) -> Run:
+    def _training(self, runtime: Runtime) -> Run:
         training = self.training()
+        training = replace(training, choices=replace(training.choices, capability=runtime.capability))
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _inference(self, attention: AttentionImplementation) -> Run:
+    def _inference(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
         """Prefill, decoding, or both, each recorded by itself."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
+        passes = [replace(one, choices=replace(one.choices, capability=runtime.capability)) for one in passes]
         return lambda layers, workspace: [
             record_inference(self.spec, inference, layers, workspace) for inference in passes
         ]

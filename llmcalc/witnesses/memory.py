@@ -237,6 +237,7 @@ def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool,
 
 def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
     yield attention == "flash" and device == "cpu", "torch has no flash attention of a GPU on the CPU"
+    yield attention == "sdpa" and device != "cuda", "scaled_dot_product_attention runs another backend on a GPU"
     yield norm == "fused" and device == "cpu", "fused norms of the CPU keep other statistics"
 
 
