@@ -44,6 +44,7 @@ from tests.simulator.compare import examples
 MODULES = (
     "tests/simulator/test_eager.py",
     "tests/simulator/test_choices.py",
+    "tests/simulator/test_sdpa.py",
     "tests/simulator/test_inference.py",
     "tests/simulator/test_predictions.py",
     "tests/simulator/test_adapter_libraries.py",

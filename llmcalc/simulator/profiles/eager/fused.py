@@ -205,7 +205,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     def _by_token(self, name: str, shape: Sizes, dtype: Dtype) -> Tensor:
         """A tensor [batch, heads, tokens, size] whose heads lie side by side. name: the operation that makes it."""
-        batch, heads, tokens, size = shape
+        _, heads, tokens, size = shape
         strides = (tokens * heads * size, size, heads * size, 1)
         return self.graph.made(name, shape, dtype, strides) if name else self.graph.new(shape, dtype, strides)
 
