@@ -24,7 +24,14 @@ from .evidence import evidence_of_run
 from .inference import record_inference
 from .optimizers.registry import optimizer
 from .settings import Settings
-from .simulated_run import cache_block, inference_passes, is_stored_otherwise, kernel_choices, training_run
+from .simulated_run import (
+    cache_block,
+    default_attention,
+    inference_passes,
+    is_stored_otherwise,
+    kernel_choices,
+    training_run,
+)
 from .static import USUAL, MemoryUse
 from .training import Training, record
 
@@ -64,9 +71,9 @@ class Memory:
     def flash_bytes(self) -> int | None:
         """`device_bytes` with flash attention.
 
-        None if flash runs already or has no kernel, or if the settings choose an implementation.
+        None if flash or sdpa runs already, or flash has no kernel, or if the settings choose an implementation.
         """
-        if self.settings.attn_implementation is not None or self.attention == "flash":
+        if self.settings.attn_implementation is not None or self.attention in ("flash", "sdpa"):
             return None
         try:
             return self.with_(attn_implementation="flash").device.device_bytes
@@ -87,7 +94,7 @@ class Memory:
     def _at(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
         """The attention implementation that runs, and the device memory with it."""
         if runtime not in self._by_runtime:
-            default = kernel_choices(self.settings).attention
+            default = default_attention(self.settings, self.spec)
             try:
                 self._by_runtime[runtime] = default, self._replayed(runtime, default)
             except Unsupported:
@@ -108,7 +115,7 @@ class Memory:
         """The training configuration of the replay. Raises `InputError` for another phase than training."""
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        return training_run(self.settings, self.states)
+        return training_run(self.settings, self.states, default_attention(self.settings, self.spec))
 
     def _training(self, runtime: Runtime) -> Run:
         training = self.training()

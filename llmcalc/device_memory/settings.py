@@ -436,7 +436,7 @@ class Settings:
         AttentionImplementation | None,
         Setting(
             "Kernels of attention: eager, sdpa, sdpa-math or flash. eager keeps all scores, flash none; sdpa is "
-            "torch's choice among its backends. By default flash in inference, else eager.",
+            "torch's choice among its backends. By default flash in inference, sdpa in training, else eager.",
             "Precision and kernels",
             spellings=("--attn",),
             metavar="KIND",

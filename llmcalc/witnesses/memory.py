@@ -169,10 +169,10 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run of these settings."""
+    """Returns the run of these settings; attention is the reference's own unless the settings choose another."""
     use = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, use)
+        return training_run(settings, use, "eager")
     (inference,) = inference_passes(settings, spec, use, kernel_choices(settings).attention)
     return inference
 

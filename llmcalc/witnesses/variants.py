@@ -80,7 +80,10 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
         if is_core(name):
             owner: Any = module.get_submodule(above)
             causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
-            kernels = {"flash": flash, "sdpa": partial(scaled_dot_product, choices.capability)}
+            kernels: dict[str, Callable[..., Any]] = {
+                "flash": flash,
+                "sdpa": partial(scaled_dot_product, choices.capability),
+            }
             part.forward = partial(kernels.get(choices.attention, sdpa_math), causal)
             if hasattr(owner, "_seen"):
                 owner._seen = lambda *_: (None, None)
