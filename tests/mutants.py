@@ -38,7 +38,7 @@ MUTANTS = (
     Mutant(
         "ops/linear.py", "return self.top_k * self.expert_params()", "return self.num_experts * self.expert_params()"
     ),
-    Mutant("ops/attention.py", 'scores = 3 if run.attention == "flash" else 2', "scores = 2"),
+    Mutant("ops/attention.py", 'scores = 3 if run.attention in ("flash", "sdpa") else 2', "scores = 2"),
     Mutant("ops/attention.py", "floor_div(window - 1, 2), floor_div(window, 2)", "window // 2, window // 2"),
     Mutant("ops/attention.py", "tokens = minimum(tokens, self.limit)", "tokens = self.limit"),
     # parts

@@ -156,8 +156,9 @@ AttentionImplementationOption: TypeAlias = Annotated[
     AttentionImplementation | None,
     typer.Option(
         "--attn-implementation",
-        help="How attention runs (activations only): all scores step by step (eager, if not given), the fallback of "
-        "torch's scaled_dot_product_attention (sdpa-math), or a kernel that keeps no scores (flash).",
+        help="How attention runs (activations only): all scores step by step (eager, if not given), the backend "
+        "that torch's scaled_dot_product_attention chooses (sdpa), its fallback (sdpa-math), or a kernel that keeps no "
+        "scores (flash).",
         show_default=False,
     ),
 ]

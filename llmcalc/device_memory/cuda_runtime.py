@@ -42,12 +42,14 @@ class Runtime:
     expandable: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), false by
         default.
     gpu: the accelerator's name, by which frameworks choose kernels.
+    capability: ten times its compute capability, by which torch chooses kernels.
     """
 
     workspace: int = LARGE_WORKSPACE
     context: int = CONTEXT
     expandable: bool = False
     gpu: str = "H100"
+    capability: int = 90
 
 
 HOPPER = Runtime()
@@ -65,7 +67,8 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
     capability = None if hardware is None else hardware.compute_capability
     large = capability is None or int(capability.partition(".")[0]) in LARGE
     workspace = (LARGE_WORKSPACE if large else WORKSPACE) if config is None else workspace_bytes(config)
-    return Runtime(workspace, CONTEXT, expandable, name)
+    version = Runtime.capability if capability is None else int(capability.replace(".", ""))
+    return Runtime(workspace, CONTEXT, expandable, name, version)
 
 
 def workspace_bytes(config: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..components.base import PUBLISHED
@@ -14,6 +14,7 @@ from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
+from ..simulator.evidence import every_step
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
 from . import static as resident
@@ -23,7 +24,14 @@ from .evidence import evidence_of_run
 from .inference import record_inference
 from .optimizers.registry import optimizer
 from .settings import Settings
-from .simulated_run import cache_block, inference_passes, is_stored_otherwise, kernel_choices, training_run
+from .simulated_run import (
+    cache_block,
+    default_attention,
+    inference_passes,
+    is_stored_otherwise,
+    kernel_choices,
+    training_run,
+)
 from .static import USUAL, MemoryUse
 from .training import Training, record
 
@@ -63,9 +71,9 @@ class Memory:
     def flash_bytes(self) -> int | None:
         """`device_bytes` with flash attention.
 
-        None if flash runs already or has no kernel, or if the settings choose an implementation.
+        None if flash or sdpa runs already, or flash has no kernel, or if the settings choose an implementation.
         """
-        if self.settings.attn_implementation is not None or self.attention == "flash":
+        if self.settings.attn_implementation is not None or self.attention in ("flash", "sdpa"):
             return None
         try:
             return self.with_(attn_implementation="flash").device.device_bytes
@@ -86,7 +94,7 @@ class Memory:
     def _at(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
         """The attention implementation that runs, and the device memory with it."""
         if runtime not in self._by_runtime:
-            default = kernel_choices(self.settings).attention
+            default = default_attention(self.settings, self.spec)
             try:
                 self._by_runtime[runtime] = default, self._replayed(runtime, default)
             except Unsupported:
@@ -96,7 +104,10 @@ class Memory:
         return self._by_runtime[runtime]
 
     def _replayed(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
-        run = self._training() if self.settings.phase == "training" else self._inference(attention)
+        if self.settings.phase == "training":
+            run = self._training(runtime)
+        else:
+            run = self._inference(attention, runtime)
         every = self.settings.recomputed().every
         return device_memory(self.spec, run, runtime, self._unreplayed(), self.tensors(attention), every)
 
@@ -104,15 +115,17 @@ class Memory:
         """The training configuration of the replay. Raises `InputError` for another phase than training."""
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        return training_run(self.settings, self.states)
+        return training_run(self.settings, self.states, default_attention(self.settings, self.spec))
 
-    def _training(self) -> Run:
+    def _training(self, runtime: Runtime) -> Run:
         training = self.training()
+        training = replace(training, choices=replace(training.choices, capability=runtime.capability))
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
-    def _inference(self, attention: AttentionImplementation) -> Run:
+    def _inference(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
         """Prefill, decoding, or both, each recorded by itself."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
+        passes = [replace(one, choices=replace(one.choices, capability=runtime.capability)) for one in passes]
         return lambda layers, workspace: [
             record_inference(self.spec, inference, layers, workspace) for inference in passes
         ]
@@ -165,6 +178,10 @@ class Memory:
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),
             (bool(cache_block(settings, use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
+            (
+                attention == "flash" and settings.phase != "training" and changes_scores(self.spec),
+                "vllm/v1/attention/backends; torch/nn/attention/flex_attention.py",
+            ),
         ]
         estimated = [
             (
@@ -183,6 +200,14 @@ class Memory:
 def is_recurrent(spec: ModelSpec) -> bool:
     """Whether a layer has a state that is updated token by token."""
     return any(isinstance(place.node.op, State) for place in spec.tree().walk())
+
+
+def changes_scores(spec: ModelSpec) -> bool:
+    """Whether attention has sinks, a term added to its scores, or keys that a part selects."""
+    return any(
+        step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
+        for step in every_step(spec.program().root.items)
+    )
 
 
 def memory(

@@ -437,8 +437,8 @@ class Settings:
     attn_implementation: Annotated[
         AttentionImplementation | None,
         Setting(
-            "Kernels of attention: eager, sdpa-math or flash. eager keeps all scores, flash none. By default flash in "
-            "inference, else eager.",
+            "Kernels of attention: eager, sdpa, sdpa-math or flash. eager keeps all scores, flash none; sdpa is "
+            "torch's choice among its backends. By default flash in inference, sdpa in training, else eager.",
             "Precision and kernels",
             spellings=("--attn",),
             metavar="KIND",

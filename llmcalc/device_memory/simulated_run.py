@@ -9,6 +9,7 @@ from ..model import ModelSpec
 from ..optional import TOWERS
 from ..simulator.adapters import Adapters
 from ..simulator.choices import Choices
+from ..simulator.evidence import every_step
 from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
@@ -26,8 +27,9 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 def kernel_choices(settings: Settings, attention: AttentionImplementation | None = None) -> Choices:
     """The kernels that run. attention: the implementation if the settings choose none; default that of the phase."""
     serves = settings.serves
+    default: AttentionImplementation = "flash" if serves else "sdpa" if settings.phase == "training" else "eager"
     return Choices(
-        attention=settings.attn_implementation or attention or ("flash" if serves else "eager"),
+        attention=settings.attn_implementation or attention or default,
         norm=settings.norm or ("fused" if serves else "eager"),
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
@@ -46,8 +48,41 @@ def optimizer_implementation(settings: Settings, use: MemoryUse) -> OptimizerImp
     return settings.optimizer_impl or optimizer(use.optimizer.name).default
 
 
-def training_run(settings: Settings, use: MemoryUse) -> Training:
+def takes_sdpa(spec: ModelSpec) -> bool:
+    """Whether scaled_dot_product_attention can run all attention of a model.
+
+    It takes no sinks and no soft cap, and here no term added to the scores and no selection.
+    """
+    return all(
+        step.verb not in SCORES_BY_THEMSELVES
+        and not (
+            step.verb == "attention"
+            and (len(step.ins) > 3 or any(step.options.get(name) is not None for name in ("cap", "selected")))
+        )
+        and not step.options.get("sinks")
+        for step in every_step(spec.program().root.items)
+    )
+
+
+SCORES_BY_THEMSELVES = ("joint_softmax", "local_mask", "at_distance")
+"""Verbs of attention that no call of scaled_dot_product_attention replaces."""
+
+
+def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplementation:
+    """The attention implementation of a phase where the settings choose none.
+
+    In training transformers runs sdpa, or eager for a model whose class refuses sdpa.
+    """
+    chosen = kernel_choices(settings).attention
+    if settings.attn_implementation is None and chosen == "sdpa" and not takes_sdpa(spec):
+        return "eager"
+    return chosen
+
+
+def training_run(settings: Settings, use: MemoryUse, attention: AttentionImplementation | None = None) -> Training:
     """The training configuration of the replay. use: the persistent memory under these settings.
+
+    attention: the implementation if the settings choose none; default that of the phase.
 
     Raises `InputError` for settings of another framework, and for number formats that no pass computes in.
     """
@@ -85,7 +120,7 @@ def training_run(settings: Settings, use: MemoryUse) -> Training:
         implementation=optimizer_implementation(settings, use),
         momentum=bool(settings.momentum),
         recompute=settings.recomputed(),
-        choices=kernel_choices(settings),
+        choices=kernel_choices(settings, attention),
         autocast=settings.precision == "autocast",
         adapters=adapters,
         include=use.count.include - {TOWERS.name},

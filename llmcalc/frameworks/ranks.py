@@ -12,7 +12,7 @@ from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory, memory_with_evidence
 from ..device_memory.estimate import Memory
 from ..device_memory.settings import Settings
-from ..device_memory.simulated_run import kernel_choices
+from ..device_memory.simulated_run import default_attention
 from ..errors import InputError
 from ..evidence import Evidence
 from ..model import ModelSpec
@@ -192,7 +192,7 @@ class Cluster:
 def attention_of(memory: Memory, framework: Framework) -> AttentionImplementation:
     """Returns the attention implementation that runs: the requested one, or the framework's default."""
     requested = memory.settings.attn_implementation
-    return requested or framework.attention or kernel_choices(memory.settings).attention
+    return requested or framework.attention or default_attention(memory.settings, memory.spec)
 
 
 def largest_need(ranks: Sequence[RankMemory]) -> RankMemory:

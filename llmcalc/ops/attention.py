@@ -65,7 +65,7 @@ class AttentionCore(Op):
 
     def backward_flops(self, run: RunConfig) -> Number:
         """Eager: dQ, dK, dP and dV, twice the forward. Flash recomputes the scores once (Dao 2023, §3.1)."""
-        scores = 3 if run.attention == "flash" else 2
+        scores = 3 if run.attention in ("flash", "sdpa") else 2
         return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + 2 * self.v_dim)
 
 

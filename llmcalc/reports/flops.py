@@ -212,7 +212,7 @@ def _uncounted(spec: ModelSpec) -> list[str]:
 def _training_notes(count: FlopCount) -> list[str]:
     attention = (
         "2 × forward (eager)"
-        if count.run_config.attention != "flash"
+        if count.run_config.attention not in ("flash", "sdpa")
         else "2.5 × forward (flash attention computes the scores once more)"
     )
     notes = [f"backward: 2 × forward for products with weights; attention scores {attention}"]

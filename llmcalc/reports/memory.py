@@ -478,12 +478,25 @@ def _pure_note(memory: Memory) -> str:
     )
 
 
+def keeps_small_segments(memory: Memory) -> bool:
+    """Whether segments that no later tensor fits into are more than 2 % of the peak."""
+    device = memory.device
+    return not memory.runtime.expandable and 50 * (device.reserved_bytes - device.peak_bytes) > device.peak_bytes
+
+
 def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
     memory_use, settings = memory.states, memory.settings
     notes = [_pure_note(memory), _execution_note(memory)]
     flash = memory.flash_bytes
     if flash is not None and flash < memory.device.device_bytes:
         notes.append(f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash)}")
+    if settings.phase == "training" and settings.attn_implementation is None and memory.attention == "eager":
+        notes.append("transformers trains it with eager attention: scaled_dot_product_attention takes no such scores")
+    if settings.phase == "training" and keeps_small_segments(memory):
+        notes.append(
+            "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "
+            "--allocator expandable reuses them"
+        )
     left_out = not_counted(memory_use)
     notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary(units.GIB)]
     tested = [term for term in memory.device.terms if term.bytes and term.status != "untested"]

@@ -12,8 +12,8 @@ from ..workload.execution import AttentionImplementation, CrossEntropy, Mamba2Im
 class Choices:
     """The chosen kernels of a run.
 
-    attention: `eager` computes all scores, step by step; `sdpa-math` is the fallback of torch's
-        scaled_dot_product_attention, in float32; `flash` keeps no scores.
+    attention: `eager` computes all scores, step by step; `sdpa` is the backend that torch's
+        scaled_dot_product_attention chooses; `sdpa-math` is its fallback, in float32; `flash` keeps no scores.
     norm: `eager` normalizes step by step in float32; `fused` is one kernel.
     cross_entropy: `eager` copies the logits to float32; `fused` writes their gradient over them; `chunked` computes
         them, and their gradients, for a few tokens at a time; `split` runs the output head for a chunk of tokens at a
@@ -33,6 +33,8 @@ class Choices:
     capacity: the rows that each expert takes over its even share of them, padded; None (default) if no row is dropped.
         Neither depends on how evenly the router spreads the tokens where one device has all experts: without a
         capacity all experts together have top_k rows per token, in one grouped product, and with one each has as many.
+    capability: ten times the compute capability of the GPU, by which `sdpa` chooses its backend; 0 for a CPU. Default:
+        that of an H100.
     workspace: whether fused kernels take the temporary memory that they take on a GPU; on meta they take none.
     """
 
@@ -47,6 +49,7 @@ class Choices:
     compiled: bool = False
     compiled_loss: bool = True
     capacity: Fraction | None = None
+    capability: int = 90
     workspace: bool = True
 
     @property

@@ -12,7 +12,7 @@ from typing import Any
 from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
-from ..device_memory.simulated_run import cache_block, kernel_choices, optimizer_implementation
+from ..device_memory.simulated_run import cache_block, default_attention, optimizer_implementation
 from ..errors import InputError
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
@@ -193,7 +193,7 @@ def _training_changes(memory: Memory) -> tuple[list[dict[str, Any]], list[dict[s
     """Returns (changes that keep the results, changes of the optimizer, of formats and of the trained tensors)."""
     settings = memory.settings
     cheap: list[dict[str, Any]] = []
-    if kernel_choices(settings).attention != "flash":
+    if default_attention(settings, memory.spec) not in ("flash", "sdpa"):
         cheap.append({"attn_implementation": "flash"})
     if optimizer_implementation(settings, memory.states) == "foreach":
         cheap.append({"optimizer_impl": "fused"})

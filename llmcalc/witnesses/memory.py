@@ -169,10 +169,10 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run of these settings."""
+    """Returns the run of these settings; attention is the reference's own unless the settings choose another."""
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, memory_use)
+        return training_run(settings, memory_use, "eager")
     (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings).attention)
     return inference
 
@@ -237,6 +237,7 @@ def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool,
 
 def _kernel_limits(attention: str, norm: str, device: Device) -> Iterator[tuple[bool, str]]:
     yield attention == "flash" and device == "cpu", "torch has no flash attention of a GPU on the CPU"
+    yield attention == "sdpa" and device != "cuda", "scaled_dot_product_attention runs another backend on a GPU"
     yield norm == "fused" and device == "cpu", "fused norms of the CPU keep other statistics"
 
 

@@ -32,7 +32,7 @@ def use_kernels(
     if adapters is not None:
         with_adapters(module, adapters, device)
     if choices.attention != "eager":
-        replace_attention(module, choices.attention)
+        replace_attention(module, choices)
     if choices.norm != "eager":
         fuse_norms(module)
     if choices.cross_entropy in ("chunked", "split"):
@@ -55,14 +55,36 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
     return torch.ops.aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal)[0]
 
 
-def replace_attention(module: nn.Module, kind: str) -> None:
+def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
+    """Runs scaled_dot_product_attention: on the CPU torch's own, on meta the kernel of a compute capability.
+
+    The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 reads keys of every head.
+    """
+    aten = torch.ops.aten
+    if capability == 0:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=k.shape[1] != q.shape[1])
+    if capability == 90:
+        return aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)[0]
+    if capability == 80:
+        return flash(causal, q, k, v)
+    groups = q.shape[1] // k.shape[1]
+    if groups != 1:
+        k, v = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (k, v))
+    return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[0]
+
+
+def replace_attention(module: nn.Module, choices: Choices) -> None:
     """Replaces the computation of attention, which then needs no mask."""
     for name, submodule in module.named_modules():
         parent_name = name.rpartition(".")[0]
         if is_core(name):
             owner: Any = module.get_submodule(parent_name)
             causal = getattr(owner, "causal", True) and not getattr(owner, "cross", False)
-            submodule.forward = partial(flash if kind == "flash" else sdpa_math, causal)
+            kernels: dict[str, Callable[..., Any]] = {
+                "flash": flash,
+                "sdpa": partial(scaled_dot_product, choices.capability),
+            }
+            submodule.forward = partial(kernels.get(choices.attention, sdpa_math), causal)
             if hasattr(owner, "_seen"):
                 owner._seen = lambda *_: (None, None)
 
@@ -80,7 +102,7 @@ def kernel_context(choices: Choices) -> Iterator[None]:
     if choices.attention != "eager":
         mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
         changed = [(module, "allowed", lambda *_, **__: None) for module in mixers if hasattr(module, "allowed")]
-    if choices.attention == "flash":
+    if choices.attention in ("flash", "sdpa"):
         repeat = torch.Tensor.repeat_interleave
         changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))
     original_attributes = [(owner, name, getattr(owner, name)) for owner, name, _ in changed]
@@ -242,6 +264,8 @@ SAVED_OPERATIONS = {
     "baddbmm": torch.ops.aten.baddbmm.default,
     "grouped_mm": torch.ops.aten._grouped_mm.default,
     "flash_attention": torch.ops.aten._scaled_dot_product_flash_attention.default,
+    "efficient_attention": torch.ops.aten._scaled_dot_product_efficient_attention.default,
+    "cudnn_attention": torch.ops.aten._scaled_dot_product_cudnn_attention.default,
     "reduce_scatter": torch.ops._c10d_functional.reduce_scatter_tensor.default,
 }
 """Name of an operation of `PRODUCTS`, or `reduce_scatter` → torch's operation."""

@@ -11,7 +11,7 @@ from .recompute import NONE, Recompute
 from .workload import Workload
 
 LatentForm: TypeAlias = Literal["auto", "expanded", "absorbed"]
-AttentionImplementation: TypeAlias = Literal["eager", "sdpa-math", "flash"]
+AttentionImplementation: TypeAlias = Literal["eager", "sdpa", "sdpa-math", "flash"]
 NormImplementation: TypeAlias = Literal["eager", "fused"]
 CrossEntropy: TypeAlias = Literal["eager", "fused", "chunked", "split"]
 OptimizerImplementation: TypeAlias = Literal["foreach", "fused", "loop"]
@@ -48,7 +48,7 @@ class Execution:
     """How a run is executed.
 
     attention: how attention runs. The backward pass of `eager` (default) and `sdpa-math` computes dQ, dK, dP and dV;
-        that of `flash` also computes the scores again.
+        those of `flash` and `sdpa` also compute the scores again.
     recompute: what runs again in the backward pass; nothing by default.
     mla: the form of latent attention. `expanded` computes each head's keys and values from every latent that is read,
         again for earlier tokens; `absorbed` attends to the latents; `auto` (default) is `absorbed` in decode and

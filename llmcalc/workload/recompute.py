@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 from ..errors import InputError, suggest
 
-PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "grouped_mm", "flash_attention"})
+SDPA_KERNELS = ("efficient_attention", "cudnn_attention")
+"""Kernels of scaled_dot_product_attention beside flash attention."""
+
+PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "grouped_mm", "flash_attention", *SDPA_KERNELS})
 """Operations whose results torch's selective checkpointing keeps under `attention+matmuls`: matrix products, and
 attention as one kernel. Everything else in a layer runs again.
 """
@@ -62,7 +65,9 @@ SELECTIVE = "selective"
 
 OF_TRAINERS = {
     "selective-op": Recompute(
-        layers=True, kept=frozenset({"mm", "flash_attention", "reduce_scatter"}), alternate=frozenset({"mm"})
+        layers=True,
+        kept=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
+        alternate=frozenset({"mm"}),
     ),
 }
 """Modes that launch files name → what they mean.

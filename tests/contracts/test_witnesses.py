@@ -44,6 +44,7 @@ from tests.simulator.compare import examples
 MODULES = (
     "tests/simulator/test_eager.py",
     "tests/simulator/test_choices.py",
+    "tests/simulator/test_sdpa.py",
     "tests/simulator/test_inference.py",
     "tests/simulator/test_predictions.py",
     "tests/simulator/test_adapter_libraries.py",
@@ -361,7 +362,8 @@ def test_a_toy_is_untested(toys: Path, target: str, words: tuple[str, ...], miss
 
 
 def test_what_is_compared_stays_as_it_is_beside_the_toys(toys: Path) -> None:
-    assert tensors(command(toys, "memory", "gpt2", *TRAINING))["status"] == "exact"
+    eager = ("--attn-implementation", "eager")
+    assert tensors(command(toys, "memory", "gpt2", *TRAINING, *eager))["status"] == "exact"
 
 
 def test_verify_lists_the_toys(toys: Path) -> None:

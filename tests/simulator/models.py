@@ -148,7 +148,8 @@ def by_torch(
 
 def device_of(choices: Choices) -> str:
     """Where the reference runs with these kernels."""
-    return "meta" if choices.attention == "flash" or choices.norm == "fused" else "cpu"
+    of_gpu = choices.attention == "flash" or (choices.attention == "sdpa" and choices.capability > 0)
+    return "meta" if of_gpu or choices.norm == "fused" else "cpu"
 
 
 def inputs(

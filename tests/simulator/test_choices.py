@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from llmcalc.components.distance import Alibi
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.model import ModelSpec
@@ -71,8 +72,10 @@ def test_chunks_need_less_where_tokens_are_many() -> None:
 
 
 def test_what_cannot_be_fused_is_refused() -> None:
+    biased = around_a_model(Attention(num_attention_heads=4, position=Alibi()))
     sunk = around_a_model(Attention(num_attention_heads=4, sinks=True))
-    with pytest.raises(
-        Unsupported, match=r"layers\.self_attn\.core: --attn-implementation flash takes no bias, no sinks"
-    ):
-        without_values(sunk, choices=Choices("flash"))
+    for refused, kind in ((biased, "flash"), (biased, "sdpa-math"), (sunk, "sdpa-math")):
+        with pytest.raises(
+            Unsupported, match=rf"layers\.self_attn\.core: --attn-implementation {kind} takes no bias, no sinks"
+        ):
+            without_values(refused, choices=Choices(kind))  # type: ignore[arg-type]

@@ -60,7 +60,7 @@ class Configuration:
 def training(
     target: str, batch: int, seq: int, environment: Mapping[str, str] | None = None, **more: Any
 ) -> Configuration:
-    settings = {"phase": "training", "batch": batch, "seq": seq, **more}
+    settings = {"phase": "training", "batch": batch, "seq": seq, "attn_implementation": "eager", **more}
     return Configuration(target, settings, environment or {})
 
 

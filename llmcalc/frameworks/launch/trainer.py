@@ -206,7 +206,7 @@ def _trainer_kernels(reading: Reading, data: Table, flag: Callable[[str], bool])
         words["recompute"] = "full-reentrant" if entrant in (True, "true", "True") else "full"
     attention = data.get("attn_implementation")
     if attention is not None:
-        known = {"eager": "eager", "sdpa": "flash", "kernels-community/flash-attn2": "flash"}
+        known = {"eager": "eager", "sdpa": "sdpa", "kernels-community/flash-attn2": "flash"}
         word = known.get(str(attention)[:60], "flash" if str(attention).startswith("flash_attention") else None)
         if word is None:
             raise reading.wrong("attn_implementation", f"{shown(attention)}; expected eager, sdpa or flash_attention_2")

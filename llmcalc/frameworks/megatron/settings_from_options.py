@@ -67,7 +67,7 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H
         **_formats(options),
         "attention_dropout": 0.0,
         "hidden_dropout": 0.0,
-        "attention_backend": "auto" if options.attn_implementation in (None, "flash") else "unfused",
+        "attention_backend": "auto" if options.attn_implementation in (None, "flash", "sdpa") else "unfused",
         "no_create_attention_mask_in_dataloader": True,
         "tokenizer_type": "NullTokenizer",
         "vocab_size": spec.vocab_size,

@@ -82,15 +82,23 @@ class RingAttention(Eager):
         if self.ring is not None:
             crossing = step.ins[1].rows != step.ins[0].rows
             limited = step.options.get("window") is not None or step.options.get("chunk") is not None
-            if self.choices.attention != "flash" or crossing or limited or not step.options["causal"]:
+            if self.choices.attention not in ("flash", "sdpa") or crossing or limited or not step.options["causal"]:
                 raise self.unsupported(
                     f"--cp {self.ring.ranks} takes causal attention without a window in flash kernels", step.name
                 )
         super().attention_AttentionCore(step)
 
-    def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
+        """torch's ring dispatches scaled_dot_product_attention to flash attention."""
         if self.ring is None:
-            return super().flash(q, k, v)
+            return super().scaled_dot_product(step, q, k, v, crossing)
+        return self.run_attention_core(self.flash, q, k, v)
+
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        if self.ring is None:
+            return super().flash(q, k, v, sinks)
+        if sinks is not None:
+            raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
         graph, name = self.graph, "flash_attention"
         kernels = Kernels(graph, self.ring, self.choices.workspace)
         results: list[Tensor] = []

@@ -14,11 +14,13 @@ from .local import LocalKernels
 from .lora import LoraKernels
 from .positions import PositionKernels
 from .rows import RowKernels
+from .serving import ServingKernels
 from .steps import StepKernels
 from .streams import StreamKernels
 
 
 class Eager(
+    ServingKernels,
     StepKernels,
     CapacityKernels,
     EntryKernels,

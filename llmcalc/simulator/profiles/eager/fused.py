@@ -12,10 +12,12 @@ from ....evidence import Witness, by_source, by_torch, compared
 from ....flow.axis import Shape
 from ....flow.program import Step
 from ....flow.value import Value
-from ...autograd import record
+from ...autograd import record, recorded
 from ...lowering import Path
-from ...strides import elementwise
-from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Gradient, Needs, Tensor
+from ...sdpa import SdpaCall, sdpa_backend
+from ...strides import Shape as Sizes
+from ...strides import elementwise, is_size_one
+from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
 from .attention import AttentionKernels
 from .basic import BasicKernels
 from .elementwise import ElementwiseKernels
@@ -35,6 +37,12 @@ COMPILED = Witness(
     "tests/device_memory/test_published.py",
 )
 """The witness of what torch.compile is taken to keep: published measurements of fine-tuning."""
+
+SDPA = by_source(
+    "torch's sdp_utils.cpp, derivatives.yaml, attention.cu and MHA.cpp; the CPU's kernel on the CPU",
+    "tests/simulator/test_sdpa.py",
+)
+"""The witness of the backends of scaled_dot_product_attention."""
 
 HEADS = ("heads", "kv_heads", "half_heads")
 """The names of axes of heads."""
@@ -56,8 +64,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     @compared(BY_TORCH)
     def do_repeat(self, step: Step) -> None:
         """Skips the repetition of key heads that flash attention does not need."""
-        is_read_by_attention = self._in_this_module("attention", step.outs[0])
-        if self.choices.attention == "flash" and not step.options["tiled"] and is_read_by_attention:
+        is_read_by_attention = any(self._in_this_module(verb, step.outs[0]) for verb in ("attention", "only_selected"))
+        if self.choices.attention in ("flash", "sdpa") and not step.options["tiled"] and is_read_by_attention:
             self.bind(step.outs[0], self.get(step.ins[0]))
         else:
             super().do_repeat(step)
@@ -67,16 +75,21 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if self.choices.attention == "eager":
             super().attention_AttentionCore(step)
             return
-        if step.options.get("selected") is not None or len(step.ins) > 3 or step.options.get("sinks"):
+        flash = self.choices.attention == "flash"
+        changed = step.options.get("selected") is not None or len(step.ins) > 3
+        sinks = self.weight("sinks", (step.outs[0].axes[0].size,)) if step.options.get("sinks") else None
+        if not (flash and not self.trained) and (changed or (sinks is not None and not flash)):
             raise self.unsupported(
                 f"--attn-implementation {self.choices.attention} takes no bias, no sinks and no selection; "
                 "expected eager",
                 step.name,
             )
-        q, k, v = (self.heads_first(self.get(value)) for value in step.ins)
+        q, k, v = (self.heads_first(self.get(value)) for value in step.ins[:3])
         crossing = step.ins[1].rows != step.ins[0].rows
-        if self.choices.attention == "flash":
-            output = self.run_attention_core(self.flash, q, k, v)
+        if self.choices.attention == "sdpa":
+            output = self.scaled_dot_product(step, q, k, v, crossing)
+        elif self.choices.attention == "flash":
+            output = self.run_attention_core(self.flash, q, k, v, sinks)
         else:
             limited = step.options.get("window") is not None or step.options.get("chunk") is not None
             if limited or step.options["cap"] is not None:
@@ -87,9 +100,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
     @compared(CHOSEN, attention="flash")
-    def flash(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         """Flash attention. q: [batch, heads, queries, size]; k and v may have fewer heads. Saves these, the output and
-        one number per query.
+        one number per query. sinks: the score per head of one more key, which its kernel reads and saves.
 
         Source: derivatives.yaml, `_scaled_dot_product_flash_attention`. On a GPU the backward pass accumulates dQ in
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
@@ -103,9 +116,11 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         logsumexp = graph.operation_result(name, (batch, heads, queries), FLOAT32)
         seed, unused = graph.operation_result(name, (2,), INT64), graph.operation_result(name, (), INT64)
         shapes, repeated = [(x.shape, x.strides) for x in (q, k, v)], k.shape[1] != heads
+        sink_inputs = [] if sinks is None else [sinks]
 
         def backward(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
+            outputs += [graph.new(sink.shape, sink.dtype) for sink in sink_inputs]
             if spare:
                 fp32_query_gradient, logsumexp = (
                     graph.new(shapes[0][0], FLOAT32),
@@ -117,7 +132,105 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 del fp32_query_gradient, logsumexp, repeated_gradients
             return outputs
 
-        return record(graph, name, (q, k, v), out, backward, q, k, v, out, logsumexp, seed, unused)
+        inputs = (q, k, v, *sink_inputs)
+        return record(graph, name, inputs, out, backward, *inputs, out, logsumexp, seed, unused)
+
+    @compared(SDPA, attention="sdpa")
+    def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
+        """F.scaled_dot_product_attention as transformers calls it: with a mask where causality alone does not say which
+        keys a query may attend to, and then with keys and values of every head.
+        """
+        if step.options["cap"] is not None:
+            raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", step.name)
+        t, choices, queries, keys, heads = self.t, self.choices, q.shape[2], k.shape[2], q.shape[1]
+        causal = step.options["causal"] and not crossing and not is_size_one(queries)
+        limits = [step.options.get(name) for name in ("window", "chunk")]
+        limited = any(isinstance(n, int) and isinstance(keys, int) and n < keys for n in limits) and not is_size_one(
+            queries
+        )
+        masked = limited or (causal and queries != keys)
+        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, masked, recorded(self.graph, (q, k, v)))
+        backend = sdpa_backend(choices.capability, call)
+        by_groups = not masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
+        if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
+            k, v = (t.repeat_interleave(x, heads // x.shape[1], 1) for x in (k, v))
+        mask = self.mask(step, queries, keys) if masked else None
+        if backend == "flash":
+            return self.run_attention_core(self.flash, q, k, v)
+        if backend == "math":
+            masks = causal and mask is None
+            return self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, masks or mask is not None), q, k, v)
+        if backend == "cpu":
+            return self.run_attention_core(lambda q, k, v: self.cpu_attention(q, k, v, mask), q, k, v)
+        return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
+
+    def sdpa_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool) -> Tensor:
+        """`_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
+
+        Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
+        inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
+        pads queries to a multiple of 32. The seeds of dropout lie on the host, except on meta. In the backward pass dQ
+        is summed in float32: read of the efficient kernel, assumed of cuDNN's workspace.
+        """
+        graph, spare = self.graph, self.choices.workspace
+        batch, heads, queries, _ = q.shape
+        name = "efficient_attention" if efficient else "cudnn_attention"
+        bias = [] if mask is None else [self._additive(mask, q.dtype, efficient)]
+        out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype) if efficient else self._as_queries(name, q, v)
+        padded = ceil_div(queries, 32) * 32 if efficient else queries
+        needs = recorded(graph, (q, k, v))
+        rows = (batch, heads, (padded if needs else 0)) if efficient else (batch, heads, queries, 1)
+        sums = graph.operation_result(name, rows, FLOAT32)
+        seeds = [] if spare else [graph.operation_result(name, (), INT64) for _ in range(2)]
+        shapes = [(x.shape, x.strides) for x in (q, k, v)]
+
+        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            if efficient:
+                outputs = [self._by_token("", shape, g.dtype) for shape, _ in shapes]
+            else:
+                outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
+            if spare:
+                delta, wide = graph.new((batch, heads, queries), FLOAT32), graph.new(shapes[0][0], FLOAT32)
+                del delta, wide
+            return outputs
+
+        return record(graph, name, (q, k, v), out, back, q, k, v, *bias, out, sums, *seeds)
+
+    def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+        """`_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
+        graph, name = self.graph, "flash_attention_for_cpu"
+        batch, heads, queries = q.shape[:3]
+        bias = [] if mask is None else [self._additive(mask, q.dtype, False)]
+        out = self._by_token(name, (*q.shape[:-1], v.shape[-1]), q.dtype)
+        sums = graph.operation_result(name, (batch, queries, heads), FLOAT32)
+        shapes = [x.shape for x in (q, k, v)]
+
+        def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
+            return [self._by_token("", shape, g.dtype) for shape in shapes]
+
+        return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, *bias)
+
+    def _by_token(self, name: str, shape: Sizes, dtype: Dtype) -> Tensor:
+        """A tensor [batch, heads, tokens, size] whose heads lie side by side. name: the operation that makes it."""
+        _, heads, tokens, size = shape
+        strides = (tokens * heads * size, size, heads * size, 1)
+        return (
+            self.graph.operation_result(name, shape, dtype, strides) if name else self.graph.new(shape, dtype, strides)
+        )
+
+    def _as_queries(self, name: str, q: Tensor, v: Tensor) -> Tensor:
+        """The output of cuDNN's kernel, in the order of the queries' axes."""
+        strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
+        return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
+
+    def _additive(self, mask: Tensor, dtype: Dtype, aligned: bool) -> Tensor:
+        """`convert_boolean_attn_mask`: 0 and −∞ in a number format; a copy of rows of a multiple of 16 if aligned."""
+        t = self.t
+        low = t.new((), dtype)
+        bias = t.new(mask.shape, dtype)
+        del low
+        keys = mask.shape[-1]
+        return t.new((*mask.shape[:-1], ceil_div(keys, 16) * 16), dtype) if aligned and keys % 16 else bias
 
     @compared(CHOSEN, attention="sdpa-math")
     def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:

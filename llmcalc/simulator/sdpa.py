@@ -1,0 +1,88 @@
+"""The backend that torch's scaled_dot_product_attention runs.
+
+Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `select_sdp_backend`, and sdp_utils_cpp.cpp for the CPU,
+of torch 2.13 with CUDA 13 and cuDNN 9.15.1 or later. transformers 5 passes a mask where causality
+alone does not say which keys a query may attend to (transformers/integrations/sdpa_attention.py).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from ..algebra import Number
+from .tensor import BFLOAT16, FLOAT16, FLOAT32, Dtype
+
+SdpaBackend: TypeAlias = Literal["cudnn", "flash", "efficient", "math", "cpu"]
+
+CPU = 0
+"""The compute capability that stands for a CPU."""
+
+PREFERS_CUDNN = (90, 100, 103)
+"""Compute capabilities on which cuDNN comes first (`check_prefer_cudnn_attention`); on others it comes after math."""
+
+
+class SdpaCall(NamedTuple):
+    """A call of scaled_dot_product_attention.
+
+    dtype: number format of queries, keys and values.
+    qk_size, v_size: dimensions of a head of the queries and keys, and of the values.
+    keys: number of keys.
+    masked: whether it has a mask.
+    trained: whether an input gets a gradient.
+    """
+
+    dtype: Dtype
+    qk_size: Number
+    v_size: Number
+    keys: Number
+    masked: bool
+    trained: bool
+
+
+def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
+    """The first backend in torch's order that takes the call.
+
+    capability: ten times the compute capability, such as 90 for an H100; 0 for a CPU.
+    """
+    if capability == CPU:
+        return "cpu" if call.qk_size == call.v_size else "math"
+    if capability in PREFERS_CUDNN and takes_cudnn_attention(capability, call):
+        return "cudnn"
+    if takes_flash_attention(capability, call):
+        return "flash"
+    return "efficient" if takes_efficient_attention(capability, call) else "math"
+
+
+def takes_cudnn_attention(capability: int, call: SdpaCall) -> bool:
+    """`can_use_cudnn_attention`: heads of a multiple of 8 up to 128; keys of 192 with values of 128 on 9.0 and 10.x."""
+    wide = call.qk_size == 192 and call.v_size == 128 and capability // 10 in (9, 10)
+    sizes = wide or (call.qk_size <= 128 and call.v_size <= 128)
+    return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and call.keys != 1
+
+
+def takes_flash_attention(capability: int, call: SdpaCall) -> bool:
+    """`can_use_flash_attention`: no mask, and heads of one size up to 256.
+
+    On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224.
+    """
+    consumer = 86 <= capability <= 89 or capability >= 120
+    sizes = call.qk_size == call.v_size and call.qk_size <= 256
+    refused = consumer and call.trained and 192 < call.qk_size <= 224
+    return is_half(capability, call.dtype) and capability >= 80 and sizes and not call.masked and not refused
+
+
+def takes_efficient_attention(capability: int, call: SdpaCall) -> bool:
+    """`can_use_mem_efficient_attention`: heads that tensor cores can read aligned."""
+    if call.dtype is FLOAT32:
+        return is_multiple(4 if capability >= 80 else 1, call)
+    return is_half(capability, call.dtype) and is_multiple(8, call)
+
+
+def is_half(capability: int, dtype: Dtype) -> bool:
+    """Whether a number format is one of 16 bits that kernels of that compute capability have."""
+    return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
+
+
+def is_multiple(of: int, call: SdpaCall) -> bool:
+    """Whether both sizes of a head are multiples of a number."""
+    return bool(call.qk_size % of == 0 and call.v_size % of == 0)

@@ -1,0 +1,88 @@
+"""Inference by default makes no tensor of all scores: what a server needs beside weights and cache is small."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.flow.program import Step
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.evidence import every_step
+from llmcalc.sources.presets import load_preset, model_names
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.compare import examples
+from tests.simulator.models import without_values
+
+GIB = 2**30
+
+LARGEST = 12 * GIB
+"""Most bytes beside weights and cache: DeepSeek-V3 computes the keys and values of all heads from 32,768 latents."""
+
+WITHOUT_AN_ENGINE = ("at_distance", "local_mask")
+"""Verbs of attention that no inference engine has a kernel for: disentangled attention (DeBERTa), Transformer-XL's
+scores by distance (Gopher, Chinchilla) and LongT5's blocks. transformers runs them step by step.
+"""
+
+
+def steps(spec: ModelSpec) -> list[Step]:
+    return list(every_step(spec.program().root.items))
+
+
+def test_no_preset_needs_much_more_than_weights_and_cache() -> None:
+    """Printed with `-s`: the presets that need most."""
+    beside: dict[str, int] = {}
+    eager: list[str] = []
+    for name in model_names():
+        spec = load_preset(name).model
+        run = memory(spec, Settings())
+        device = run.device
+        beside[name] = device.device_bytes - device.by_kind["weights"] - device.by_kind["cache"]
+        if run.attention == "eager":
+            eager.append(name)
+    largest = sorted(beside, key=lambda name: beside[name], reverse=True)
+    for name in largest[:20]:
+        print(f"{name}: {beside[name] / GIB:.2f} GiB")
+    assert {name: beside[name] for name in largest if beside[name] > LARGEST} == {}
+    assert [name for name in eager if not has_no_engine(load_preset(name).model)] == []
+
+
+def has_no_engine(spec: ModelSpec) -> bool:
+    return any(step.verb in WITHOUT_AN_ENGINE for step in steps(spec))
+
+
+CHANGED = ("Attention-2", "RelativeBias-0", "MLA-3", "MLA-4", "CompressedAttention-2", "MergedAttention-1")
+"""Attention with a bias, with sinks, with selected keys, and with one softmax over several kinds of keys."""
+
+
+@pytest.mark.parametrize("name", CHANGED)
+@pytest.mark.parametrize("phase", ["prefill", "decode", "inference"])
+def test_a_server_runs_it_without_scores(name: str, phase: str) -> None:
+    spec = around_a_model(examples()[name])
+    run = memory(spec, Settings(phase=phase, seq=256, attn_implementation="flash"))  # type: ignore[arg-type]
+    assert run.device.exact_bytes > 0
+    eager = memory(spec, Settings(phase=phase, seq=256, attn_implementation="eager"))  # type: ignore[arg-type]
+    assert run.device.exact_bytes <= eager.device.exact_bytes
+
+
+def test_what_changes_scores_grows_with_the_tokens_alone() -> None:
+    """gpt-oss-20b, prefill in one pass: twice the tokens need twice the temporary bytes, and not four times them."""
+    spec = load_preset("gpt-oss-20b").model
+    short, long = (
+        memory(spec, Settings(phase="prefill", seq=seq, chunk=seq, norm="fused", attn_implementation="flash"))
+        for seq in (4096, 8192)
+    )
+    assert long.device.by_kind["temporary"] < 2.01 * short.device.by_kind["temporary"]
+
+
+def test_sinks_are_saved_and_get_a_gradient() -> None:
+    """4 heads: the backward pass of flash attention reads the sinks, which are parameters."""
+    from llmcalc.components.mixers.attention import Attention
+
+    plain, sunk = (
+        without_values(around_a_model(Attention(num_attention_heads=4, sinks=sinks)), choices=Choices("flash"))
+        for sinks in (False, True)
+    )
+    assert sunk.saved == plain.saved
+    assert sunk.after > plain.after

@@ -1,0 +1,86 @@
+"""torch's scaled_dot_product_attention: the backend that it chooses, and what each holds."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.model import ModelSpec
+from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.lowering import Unsupported
+from llmcalc.simulator.sdpa import SdpaCall, sdpa_backend
+from llmcalc.simulator.tensor import BFLOAT16, FLOAT16, FLOAT32
+from tests.comparisons import compares, of_run
+from tests.contracts.test_parts import around_a_model
+from tests.simulator.models import by_torch, without_values
+
+SEEDS = 2 * 2 * 8
+"""Bytes of the seeds of dropout on meta, of 2 layers: alive, and not counted as saved, as numbers of Python are not."""
+
+H100, A100, RTX4090, T4, CPU = 90, 80, 89, 75, 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "call", "expected"),
+    [
+        (H100, SdpaCall(BFLOAT16, 128, 128, 4096, False, True), "cudnn"),
+        (A100, SdpaCall(BFLOAT16, 128, 128, 4096, False, True), "flash"),
+        (RTX4090, SdpaCall(BFLOAT16, 128, 128, 4096, False, True), "flash"),
+        (T4, SdpaCall(FLOAT16, 128, 128, 4096, False, True), "efficient"),
+        (T4, SdpaCall(BFLOAT16, 128, 128, 4096, False, True), "math"),
+        (H100, SdpaCall(BFLOAT16, 128, 128, 4096, True, True), "cudnn"),
+        (A100, SdpaCall(BFLOAT16, 128, 128, 4096, True, True), "efficient"),  # flash takes no mask
+        (H100, SdpaCall(BFLOAT16, 256, 256, 4096, False, True), "flash"),
+        (H100, SdpaCall(BFLOAT16, 192, 128, 4096, False, True), "cudnn"),  # latent attention
+        (A100, SdpaCall(BFLOAT16, 192, 128, 4096, False, True), "efficient"),
+        (H100, SdpaCall(FLOAT32, 128, 128, 4096, False, True), "efficient"),
+        (H100, SdpaCall(BFLOAT16, 90, 90, 4096, True, True), "math"),  # no multiple of 8
+        (RTX4090, SdpaCall(BFLOAT16, 208, 208, 4096, False, True), "efficient"),
+        (RTX4090, SdpaCall(BFLOAT16, 208, 208, 4096, False, False), "flash"),
+        (CPU, SdpaCall(BFLOAT16, 64, 64, 4096, True, True), "cpu"),
+    ],
+)
+def test_the_backend_is_torchs(capability: int, call: SdpaCall, expected: str) -> None:
+    assert sdpa_backend(capability, call) == expected
+
+
+def attention(kv_heads: int, **fields: object) -> ModelSpec:
+    return around_a_model(Attention(num_attention_heads=4, num_key_value_heads=kv_heads, head_dim=16, **fields))  # type: ignore[arg-type]
+
+
+@compares(lambda kv_heads, capability: of_run(attention(kv_heads), Choices("sdpa", capability=capability)))
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("capability", [CPU, H100, A100])
+def test_a_backend_holds_what_torch_holds(kv_heads: int, capability: int) -> None:
+    choices = Choices("sdpa", capability=capability, workspace=False)
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(attention(kv_heads), log=ours, choices=choices)
+    saved = held.saved - (SEEDS if capability == H100 else 0)
+    reference = by_torch(attention(kv_heads), log=theirs, choices=choices)
+    assert held._replace(saved=saved) == reference, "\n".join([*ours, "=====", *theirs])
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
+    choices = Choices("sdpa", capability=T4, workspace=False)
+    ours: list[str] = []
+    theirs: list[str] = []
+    held = without_values(attention(kv_heads), log=ours, choices=choices, dtype="float16")
+    reference = by_torch(attention(kv_heads), log=theirs, choices=choices, dtype="float16")
+    assert held._replace(saved=held.saved - SEEDS) == reference, "\n".join([*ours, "=====", *theirs])
+
+
+def test_a_window_makes_a_mask_that_every_layer_saves() -> None:
+    """2 layers of 256 tokens, bf16: the mask's copy has 256 · 256 · 2 bytes. cuDNN reads it; keys and values of
+    4 heads are the layer's own, so no others are copied.
+    """
+    plain, limited = attention(4), attention(4, sliding_window=16)
+    without, with_mask = (without_values(spec, 1, 256, choices=Choices("sdpa")) for spec in (plain, limited))
+    assert with_mask.saved - without.saved == 2 * 2 * 256 * 256
+
+
+def test_what_torch_does_not_take_is_refused() -> None:
+    for refused in (attention(4, sinks=True), attention(4, attn_logit_softcapping=50.0)):
+        with pytest.raises(Unsupported, match="--attn-implementation sdpa takes no"):
+            without_values(refused, choices=Choices("sdpa"))
