@@ -35,7 +35,7 @@ ZERO_IGNORED = frozenset(
     """
     stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save elastic_checkpoint
     load_from_fp32_weights ignore_unused_parameters legacy_stage1 cpu_offload_use_pin_memory
-    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings
+    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings gather_16bit_weights_on_model_save
     """.split()  # noqa: SIM905
 )
 """Keys of `zero_optimization` that do not change the memory of a step."""
@@ -63,7 +63,7 @@ RENAMED = {
 READ = frozenset(
     """
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization bf16 fp16 optimizer
-    activation_checkpointing data_types amp tensor_parallel bfloat16
+    activation_checkpointing data_types amp tensor_parallel bfloat16 compile
     communication_data_type gradient_clipping
     """.split()  # noqa: SIM905
 )
@@ -120,6 +120,11 @@ def read_into(reading: Reading, data: Table, world_size: int | None, trainer: Ta
     for key, value in reading.table(data, "activation_checkpointing").items():
         if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
             reading.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
+    compiler = reading.table(data, "compile")
+    if compiler and compiler.get("disable") in (False, None) and compiler.get("deepcompile") in (False, None):
+        words["compile"] = True
+    elif compiler.get("deepcompile"):
+        reading.unknown["compile.deepcompile"] = "DeepCompile is not modelled"
     tp = reading.table(data, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reading.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
