@@ -18,6 +18,9 @@ ACCELERATE_SIGNS = ("compute_environment", "num_processes")
 WITHOUT_PLUGIN = ("NO", "MULTI_GPU")
 """Values of `distributed_type` for one device and for replicas, which need no plugin."""
 
+OTHER_DEVICES = ("MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_HPU")
+"""Values of `distributed_type` for replicas on accelerators whose kernels are not modelled."""
+
 ACCELERATE_READ = frozenset(
     """
     distributed_type mixed_precision num_processes num_machines parallelism_config dynamo_config
@@ -75,6 +78,8 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch
     if kind in known:
         name, plugin = known[kind]
         run = plugin.accelerate(reading, data, world, words)
+    elif kind in OTHER_DEVICES:
+        reading.notes.append(f"distributed_type {kind}: the kernels and the runtime of CUDA are counted")
     elif kind not in WITHOUT_PLUGIN:
         raise reading.wrong(
             "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *known))}"

@@ -9,7 +9,6 @@ from typing import Any
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...parallel.layout_request import LayoutRequest
-from ...workload.setting import option
 from ..registry import WITHOUT_A_NAME, framework, framework_of, layout_of
 from .record import Launch, LaunchFile, Override, Source, Table
 
@@ -40,19 +39,28 @@ def read_with_options(
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
-    launch = read(data, source)
+    launch = _adapter_formats(read(data, source))
     if not launch.program:
         launch = replace(launch, program=file.program or file.title, version=launch.version or file.version)
     if not options:
         return launch
     if file.with_options is None:
-        return override(launch, options)
+        return _adapter_formats(override(launch, options))
     changed = read(file.with_options(data, options, launch, source.where), source)
     return replace(
         changed,
         program=launch.program,
         version=launch.version,
         overridden={name: Override(value, _value(launch, name)) for name, value in options.items()},
+    )
+
+
+def _adapter_formats(launch: Launch) -> Launch:
+    """The run without a format of master weights, if it trains adapters, which have a format of their own."""
+    if launch.settings.get("lora_rank") is None:
+        return launch
+    return replace(
+        launch, settings={name: value for name, value in launch.settings.items() if name != "master_weights"}
     )
 
 
@@ -127,8 +135,8 @@ def _with_layout(launch: Launch, options: Mapping[str, Any]) -> Launch:
     dp = sizes.get("dp", world // replica_devices if world % replica_devices == 0 else 0)
     if dp * replica_devices != world:
         raise InputError(
-            f"--devices: {launch.where} runs on {world}, and tp · cp · pp · dp is {replica_devices * max(dp, 1)}; expected "
-            "--devices of that number, or other sizes"
+            f"--devices: {launch.where} runs on {world}, and tp · cp · pp · dp is {replica_devices * max(dp, 1)}; "
+            "expected --devices of that number, or other sizes"
         )
     changes: dict[str, Any] = {**sizes, "dp": dp}
     if "pp" in sizes or "vpp" in sizes:

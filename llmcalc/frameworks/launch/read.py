@@ -78,10 +78,10 @@ def launch_of(
         return _script(data, source, batch, options)
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: is no launch file; expected {launch_files()}")
+    refuse_program(data, where)
     for file in kinds():
         if file.matches(data):
             return read_with_options(file, file.read, data, source, options)
-    refuse_program(data, where)
     keys = ", ".join(str(key)[:30] for key in list(data)[:4])
     raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
 

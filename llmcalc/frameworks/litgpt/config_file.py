@@ -23,7 +23,7 @@ READ = frozenset(
 )
 
 IGNORED = frozenset(
-    "out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml".split()
+    "out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml".split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step."""
 

@@ -37,7 +37,8 @@ IGNORED = frozenset(
     compute_accuracy disable_shuffling image_max_pixels image_min_pixels video_max_pixels video_min_pixels video_fps
     video_maxlen lora_alpha use_rslora loraplus_lr_ratio loraplus_lr_embedding create_new_adapter adapter_name_or_path
     cache_dir low_cpu_mem_usage split_special_tokens resize_vocab ray_num_workers ray_run_name ray_storage_path
-    placement_strategy resources_per_worker use_swanlab swanlab_project swanlab_run_name include_effective_tokens_per_second
+    placement_strategy resources_per_worker use_swanlab swanlab_project swanlab_run_name
+    include_effective_tokens_per_second use_eaft_loss
     freeze_vision_tower freeze_multi_modal_projector save_only_model hf_hub_token ms_hub_token use_fast_tokenizer
     print_param_status pref_beta pref_loss pref_ftx early_stopping_steps use_dft_loss include_tokens_per_second
     badam_mode badam_switch_mode badam_switch_interval badam_verbose badam_update_ratio galore_rank galore_target

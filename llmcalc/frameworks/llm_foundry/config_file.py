@@ -1,7 +1,7 @@
 """Reads a config of LLM Foundry: an MPT model or one of the hub, trained by Composer under FSDP version 1.
 
-Source: LLM Foundry 0.22.0.dev0 (8c8dd48f7), llmfoundry/models/mpt/configuration_mpt.py, models/utils/config_defaults.py,
-optim/ and command_utils/train.py; Composer 0.32, composer/distributed/mosaic_parallelism.py, `get_mixed_precision`.
+Source: LLM Foundry 0.22.0.dev0 (8c8dd48f7), llmfoundry/models/mpt/configuration_mpt.py,
+models/utils/config_defaults.py and optim/; Composer 0.32, composer/distributed/mosaic_parallelism.py.
 """
 
 from __future__ import annotations

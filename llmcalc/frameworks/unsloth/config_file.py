@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, Source, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import lora_words, optimizer_words, trained
 
-TRAINING_READ = frozenset("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim".split())
+TRAINING_READ = frozenset("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim".split())  # noqa: SIM905
 
 TRAINING_IGNORED = frozenset(
     """
@@ -22,7 +22,7 @@ TRAINING_IGNORED = frozenset(
 )
 """Keys of `training` that do not change memory."""
 
-LORA_READ = frozenset("lora_r lora_dropout target_modules use_dora".split())
+LORA_READ = frozenset("lora_r lora_dropout target_modules use_dora".split())  # noqa: SIM905
 
 LORA_IGNORED = frozenset(
     """
