@@ -92,7 +92,9 @@ def outcome(path: Path, kind: str = "") -> Outcome:
             size = answer.document["memory"]["device_bytes"] / 2**30
         except InputError as error:
             message = str(error)
-            asked = next((more for text, more in ASKS if text.search(message) and not more.items() <= options.items()), {})
+            asked = next(
+                (more for text, more in ASKS if text.search(message) and not more.items() <= options.items()), {}
+            )
             if not asked:
                 return Outcome(path, REFUSED, message.replace(f"{path}: ", ""))
             options |= asked

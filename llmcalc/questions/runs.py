@@ -199,6 +199,26 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
+    launch = question.launch
+    if launch is None or not launch.leaves_attention_open:
+        return _ask_memory(question)
+    try:
+        return _ask_memory(question)
+    except InputError:
+        text = "attention of this model has no kernel of sdpa: eager, which transformers takes then"
+        eager = replace(
+            question,
+            settings=question.settings.with_(attn_implementation="eager"),
+            launch=replace(launch, notes=(*launch.notes, text)),
+        )
+        try:
+            return _ask_memory(eager)
+        except InputError:
+            pass
+        raise
+
+
+def _ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     layout, launch = question.layout, question.launch
     context: dict[str, Any] = {
         "preset": question.preset,

@@ -21,6 +21,7 @@ from ..launch.record import (
     RunUnder,
     Source,
     Table,
+    default_attention,
     flag_value,
     reading_of,
     size_of,
@@ -101,8 +102,9 @@ def read_deepspeed(data: Table, source: Source, trainer: Table | None = None) ->
     """
     with reading_of(source) as reading:
         run = read_into(reading, data, source.world_size, trainer or {})
+        settings = default_attention(reading) | run.settings
         return reading.launch(
-            "deepspeed", "deepspeed", layout=run.layout, settings=run.settings, own_settings=run.own_settings
+            "deepspeed", "deepspeed", layout=run.layout, settings=settings, own_settings=run.own_settings
         )
 
 
@@ -222,7 +224,11 @@ def _batches(reading: Reading, data: Table, world: int, trainer: Table) -> dict[
     micro, steps = read_size("train_micro_batch_size_per_gpu"), read_size("gradient_accumulation_steps")
     total = read_size("train_batch_size")
     if data.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
+        if micro is None and "batch" not in trainer:
+            reading.filled_in["per_device_train_batch_size"] = TRAINER_BATCH
         micro = micro or trainer.get("batch", TRAINER_BATCH)
+        if steps is None and "num_microbatches" not in trainer:
+            reading.filled_in["gradient_accumulation_steps"] = 1
         steps = steps or trainer.get("num_microbatches", 1)
     if micro is None and total is None:
         raise reading.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
@@ -252,6 +258,11 @@ TRAINER_BATCH = 8
 def _precision(reading: Reading, data: Table, trainer: Table) -> dict[str, Any]:
     """The number formats: with bf16 or fp16, weights in 16 bits and master weights in fp32."""
     formats = {}
+    if not trainer and any(reading.table(data, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
+        reading.filled_in["bf16"] = False
+        reading.notes.append(
+            'bf16 and fp16 are "auto", which the Trainer\'s bf16 and fp16 decide; --precision says it here'
+        )
     for name in ("bf16", "fp16"):
         table = reading.table(data, name) or (reading.table(data, "bfloat16") if name == "bf16" else {})
         value = table.get("enabled", False)

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..registry import WITHOUT_A_NAME, plugins
-from .record import Launch, Reading, RunUnder, Source, Table, reading_of, size_of, unknown_keys
+from .record import Launch, Reading, RunUnder, Source, Table, default_attention, reading_of, size_of, unknown_keys
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
 """Keys by which a config without `distributed_type` is recognized."""
@@ -84,7 +84,8 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch
         raise reading.wrong(
             "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *known))}"
         )
-    return reading.launch("accelerate", name, layout=run.layout, settings=run.settings, own_settings=run.own_settings)
+    settings = default_attention(reading) | run.settings
+    return reading.launch("accelerate", name, layout=run.layout, settings=settings, own_settings=run.own_settings)
 
 
 def _mixed(reading: Reading, data: Table) -> dict[str, Any]:

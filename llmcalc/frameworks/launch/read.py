@@ -144,8 +144,8 @@ def _fetcher(where: str, folder: Path | None) -> Fetch:
             path = Path(name)
         if not path.exists():
             raise InputError(
-                f"{where}: {name[:200]}: no such file beside it nor in the current folder; expected the file there, or "
-                "options such as --zero in its place"
+                f"{where}: {name[:200]}: no such file beside it nor in the current folder; expected the file in one of "
+                "the two"
             )
         text = read_text(path, LARGEST)
         data = parse_yaml(text, str(path)) if path.suffix in (".yaml", ".yml") else parse_json(text, str(path))

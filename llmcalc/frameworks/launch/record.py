@@ -67,6 +67,11 @@ class Launch:
     overridden: Mapping[str, Override] = field(default_factory=dict)
     published_weights: bool = False
 
+    @property
+    def leaves_attention_open(self) -> bool:
+        """Whether the file and the options leave the attention implementation to the program."""
+        return ATTENTION in self.filled_in and ATTENTION not in self.overridden
+
     def data(self) -> dict[str, Any]:
         """The file's part of a JSON document."""
         return {
@@ -300,6 +305,15 @@ def reading_of(source: Source) -> Iterator[Reading]:
     except InputError as error:
         text = str(error)
         raise (error if text.startswith(f"{where}: ") else InputError(f"{where}: {text}")) from None
+
+
+ATTENTION = "attn_implementation"
+
+
+def default_attention(reading: Reading) -> dict[str, Any]:
+    """The setting of attention that a file leaves open: sdpa, transformers' default, whose kernel is flash."""
+    reading.filled_in[ATTENTION] = "sdpa"
+    return {ATTENTION: "flash"}
 
 
 def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:

@@ -11,8 +11,19 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
-from ..registry import WITHOUT_A_NAME, plugins
-from .record import NO_FILES, Launch, Reading, RunUnder, Source, Table, reading_of, size_of, unknown_keys
+from ..registry import WITHOUT_A_NAME, framework, plugins
+from .record import (
+    NO_FILES,
+    Launch,
+    Reading,
+    RunUnder,
+    Source,
+    Table,
+    default_attention,
+    reading_of,
+    size_of,
+    unknown_keys,
+)
 from .shell import is_unresolved, printable, unresolved_reason
 
 EIGHT_BIT: dict[str, Any] = {"optimizer": "adamw-8bit"}
@@ -176,29 +187,30 @@ def trained(
     """
     world = reading.devices(world_size)
     name = data.get("model_name_or_path") if target is None else target
-    framework, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
+    framework_name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
     for plugin_name, plugin in plugins().items():
         if plugin.trainer is not None and any(data.get(key) for key in plugin.trainer_keys):
-            arguments = _with_named_files(reading, data, plugin.trainer_keys, shipped)
-            framework, run = plugin_name, plugin.trainer(reading, arguments, world, words)
+            arguments = _with_named_files(reading, data, plugin_name, plugin.trainer_keys, shipped)
+            framework_name, run = plugin_name, plugin.trainer(reading, arguments, world, words)
             break
     return reading.launch(
         kind,
-        framework,
+        framework_name,
         target="" if name is None else str(name)[:200],
         layout=run.layout,
         settings=run.settings,
         own_settings=run.own_settings,
-        published_weights=published_weights and framework == WITHOUT_A_NAME,
+        published_weights=published_weights and framework_name == WITHOUT_A_NAME,
     )
 
 
 def _with_named_files(
-    reading: Reading, data: Table, keys: Sequence[str], shipped: Mapping[str, Table]
+    reading: Reading, data: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
 ) -> dict[str, Any]:
-    """The arguments with the tables of the files that these keys name."""
+    """The arguments with the tables of the files that these keys of a framework name."""
+    expected = f"a config of {framework(name).title}"
     tables = {
-        key: reading.fetched(key, data[key], "a config", shipped)
+        key: reading.fetched(key, data[key], expected, shipped)
         for key in keys
         if isinstance(data.get(key), str) and re.search(r"\.(json|ya?ml)$", data[key])
     }
@@ -299,8 +311,7 @@ def trainer_kernels(reading: Reading, data: Table, defaults: Mapping[str, Any] =
     if data.get("attn_implementation") is not None:
         words |= attention_words(reading, "attn_implementation", data["attn_implementation"])
     else:
-        reading.filled_in["attn_implementation"] = "sdpa"
-        words["attn_implementation"] = "flash"
+        words |= default_attention(reading)
     if reading.flag(data, "torch_compile"):
         words["compile"] = True
     if reading.flag(data, "use_liger_kernel"):

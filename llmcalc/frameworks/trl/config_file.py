@@ -48,10 +48,11 @@ IGNORED = frozenset(
     vllm_tensor_parallel_size vllm_enable_sleep_mode importance_sampling_level log_unique_prompts
     num_completions_to_print generation_kwargs repetition_penalty cache_implementation generation_batch_size
     steps_per_generation code_language code_provider code_eval_test_batch_size code_eval_scoring_mode
-    parallel_code_exec_per_proc     cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct cosine_max_value_correct cosine_max_len
-    repetition_n_grams repetition_max_penalty max_completion_len soft_punish_cache ignore_bias_buffers
-    overwrite_hub_revision push_to_hub_revision disable_dropout ds3_gather_for_generation top_entropy_quantile
-    datasets dataset_mixture_seed auto_insert_empty_system_msg dataset_seed
+    parallel_code_exec_per_proc cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct
+    cosine_max_value_correct cosine_max_len repetition_n_grams repetition_max_penalty max_completion_len
+    soft_punish_cache ignore_bias_buffers overwrite_hub_revision push_to_hub_revision disable_dropout
+    ds3_gather_for_generation top_entropy_quantile datasets dataset_mixture_seed auto_insert_empty_system_msg
+    dataset_seed
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step, or by less than one block."""

@@ -391,7 +391,7 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
         ({"fsdp": "full_shard offload"}, "fsdp_config.fsdp_offload_params"),
         ({"fsdp": "half_shard"}, "fsdp: 'half_shard'; expected full_shard"),
         ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),
-        ({"deepspeed": "none.json"}, "expected the path of a DeepSpeed JSON that can be read"),
+        ({"deepspeed": "none.json"}, "expected the path of a config of DeepSpeed that can be read"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size (it is modelled without)"),
         ({"gradient_chekpointing": True}, "gradient_chekpointing (no argument that is known)"),
     ],
