@@ -153,7 +153,13 @@ def read_accelerate(reading: Reading, data: Table, world: int, words: dict[str, 
 
 
 def read_trainer(reading: Reading, data: Table, world: int, words: dict[str, Any]) -> RunUnder:
-    """Reads FSDP in arguments of the Trainer. words: the settings of the run without FSDP."""
+    """Reads FSDP in arguments of the Trainer. words: the settings of the run without FSDP.
+
+    With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
+    """
+    is_mixed = any(data.get(name) is True for name in ("bf16", "fp16"))
+    if is_mixed and words.get("master_weights") == "none" and words.get("dtype") != "fp32" and "lora_rank" not in words:
+        words = {**words, "master_weights": "fp32"}
     return _run(reading, _trainer_fsdp(reading, data), world, 1, {}, words)
 
 

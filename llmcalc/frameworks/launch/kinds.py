@@ -51,13 +51,18 @@ def program_files() -> tuple[LaunchFile, ...]:
 
 
 @cache
+def _framework_files() -> tuple[LaunchFile, ...]:
+    """The kinds of launch files of frameworks, and of files that select one."""
+    files = (framework(name).launch_file for name in NAMES)
+    return (*(file for file in files if file is not None), ACCELERATE, TRAINER)
+
+
 def kinds() -> tuple[LaunchFile, ...]:
     """All kinds of launch files, in the order in which a file is compared with them."""
-    framework_files = (framework(name).launch_file for name in NAMES)
-    return (*program_files(), *(file for file in framework_files if file is not None), ACCELERATE, TRAINER)
+    return (*program_files(), *_framework_files())
 
 
 def launch_files() -> str:
     """The titles of all kinds of launch files, for messages."""
-    *titles, last = (kind.title for kind in kinds())
+    *titles, last = (kind.title for kind in (*_framework_files(), *program_files()))
     return f"{', '.join(titles)} or {last}"
