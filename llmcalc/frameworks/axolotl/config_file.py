@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import shown
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import attention_words, lora_words, optimizer_words, trained
+from ..launch.trainer import attention_words, lora_words, optimizer_words, pair_words, trained
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 READ = frozenset(
@@ -40,11 +40,11 @@ IGNORED = frozenset(
     sample_packing eval_sample_packing pad_to_sequence_len sample_packing_group_size sample_packing_bin_size
     sample_packing_sequentially wandb_project wandb_entity wandb_watch wandb_name wandb_log_model wandb_run_id
     wandb_mode num_epochs lr_scheduler lr_scheduler_kwargs learning_rate embedding_lr embedding_lr_scale
-    train_on_inputs group_by_length tf32 resume_from_checkpoint auto_resume_from_checkpoints local_rank logging_steps
-    warmup_steps warmup_ratio evals_per_epoch eval_steps eval_strategy saves_per_epoch save_steps save_strategy
-    save_total_limit save_first_step max_steps weight_decay special_tokens tokens added_tokens_overrides debug
-    chat_template chat_template_jinja chat_template_kwargs default_system_message roles_to_train eot_tokens
-    train_on_eos seed streaming streaming_multipack_buffer_size shuffle_merged_datasets
+    train_on_inputs group_by_length tf32 resume_from_checkpoint auto_resume_from_checkpoints local_rank
+    logging_steps warmup_steps warmup_ratio evals_per_epoch eval_steps eval_strategy saves_per_epoch save_steps
+    save_strategy save_total_limit save_first_step max_steps weight_decay special_tokens tokens
+    added_tokens_overrides debug chat_template chat_template_jinja chat_template_kwargs default_system_message
+    roles_to_train eot_tokens train_on_eos seed streaming streaming_multipack_buffer_size shuffle_merged_datasets
     shuffle_before_merging_datasets fp8_enable_fsdp_float8_all_gather flex_attn_compile_kwargs save_only_model
     save_safetensors cosine_min_lr_ratio cosine_constant_lr_ratio use_tensorboard trackio_project_name
     trackio_run_name trackio_space_id experimental_skip_move_to_device use_kernels model_quantization_config_kwargs
@@ -62,7 +62,25 @@ IGNORED = frozenset(
     flash_attn_fuse_qkv flash_attn_fuse_mlp field_messages message_property_mappings logging_first_step s2_attention
     use_otel_metrics qlora_sharded_model_loading torch_dtype fix_untrained_tokens resize_token_embeddings_to_32x
     batch_flattening split_thinking bench_dataset pretrain_multipack_attn curriculum_sampling hub_private_repo
-    image_size image_resize_algorithm unused_keys report_to
+    image_size image_resize_algorithm unused_keys report_to additional_special_tokens async_prefetch
+    axolotl_config_path bench_split bos_token comet_api_key comet_experiment_config comet_experiment_key comet_mode
+    comet_online comet_workspace context_length data_files device do_bench_eval dpo_label_smoothing
+    dpo_use_weighting eos_token eval_sequence_len evaluation_strategy experts_implementation freeze_mm_modules
+    fsdp_final_state_dict_type generate_samples generation_do_sample generation_max_new_tokens
+    generation_prompt_ratio generation_temperature generation_top_k generation_top_p gradio_max_new_tokens
+    gradio_server_name gradio_server_port gradio_share gradio_temperature gradio_title heads_k_stride include_tkps
+    is_preprocess jagged_restart_anneal_steps jagged_restart_steps jagged_restart_warmup_steps lora_on_cpu
+    lr_div_factor lr_groups lr_quadratic_warmup lora_alpha_pattern max_packed_sequence_len mean_resizing_embeddings
+    merge_lora merge_method mlflow_run_name multipack_real_batches num_dataset_shards_to_save num_generation_samples
+    optim_args pad_to_multiple_of pad_token peft_init_lora_weights peft_autocast_adapter_dtype
+    pretrain_multipack_buffer_size pretraining_sample_concatenation profiler_steps_start ray_num_workers
+    ray_run_name resources_per_worker revision rl_beta orpo_alpha simpo_gamma cpo_alpha dpo_beta
+    sample_packing_eff_est sample_packing_mp_start_method tokenizer_save_jinja_files torch_compile_options
+    torch_empty_cache_steps total_num_tokens total_supervised_tokens train_on_eot type_of_model unk_token use_eaft
+    eaft_alpha eaft_k use_mlflow use_ray use_trackio use_wandb rope_scaling overrides_of_model_config max_prompt_len
+    preprocess_iterable preprocess_shards dion_lr dion_momentum dpo_generate_during_eval remove_padding
+    peft_layers_pattern embeddings_skip_upcast loftq_config peft precompute_ref_log_probs torchdistx_path
+    swanlab_project swanlab_run_name use_swanlab otel_metrics_host otel_metrics_port role_boundaries
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step, or by less than one block."""
@@ -82,7 +100,6 @@ REFUSED = {
     "peft_use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters of experts are not modelled",
     "quantize_moe_experts": "experts in 4 bits are not modelled",
-    "rl": "preference training and its reference model are not modelled",
 }
 """Key → why a value other than false or null is not modelled."""
 
@@ -130,8 +147,12 @@ def read_axolotl(data: Table, source: Source) -> Launch:
         words |= {"precision": "fp32"} if half is None else {"dtype": half, "master_weights": "none"}
         words |= _kernels(reading, data)
         words |= _adapters(reading, data)
+        if data.get("rl"):
+            words |= _preferences(reading, str(data["rl"]), words)
         if data.get("reward_model") or data.get("process_reward_model"):
             reading.notes.append("the reward head is counted as the model's own output head, an upper bound")
+        if data.get("reward_model"):
+            words |= pair_words(reading, "reward_model", "reward", words)
         return trained(
             reading,
             "axolotl",
@@ -244,6 +265,18 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     if not words.get("lora_dropout") and not data.get("trust_remote_code") and data.get("lora_mlp_kernel") is not False:
         reading.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
     return words
+
+
+PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
+"""`rl` → the loss on pairs."""
+
+
+def _preferences(reading: Reading, name: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch of training on pairs."""
+    if name not in PREFERENCES:
+        reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)} are"
+        return {}
+    return pair_words(reading, "rl", PREFERENCES[name], words)
 
 
 def _trainer_arguments(data: Table, half: str | None) -> dict[str, Any]:

@@ -261,6 +261,28 @@ def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
+def pair_words(reading: Reading, key: str, loss: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch of training on pairs, of which each has two sequences.
+
+    Without adapters a loss that compares with a reference model needs a copy of the weights, which is not modelled;
+    with adapters the reference is the frozen weights.
+
+    key: the argument that asks for pairs.
+    words: the settings of the run.
+    """
+    if loss not in LOSSES_WITHOUT_REFERENCE and "lora_rank" not in words:
+        reading.unknown[key] = (
+            f"'{loss[:30]}' has a reference model, which is not modelled without adapters; "
+            f"{', '.join(LOSSES_WITHOUT_REFERENCE)} have none"
+        )
+    reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
+    return {"batch": 2 * words["batch"]}
+
+
+LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
+"""Losses on pairs that need no reference model."""
+
+
 def weight_formats(reading: Reading, data: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
     """The number formats of weights and products, and whether they depend on the checkpoint's.
 

@@ -16,6 +16,7 @@ from ..launch.trainer import (
     attention_words,
     keys_read,
     lora_words,
+    pair_words,
     trained,
     trainer_words,
 )
@@ -31,20 +32,30 @@ READ = frozenset(
 
 IGNORED = frozenset(
     """
-    dataset eval_dataset dataset_dir media_dir template train_on_prompt mask_history streaming buffer_size mix_strategy
-    interleave_probs overwrite_cache preprocessing_batch_size max_samples val_size packing neat_packing tool_format
-    default_system enable_thinking preserve_thinking tokenized_path ignore_pad_token_for_loss plot_loss
+    dataset eval_dataset dataset_dir media_dir template train_on_prompt mask_history streaming buffer_size
+    mix_strategy interleave_probs overwrite_cache preprocessing_batch_size max_samples val_size packing neat_packing
+    tool_format default_system enable_thinking preserve_thinking tokenized_path ignore_pad_token_for_loss plot_loss
     compute_accuracy disable_shuffling image_max_pixels image_min_pixels video_max_pixels video_min_pixels video_fps
-    video_maxlen lora_alpha use_rslora loraplus_lr_ratio loraplus_lr_embedding create_new_adapter adapter_name_or_path
-    cache_dir low_cpu_mem_usage split_special_tokens resize_vocab ray_num_workers ray_run_name ray_storage_path
-    placement_strategy resources_per_worker use_swanlab swanlab_project swanlab_run_name
-    include_effective_tokens_per_second use_eaft_loss
-    freeze_vision_tower freeze_multi_modal_projector save_only_model hf_hub_token ms_hub_token use_fast_tokenizer
-    print_param_status pref_beta pref_loss pref_ftx early_stopping_steps use_dft_loss include_tokens_per_second
-    badam_mode badam_switch_mode badam_switch_interval badam_verbose badam_update_ratio galore_rank galore_target
-    galore_layerwise galore_scale apollo_rank apollo_target apollo_layerwise apollo_scale oft_block_size oft_target
-    pissa_iter pissa_convert eaft_alpha nproc predict_with_generate infer_backend infer_dtype eval_on_each_dataset
-    data_shared_file_system max_new_tokens
+    video_maxlen lora_alpha use_rslora loraplus_lr_ratio loraplus_lr_embedding create_new_adapter
+    adapter_name_or_path cache_dir low_cpu_mem_usage split_special_tokens resize_vocab ray_num_workers ray_run_name
+    ray_storage_path placement_strategy resources_per_worker use_swanlab swanlab_project swanlab_run_name
+    include_effective_tokens_per_second use_eaft_loss freeze_vision_tower freeze_multi_modal_projector
+    save_only_model hf_hub_token ms_hub_token use_fast_tokenizer print_param_status pref_beta pref_loss pref_ftx
+    early_stopping_steps use_dft_loss include_tokens_per_second badam_mode badam_switch_mode badam_switch_interval
+    badam_verbose badam_update_ratio galore_rank galore_target galore_layerwise galore_scale apollo_rank
+    apollo_target apollo_layerwise apollo_scale oft_block_size oft_target pissa_iter pissa_convert eaft_alpha nproc
+    predict_with_generate infer_backend infer_dtype eval_on_each_dataset data_shared_file_system max_new_tokens
+    add_special_tokens add_tokens adapter_folder apollo_proj apollo_proj_type apollo_scale_front apollo_scale_type
+    apollo_update_interval audio_sampling_rate badam_mask_mode badam_start_block block_diag_attn crop_to_patches
+    dpo_label_smoothing enable_torch_profiler eval_num_beams fp8_backend fp8_enable_fsdp_float8_all_gather
+    galore_proj_type galore_update_interval image_do_pan_and_scan init_special_tokens kto_chosen_weight
+    kto_rejected_weight ld_alpha length_penalty master_addr master_port module_dropout moe_aux_loss_coef
+    new_special_tokens_config num_beams offload_folder oft_rank om_hub_token ppo_buffer_size ppo_epochs
+    ppo_score_norm ppo_target ppo_whiten_rewards pref_bco_weight ray_init_kwargs repetition_penalty rope_scaling
+    simpo_gamma skip_special_tokens swanlab_api_key swanlab_lark_secret swanlab_lark_webhook_url swanlab_logdir
+    swanlab_mode swanlab_workspace temperature top_k top_p use_audio_in_video use_kv_cache use_v1_kernels
+    vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen freeze_extra_modules
+    freeze_language_model freeze_trainable_layers freeze_trainable_modules asft_alpha profiler_output_dir
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step, or whose method is refused by another one."""
@@ -69,9 +80,12 @@ REFUSED = {
     "fp8": "products in 8 bits",
     "train_from_scratch": "",
     "reward_model": "PPO's reward model",
-    "ref_model": "a reference model",
+    "ref_model": "a reference model beside the trained one",
 }
 """Argument → what it asks for that is not modelled; empty where it changes nothing."""
+
+STAGES = ("sft", "pt", "rm", "dpo")
+"""Stages that are modelled."""
 
 ATTENTION = {
     "auto": "sdpa",
@@ -101,10 +115,8 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
             if method and data.get(name) not in (None, False, ""):
                 reading.unknown[name] = f"{method}: not modelled"
         stage = str(reading.value(data, "stage", "sft"))[:20]
-        if stage not in ("sft", "pt"):
-            reading.unknown["stage"] = (
-                f"'{stage}': pairs, rewards and reference models are not modelled; sft and pt are"
-            )
+        if stage not in STAGES:
+            reading.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
         kind = str(reading.value(data, "finetuning_type", "lora"))[:20]
         if kind not in ("full", "lora"):
             reading.unknown["finetuning_type"] = f"'{kind}' is not modelled; full and lora are"
@@ -114,6 +126,11 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
             words |= _adapters(reading, data)
         elif data.get("quantization_bit") is not None:
             reading.unknown["quantization_bit"] = f"with finetuning_type {kind}, quantized weights take no gradient"
+        if stage == "rm":
+            words |= pair_words(reading, "stage", "reward", words)
+            reading.notes.append("the head of rewards is left out, one row of the output head's width")
+        elif stage == "dpo":
+            words |= pair_words(reading, "stage", str(reading.value(data, "pref_loss", "sigmoid")), words)
         if data.get("use_eaft_loss"):
             reading.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
         words |= _formats(reading, data, kind)

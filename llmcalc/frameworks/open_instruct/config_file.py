@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_words, trained
+from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_words, pair_words, trained
 
 READ = frozenset(
     """
@@ -21,15 +21,17 @@ READ = frozenset(
 
 IGNORED = frozenset(
     """
-    exp_name config_name tokenizer_name tokenizer_revision use_slow_tokenizer add_bos low_cpu_mem_usage dataset_mixer
-    dataset_mixer_list dataset_mixer_list_splits dataset_mix_dir dataset_config_name dataset_name max_train_samples
-    overwrite_cache clip_grad_norm lora_alpha num_epochs final_lr_ratio timeout with_tracking wandb_project_name
-    wandb_entity checkpointing_steps keep_last_n_checkpoints hf_entity hf_repo_id hf_repo_revision hf_metadata_dataset
-    push_to_hub try_launch_beaker_eval_jobs try_auto_save_to_beaker oe_eval_tasks oe_eval_max_length gs_bucket_path
-    cache_dataset_only max_train_steps gamma_beta_ratio beta dpo_beta dpo_use_paged_optimizer reduce_loss
-    load_balancing_weight chat_template_name additional_model_arguments sync_each_batch verbose
-    try_launch_beaker_eval_jobs_on_weka dataset_transform_fn dataset_target_columns dataset_cache_mode
-    dataset_local_cache_dir dataset_skip_cache do_not_randomize_output_dir clean_checkpoints_at_end
+    exp_name config_name tokenizer_name tokenizer_revision use_slow_tokenizer add_bos low_cpu_mem_usage
+    dataset_mixer dataset_mixer_list dataset_mixer_list_splits dataset_mix_dir dataset_config_name dataset_name
+    max_train_samples overwrite_cache clip_grad_norm lora_alpha num_epochs final_lr_ratio timeout with_tracking
+    wandb_project_name wandb_entity checkpointing_steps keep_last_n_checkpoints hf_entity hf_repo_id
+    hf_repo_revision hf_metadata_dataset push_to_hub try_launch_beaker_eval_jobs try_auto_save_to_beaker
+    oe_eval_tasks oe_eval_max_length gs_bucket_path cache_dataset_only max_train_steps gamma_beta_ratio beta
+    dpo_beta dpo_use_paged_optimizer reduce_loss load_balancing_weight chat_template_name additional_model_arguments
+    sync_each_batch verbose try_launch_beaker_eval_jobs_on_weka dataset_transform_fn dataset_target_columns
+    dataset_cache_mode dataset_local_cache_dir dataset_skip_cache do_not_randomize_output_dir
+    clean_checkpoints_at_end cache_logprobs_only dataset_config_hash eval_priority eval_workspace hf_repo_url
+    label_smoothing save_to_hub send_slack_alerts oe_eval_gpu_multiplier output_router_logits
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step."""
@@ -43,9 +45,6 @@ SIGNS = (
     "use_lora",
 )
 """Arguments that open-instruct has and TRL has not."""
-
-WITHOUT_REFERENCE = ("simpo",)
-"""Losses on pairs that need no reference model."""
 
 
 def is_open_instruct(data: Table) -> bool:
@@ -71,13 +70,16 @@ def read_open_instruct(data: Table, source: Source) -> Launch:
         }
         if data.get("max_seq_length") is not None:
             words["seq"] = size_of(reading, "max_seq_length", data["max_seq_length"])
-        words |= _optimizer(reading, data) | _pairs(reading, data, words)
+        words |= _optimizer(reading, data)
         if reading.flag(data, "gradient_checkpointing"):
             words["recompute"] = "full"
         if reading.flag(data, "use_liger_kernel"):
             words |= {"norm": "fused", "cross_entropy": "chunked"}
         if reading.flag(data, "use_lora") or reading.flag(data, "use_qlora"):
             words |= _adapters(reading, data)
+        loss = data.get("loss_type", data.get("dpo_loss_type"))
+        if loss is not None:
+            words |= pair_words(reading, "loss_type", str(loss), words)
         reading.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
         arguments = {name: value for name, value in data.items() if name in keys_read()}
         return trained(reading, "open-instruct", {**arguments, "bf16": True}, words, source.world_size)
@@ -91,19 +93,6 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
         "optimizer": "adamw",
         "optimizer_impl": "fused" if reading.flag(data, "fused_optimizer", True) else "foreach",
     }
-
-
-def _pairs(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
-    """The batch of training on pairs, of which each has two sequences."""
-    loss = data.get("loss_type", data.get("dpo_loss_type"))
-    if loss is None:
-        return {}
-    if loss not in WITHOUT_REFERENCE:
-        reading.unknown["loss_type"] = (
-            f"'{str(loss)[:30]}' has a reference model, which is not modelled; simpo has none"
-        )
-    reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT")
-    return {"batch": 2 * words["batch"]}
 
 
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:

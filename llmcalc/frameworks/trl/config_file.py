@@ -9,7 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_DEFAULTS, TRAINER_IGNORED, keys_read, trained, trainer_words, weight_formats
+from ..launch.trainer import (
+    TRAINER_DEFAULTS,
+    TRAINER_IGNORED,
+    keys_read,
+    pair_words,
+    trained,
+    trainer_words,
+    weight_formats,
+)
 
 SIGNS = frozenset(
     """
@@ -42,17 +50,21 @@ IGNORED = frozenset(
     truncation_mode pad_to_multiple_of router_aux_loss_coef model_init_kwargs chat_template_path dataset_streaming
     dataset_test_split dataset_prompt_column system_prompt callbacks benchmarks hub_model_revision wandb_entity
     wandb_project wandb_run_group trust_remote_code use_rslora lora_task_type bnb_4bit_quant_storage num_generations
-    num_generations_eval temperature top_p top_k min_p reward_funcs reward_weights scale_rewards epsilon epsilon_high
-    delta num_iterations mask_truncated_completions vllm_device vllm_gpu_memory_utilization vllm_max_model_len
-    vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout vllm_max_model_length
-    vllm_tensor_parallel_size vllm_enable_sleep_mode importance_sampling_level log_unique_prompts
-    num_completions_to_print generation_kwargs repetition_penalty cache_implementation generation_batch_size
-    steps_per_generation code_language code_provider code_eval_test_batch_size code_eval_scoring_mode
-    parallel_code_exec_per_proc cosine_min_value_wrong cosine_max_value_wrong cosine_min_value_correct
-    cosine_max_value_correct cosine_max_len repetition_n_grams repetition_max_penalty max_completion_len
-    soft_punish_cache ignore_bias_buffers overwrite_hub_revision push_to_hub_revision disable_dropout
-    ds3_gather_for_generation top_entropy_quantile datasets dataset_mixture_seed auto_insert_empty_system_msg
-    dataset_seed
+    num_generations_eval temperature top_p top_k min_p reward_funcs reward_weights scale_rewards epsilon
+    epsilon_high delta num_iterations mask_truncated_completions vllm_device vllm_gpu_memory_utilization
+    vllm_max_model_len vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout
+    vllm_max_model_length vllm_tensor_parallel_size vllm_enable_sleep_mode importance_sampling_level
+    log_unique_prompts num_completions_to_print generation_kwargs repetition_penalty cache_implementation
+    generation_batch_size steps_per_generation code_language code_provider code_eval_test_batch_size
+    code_eval_scoring_mode parallel_code_exec_per_proc cosine_min_value_wrong cosine_max_value_wrong
+    cosine_min_value_correct cosine_max_value_correct cosine_max_len repetition_n_grams repetition_max_penalty
+    max_completion_len soft_punish_cache ignore_bias_buffers overwrite_hub_revision push_to_hub_revision
+    disable_dropout ds3_gather_for_generation top_entropy_quantile datasets dataset_mixture_seed
+    auto_insert_empty_system_msg dataset_seed chat_template_kwargs entropy_coef log_completions_hub_repo
+    log_multimodal max_tool_calling_iterations multi_objective_aggregation off_policy_mask_threshold test_split_size
+    use_adaptive_entropy use_bias_correction_kl use_transformers_paged vllm_group_port vllm_importance_sampling_cap
+    vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_model_impl vllm_structured_outputs_regex
+    sync_ref_model ref_model_sync_steps label_smoothing dataset_kwargs chat_template
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step, or by less than one block."""
@@ -74,9 +86,7 @@ def read_trl(data: Table, source: Source) -> Launch:
         reading.ignored += [name for name in data if name in ignored]
         known = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
         unknown_keys(reading, data, known, "", "no argument that is known")
-        pairs = [] if is_grpo else [name for name in PREFERENCE_SIGNS if data.get(name) is not None]
-        for name in pairs:
-            reading.unknown[name] = "training on pairs, with a reference model, is not modelled; SFT and GRPO are"
+        sign = next((name for name in PREFERENCE_SIGNS if not is_grpo and data.get(name) is not None), "")
         for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
             if data.get(name):
                 reading.unknown[name] = "it is modelled without"
@@ -85,7 +95,12 @@ def read_trl(data: Table, source: Source) -> Launch:
         words = trainer_words(reading, arguments, DEFAULTS, prefers=length)
         if data.get("activation_offloading"):
             words["offload_activations"] = True
-        words |= _grpo(reading, data) if is_grpo else _loss(reading, data, words)
+        if is_grpo:
+            words |= _grpo(reading, data)
+        elif sign:
+            words |= pair_words(reading, sign, str(data.get("loss_type", "sigmoid")), words)
+        else:
+            words |= _loss(reading, data, words)
         precision, _ = weight_formats(reading, arguments, "float32")
         return trained(reading, "trl", arguments, words | precision, source.world_size)
 

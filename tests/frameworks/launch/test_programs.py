@@ -157,7 +157,7 @@ def test_a_named_file_is_read_from_the_current_folder() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rl": "dpo"}, "rl (preference training"),
+        ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo are)"),
         ({"load_in_8bit": True}, "load_in_8bit (weights in 8 bits"),
         ({"fp8": True}, "fp8 (products in 8 bits"),
         ({"optimizer": "came_pytorch"}, "optimizer ('came_pytorch' is not modelled)"),
@@ -191,7 +191,7 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stage": "dpo"}, "stage ('dpo'"),
+        ({"stage": "kto"}, "stage ('kto' is not modelled; sft, pt, rm, dpo are)"),
         ({"finetuning_type": "oft"}, "finetuning_type ('oft' is not modelled; full and lora are)"),
         ({"quantization_bit": 8}, "quantization_bit (8 by bnb is not modelled"),
         ({"use_galore": True}, "use_galore (GaLore's projected states: not modelled)"),
@@ -252,9 +252,16 @@ def test_grpo_counts_prompt_and_completion() -> None:
         changed("trl_grpo.yaml", vllm_mode="colocate")
 
 
-def test_preference_training_of_trl_is_refused() -> None:
-    with pytest.raises(InputError, match=r"beta \(training on pairs"):
+def test_pairs_need_a_reference_model_without_adapters() -> None:
+    """With adapters the reference is the frozen weights; a pair is two sequences."""
+    with pytest.raises(InputError, match=r"beta \('sigmoid' has a reference model, which is not modelled without"):
         changed("trl_sft.yaml", beta=0.1)
+    assert changed("trl_sft.yaml", beta=0.1, use_peft=True).settings["batch"] == 4
+    assert changed("axolotl_qlora.yaml", rl="dpo").settings["batch"] == 4
+    assert changed("llama_factory_qlora.yaml", stage="dpo").settings["batch"] == 4
+    with pytest.raises(InputError, match=r"rl \('sigmoid' has a reference model"):
+        changed("axolotl_full_fsdp2.yaml", rl="dpo")
+    assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
 
 
 def test_a_pair_of_open_instruct_is_two_sequences() -> None:
