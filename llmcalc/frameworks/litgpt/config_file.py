@@ -145,7 +145,7 @@ def _adapters(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
     quantize = data.get("quantize")
     if quantize in (None, ""):
         return words
-    if quantize not in BASES:
+    if str(quantize) not in BASES:
         reading.unknown["quantize"] = f"{shown(quantize)} is not modelled; {' and '.join(BASES)} are"
         return words
-    return words | {"base": BASES[quantize], "quantized_head": True}
+    return words | {"base": BASES[str(quantize)], "quantized_head": True}

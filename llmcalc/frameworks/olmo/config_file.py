@@ -146,9 +146,9 @@ def _step(reading: Reading, data: Table) -> dict[str, Any]:
         reading.unknown["optimizer.name"] = f"'{name[:30]}' is not modelled; adamw is"
     checkpointing = data.get("activation_checkpointing")
     if checkpointing is not None:
-        if checkpointing not in RECOMPUTE:
+        if str(checkpointing) not in RECOMPUTE:
             raise reading.wrong("activation_checkpointing", f"{shown(checkpointing)}; expected {', '.join(RECOMPUTE)}")
-        words["recompute"] = RECOMPUTE[checkpointing]
+        words["recompute"] = RECOMPUTE[str(checkpointing)]
     if data.get("fused_loss"):
         words["cross_entropy"] = "fused"
     if data.get("compile"):

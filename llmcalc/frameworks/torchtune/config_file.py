@@ -177,9 +177,9 @@ def _loss(reading: Reading, data: Table) -> dict[str, Any]:
 def _adapters(reading: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
     """The settings of adapters, which have the number format of the model."""
     attention = model.get("lora_attn_modules")
-    if not isinstance(attention, list) or not all(name in TARGETS for name in attention):
+    if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):
         raise reading.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
-    targets = [*(TARGETS[name] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
+    targets = [*(TARGETS[str(name)] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
         reading.unknown["model.apply_lora_to_output"] = "an adapter of the output head is not modelled"
     if model.get("use_dora"):
