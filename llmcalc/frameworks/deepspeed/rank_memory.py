@@ -100,8 +100,8 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     settings = settings_of(layout, run.own_settings, run.version)
     training = memory.training()
     if not training.master and training.adapters is None and training.dtype != "float32":
-        given = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
-        raise InputError(f"{given}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
+        option = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
+        raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     replayed = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
     return summarize(replayed, runtime, layer_stacks(memory.spec), known(settings))
 

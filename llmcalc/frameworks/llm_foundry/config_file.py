@@ -86,12 +86,12 @@ def _resolved(reading: Reading, data: Table, name: str, value: Any) -> Any:
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value
-    found: Any = data
+    referenced: Any = data
     for part in match[1].split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    if found is None:
+        referenced = referenced.get(part) if isinstance(referenced, Mapping) else None
+    if referenced is None:
         raise reading.wrong(name, f"{shown(value)} names a key that is absent; expected a value")
-    return found
+    return referenced
 
 
 def _batches(reading: Reading, data: Table, world: int) -> dict[str, Any]:
