@@ -41,7 +41,11 @@ LARGEST = 600_000
 """Largest damaged text in bytes."""
 
 ROOT = Path(__file__).parent
-LAUNCHES = {path.name: path.read_text() for path in sorted((ROOT / "data" / "launches").iterdir())}
+LAUNCHES = {
+    path.name: path.read_text()
+    for folder in ("launches", "launch")
+    for path in sorted((ROOT / "data" / folder).iterdir())
+}
 PRESETS = ("llama3-8b", "deepseek-v3", "gemma2-9b", "bart-large", "bert-base", "mixtral-8x7b", "mamba-2.8b", "t5-base")
 WEIRD = (
     "", " ", "\0", "\ud800", "\x1b[2J", "\u202e", "\n", "x" * 5000, "../..", "/dev/zero", "~", "{", "[", "%s", "{0}",
@@ -317,11 +321,11 @@ def launch(r: random.Random) -> Input:
         content = json_of(damaged(json.loads(content), r))
     elif r.random() < 0.5 and name.endswith(".toml"):
         content = toml_bytes(damaged(tomllib.loads(content.decode()), r))
-    elif r.random() < 0.5 and name.endswith(".yaml"):
+    elif r.random() < 0.5 and name.endswith((".yaml", ".yml")):
         content = yaml_bytes(damaged(yaml_table(content), r))
     else:
         content = broken(content, r)
-    target_ = ("gpt2",) if name.startswith(("trainer", "accelerate", "deepspeed")) else ()
+    target_ = ("gpt2",) if name.startswith(("trainer", "accelerate", "deepspeed", "unsloth")) else ()
     more = {"deepspeed_zero3_auto.json": json_of(damaged(json.loads(LAUNCHES["deepspeed_zero3_auto.json"]), r))}
     seconds = ("--world-size", "8") if r.random() < 0.7 else ()
     unknown = ("--allow-unknown",) if r.random() < 0.7 else ()

@@ -12,7 +12,7 @@ from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import Memory, memory
 from ..device_memory.settings import Settings
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse
@@ -141,24 +141,21 @@ def memory_question(
 
     gpu = run.accelerators[0].name.upper() if run.accelerators else ASSUMED
     date = version_date(run.layout.framework_version or "")
-    launch = read_launch(launch_file, run.layout.devices, allow_unknown, date=date, gpu=gpu)
+    options = _options_beside_a_file(run.settings, run.layout)
+    launch = read_launch(launch_file, run.layout.devices, allow_unknown, date=date, gpu=gpu, options=options)
     if is_given("phase") and run.settings.phase != "training":
         raise InputError(f"--phase: {launch.where} starts training; remove the option")
     for name, value in model_options.items() if launch.spec is not None else ():
         if value:
             raise InputError(f"{option(name)}: {launch.where} defines the model that it trains; remove the option")
-    run = replace(run, settings=launched_settings(launch, run.settings, run.layout))
     if launch.spec is None:
-        if target is None and launch.target.startswith(("$", "`")):
-            raise InputError(
-                f"{launch_file}: the model, '{launch.target[:80]}', is known only when the script runs; add TARGET, "
-                "the model's name"
-            )
-        preset = read_model(_require_target(target or launch.target))
+        preset = _model_of_launch(target, launch, read_model)
     elif target is None:
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
         raise InputError(f"TARGET {target}: {launch_file} defines the model that it trains; remove TARGET")
+    launch = with_published_weights(launch, preset)
+    run = replace(run, settings=Settings(**{"phase": "training", **launch.settings}))
     return RunQuestion(preset=preset, **vars(run), launch=launch)
 
 
@@ -171,26 +168,58 @@ def _require_target(target: Any) -> Any:
     return target
 
 
-def launched_settings(launch: Launch, settings: Settings, layout: LayoutRequest) -> Settings:
-    """Returns the settings of a launch file, and those of options that it does not set if it names no model.
+def _model_of_launch(target: Any, launch: Launch, read_model: Callable[[Any], Preset]) -> Preset:
+    """Returns the TARGET, or the model that a launch file names.
 
-    Raises `InputError` for an option that the file sets.
+    Raises `InputError` if there is no TARGET and the file names no model that can be read.
     """
-    added: dict[str, Any] = {}
-    for options, defaults, exceptions in (
-        (settings, Settings(), ("phase",)),
-        (layout, LayoutRequest(), ("devices", "framework_version")),
-    ):
-        for field in fields(options):
-            name = field.name
-            if name in exceptions or getattr(options, name) == getattr(defaults, name):
-                continue
-            if options is layout or launch.spec is not None or name in launch.settings:
-                raise InputError(
-                    f"{option(name)}: {launch.where} sets the options of the run; remove the option, or change the file"
-                )
-            added[name] = getattr(options, name)
-    return Settings(**{"phase": "training", **launch.settings, **added})
+    if target not in (None, ""):
+        return read_model(target)
+    if not launch.target:
+        raise InputError(f"missing argument TARGET: {launch.where} names no model; add TARGET, the model's name")
+    if launch.target.startswith(("$", "`")):
+        raise InputError(
+            f"{launch.where}: the model, '{launch.target[:80]}', is known only when the script runs; add TARGET, "
+            "the model's name"
+        )
+    try:
+        return read_model(launch.target)
+    except InputError as error:
+        raise InputError(
+            f"{launch.where}: its model, {shown(launch.target)}, cannot be read ({str(error)[:300]}); add TARGET, a "
+            "preset, a config.json or a hub id"
+        ) from None
+
+
+def _options_beside_a_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:
+    """Returns the options of settings and of the layout that were typed beside a launch file."""
+    return {
+        field.name: value
+        for options, exceptions in ((settings, ("phase",)), (layout, ("devices", "framework_version")))
+        for field in fields(options)
+        if field.name not in exceptions and (value := getattr(options, field.name)) is not None
+    }
+
+
+HALF_FORMATS = ("bfloat16", "float16")
+"""Number formats of 16 bits, in which weights are trained as they are published."""
+
+
+def with_published_weights(launch: Launch, preset: Preset) -> Launch:
+    """Returns the run with the number format of a checkpoint, if its program keeps that.
+
+    transformers 5 loads weights in the checkpoint's format (`dtype="auto"`); `bf16: true` adds autocast, which changes
+    no product of weights in bf16.
+    """
+    if not launch.published_weights or preset.dtype not in HALF_FORMATS:
+        return launch
+    settings = {name: value for name, value in launch.settings.items() if name != "precision"}
+    text = f"weights, gradients and states in {preset.dtype}, the checkpoint's number format"
+    return replace(
+        launch,
+        settings={**settings, "dtype": preset.dtype, "master_weights": "none"},
+        notes=(*launch.notes, text),
+    )
 
 
 def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:

@@ -13,6 +13,7 @@ from ..frameworks.ranks import Cluster, RankMemory
 from ..parallel.layout import stages
 from ..sources.preset import Preset
 from ..workload.expert_capacity import CAPACITY, DROPLESS
+from ..workload.setting import option
 from . import bars, palette
 from .bars import Bar
 from .document import Column, Report, Row, Table, said
@@ -117,13 +118,12 @@ def report(
     answer = f"{units.GIB.write(largest.device.device_bytes)} {units.GIB.name} required by rank {largest.rank}"
     if len(fits) == 1:
         answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
-    aside = (
-        f"{settings_text(cluster.memory, cluster.attention)}; {plural(layout.world, 'device')}: {layout_text(layout)}"
-    )
+    devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
+    aside = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launched)}"
     chosen = (
         "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
     )
-    notes = said([*warnings, chosen, *_notes(cluster, assumed), *(launched.notes if launched is not None else ())])
+    notes = said([*warnings, chosen, *_notes(cluster, assumed), *_launch_notes(launched)])
     part_columns, part_rows = phase_parts(largest.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest))
     parts = Table(preset.display, part_columns, part_rows, aside, notes, answer, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
@@ -143,6 +143,37 @@ def report(
         [parts, ranks, *_kinds_by_rank(cluster), phases, *([messages] if messages.rows else []), fits_on],
         warnings=warned(preset, warnings),
     ).of(preset.target)
+
+
+def _launch_notes(launched: Launch | None) -> list[str]:
+    """The notes on a launch file: options that replace its values, defaults that are filled in, and assumptions."""
+    if launched is None:
+        return []
+    notes = list(launched.notes)
+    if launched.filled_in:
+        version = f" {launched.version}" if launched.version else ""
+        values = ", ".join(f"{name} {_value_text(value)}" for name, value in launched.filled_in.items())
+        notes.insert(0, f"defaults of {launched.program}{version}: {values}")
+    return notes
+
+
+def _override_text(launched: Launch | None) -> str:
+    """The options typed beside a launch file, each with the file's value; empty without any."""
+    if launched is None or not launched.overridden:
+        return ""
+    texts = (
+        f"{option(name)} {_value_text(override.option)}"
+        + ("" if override.file is None else f" in the place of {_value_text(override.file)}")
+        for name, override in launched.overridden.items()
+    )
+    return f"; beside the file {', '.join(texts)}"
+
+
+def _value_text(value: Any) -> str:
+    """A value of a launch file or of an option in words."""
+    if isinstance(value, tuple | list):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launched: Launch | None) -> dict[str, Any]:
@@ -168,16 +199,7 @@ def data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launched: Launch
         "execution": execution,
         "layout": cluster.layout.data(),
         "framework": {"name": cluster.framework.name, "version": cluster.version or None},
-        "launch": None
-        if launched is None
-        else {
-            "file": launched.where,
-            "kind": launched.kind,
-            "env": dict(launched.env),
-            "ignored": list(launched.ignored),
-            "unknown": dict(launched.unknown),
-            "notes": list(launched.notes),
-        },
+        "launch": None if launched is None else launched.data(),
         "memory": {
             **peak_values,
             **{name: device_values[name] for name in ("reserved_bytes", "device_bytes", "terms")},

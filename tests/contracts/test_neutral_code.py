@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import llmcalc
+from llmcalc.frameworks.launch.kinds import PROGRAMS
 from llmcalc.frameworks.registry import NAMES
 
 PACKAGE = Path(llmcalc.__file__).parent
@@ -21,6 +22,7 @@ FRAMEWORKS = re.compile("|".join((*(name for name in NAMES if name != "torch"), 
 
 OTHERWISE = {
     "frameworks/registry.py": "the list of the frameworks",
+    "frameworks/launch/refused.py": "names the options of a framework that stand for a program's file",
     "studies/rules.py": "a rule of thumb that is called after the paper of Megatron-LM",
     "sources/huggingface/families/bert/bert.py": "the model type megatron-bert",
     "witnesses/distributed/job.py": "runs FSDP2 itself",
@@ -29,8 +31,8 @@ OTHERWISE = {
 
 
 def neutral_files() -> list[str]:
-    """The files of the package outside of the folders of frameworks."""
-    folders = tuple(f"frameworks/{name}/" for name in NAMES)
+    """The files of the package outside of the folders of frameworks, and of programs that run one."""
+    folders = tuple(f"frameworks/{name}/" for name in (*NAMES, *PROGRAMS))
     found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
     return sorted(name for name in found if not name.startswith(folders))
 

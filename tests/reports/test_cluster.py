@@ -86,8 +86,19 @@ def test_options_say_what_a_file_without_a_model_does_not(run: Any) -> None:
     words = (SMALL, "--launch", file, "--devices", "2")
     short, long = (asked(run, *words, "--seq", seq, "--recompute", "full") for seq in ("32", "64"))
     assert short["memory"]["peak_bytes"] < long["memory"]["peak_bytes"]
-    code, _, err = run("memory", *words, "--seq", "64", "--zero", "2")
-    assert (code, "remove the option" in err) == (2, True)
+    other = asked(run, *words, "--seq", "64", "--zero", "2")
+    assert other["layout"]["zero"] == 2
+    assert other["launch"]["overridden"] == {"seq": {"file": None, "option": 64}, "zero": {"file": 3, "option": 2}}
+
+
+def test_an_option_beside_a_file_replaces_its_value_and_the_heading_says_so(run: Any) -> None:
+    words = ("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--devices", "8", "--tp", "4", "--recompute", "full")
+    found = asked(run, *words)
+    assert (found["layout"]["tp"], found["layout"]["dp"]) == (4, 1)
+    assert found["launch"]["program"] == "Megatron-LM"
+    assert found["launch"]["overridden"]["tp"] == {"file": 2, "option": 4}
+    _, out, _ = run("memory", *words)
+    assert "beside the file --recompute full, --tp 4 in the place of 2" in " ".join(out.split())
 
 
 def test_ranks_whose_experts_get_more_rows_than_others(run: Any) -> None:
@@ -120,8 +131,23 @@ def test_a_table_names_the_rank_the_layout_and_what_is_sent(run: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--tp", "4"), "--tp: "),
-        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--recompute", "full"), "remove the option"),
+        (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--tp", "3"), "expected one of 1, 2, 4, 8"),
+        (
+            ("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--recompute", "every:2"),
+            "expected none, selective or full",
+        ),
+        (
+            ("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--kv-dtype", "fp8"),
+            "runs Megatron-LM, where it is no option",
+        ),
+        (
+            (SMALL, "--launch", str(LAUNCHES / "deepspeed_zero3_auto.json"), "--precision", "bf16"),
+            "--precision bf16: DeepSpeed's optimizer updates fp32 copies",
+        ),
+        (
+            (SMALL, "--launch", str(LAUNCHES / "deepspeed_zero3_auto.json"), "--framework", "fsdp2"),
+            "runs DeepSpeed, whose settings no other framework has",
+        ),
         (("gpt2", "--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml")), "remove TARGET"),
         (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--phase", "decode"), "starts training"),
         (("--launch", str(LAUNCHES / "gpt_tp2_pp2.yaml"), "--set", "vocab_size=5"), "--set: "),

@@ -21,6 +21,7 @@ from ..launch.record import (
     RunUnder,
     Source,
     Table,
+    default_attention,
     flag_value,
     reading_of,
     size_of,
@@ -35,7 +36,7 @@ ZERO_IGNORED = frozenset(
     """
     stage3_gather_16bit_weights_on_model_save stage3_gather_fp16_weights_on_model_save elastic_checkpoint
     load_from_fp32_weights ignore_unused_parameters legacy_stage1 cpu_offload_use_pin_memory
-    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings
+    pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings gather_16bit_weights_on_model_save
     """.split()  # noqa: SIM905
 )
 """Keys of `zero_optimization` that do not change the memory of a step."""
@@ -63,7 +64,7 @@ RENAMED = {
 READ = frozenset(
     """
     train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization bf16 fp16 optimizer
-    activation_checkpointing data_types amp tensor_parallel bfloat16
+    activation_checkpointing data_types amp tensor_parallel bfloat16 compile
     communication_data_type gradient_clipping
     """.split()  # noqa: SIM905
 )
@@ -101,8 +102,9 @@ def read_deepspeed(config: Table, source: Source, trainer: Table | None = None) 
     """
     with reading_of(source) as reading:
         run = read_into(reading, config, source.world_size, trainer or {})
+        settings = default_attention(reading) | run.settings
         return reading.launch(
-            "deepspeed", "deepspeed", layout=run.layout, settings=run.settings, own_settings=run.own_settings
+            "deepspeed", "deepspeed", layout=run.layout, settings=settings, own_settings=run.own_settings
         )
 
 
@@ -120,6 +122,11 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
     for key, value in reading.table(config, "activation_checkpointing").items():
         if key in ("partition_activations", "cpu_checkpointing") and value not in (False, None):
             reading.unknown[f"activation_checkpointing.{key}"] = "it is modelled without"
+    compiler = reading.table(config, "compile")
+    if compiler and compiler.get("disable") in (False, None) and compiler.get("deepcompile") in (False, None):
+        command_settings["compile"] = True
+    elif compiler.get("deepcompile"):
+        reading.unknown["compile.deepcompile"] = "DeepCompile is not modelled"
     tp = reading.table(config, "tensor_parallel").get("autotp_size", 1)
     if tp not in (0, 1, None):
         reading.unknown["tensor_parallel.autotp_size"] = "DeepSpeed's own tensor parallelism is not modelled"
@@ -221,7 +228,11 @@ def _batches(reading: Reading, config: Table, world: int, trainer: Table) -> dic
     micro, steps = read_size("train_micro_batch_size_per_gpu"), read_size("gradient_accumulation_steps")
     total = read_size("train_batch_size")
     if config.get("train_micro_batch_size_per_gpu") == AUTO or trainer:
+        if micro is None and "batch" not in trainer:
+            reading.filled_in["per_device_train_batch_size"] = TRAINER_BATCH
         micro = micro or trainer.get("batch", TRAINER_BATCH)
+        if steps is None and "num_microbatches" not in trainer:
+            reading.filled_in["gradient_accumulation_steps"] = 1
         steps = steps or trainer.get("num_microbatches", 1)
     if micro is None and total is None:
         raise reading.wrong("train_micro_batch_size_per_gpu", "missing; expected it or train_batch_size")
@@ -251,6 +262,11 @@ TRAINER_BATCH = 8
 def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any]:
     """Returns the number formats. bf16 and fp16 have 16-bit weights and fp32 master weights."""
     formats = {}
+    if not trainer and any(reading.table(config, name).get("enabled") == AUTO for name in ("bf16", "fp16")):
+        reading.filled_in["bf16"] = False
+        reading.notes.append(
+            'bf16 and fp16 are "auto", which the Trainer\'s bf16 and fp16 decide; --precision says it here'
+        )
     for name in ("bf16", "fp16"):
         table = reading.table(config, name) or (reading.table(config, "bfloat16") if name == "bf16" else {})
         value = table.get("enabled", False)

@@ -99,8 +99,9 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     memory, layout = run.memory, run.layout
     settings = settings_of(layout, run.own_settings, run.version)
     training = memory.training()
-    if memory.settings.master_weights == "none" and training.dtype != "float32":
-        raise InputError("--master-weights none: DeepSpeed's optimizer updates fp32 copies; expected fp32")
+    if not training.master and training.adapters is None and training.dtype != "float32":
+        option = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
+        raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     replayed = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
     return summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings))
 
@@ -117,10 +118,8 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
     requested = version or settings.version
     if requested not in ("", VERSION):
         raise InputError(f"--framework-version {requested}: not modelled with deepspeed; expected {VERSION}")
-    if settings.stage is None:
+    if settings.stage is None or layout.zero:  # an option beside a file replaces the file's stage
         return replace(settings, stage=layout.zero)
-    if layout.zero not in (0, settings.stage):
-        raise InputError(f"--zero {layout.zero}: the configuration has stage {settings.stage}; expected the same")
     return settings
 
 

@@ -21,6 +21,8 @@ FRAMEWORK = Framework(
         "a DeepSpeed config",
         FromFile(__package__, "config_file:is_deepspeed"),
         FromFile(__package__, "config_file:read_deepspeed"),
+        program="DeepSpeed",
+        version="0.19.8",
     ),
     plugin=Plugin(
         "DEEPSPEED",

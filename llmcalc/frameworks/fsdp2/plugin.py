@@ -156,7 +156,14 @@ def read_accelerate(reading: Reading, config: Table, world: int, command_setting
 
 
 def read_trainer(reading: Reading, config: Table, world: int, command_settings: dict[str, Any]) -> RunUnder:
-    """Reads FSDP in arguments of the Trainer. words: the settings of the run without FSDP."""
+    """Reads FSDP in arguments of the Trainer. words: the settings of the run without FSDP.
+
+    With `bf16` or `fp16`, accelerate casts trained parameters in 16 bits to fp32 before they are sharded.
+    """
+    is_mixed = any(config.get(name) is True for name in ("bf16", "fp16"))
+    is_pure = command_settings.get("master_weights") == "none" and command_settings.get("dtype") != "fp32"
+    if is_mixed and is_pure and "lora_rank" not in command_settings:
+        command_settings = {**command_settings, "master_weights": "fp32"}
     return _run(reading, _trainer_fsdp(reading, config), world, 1, {}, command_settings)
 
 

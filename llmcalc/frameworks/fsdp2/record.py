@@ -28,6 +28,7 @@ FRAMEWORK = Framework(
         "a torchtitan job",
         FromFile(__package__, "torchtitan_file:is_titan"),
         FromFile(__package__, "torchtitan_file:read_titan"),
+        program="torchtitan",
     ),
     plugin=Plugin(
         "FSDP",

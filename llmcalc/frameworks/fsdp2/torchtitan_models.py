@@ -27,6 +27,7 @@ class Llama(NamedTuple):
     ffn_dim_multiplier: float | None = None
     multiple_of: int = 256
     vocab_size: int = 128256
+    rope_theta: float = 500000.0
 
     def hidden(self) -> int:
         """Width of the feed-forward network: two thirds of 4 · dim, times the multiplier, rounded up."""
@@ -83,6 +84,19 @@ LLAMA3 = {
     "405B": Llama(16384, 126, 128, 8, 1.2, 4096),
 }
 
+_LLAMA2: dict[str, Any] = {"vocab_size": 32000, "rope_theta": 10000.0}
+
+LLAMA2 = {
+    "debugmodel": Llama(256, 8, 16, **_LLAMA2),
+    "271M": Llama(1024, 16, 8, **_LLAMA2),
+    "1B": Llama(2048, 18, 16, **_LLAMA2),
+    "7B": Llama(4096, 32, 32, **_LLAMA2),
+    "13B": Llama(5120, 40, 40, **_LLAMA2),
+    "26B": Llama(5120, 80, 40, **_LLAMA2),
+    "70B": Llama(8192, 80, 64, 8, 1.3, 4096, **_LLAMA2),
+}
+"""Flavours of 2024 (torchtitan/models/llama/__init__.py), with the vocabulary of Llama 2's tokenizer."""
+
 OLD_DEBUG = Llama(256, 8, 16, vocab_size=2256)
 """The debug model of 2024, whose vocabulary is that of its test tokenizer."""
 
@@ -106,6 +120,9 @@ DEEPSEEK_V3 = {
     "671B": DeepSeek(129280, 7168, 18432, 61, 3, 128, Experts(256, 1, 8, "sigmoid", 2048), 1536),
 }
 
+FAMILIES = ("llama3", "qwen3", "deepseek_v3", "llama2")
+"""Names of models, of which a job's may have more letters."""
+
 MASKED = ("_flex_attn", "_varlen_attn", "_flex", "_varlen")
 """Suffixes of flavours that differ only in the attention kernel."""
 
@@ -115,11 +132,11 @@ def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> Mod
 
     Raises `InputError`, which names the field, for an unknown model.
     """
-    family = next((family_name for family_name in ("llama3", "qwen3", "deepseek_v3") if family_name in name), None)
+    family = next((family_name for family_name in FAMILIES if family_name in name), None)
     if family is None:
-        raise InputError(f"{origin}: model.name: '{name[:60]}' is not known; expected llama3, qwen3 or deepseek_v3")
+        raise InputError(f"{origin}: model.name: '{name[:60]}' is not known; expected {', '.join(FAMILIES)}")
     base_size = next((size.removesuffix(suffix) for suffix in MASKED if size.endswith(suffix)), size)
-    tables: dict[str, dict[str, Any]] = {"llama3": LLAMA3, "qwen3": QWEN3, "deepseek_v3": DEEPSEEK_V3}
+    tables: dict[str, dict[str, Any]] = {"llama2": LLAMA2, "llama3": LLAMA3, "qwen3": QWEN3, "deepseek_v3": DEEPSEEK_V3}
     flavors = tables[family]
     if base_size not in flavors:
         raise InputError(
@@ -127,7 +144,12 @@ def flavor(name: str, size: str, origin: str, is_2024_form: bool = False) -> Mod
             f"{suggest(size, list(flavors))}"
         )
     args = OLD_DEBUG if is_2024_form and family == "llama3" and base_size == "debugmodel" else flavors[base_size]
-    builders: dict[str, Callable[[Any], Table]] = {"llama3": _llama, "qwen3": _qwen, "deepseek_v3": _deepseek}
+    builders: dict[str, Callable[[Any], Table]] = {
+        "llama2": _llama,
+        "llama3": _llama,
+        "qwen3": _qwen,
+        "deepseek_v3": _deepseek,
+    }
     table = builders[family](args)
     return validate(ModelSpec, table, origin)
 
@@ -148,7 +170,7 @@ def _llama(args: Llama) -> Table:
     attention: Table = {
         "num_attention_heads": args.n_heads,
         "num_key_value_heads": args.n_kv_heads or args.n_heads,
-        "position": {"type": "rope", "rope_theta": 500000.0},
+        "position": {"type": "rope", "rope_theta": args.rope_theta},
     }
     block = _layer(attention, _swiglu(args.hidden()), norm)
     return {

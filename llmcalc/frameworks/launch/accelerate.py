@@ -10,13 +10,16 @@ from typing import Any
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..registry import WITHOUT_A_NAME, plugins
-from .record import Launch, Reading, RunUnder, Source, Table, reading_of, size_of, unknown_keys
+from .record import Launch, Reading, RunUnder, Source, Table, default_attention, reading_of, size_of, unknown_keys
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
 """Keys by which a config without `distributed_type` is recognized."""
 
 WITHOUT_PLUGIN = ("NO", "MULTI_GPU")
 """Values of `distributed_type` for one device and for replicas, which need no plugin."""
+
+OTHER_DEVICES = ("MULTI_XPU", "MULTI_NPU", "MULTI_MLU", "MULTI_MUSA", "MULTI_SDAA", "MULTI_HPU")
+"""Values of `distributed_type` for replicas on accelerators whose kernels are not modelled."""
 
 ACCELERATE_READ = frozenset(
     """
@@ -75,11 +78,14 @@ def _accelerate(reading: Reading, data: Table, world_size: int | None) -> Launch
     if kind in known:
         name, plugin = known[kind]
         run = plugin.accelerate(reading, data, world, words)
+    elif kind in OTHER_DEVICES:
+        reading.notes.append(f"distributed_type {kind}: the kernels and the runtime of CUDA are counted")
     elif kind not in WITHOUT_PLUGIN:
         raise reading.wrong(
             "distributed_type", f"{shown(kind)}; expected one of {', '.join((*WITHOUT_PLUGIN, *known))}"
         )
-    return reading.launch("accelerate", name, layout=run.layout, settings=run.settings, own_settings=run.own_settings)
+    settings = default_attention(reading) | run.settings
+    return reading.launch("accelerate", name, layout=run.layout, settings=settings, own_settings=run.own_settings)
 
 
 def _mixed(reading: Reading, data: Table) -> dict[str, Any]:

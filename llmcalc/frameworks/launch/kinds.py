@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib import import_module
 
 from ..framework import FromFile
 from ..registry import NAMES, framework
@@ -13,6 +14,8 @@ ACCELERATE = LaunchFile(
     "a config of accelerate",
     FromFile(__package__, "accelerate:is_accelerate"),
     FromFile(__package__, "accelerate:read_accelerate"),
+    program="accelerate",
+    version="1.x",
 )
 
 TRAINER = LaunchFile(
@@ -23,17 +26,43 @@ TRAINER = LaunchFile(
     arguments_of="the Trainer",
     is_run_by=FromFile(__package__, "trainer:is_run_by"),
     read_arguments=FromFile(__package__, "trainer:read_arguments"),
+    program="transformers",
+    version="5.23",
 )
+
+PROGRAMS = (
+    "axolotl",
+    "llama_factory",
+    "torchtune",
+    "litgpt",
+    "open_instruct",
+    "unsloth",
+    "olmo",
+    "llm_foundry",
+    "trl",
+)
+"""Programs that train with a framework, each the name of a folder whose `record.py` has a `LAUNCH_FILE`."""
 
 
 @cache
+def program_files() -> tuple[LaunchFile, ...]:
+    """The kinds of launch files of programs that train with a framework."""
+    return tuple(import_module(f"..{name}.record", __package__).LAUNCH_FILE for name in PROGRAMS)
+
+
+@cache
+def _framework_files() -> tuple[LaunchFile, ...]:
+    """The kinds of launch files of frameworks, and of files that select one."""
+    files = (framework(name).launch_file for name in NAMES)
+    return (*(file for file in files if file is not None), ACCELERATE, TRAINER)
+
+
 def kinds() -> tuple[LaunchFile, ...]:
     """All kinds of launch files, in the order in which a file is compared with them."""
-    framework_files = (framework(name).launch_file for name in NAMES)
-    return (*(file for file in framework_files if file is not None), ACCELERATE, TRAINER)
+    return (*program_files(), *_framework_files())
 
 
 def launch_files() -> str:
     """The titles of all kinds of launch files, for messages."""
-    *titles, last = (kind.title for kind in kinds())
+    *titles, last = (kind.title for kind in (*_framework_files(), *program_files()))
     return f"{', '.join(titles)} or {last}"

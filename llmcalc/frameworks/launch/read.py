@@ -10,11 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError
+from ...errors import InputError, MissingExtra
 from ...sources.files import parse_json, parse_toml, read_text
 from ..registry import NAMES, framework
 from .kinds import kinds, launch_files
+from .options import NO_OPTIONS, read_with_options
 from .record import Fetch, Launch, Source
+from .refused import refuse_program
 from .shell import Command, Script, is_unresolved, printable, read_script, unresolved_reason
 from .text import LARGEST, parse_yaml
 
@@ -26,6 +28,7 @@ def read_launch(
     *,
     date: datetime.date | None = None,
     gpu: str = "",
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
     """Reads a launch file.
 
@@ -33,11 +36,19 @@ def read_launch(
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
     date: date of the framework's version; None (default) for the newest.
     gpu: name of the device.
+    options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
     where = Path(path)
     return launch_of(
-        read_text(where, LARGEST), str(path), world_size, allow_unknown, date=date, gpu=gpu, folder=where.parent
+        read_text(where, LARGEST),
+        str(path),
+        world_size,
+        allow_unknown,
+        date=date,
+        gpu=gpu,
+        folder=where.parent,
+        options=options,
     )
 
 
@@ -50,8 +61,13 @@ def launch_of(
     date: datetime.date | None = None,
     gpu: str = "",
     folder: Path | None = None,
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
-    """Reads the text of a launch file. folder: folder of files that it names; None (default) to read no such file."""
+    """Reads the text of a launch file.
+
+    folder: folder of files that it names; None (default) to read no such file.
+    options: options typed beside the file → values, which replace the file's.
+    """
     if world_size is not None and world_size < 1:
         raise InputError(f"--devices: {world_size}; expected a positive whole number")
     source = Source(where, world_size, allow_unknown, date, gpu, _fetcher(where, folder))
@@ -59,12 +75,13 @@ def launch_of(
     if kind == "script":
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
         batch = [word for words in sbatch_options for word in words if word]
-        return _script(data, source, batch)
+        return _script(data, source, batch, options)
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: is no launch file; expected {launch_files()}")
+    refuse_program(data, where)
     for file in kinds():
         if file.matches(data):
-            return file.read(data, source)
+            return read_with_options(file, file.read, data, source, options)
     keys = ", ".join(str(key)[:30] for key in list(data)[:4])
     raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
 
@@ -77,11 +94,25 @@ def _parsed(text: str, where: str) -> tuple[str, Any]:
     if start == "#!" or _is_script(text):
         return "script", read_script(text, where)
     if start.startswith("{"):
-        return "tables", parse_json(text, where)
+        return "tables", _parsed_braces(text, where)
     toml = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", text, re.MULTILINE)
     if toml is not None:
         return "tables", parse_toml(text, where)
     return "tables", parse_yaml(text, where)
+
+
+def _parsed_braces(text: str, where: str) -> Any:
+    """The tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither, as JSON."""
+    try:
+        return parse_json(text, where)
+    except InputError as error:
+        try:
+            tables = parse_yaml(text, where)
+        except (InputError, MissingExtra):
+            raise error from None
+        if not isinstance(tables, Mapping):
+            raise
+        return tables
 
 
 @cache
@@ -108,10 +139,18 @@ def _fetcher(where: str, folder: Path | None) -> Fetch:
     def fetch(name: str) -> Mapping[str, Any]:
         if folder is None:
             raise InputError(f"{where}: {name[:80]}: names a file, which is not read; expected its contents")
-        path = Path(name) if Path(name).is_absolute() else folder / name
-        data = parse_json(read_text(path, LARGEST), str(path))
+        path = folder / name  # an absolute path stands alone
+        if not path.exists() and Path(name).exists():
+            path = Path(name)
+        if not path.exists():
+            raise InputError(
+                f"{where}: {name[:200]}: no such file beside it nor in the current folder; expected the file in one of "
+                "the two"
+            )
+        text = read_text(path, LARGEST)
+        data = parse_yaml(text, str(path)) if path.suffix in (".yaml", ".yml") else parse_json(text, str(path))
         if not isinstance(data, Mapping):
-            raise InputError(f"{path}: expected a JSON object")
+            raise InputError(f"{path}: expected a table of keys")
         return data
 
     return fetch
@@ -120,7 +159,7 @@ def _fetcher(where: str, folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _script(script: Script, source: Source, batch: list[str]) -> Launch:
+def _script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any] = NO_OPTIONS) -> Launch:
     where = source.where
     readers = [file for file in kinds() if file.read_arguments is not None]
     runs = {file.name: [command for command in script.commands if file.is_run_by(command.words)] for file in readers}
@@ -141,7 +180,7 @@ def _script(script: Script, source: Source, batch: list[str]) -> Launch:
     env = {**script.env(), **{name: value for name, value in command.env.items() if not is_unresolved(value)}}
     world = source.world_size or _world([*batch, *launcher])
     run = replace(source, world_size=world, env=env, script=program, unset=sorted(script.unset))
-    return file.read_arguments(_arguments(words, where), run)
+    return read_with_options(file, file.read_arguments, _arguments(words, where), run, options)
 
 
 def _split_command(command: Command, where: str) -> tuple[list[str], str, list[str]]:

@@ -19,6 +19,9 @@ Table: TypeAlias = Mapping[str, Any]
 Fetch: TypeAlias = Callable[[str], Table]
 """Reads the tables of a file that another file names."""
 
+NO_FILES: Mapping[str, Table] = {}
+"""No files that come with a program."""
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -37,6 +40,12 @@ class Launch:
     unknown: argument → why it is not modelled. Empty unless unknown arguments are allowed.
     ignored: arguments that do not change memory.
     notes: values that were assumed.
+    program: the program whose file it is; empty if the reader states none.
+    version: the version of the program whose defaults are filled in; empty if the reader states none.
+    filled_in: argument that the file leaves out → the program's default.
+    overridden: option typed beside the file → its value, and the file's.
+    published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
+        checkpoint in fp32.
     """
 
     where: str
@@ -52,6 +61,45 @@ class Launch:
     unknown: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    program: str = ""
+    version: str = ""
+    filled_in: Mapping[str, Any] = field(default_factory=dict)
+    overridden: Mapping[str, Override] = field(default_factory=dict)
+    published_weights: bool = False
+
+    def data(self) -> dict[str, Any]:
+        """The file's part of a JSON document."""
+        return {
+            "file": self.where,
+            "kind": self.kind,
+            "program": self.program or None,
+            "version": self.version or None,
+            "filled_in": {name: _plain(value) for name, value in self.filled_in.items()},
+            "overridden": {
+                name: {"file": _plain(override.file), "option": _plain(override.option)}
+                for name, override in self.overridden.items()
+            },
+            "env": dict(self.env),
+            "ignored": list(self.ignored),
+            "unknown": dict(self.unknown),
+            "notes": list(self.notes),
+        }
+
+
+class Override(NamedTuple):
+    """An option that replaces a value of a launch file.
+
+    option: the option's value.
+    file: the file's value; None if the file leaves it open.
+    """
+
+    option: Any
+    file: Any
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 @dataclass(frozen=True)
@@ -91,6 +139,10 @@ class LaunchFile:
     arguments_of: the program whose arguments may be in a script's command instead; empty (default) for none.
     is_run_by: whether the words of a command are arguments of that program.
     read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
+    program: the program whose files they are; empty (default) if the title says it.
+    version: the version of the program whose defaults are filled in; empty (default) if the file states it.
+    with_options: (arguments, options, the run of the arguments, file's name) → the arguments with options typed beside
+        the file in the place of the file's; None (default) if options replace settings of the run.
     """
 
     name: str
@@ -100,6 +152,9 @@ class LaunchFile:
     arguments_of: str = ""
     is_run_by: Callable[[Sequence[str]], bool] = lambda _: False
     read_arguments: Callable[[Table, Source], Launch] | None = None
+    program: str = ""
+    version: str = ""
+    with_options: Callable[[Table, Table, Launch, str], Table] | None = None
 
 
 class RunUnder(NamedTuple):
@@ -136,12 +191,14 @@ class Reading:
     unknown: argument → why it is not modelled.
     ignored: arguments that do not change memory.
     notes: values that were assumed.
+    filled_in: argument that the file leaves out → the program's default.
     """
 
     source: Source
     unknown: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    filled_in: dict[str, Any] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -159,6 +216,23 @@ class Reading:
             f"{f'; and {more} more' if more > 0 else ''}; expected a run without, or --allow-unknown"
         )
 
+    def value(self, data: Table, name: str, default: Any) -> Any:
+        """The value of an argument, or the program's default if it is absent or null."""
+        if data.get(name) is not None:
+            return data[name]
+        self.filled_in[name] = default
+        return default
+
+    def size(self, data: Table, name: str, default: int) -> int:
+        """The value of an argument as a positive whole number, or the program's default."""
+        return size_of(self, name, self.value(data, name, default))
+
+    def flag(self, data: Table, name: str, default: bool = False) -> bool:
+        """The value of an argument as true or false. A default of false is not listed as filled in."""
+        if data.get(name) is None and not default:
+            return False
+        return flag_value(self, name, self.value(data, name, default))
+
     def wrong(self, name: str, text: str) -> InputError:
         """The error of one field, with the file's name."""
         return InputError(f"{self.where}: {name}: {text}")
@@ -169,11 +243,22 @@ class Reading:
             self.notes.append("1 device is assumed; --devices says another number")
         return world_size or 1
 
-    def fetched(self, name: str, path: Any, expected: str) -> Table:
-        """The tables of a file that a field names. expected: the kind of file, for the error."""
+    def fetched(self, name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:
+        """The tables of a file that a field names.
+
+        expected: the kind of file, for the error.
+        shipped: files that come with the program: path → tables. One is read where the user has no file of that path.
+        """
         if not isinstance(path, str) or self.source.fetch is None:
             raise self.wrong(name, f"{shown(path)}; expected the path of {expected} that can be read")
-        return self.source.fetch(path)
+        own_file = shipped.get(path.removeprefix("./"))
+        try:
+            return self.source.fetch(path)
+        except InputError:
+            if own_file is None:
+                raise
+        self.notes.append(f"{name}: {path[:80]} is not here; the file of that name that comes with the program is read")
+        return own_file
 
     def table(self, data: Table, name: str) -> Table:
         """The table under a key; empty if the key is absent. Raises `InputError` for a value that is no table."""
@@ -197,6 +282,7 @@ class Reading:
             unknown=self.unknown,
             ignored=tuple(self.ignored),
             notes=tuple(self.notes),
+            filled_in=dict(self.filled_in),
             **fields,
         )
 
@@ -214,6 +300,15 @@ def reading_of(source: Source) -> Iterator[Reading]:
     except InputError as error:
         text = str(error)
         raise (error if text.startswith(f"{where}: ") else InputError(f"{where}: {text}")) from None
+
+
+ATTENTION = "attn_implementation"
+
+
+def default_attention(reading: Reading) -> dict[str, Any]:
+    """The settings of attention that a file leaves open: none, so that it is transformers' default, sdpa."""
+    reading.filled_in[ATTENTION] = "sdpa"
+    return {}
 
 
 def allocator_of(env: Mapping[str, str]) -> Literal["segments", "expandable"]:

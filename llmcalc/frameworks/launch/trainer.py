@@ -6,25 +6,61 @@ Source: transformers/training_args.py (5.23), with arguments that recipes of TRL
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
-from ..registry import WITHOUT_A_NAME, plugins
-from .record import Launch, Reading, RunUnder, Source, Table, flag_value, reading_of, size_of, unknown_keys
+from ..registry import WITHOUT_A_NAME, framework, plugins
+from .record import (
+    NO_FILES,
+    Launch,
+    Reading,
+    RunUnder,
+    Source,
+    Table,
+    default_attention,
+    reading_of,
+    size_of,
+    unknown_keys,
+)
 from .shell import is_unresolved, printable, unresolved_reason
+
+EIGHT_BIT: dict[str, Any] = {"optimizer": "adamw-8bit"}
+FUSED_FP32: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_dtype": "fp32"}
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
     "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
     "adamw_hf": {"optimizer": "adamw", "optimizer_impl": "loop"},
-    "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},
-    "adamw_8bit": {"optimizer": "adamw-8bit"},
+    "adamw_bnb_8bit": EIGHT_BIT,
+    "adamw_8bit": EIGHT_BIT,
+    "adamw_torch_8bit": EIGHT_BIT,
+    "ao_adamw_8bit": EIGHT_BIT,
+    "paged_adamw_8bit": EIGHT_BIT,
+    "paged_adamw": FUSED_FP32,
+    "paged_adamw_32bit": FUSED_FP32,
     "adafactor": {"optimizer": "adafactor"},
     "sgd": {"optimizer": "sgd"},
 }
-"""`optim` → options of `llmcalc memory`."""
+"""`optim` → options of `llmcalc memory`. bitsandbytes keeps 32-bit states in fp32, and updates in one kernel."""
+
+OPTIMIZER_NOTES = {
+    "paged_adamw_8bit": "paged states are counted on the device, from which the driver may move them to the host",
+    "paged_adamw": "paged states are counted on the device, from which the driver may move them to the host",
+    "paged_adamw_32bit": "paged states are counted on the device, from which the driver may move them to the host",
+    "adamw_torch_8bit": "8-bit states of torchao are counted as those of bitsandbytes, an estimate",
+    "ao_adamw_8bit": "8-bit states of torchao are counted as those of bitsandbytes, an estimate",
+}
+"""`optim` → a note on its states."""
+
+TRAINER_DEFAULTS: dict[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "optim": "adamw_torch_fused",
+    "gradient_checkpointing": False,
+    "use_reentrant": False,
+}
+"""Defaults of arguments that change memory (transformers 5.23, training_args.py)."""
 
 TRAINER_READ = frozenset(
     """
@@ -33,7 +69,7 @@ TRAINER_READ = frozenset(
     max_seq_length max_length block_size cutoff_len torch_dtype dtype attn_implementation use_liger_kernel
     model_name_or_path use_peft lora_r lora_target_modules lora_dropout load_in_4bit load_in_8bit train_batch_size
     per_gpu_train_batch_size packing lora_modules_to_save parallelism_config optim_args optim_target_modules
-    auto_find_batch_size neftune_noise_alpha torch_empty_cache_steps
+    auto_find_batch_size neftune_noise_alpha torch_empty_cache_steps use_bnb_nested_quant
     """.split()  # noqa: SIM905
 )
 
@@ -56,7 +92,7 @@ TRAINER_IGNORED = frozenset(
     ddp_static_graph ddp_backend ddp_timeout debug skip_memory_metrics do_train do_eval do_predict
     resume_from_checkpoint local_rank save_safetensors logging_dir model_revision trust_remote_code dataset_name
     dataset_config dataset_mixer dataset_splits dataset_text_field dataset_num_proc preprocessing_num_workers
-    chat_template tokenizer_name_or_path lora_alpha bnb_4bit_quant_type use_bnb_nested_quant
+    chat_template tokenizer_name_or_path lora_alpha bnb_4bit_quant_type
     dataset_kwargs eos_token pad_token tags half_precision_backend push_to_hub_model_id hub_private save_safetensor
     do_sample special_tokens dataset_train_split dataset_test_split dataset_mixture dataset_prepared_path
     log_completions fp16_opt_level past_index no_cuda use_cpu use_mps_device mp_parameters include_inputs_for_metrics
@@ -125,115 +161,225 @@ def _plain(value: Any) -> Any:
 def _trainer(reading: Reading, data: Table, world_size: int | None) -> Launch:
     reading.ignored += [name for name in data if name in TRAINER_IGNORED]
     unknown_keys(reading, data, (*keys_read(), *TRAINER_IGNORED), "", "no argument that is known")
-    words = _trainer_words(reading, data)
+    words = trainer_words(reading, data)
+    precision, is_published = weight_formats(reading, data)
+    return trained(reading, "trainer", data, words | precision, world_size, published_weights=is_published)
+
+
+def trained(
+    reading: Reading,
+    kind: str,
+    data: Table,
+    words: dict[str, Any],
+    world_size: int | None,
+    target: Any = None,
+    published_weights: bool = False,
+    shipped: Mapping[str, Table] = NO_FILES,
+) -> Launch:
+    """The run of arguments of the Trainer, under the framework that they select.
+
+    kind: the name of the kind of file.
+    data: the arguments, of which those that select a framework are read here.
+    words: the settings of the run without a framework.
+    target: the model's name; None (default) for that of `model_name_or_path`.
+    published_weights: whether weights keep the checkpoint's number format.
+    shipped: configs of frameworks that come with the program.
+    """
     world = reading.devices(world_size)
-    target = data.get("model_name_or_path")
-    framework, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
-    for name, plugin in plugins().items():
+    name = data.get("model_name_or_path") if target is None else target
+    framework_name, run = WITHOUT_A_NAME, RunUnder(Layout(dp=world), words)
+    for plugin_name, plugin in plugins().items():
         if plugin.trainer is not None and any(data.get(key) for key in plugin.trainer_keys):
-            framework, run = name, plugin.trainer(reading, data, world, words)
+            arguments = _with_named_files(reading, data, plugin_name, plugin.trainer_keys, shipped)
+            framework_name, run = plugin_name, plugin.trainer(reading, arguments, world, words)
             break
-    target_name = "" if target is None else str(target)[:200]
     return reading.launch(
-        "trainer",
-        framework,
-        target=target_name,
+        kind,
+        framework_name,
+        target="" if name is None else str(name)[:200],
         layout=run.layout,
         settings=run.settings,
         own_settings=run.own_settings,
+        published_weights=published_weights and framework_name == WITHOUT_A_NAME,
     )
 
 
-def _trainer_words(reading: Reading, data: Table) -> dict[str, Any]:
-    def size(name: str, default: int) -> int:
-        return default if data.get(name) is None else size_of(reading, name, data[name])
+def _with_named_files(
+    reading: Reading, data: Table, name: str, keys: Sequence[str], shipped: Mapping[str, Table]
+) -> dict[str, Any]:
+    """The arguments with the tables of the files that these keys of a framework name."""
+    expected = f"a config of {framework(name).title}"
+    tables = {
+        key: reading.fetched(key, data[key], expected, shipped)
+        for key in keys
+        if isinstance(data.get(key), str) and re.search(r"\.(json|ya?ml)$", data[key])
+    }
+    return {**data, **tables}
 
-    def flag(name: str) -> bool:
-        return data.get(name) is not None and flag_value(reading, name, data[name])
 
+def trainer_words(
+    reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS, prefers: str = ""
+) -> dict[str, Any]:
+    """The settings of a run of the Trainer, without the number formats of weights.
+
+    defaults: argument that the program fills in → its default.
+    prefers: the argument with the length of sequences; empty (default) for any.
+    """
     words: dict[str, Any] = {
         "phase": "training",
-        "batch": size("per_device_train_batch_size", 8),
-        "num_microbatches": size("gradient_accumulation_steps", 1),
+        "batch": reading.size(data, "per_device_train_batch_size", defaults["per_device_train_batch_size"]),
+        "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
     }
-    for name in ("max_seq_length", "max_length", "block_size", "cutoff_len"):
-        if data.get(name) is not None:
-            words["seq"] = size_of(reading, name, data[name])
-            break
-    optim = str(data.get("optim", "adamw_torch_fused"))[:60]
-    if optim.startswith("OptimizerNames."):
-        optim = optim.partition(".")[2].lower()
-    if optim in OPTIMIZERS:
-        words |= OPTIMIZERS[optim]
-    else:
-        reading.unknown["optim"] = f"'{optim}' is not modelled"
-    words |= _trainer_precision(reading, data, flag)
-    words |= _trainer_kernels(reading, data, flag)
-    words |= _trainer_adapters(reading, data, flag)
+    names = (prefers,) if prefers else ("max_seq_length", "max_length", "block_size", "cutoff_len")
+    length = next((name for name in names if data.get(name) is not None), "")
+    if length or prefers:
+        words["seq"] = size_of(
+            reading, length or prefers, reading.value(data, length or prefers, defaults.get(prefers))
+        )
+    words |= optimizer_words(reading, "optim", reading.value(data, "optim", defaults["optim"]))
+    words |= trainer_kernels(reading, data, defaults)
+    words |= trainer_adapters(reading, data)
     for name in ("auto_find_batch_size", "neftune_noise_alpha", "optim_args", "optim_target_modules", "load_in_8bit"):
         if data.get(name) not in (None, False, ""):
             reading.unknown[name] = "it is modelled without"
     return words
 
 
+def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
+    """The settings of an optimizer by the Trainer's name of it. key: the argument that names it."""
+    name = str(value)[:60]
+    if name.startswith("OptimizerNames."):
+        name = name.partition(".")[2].lower()
+    if name not in OPTIMIZERS:
+        reading.unknown[key] = f"'{name}' is not modelled"
+        return {}
+    if name in OPTIMIZER_NOTES:
+        reading.notes.append(OPTIMIZER_NOTES[name])
+    return dict(OPTIMIZERS[name])
+
+
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
-def _trainer_precision(reading: Reading, data: Table, flag: Callable[[str], bool]) -> dict[str, Any]:
-    """The number formats: weights in their own format; with bf16 or fp16, autocast over weights in fp32."""
-    kind = data.get("torch_dtype", data.get("dtype"))
-    half = "bf16" if flag("bf16") else "fp16" if flag("fp16") else None
-    if kind in (None, "auto"):
-        if half is None:
-            return {"precision": "fp32"}
-        reading.notes.append("weights in fp32 are assumed, with autocast")
-        return {"precision": "autocast"}
+def pair_words(reading: Reading, key: str, loss: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch of training on pairs, of which each has two sequences.
+
+    Without adapters a loss that compares with a reference model needs a copy of the weights, which is not modelled;
+    with adapters the reference is the frozen weights.
+
+    key: the argument that asks for pairs.
+    words: the settings of the run.
+    """
+    if loss not in LOSSES_WITHOUT_REFERENCE and "lora_rank" not in words:
+        reading.unknown[key] = (
+            f"'{loss[:30]}' has a reference model, which is not modelled without adapters; "
+            f"{', '.join(LOSSES_WITHOUT_REFERENCE)} have none"
+        )
+    reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
+    return {"batch": 2 * words["batch"]}
+
+
+LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
+"""Losses on pairs that need no reference model."""
+
+
+def weight_formats(reading: Reading, data: Table, default: str = "auto") -> tuple[dict[str, Any], bool]:
+    """The number formats of weights and products, and whether they depend on the checkpoint's.
+
+    Weights have the format of `dtype`; "auto" is that of the checkpoint. bf16 or fp16 is autocast, which changes
+    products of weights in fp32 alone. default: the program's default of `dtype`.
+    """
+    key = "torch_dtype" if data.get("torch_dtype") is not None else "dtype"
+    kind = data.get(key)
+    if kind is None:
+        kind = reading.value(data, key, default)
+    half = "bf16" if reading.flag(data, "bf16") else "fp16" if reading.flag(data, "fp16") else None
+    if kind == "auto":
+        return {"precision": "fp32" if half is None else "autocast"}, True
     dtype = WEIGHTS.get(str(kind).removeprefix("torch.")[:20])
     if dtype is None:
-        raise reading.wrong("torch_dtype", f"{shown(kind)}; expected bfloat16, float16 or float32")
+        raise reading.wrong(key, f"{shown(kind)}; expected bfloat16, float16 or float32")
     if dtype == "fp32":
-        return {"precision": "fp32" if half is None else "autocast"}
-    return {"dtype": dtype, "master_weights": "none"}
+        return {"precision": "fp32" if half is None else "autocast"}, False
+    return {"dtype": dtype, "master_weights": "none"}, False
 
 
-def _trainer_kernels(reading: Reading, data: Table, flag: Callable[[str], bool]) -> dict[str, Any]:
+FLASH_KERNELS = ("flash_attention", "flash_attn", "flash-attn", "sdpa", "flex_attention", "xformers")
+"""Beginnings and parts of the names of attention implementations that keep no scores."""
+
+
+def attention_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
+    """The setting of an attention implementation by transformers' name of it. key: the argument that names it."""
+    name = str(value)[:80]
+    if name in ("eager", "sdpa"):
+        return {"attn_implementation": name}
+    if not any(part in name for part in FLASH_KERNELS):
+        raise reading.wrong(key, f"{shown(value)}; expected eager, sdpa or flash_attention_2")
+    if name == "flex_attention":
+        reading.notes.append(f"{key}: flex_attention is counted as flash attention, an estimate")
+    return {"attn_implementation": "flash"}
+
+
+def trainer_kernels(reading: Reading, data: Table, defaults: Mapping[str, Any] = TRAINER_DEFAULTS) -> dict[str, Any]:
+    """The settings of recomputation, attention, compilation and fused kernels."""
     words: dict[str, Any] = {}
-    if flag("gradient_checkpointing") or flag("activation_checkpointing"):
+    checkpoints = reading.flag(data, "gradient_checkpointing", defaults["gradient_checkpointing"])
+    if checkpoints or reading.flag(data, "activation_checkpointing"):
         kwargs = data.get("gradient_checkpointing_kwargs") or data.get("activation_checkpointing_kwargs") or {}
         if not isinstance(kwargs, Mapping):
             raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
-        entrant = kwargs.get("use_reentrant", False)
-        words["recompute"] = "full-reentrant" if entrant in (True, "true", "True") else "full"
-    attention = data.get("attn_implementation")
-    if attention is not None:
-        known = {"eager": "eager", "sdpa": "sdpa", "kernels-community/flash-attn2": "flash"}
-        word = known.get(str(attention)[:60], "flash" if str(attention).startswith("flash_attention") else None)
-        if word is None:
-            raise reading.wrong("attn_implementation", f"{shown(attention)}; expected eager, sdpa or flash_attention_2")
-        words["attn_implementation"] = word
-    if flag("torch_compile"):
+        is_reentrant = kwargs.get("use_reentrant", defaults["use_reentrant"])
+        words["recompute"] = "full-reentrant" if is_reentrant in (True, "true", "True") else "full"
+    if data.get("attn_implementation") is not None:
+        words |= attention_words(reading, "attn_implementation", data["attn_implementation"])
+    else:
+        words |= default_attention(reading)
+    if reading.flag(data, "torch_compile"):
         words["compile"] = True
-    if flag("use_liger_kernel"):
+    if reading.flag(data, "use_liger_kernel"):
         words |= {"norm": "fused", "cross_entropy": "chunked"}
     return words
 
 
-def _trainer_adapters(reading: Reading, data: Table, flag: Callable[[str], bool]) -> dict[str, Any]:
-    words: dict[str, Any] = {}
-    if flag("load_in_4bit"):
-        words["base"] = "nf4"
-    if data.get("lora_r") is None and not flag("use_peft"):
-        return words
-    words["lora_rank"] = size_of(reading, "lora_r", data.get("lora_r", 16))
-    targets = data.get("lora_target_modules")
-    if targets is not None:
-        names = [targets] if isinstance(targets, str) else targets
+def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
+    """The settings of low-rank adapters, by PEFT's names as TRL's `ModelConfig` has them."""
+    if data.get("lora_r") is None and not reading.flag(data, "use_peft"):
+        if reading.flag(data, "load_in_4bit"):
+            reading.unknown["load_in_4bit"] = "weights in 4 bits take no gradient without lora_r"
+        return {}
+    base: dict[str, Any] = {}
+    if reading.flag(data, "load_in_4bit"):
+        base = {"base": "nf4-dq" if reading.flag(data, "use_bnb_nested_quant") else "nf4"}
+    return base | lora_words(
+        reading,
+        rank=("lora_r", reading.value(data, "lora_r", 16)),
+        targets=("lora_target_modules", data.get("lora_target_modules")),
+        modules_to_save=("lora_modules_to_save", data.get("lora_modules_to_save")),
+        dropout=data.get("lora_dropout"),
+    )
+
+
+def lora_words(
+    reading: Reading,
+    *,
+    rank: tuple[str, Any],
+    targets: tuple[str, Any],
+    modules_to_save: tuple[str, Any] = ("", None),
+    dropout: Any = None,
+) -> dict[str, Any]:
+    """The settings of low-rank adapters.
+
+    rank, targets, modules_to_save: the argument's name and its value; None for the default.
+    dropout: the dropout of the adapters' input; None or 0 for none.
+    """
+    words: dict[str, Any] = {"lora_rank": size_of(reading, *rank)}
+    for setting, (key, value) in (("lora_targets", targets), ("modules_to_save", modules_to_save)):
+        if value in (None, [], ""):
+            continue
+        names = [name.strip() for name in value.split(",")] if isinstance(value, str) else value
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise reading.wrong("lora_target_modules", f"{shown(targets)}; expected a list of names")
-        words["lora_targets"] = tuple(names)
-    saved = data.get("lora_modules_to_save")
-    if isinstance(saved, list) and all(isinstance(name, str) for name in saved):
-        words["modules_to_save"] = tuple(saved)
-    if data.get("lora_dropout") not in (None, 0, 0.0):
+            raise reading.wrong(key, f"{shown(value)}; expected a list of names")
+        words[setting] = tuple(names)
+    if dropout not in (None, 0, 0.0):
         words["lora_dropout"] = True
     return words

@@ -23,6 +23,8 @@ FRAMEWORK = Framework(
         arguments_of="Megatron-LM",
         is_run_by=FromFile(__package__, "launch_file:is_run_by"),
         read_arguments=FromFile(__package__, "launch_file:read_megatron"),
+        program="Megatron-LM",
+        with_options=FromFile(__package__, "launch_options:with_options"),
     ),
     plugin=Plugin("MEGATRON_LM", "megatron_lm_config", FromFile(__package__, "plugin:read_accelerate")),
     attention="flash",

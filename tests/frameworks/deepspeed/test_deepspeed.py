@@ -251,7 +251,6 @@ def test_frozen_weights_are_in_no_partition() -> None:
         (None, Layout(dp=4), "--zero 0: DeepSpeed without ZeRO"),
         (None, Layout(dp=2, tp=2, zero=1), "--tp 2: with DeepSpeed"),
         (None, Layout(dp=2, zero=3, prefetch=1), "--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size"),
-        (small(1), Layout(dp=4, zero=2), "--zero 2: the configuration has stage 1"),
         (small(2, offload_optimizer="nvme"), Layout(dp=4, zero=2), "offload_optimizer: nvme"),
         (small(2, offload_param="cpu"), Layout(dp=4, zero=2), "offload_param: stage 2"),
         (small(3, zero_quantized_weights=True), Layout(dp=4, zero=3), "zero_quantized_weights: not modelled"),

@@ -260,6 +260,7 @@ def test_auto_values_are_those_of_the_trainer() -> None:
         "num_microbatches": 3,
         "dtype": "bf16",
         "master_weights": "fp32",
+        "attn_implementation": "flash",
     }
     own = launch.own_settings
     assert isinstance(own, DeepSpeedSettings)
@@ -348,6 +349,8 @@ TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
         ({}, {"batch": 2, "num_microbatches": 1, "precision": "fp32", "optimizer": "adamw", "optimizer_impl": "fused"}),
         ({"bf16": True}, {"precision": "autocast"}),
         ({"torch_dtype": "bfloat16"}, {"dtype": "bf16", "master_weights": "none"}),
+        ({"optim": "paged_adamw_8bit"}, {"optimizer": "adamw-8bit"}),
+        ({"optim": "paged_adamw_32bit"}, {"optimizer": "adamw", "optimizer_dtype": "fp32"}),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
@@ -391,7 +394,7 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
         ({"fsdp": "full_shard offload"}, "fsdp_config.fsdp_offload_params"),
         ({"fsdp": "half_shard"}, "fsdp: 'half_shard'; expected full_shard"),
         ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),
-        ({"deepspeed": "none.json"}, "expected the path of a DeepSpeed JSON that can be read"),
+        ({"deepspeed": "none.json"}, "expected the path of a config of DeepSpeed that can be read"),
         ({"auto_find_batch_size": True}, "auto_find_batch_size (it is modelled without)"),
         ({"gradient_chekpointing": True}, "gradient_chekpointing (no argument that is known)"),
     ],
@@ -431,6 +434,7 @@ def test_fsdp_of_accelerate() -> None:
         "dtype": "bf16",
         "master_weights": "fp32",
         "recompute": "full",
+        "attn_implementation": "flash",
     }
 
 
@@ -460,7 +464,13 @@ def test_deepspeed_of_accelerate() -> None:
     data = {**ACCELERATE, "distributed_type": "DEEPSPEED", "deepspeed_config": plugin}
     launch = read_accelerate(data, Source("a.yaml"))
     assert launch.layout == Layout(dp=8, zero=2)
-    assert launch.settings == {"phase": "training", "num_microbatches": 4, "dtype": "bf16", "master_weights": "fp32"}
+    assert launch.settings == {
+        "phase": "training",
+        "num_microbatches": 4,
+        "dtype": "bf16",
+        "master_weights": "fp32",
+        "attn_implementation": "flash",
+    }
     away = {**plugin, "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
     own = read_accelerate({**data, "deepspeed_config": away}, Source("a.yaml")).own_settings
     assert (own.offload_optimizer, own.offload_param) == ("cpu", "cpu")
@@ -488,6 +498,7 @@ def test_megatron_of_accelerate() -> None:
         "dtype": "bf16",
         "master_weights": "fp32",
         "grad_dtype": "fp32",
+        "attn_implementation": "flash",
     }
 
 

@@ -1,0 +1,293 @@
+"""Reads a config of axolotl, which names the model, its adapters and the arguments of transformers' Trainer.
+
+Source: axolotl 0.18.0 (067b021c8): utils/schemas/{config,training,peft,model}.py for keys and defaults,
+utils/config/__init__.py (`resolve_dtype`, `normalize_config`) for number formats and checkpointing, loaders/model.py
+for QLoRA, integrations/{liger,cut_cross_entropy}/args.py for kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import shown
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import attention_words, lora_words, optimizer_words, pair_words, trained
+from .deepspeed_configs import DEEPSPEED_CONFIGS
+
+READ = frozenset(
+    """
+    base_model micro_batch_size gradient_accumulation_steps sequence_len optimizer bf16 fp16 bfloat16 float16 float32
+    load_in_4bit load_in_8bit adapter lora_r lora_target_modules lora_target_linear lora_target_parameters
+    lora_modules_to_save lora_dropout gradient_checkpointing gradient_checkpointing_kwargs attn_implementation
+    flash_attention sdp_attention flex_attention xformers_attention eager_attention torch_compile deepspeed fsdp
+    fsdp_config fsdp_version plugins liger_rms_norm liger_layer_norm liger_glu_activation liger_rope
+    liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy chunked_cross_entropy
+    chunked_cross_entropy_num_chunks activation_offloading batch_size world_size num_labels
+    reward_model process_reward_model peft_use_dora lora_mlp_kernel lora_qkv_kernel lora_o_kernel
+    unfrozen_parameters dp_shard_size dp_replicate_size context_parallel_size tensor_parallel_size
+    sequence_parallel_degree rl fp8 qat quantization gptq relora layer_offloading tiled_mlp selective_checkpointing
+    auto_find_batch_size neftune_noise_alpha trust_remote_code model_quantization_config quantize_moe_experts
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    """
+    base_model_config base_model_ignore_patterns cls_model_config tokenizer_config model_type tokenizer_type
+    tokenizer_use_fast tokenizer_legacy processor_type processor_kwargs tokenizer_use_mistral_common strict
+    is_llama_derived_model is_falcon_derived_model is_mistral_derived_model is_qwen_derived_model datasets
+    test_datasets pretraining_dataset dataset_prepared_path val_set_size output_dir lora_model_dir lora_alpha
+    sample_packing eval_sample_packing pad_to_sequence_len sample_packing_group_size sample_packing_bin_size
+    sample_packing_sequentially wandb_project wandb_entity wandb_watch wandb_name wandb_log_model wandb_run_id
+    wandb_mode num_epochs lr_scheduler lr_scheduler_kwargs learning_rate embedding_lr embedding_lr_scale
+    train_on_inputs group_by_length tf32 resume_from_checkpoint auto_resume_from_checkpoints local_rank
+    logging_steps warmup_steps warmup_ratio evals_per_epoch eval_steps eval_strategy saves_per_epoch save_steps
+    save_strategy save_total_limit save_first_step max_steps weight_decay special_tokens tokens
+    added_tokens_overrides debug chat_template chat_template_jinja chat_template_kwargs default_system_message
+    roles_to_train eot_tokens train_on_eos seed streaming streaming_multipack_buffer_size shuffle_merged_datasets
+    shuffle_before_merging_datasets fp8_enable_fsdp_float8_all_gather flex_attn_compile_kwargs save_only_model
+    save_safetensors cosine_min_lr_ratio cosine_constant_lr_ratio use_tensorboard trackio_project_name
+    trackio_run_name trackio_space_id experimental_skip_move_to_device use_kernels model_quantization_config_kwargs
+    remove_unused_columns center_rewards_coefficient eval_batch_size max_grad_norm adam_beta1 adam_beta2 adam_beta3
+    adam_epsilon adam_epsilon2 hub_model_id hub_strategy hub_revision push_dataset_to_hub hf_use_auth_token
+    early_stopping_patience loss_watchdog_threshold loss_watchdog_patience eval_max_new_tokens eval_table_size
+    eval_causal_lm_metrics do_causal_lm_eval dataset_processes dataset_num_proc dataset_keep_in_memory
+    dataset_shard_num dataset_shard_idx dataset_exact_deduplication skip_prepare_dataset dataloader_num_workers
+    dataloader_pin_memory dataloader_prefetch_factor dataloader_drop_last ddp ddp_timeout ddp_bucket_cap_mb
+    ddp_broadcast_buffers ddp_find_unused_parameters accelerator_config mlflow_tracking_uri mlflow_experiment_name
+    hf_mlflow_log_artifacts comet_project_name use_comet torch_compile_backend torch_compile_mode low_cpu_mem_usage
+    lora_fan_in_fan_out peft_use_rslora loraplus_lr_ratio loraplus_lr_embedding gc_steps gc_collect_steps
+    profiler_steps load_best_model_at_end metric_for_best_model greater_is_better revision_of_model
+    excess_length_strategy min_sample_len include_tokens_per_second flash_attn_cross_entropy flash_attn_rms_norm
+    flash_attn_fuse_qkv flash_attn_fuse_mlp field_messages message_property_mappings logging_first_step s2_attention
+    use_otel_metrics qlora_sharded_model_loading torch_dtype fix_untrained_tokens resize_token_embeddings_to_32x
+    batch_flattening split_thinking bench_dataset pretrain_multipack_attn curriculum_sampling hub_private_repo
+    image_size image_resize_algorithm unused_keys report_to additional_special_tokens async_prefetch
+    axolotl_config_path bench_split bos_token comet_api_key comet_experiment_config comet_experiment_key comet_mode
+    comet_online comet_workspace context_length data_files device do_bench_eval dpo_label_smoothing
+    dpo_use_weighting eos_token eval_sequence_len evaluation_strategy experts_implementation freeze_mm_modules
+    fsdp_final_state_dict_type generate_samples generation_do_sample generation_max_new_tokens
+    generation_prompt_ratio generation_temperature generation_top_k generation_top_p gradio_max_new_tokens
+    gradio_server_name gradio_server_port gradio_share gradio_temperature gradio_title heads_k_stride include_tkps
+    is_preprocess jagged_restart_anneal_steps jagged_restart_steps jagged_restart_warmup_steps lora_on_cpu
+    lr_div_factor lr_groups lr_quadratic_warmup lora_alpha_pattern max_packed_sequence_len mean_resizing_embeddings
+    merge_lora merge_method mlflow_run_name multipack_real_batches num_dataset_shards_to_save num_generation_samples
+    optim_args pad_to_multiple_of pad_token peft_init_lora_weights peft_autocast_adapter_dtype
+    pretrain_multipack_buffer_size pretraining_sample_concatenation profiler_steps_start ray_num_workers
+    ray_run_name resources_per_worker revision rl_beta orpo_alpha simpo_gamma cpo_alpha dpo_beta
+    sample_packing_eff_est sample_packing_mp_start_method tokenizer_save_jinja_files torch_compile_options
+    torch_empty_cache_steps total_num_tokens total_supervised_tokens train_on_eot type_of_model unk_token use_eaft
+    eaft_alpha eaft_k use_mlflow use_ray use_trackio use_wandb rope_scaling overrides_of_model_config max_prompt_len
+    preprocess_iterable preprocess_shards dion_lr dion_momentum dpo_generate_during_eval remove_padding
+    peft_layers_pattern embeddings_skip_upcast loftq_config peft precompute_ref_log_probs torchdistx_path
+    swanlab_project swanlab_run_name use_swanlab otel_metrics_host otel_metrics_port role_boundaries
+    """.split()  # noqa: SIM905
+)
+"""Keys that do not change the memory of a training step, or by less than one block."""
+
+REFUSED = {
+    "load_in_8bit": "weights in 8 bits are not modelled",
+    "fp8": "products in 8 bits are not modelled",
+    "qat": "training with quantized weights is not modelled",
+    "gptq": "weights in GPTQ's format take no adapters here",
+    "relora": "ReLoRA is not modelled",
+    "layer_offloading": "layers on the host are not modelled",
+    "tiled_mlp": "tiled networks are not modelled",
+    "selective_checkpointing": "selective checkpointing is not modelled",
+    "auto_find_batch_size": "it is modelled without",
+    "neftune_noise_alpha": "it is modelled without",
+    "unfrozen_parameters": "frozen parameters are not modelled without adapters",
+    "peft_use_dora": "DoRA is not modelled",
+    "lora_target_parameters": "adapters of experts are not modelled",
+    "quantize_moe_experts": "experts in 4 bits are not modelled",
+}
+"""Key → why a value other than false or null is not modelled."""
+
+ATTENTION_FLAGS = {
+    "flash_attention": "flash_attention_2",
+    "sdp_attention": "sdpa",
+    "flex_attention": "flex_attention",
+    "xformers_attention": "xformers",
+    "eager_attention": "eager",
+}
+"""Flag of an attention implementation → transformers' name of it."""
+
+PARALLEL_SIZES = ("dp_replicate_size", "context_parallel_size", "tensor_parallel_size", "sequence_parallel_degree")
+"""Sizes of parallel groups of which only 1 is modelled."""
+
+CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
+"""The plugin that computes the loss without logits."""
+
+
+def is_axolotl(data: Table) -> bool:
+    """Whether a table is a config of axolotl."""
+    signs = ("micro_batch_size", "sequence_len", "datasets", "pretraining_dataset", "adapter", "num_epochs")
+    return "base_model" in data and any(name in data for name in signs)
+
+
+def read_axolotl(data: Table, source: Source) -> Launch:
+    """Reads a config. Raises `InputError`, which names file and key."""
+    with reading_of(source) as reading:
+        reading.ignored += [name for name in data if name in IGNORED]
+        unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
+        for name, why in REFUSED.items():
+            if data.get(name) not in (None, False, "", []):
+                reading.unknown[name] = why
+        for name in PARALLEL_SIZES:
+            if data.get(name) not in (None, 1, 0):
+                reading.unknown[name] = "it is modelled as 1"
+        words: dict[str, Any] = {
+            "phase": "training",
+            "batch": reading.size(data, "micro_batch_size", 1),
+            "num_microbatches": _accumulation(reading, data),
+            "seq": reading.size(data, "sequence_len", 512),
+            **optimizer_words(reading, "optimizer", reading.value(data, "optimizer", "adamw_torch_fused")),
+        }
+        half = _half_format(reading, data)
+        words |= {"precision": "fp32"} if half is None else {"dtype": half, "master_weights": "none"}
+        words |= _kernels(reading, data)
+        words |= _adapters(reading, data)
+        if data.get("rl"):
+            words |= _preferences(reading, str(data["rl"]), words)
+        if data.get("reward_model") or data.get("process_reward_model"):
+            reading.notes.append("the reward head is counted as the model's own output head, an upper bound")
+        if data.get("reward_model"):
+            words |= pair_words(reading, "reward_model", "reward", words)
+        return trained(
+            reading,
+            "axolotl",
+            _trainer_arguments(data, half),
+            words,
+            source.world_size,
+            target=str(data["base_model"] or ""),
+            shipped=DEEPSPEED_CONFIGS,
+        )
+
+
+def _accumulation(reading: Reading, data: Table) -> int:
+    """Micro-batches of a step: those of the file, or the batch of all devices divided by theirs."""
+    if data.get("gradient_accumulation_steps") is None and data.get("batch_size") is not None:
+        total = size_of(reading, "batch_size", data["batch_size"])
+        return max(1, total // reading.size(data, "micro_batch_size", 1))
+    return reading.size(data, "gradient_accumulation_steps", 1)
+
+
+def _half_format(reading: Reading, data: Table) -> str | None:
+    """The 16-bit number format in which weights are loaded and trained; None for fp32.
+
+    `bf16: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
+    """
+    is_given = any(data.get(name) for name in ("fp16", "float16", "float32", "bfloat16"))
+    bf16 = "auto" if data.get("bf16") is None and not is_given else data.get("bf16")
+    if bf16 == "auto":
+        if not data.get("fp16"):
+            reading.filled_in["bf16"] = True
+            return "bf16"
+        bf16 = False
+    flags = {name: reading.flag({**data, "bf16": bf16}, name) for name in ("bf16", "bfloat16", "fp16", "float16")}
+    if flags["bf16"] or flags["bfloat16"]:
+        return "bf16"
+    return "fp16" if flags["fp16"] or flags["float16"] else None
+
+
+def _kernels(reading: Reading, data: Table) -> dict[str, Any]:
+    """The settings of recomputation, attention, compilation and the loss."""
+    words: dict[str, Any] = {}
+    checkpointing = data.get("gradient_checkpointing")
+    if checkpointing in ("offload", "offload_disk", "unsloth"):
+        words |= {"recompute": "full", "offload_activations": True}
+    elif reading.flag(data, "gradient_checkpointing"):
+        kwargs = data.get("gradient_checkpointing_kwargs")
+        if kwargs is None:
+            reading.filled_in["gradient_checkpointing_kwargs.use_reentrant"] = True
+            kwargs = {"use_reentrant": True}
+        if not isinstance(kwargs, Mapping):
+            raise reading.wrong("gradient_checkpointing_kwargs", f"{shown(kwargs)}; expected a table")
+        words["recompute"] = "full-reentrant" if kwargs.get("use_reentrant") is True else "full"
+    if data.get("activation_offloading"):
+        words["offload_activations"] = True
+        words["recompute"] = "full"  # the hidden states of checkpointed layers go to the host
+    flag = next((name for name in ATTENTION_FLAGS if data.get(name) is True), "")
+    if data.get("attn_implementation") is not None:
+        words |= attention_words(reading, "attn_implementation", data["attn_implementation"])
+    elif flag:
+        words |= attention_words(reading, flag, ATTENTION_FLAGS[flag])
+    else:
+        words |= attention_words(reading, "attn_implementation", reading.value(data, "attn_implementation", "sdpa"))
+    if data.get("torch_compile") not in (None, False, "auto"):
+        words["compile"] = True
+    return words | _loss(reading, data)
+
+
+def _loss(reading: Reading, data: Table) -> dict[str, Any]:
+    """The settings of norms and of the loss, which Liger-Kernel and Cut Cross-Entropy replace."""
+    words: dict[str, Any] = {}
+    plugins = data.get("plugins") or []
+    if not isinstance(plugins, list):
+        raise reading.wrong("plugins", f"{shown(plugins)}; expected a list of names")
+    if data.get("liger_rms_norm") or data.get("liger_layer_norm"):
+        words["norm"] = "fused"
+    if data.get("liger_glu_activation"):
+        reading.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
+    if data.get("liger_fused_linear_cross_entropy"):
+        words["cross_entropy"] = "chunked"
+    elif data.get("liger_cross_entropy"):
+        words["cross_entropy"] = "fused"
+    elif data.get("chunked_cross_entropy"):
+        words["cross_entropy"] = "split"
+    elif data.get("cut_cross_entropy") or any(str(plugin).endswith(CUT_CROSS_ENTROPY) for plugin in plugins):
+        words["cross_entropy"] = "chunked"
+        reading.notes.append("Cut Cross-Entropy is counted as Liger-Kernel's chunked loss, an upper bound")
+    return words
+
+
+def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+    """The settings of adapters. QLoRA stores scales that are quantized themselves (loaders/model.py)."""
+    adapter = data.get("adapter")
+    if adapter in (None, "", False):
+        if data.get("load_in_4bit"):
+            reading.unknown["load_in_4bit"] = "weights in 4 bits take no gradient without an adapter"
+        return {}
+    if adapter not in ("lora", "qlora"):
+        raise reading.wrong("adapter", f"{shown(adapter)}; expected lora or qlora")
+    if data.get("lora_r") is None:
+        raise reading.wrong("lora_r", "missing; expected the rank of the adapters, or --lora-rank")
+    targets = "all-linear" if data.get("lora_target_linear") else data.get("lora_target_modules")
+    words = lora_words(
+        reading,
+        rank=("lora_r", data["lora_r"]),
+        targets=("lora_target_modules", targets),
+        modules_to_save=("lora_modules_to_save", data.get("lora_modules_to_save")),
+        dropout=data.get("lora_dropout"),
+    )
+    if adapter == "qlora" and data.get("load_in_4bit") is not False:
+        words["base"] = "nf4-dq"
+    if not words.get("lora_dropout") and not data.get("trust_remote_code") and data.get("lora_mlp_kernel") is not False:
+        reading.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
+    return words
+
+
+PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
+"""`rl` → the loss on pairs."""
+
+
+def _preferences(reading: Reading, name: str, words: Mapping[str, Any]) -> dict[str, Any]:
+    """The batch of training on pairs."""
+    if name not in PREFERENCES:
+        reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)} are"
+        return {}
+    return pair_words(reading, "rl", PREFERENCES[name], words)
+
+
+def _trainer_arguments(data: Table, half: str | None) -> dict[str, Any]:
+    """The arguments of the Trainer that select a framework.
+
+    Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
+    """
+    arguments = {name: data[name] for name in ("deepspeed", "fsdp", "fsdp_config") if data.get(name)}
+    version = data.get("fsdp_version")
+    if isinstance(arguments.get("fsdp_config"), Mapping) and version is not None:
+        arguments["fsdp_config"] = {**arguments["fsdp_config"], "version": version}
+    if version != 2:
+        arguments |= {"bf16": half == "bf16", "fp16": half == "fp16"}
+    return arguments

@@ -1,0 +1,15 @@
+"""axolotl: fine-tuning with transformers' Trainer from one YAML file."""
+
+from __future__ import annotations
+
+from ..framework import FromFile
+from ..launch.record import LaunchFile
+
+LAUNCH_FILE = LaunchFile(
+    "axolotl",
+    "a config of axolotl",
+    FromFile(__package__, "config_file:is_axolotl"),
+    FromFile(__package__, "config_file:read_axolotl"),
+    program="axolotl",
+    version="0.18.0",
+)

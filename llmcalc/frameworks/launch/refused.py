@@ -1,0 +1,71 @@
+"""Names the programs whose launch files are not read, by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ...errors import InputError
+from .record import Table
+
+
+class RefusedProgram(NamedTuple):
+    """A program whose launch files are recognized and not read.
+
+    name: the program's name.
+    matches: whether tables are such a file.
+    instead: what to do instead.
+    """
+
+    name: str
+    matches: Callable[[Table], bool]
+    instead: str
+
+
+def _tables(data: Table, *names: str) -> bool:
+    """Whether all of these keys have tables."""
+    return all(isinstance(data.get(name), Mapping) for name in names)
+
+
+def _plain_keys(data: Table) -> set[str]:
+    """The keys with underscores, as both spellings are used."""
+    return {str(key).replace("-", "_") for key in data}
+
+
+def _is_nemo(data: Table) -> bool:
+    model: Any = data.get("model")
+    has_megatron_model = isinstance(model, Mapping) and ("mcore_gpt" in model or "tensor_model_parallel_size" in model)
+    return _tables(data, "trainer") and ("exp_manager" in data or has_megatron_model)
+
+
+REFUSED = (
+    RefusedProgram("NeMo", _is_nemo, "TARGET with --framework megatron and options such as --tp, --pp and --devices"),
+    RefusedProgram(
+        "verl",
+        lambda data: "actor_rollout_ref" in data or _tables(data, "actor", "rollout"),
+        "TARGET with --phase training --fsdp N for the actor, and --phase inference for the rollout",
+    ),
+    RefusedProgram(
+        "GPT-NeoX",
+        lambda data: len({"pipe_parallel_size", "model_parallel_size"} & _plain_keys(data)) > 0,
+        "the config.json of the model in Hugging Face's form as TARGET with --framework deepspeed --zero 1",
+    ),
+    RefusedProgram(
+        "ms-swift",
+        lambda data: bool({"tuner_type", "train_type", "sft_type", "rlhf_type"} & set(data)),
+        "TARGET with options such as --lora-rank, --base nf4, --recompute full and --seq",
+    ),
+    RefusedProgram(
+        "nanotron",
+        lambda data: _tables(data, "general", "parallelism", "tokens"),
+        "TARGET with options such as --tp, --pp and --devices",
+    ),
+)
+"""Programs whose files are named in messages and not read."""
+
+
+def refuse_program(data: Table, where: str) -> None:
+    """Raises `InputError` if tables are a launch file of a program whose files are not read."""
+    for program in REFUSED:
+        if program.matches(data):
+            raise InputError(f"{where}: is a file of {program.name}, which is not read; expected {program.instead}")

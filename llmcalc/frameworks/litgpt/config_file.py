@@ -1,0 +1,151 @@
+"""Reads a config of LitGPT: arguments of `litgpt finetune_lora`, `finetune_full` and `finetune_adapter`.
+
+Source: LitGPT 0.5.13 (26857050), litgpt/finetune/{lora,full}.py, litgpt/args.py and litgpt/config.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import shown
+from ...parallel.layout import Layout
+from ..fsdp2.settings import TitanSettings
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import lora_words
+
+READ = frozenset(
+    """
+    checkpoint_dir precision quantize devices num_nodes lora_r lora_dropout lora_query lora_key lora_value
+    lora_projection lora_mlp lora_head train optimizer model_name model_config initial_checkpoint_dir data
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    "out_dir lora_alpha eval log logger_name seed access_token tokenizer_dir resume generate use_clearml".split()  # noqa: SIM905
+)
+"""Arguments that do not change the memory of a training step."""
+
+TARGETS = {
+    "lora_query": (True, ("q_proj",)),
+    "lora_key": (False, ("k_proj",)),
+    "lora_value": (True, ("v_proj",)),
+    "lora_projection": (False, ("o_proj",)),
+    "lora_mlp": (False, ("gate_proj", "up_proj", "down_proj")),
+}
+"""Argument → its default, and the projections with an adapter."""
+
+PRECISIONS: Mapping[str, Mapping[str, Any]] = {
+    "bf16-true": {"dtype": "bf16", "master_weights": "none"},
+    "16-true": {"dtype": "fp16", "master_weights": "none"},
+    "32-true": {"precision": "fp32"},
+    "bf16-mixed": {"precision": "autocast"},
+}
+"""`precision` → options of `llmcalc memory`."""
+
+BASES = {"bnb.nf4": "nf4", "bnb.nf4-dq": "nf4-dq"}
+"""`quantize` → options of `llmcalc memory`."""
+
+HEAD_CHUNK = 128
+"""Tokens of which the output head computes logits at once (`lm_head_chunk_size`)."""
+
+
+def is_litgpt(data: Table) -> bool:
+    """Whether a table is a config of LitGPT."""
+    train = data.get("train")
+    has_sizes = isinstance(train, Mapping) and ("micro_batch_size" in train or "global_batch_size" in train)
+    return has_sizes and any(name in data for name in ("checkpoint_dir", "model_name", "lora_r", "logger_name"))
+
+
+def read_litgpt(data: Table, source: Source) -> Launch:
+    """Reads a config. Raises `InputError`, which names file and argument."""
+    with reading_of(source) as reading:
+        reading.ignored += [name for name in data if name in IGNORED]
+        unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
+        if not any(str(name).startswith("lora_") for name in data) and data.get("checkpoint_dir") is None:
+            reading.unknown["model_name"] = "pretraining of LitGPT is not modelled; finetune_lora and finetune_full are"
+        train = reading.table(data, "train")
+        world = source.world_size or _devices(reading, data)
+        batch = reading.size(train, "micro_batch_size", 1)
+        total = reading.size(train, "global_batch_size", 16)
+        words: dict[str, Any] = {
+            "phase": "training",
+            "batch": batch,
+            "num_microbatches": max(1, total // world // batch),
+            "attn_implementation": "flash",
+            "norm": "fused",
+            "keep_logits": True,
+            "cross_entropy": "split",
+            "loss_chunk": HEAD_CHUNK,
+            **_optimizer(reading, data),
+        }
+        if train.get("max_seq_length") is not None:
+            words["seq"] = size_of(reading, "train.max_seq_length", train["max_seq_length"])
+        else:
+            reading.notes.append("train.max_seq_length is null: --seq says the longest sample (2,048 here)")
+        precision = str(reading.value(data, "precision", "bf16-true"))
+        if precision not in PRECISIONS:
+            raise reading.wrong("precision", f"{shown(precision)}; expected one of {', '.join(PRECISIONS)}")
+        words |= PRECISIONS[precision]
+        if any(str(name).startswith("lora_") for name in data):
+            words |= _adapters(reading, data, precision)
+        elif world > 1:
+            words["recompute"] = "full"  # finetune/full.py checkpoints blocks under FSDP
+        target = str(data.get("checkpoint_dir") or data.get("model_name") or "")
+        is_sharded = world > 1
+        return reading.launch(
+            "litgpt",
+            "fsdp2" if is_sharded else "torch",
+            target=re.sub(r"^(\./)?checkpoints/", "", target).rstrip("/")[:200],
+            layout=Layout(dp=world, zero=3 if is_sharded else 0),
+            settings=words,
+            own_settings=TitanSettings(reduced="bfloat16" if "bf16" in precision else "") if is_sharded else None,
+        )
+
+
+def _devices(reading: Reading, data: Table) -> int:
+    """The number of devices: those of a machine times machines."""
+    devices = reading.value(data, "devices", 1)
+    if isinstance(devices, str) and not devices.isdecimal():
+        raise reading.wrong("devices", f"{shown(devices)} depends on the machine; expected a number, or --devices")
+    return size_of(reading, "devices", devices) * reading.size(data, "num_nodes", 1)
+
+
+def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+    value = reading.value(data, "optimizer", "AdamW")
+    name = str(value.get("class_path") if isinstance(value, Mapping) else value).rpartition(".")[2]
+    options = value.get("init_args") if isinstance(value, Mapping) else None
+    if name == "SGD":
+        return {"optimizer": "sgd"}
+    if name not in ("AdamW", "Adam"):
+        reading.unknown["optimizer"] = f"'{name[:60]}' is not modelled; AdamW and SGD are"
+        return {}
+    is_fused = isinstance(options, Mapping) and options.get("fused") is True
+    return {"optimizer": "adamw", "optimizer_impl": "fused" if is_fused else "foreach"}
+
+
+def _adapters(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
+    """The settings of adapters, which have the number format of the weights, and of the weights beside them."""
+    targets = [
+        target
+        for name, (default, projections) in TARGETS.items()
+        if reading.flag(data, name, default)
+        for target in projections
+    ]
+    if reading.flag(data, "lora_head"):
+        reading.unknown["lora_head"] = "an adapter of the output head is not modelled"
+    words = lora_words(
+        reading,
+        rank=("lora_r", reading.value(data, "lora_r", 8)),
+        targets=("lora_query", targets),
+        dropout=reading.value(data, "lora_dropout", 0.05),
+    )
+    words |= {"lora_library": "litgpt", "lora_dtype": "bf16" if precision == "bf16-true" else "fp32"}
+    quantize = data.get("quantize")
+    if quantize in (None, ""):
+        return words
+    if str(quantize) not in BASES:
+        reading.unknown["quantize"] = f"{shown(quantize)} is not modelled; {' and '.join(BASES)} are"
+        return words
+    return words | {"base": BASES[str(quantize)], "quantized_head": True}

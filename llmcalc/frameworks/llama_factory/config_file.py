@@ -1,0 +1,200 @@
+"""Reads a config of LLaMA-Factory: arguments of its own beside those of transformers' Trainer.
+
+Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): hparams/*.py for arguments and defaults, model/adapter.py
+(`init_adapter`) for number formats, model/model_utils/{checkpointing,quantization,attention}.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import shown
+from ..launch.record import Launch, Reading, Source, Table, reading_of, unknown_keys
+from ..launch.trainer import (
+    TRAINER_DEFAULTS,
+    TRAINER_IGNORED,
+    attention_words,
+    keys_read,
+    lora_words,
+    pair_words,
+    trained,
+    trainer_words,
+)
+from .deepspeed_configs import DEEPSPEED_CONFIGS
+
+READ = frozenset(
+    """
+    stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
+    quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
+    disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output upcast_layernorm
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    """
+    dataset eval_dataset dataset_dir media_dir template train_on_prompt mask_history streaming buffer_size
+    mix_strategy interleave_probs overwrite_cache preprocessing_batch_size max_samples val_size packing neat_packing
+    tool_format default_system enable_thinking preserve_thinking tokenized_path ignore_pad_token_for_loss plot_loss
+    compute_accuracy disable_shuffling image_max_pixels image_min_pixels video_max_pixels video_min_pixels video_fps
+    video_maxlen lora_alpha use_rslora loraplus_lr_ratio loraplus_lr_embedding create_new_adapter
+    adapter_name_or_path cache_dir low_cpu_mem_usage split_special_tokens resize_vocab ray_num_workers ray_run_name
+    ray_storage_path placement_strategy resources_per_worker use_swanlab swanlab_project swanlab_run_name
+    include_effective_tokens_per_second use_eaft_loss freeze_vision_tower freeze_multi_modal_projector
+    save_only_model hf_hub_token ms_hub_token use_fast_tokenizer print_param_status pref_beta pref_loss pref_ftx
+    early_stopping_steps use_dft_loss include_tokens_per_second badam_mode badam_switch_mode badam_switch_interval
+    badam_verbose badam_update_ratio galore_rank galore_target galore_layerwise galore_scale apollo_rank
+    apollo_target apollo_layerwise apollo_scale oft_block_size oft_target pissa_iter pissa_convert eaft_alpha nproc
+    predict_with_generate infer_backend infer_dtype eval_on_each_dataset data_shared_file_system max_new_tokens
+    add_special_tokens add_tokens adapter_folder apollo_proj apollo_proj_type apollo_scale_front apollo_scale_type
+    apollo_update_interval audio_sampling_rate badam_mask_mode badam_start_block block_diag_attn crop_to_patches
+    dpo_label_smoothing enable_torch_profiler eval_num_beams fp8_backend fp8_enable_fsdp_float8_all_gather
+    galore_proj_type galore_update_interval image_do_pan_and_scan init_special_tokens kto_chosen_weight
+    kto_rejected_weight ld_alpha length_penalty master_addr master_port module_dropout moe_aux_loss_coef
+    new_special_tokens_config num_beams offload_folder oft_rank om_hub_token ppo_buffer_size ppo_epochs
+    ppo_score_norm ppo_target ppo_whiten_rewards pref_bco_weight ray_init_kwargs repetition_penalty rope_scaling
+    simpo_gamma skip_special_tokens swanlab_api_key swanlab_lark_secret swanlab_lark_webhook_url swanlab_logdir
+    swanlab_mode swanlab_workspace temperature top_k top_p use_audio_in_video use_kv_cache use_v1_kernels
+    vllm_config vllm_enforce_eager vllm_gpu_util vllm_max_lora_rank vllm_maxlen freeze_extra_modules
+    freeze_language_model freeze_trainable_layers freeze_trainable_modules asft_alpha profiler_output_dir
+    """.split()  # noqa: SIM905
+)
+"""Arguments that do not change the memory of a training step, or whose method is refused by another one."""
+
+REFUSED = {
+    "use_badam": "BAdam, which trains one block at a time",
+    "use_adam_mini": "Adam-mini's states",
+    "use_galore": "GaLore's projected states",
+    "use_apollo": "APOLLO's projected states",
+    "use_muon": "Muon with LLaMA-Factory's groups",
+    "use_llama_pro": "frozen layers",
+    "use_dora": "DoRA",
+    "pissa_init": "PiSSA's start",
+    "mixture_of_depths": "a mixture of depths",
+    "shift_attn": "shifted sparse attention",
+    "use_unsloth": "Unsloth's kernels",
+    "use_mca": "Megatron-Core's adapter",
+    "use_megatron_bridge": "Megatron-Bridge",
+    "use_hyper_parallel": "HyperParallel",
+    "use_kt": "KTransformers",
+    "use_asft_loss": "the reference model of ASFT",
+    "fp8": "products in 8 bits",
+    "train_from_scratch": "",
+    "reward_model": "PPO's reward model",
+    "ref_model": "a reference model beside the trained one",
+}
+"""Argument → what it asks for that is not modelled; empty where it changes nothing."""
+
+STAGES = ("sft", "pt", "rm", "dpo")
+"""Stages that are modelled."""
+
+ATTENTION = {
+    "auto": "sdpa",
+    "disabled": "eager",
+    "sdpa": "sdpa",
+    "fa2": "flash_attention_2",
+    "fa3": "flash_attention_3",
+}
+"""`flash_attn` → transformers' name of the attention implementation."""
+
+DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
+
+
+def is_llama_factory(data: Table) -> bool:
+    """Whether a table is a config of LLaMA-Factory."""
+    signs = ("finetuning_type", "cutoff_len", "dataset_dir", "overwrite_cache", "lora_target", "quantization_bit")
+    return "finetuning_type" in data or ("template" in data and any(name in data for name in signs))
+
+
+def read_llama_factory(data: Table, source: Source) -> Launch:
+    """Reads a config. Raises `InputError`, which names file and argument."""
+    with reading_of(source) as reading:
+        ignored = TRAINER_IGNORED | IGNORED
+        reading.ignored += [name for name in data if name in ignored]
+        unknown_keys(reading, data, (*keys_read(), *READ, *ignored, *REFUSED), "", "no argument that is known")
+        for name, method in REFUSED.items():
+            if method and data.get(name) not in (None, False, ""):
+                reading.unknown[name] = f"{method}: not modelled"
+        stage = str(reading.value(data, "stage", "sft"))[:20]
+        if stage not in STAGES:
+            reading.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"
+        kind = str(reading.value(data, "finetuning_type", "lora"))[:20]
+        if kind not in ("full", "lora"):
+            reading.unknown["finetuning_type"] = f"'{kind}' is not modelled; full and lora are"
+        words = trainer_words(reading, _with_kernels(reading, data), DEFAULTS, prefers="cutoff_len")
+        words |= attention_words(reading, "flash_attn", _attention(reading, data))
+        if kind == "lora":
+            words |= _adapters(reading, data)
+        elif data.get("quantization_bit") is not None:
+            reading.unknown["quantization_bit"] = f"with finetuning_type {kind}, quantized weights take no gradient"
+        if stage == "rm":
+            words |= pair_words(reading, "stage", "reward", words)
+            reading.notes.append("the head of rewards is left out, one row of the output head's width")
+        elif stage == "dpo":
+            words |= pair_words(reading, "stage", str(reading.value(data, "pref_loss", "sigmoid")), words)
+        if data.get("use_eaft_loss"):
+            reading.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
+        words |= _formats(reading, data, kind)
+        return trained(reading, "llama-factory", data, words, source.world_size, shipped=DEEPSPEED_CONFIGS)
+
+
+def _with_kernels(reading: Reading, data: Table) -> dict[str, Any]:
+    """The arguments with the Trainer's names of checkpointing and of Liger-Kernel.
+
+    Layers are checkpointed by default, in the reentrant way.
+    """
+    arguments = dict(data)
+    checkpoints = not reading.flag(data, "disable_gradient_checkpointing")
+    if "disable_gradient_checkpointing" not in data:
+        reading.filled_in["disable_gradient_checkpointing"] = False
+    is_reentrant = reading.flag(data, "use_reentrant_gc", True) if checkpoints else False
+    arguments |= {
+        "gradient_checkpointing": checkpoints,
+        "gradient_checkpointing_kwargs": {"use_reentrant": is_reentrant},
+        "attn_implementation": "sdpa",
+        "use_liger_kernel": data.get("enable_liger_kernel"),
+    }
+    return arguments
+
+
+def _attention(reading: Reading, data: Table) -> str:
+    name = str(reading.value(data, "flash_attn", "auto"))[:20]
+    if name not in ATTENTION:
+        raise reading.wrong("flash_attn", f"{shown(name)}; expected one of {', '.join(ATTENTION)}")
+    return ATTENTION[name]
+
+
+def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+    """The settings of adapters, and of the frozen weights beside them."""
+    targets = reading.value(data, "lora_target", "all")
+    words = lora_words(
+        reading,
+        rank=("lora_rank", reading.value(data, "lora_rank", 8)),
+        targets=("lora_target", "all-linear" if targets == "all" else targets),
+        modules_to_save=("additional_target", data.get("additional_target")),
+        dropout=data.get("lora_dropout"),
+    )
+    bits = data.get("quantization_bit")
+    if bits is None:
+        return words
+    method = str(reading.value(data, "quantization_method", "bnb"))
+    if bits != 4 or method not in ("bnb", "bitsandbytes") or data.get("quantization_type") == "fp4":
+        reading.unknown["quantization_bit"] = (
+            f"{shown(bits)} by {method[:20]} is not modelled; 4 bits in nf4 by bnb are"
+        )
+        return words
+    words["base"] = "nf4-dq" if reading.flag(data, "double_quantization", True) else "nf4"
+    return words
+
+
+def _formats(reading: Reading, data: Table, kind: str) -> dict[str, Any]:
+    """The number formats: trainable weights are cast to fp32, unless `pure_bf16` (`init_adapter`).
+
+    Frozen weights have the format of products, or the checkpoint's.
+    """
+    half = "bf16" if reading.flag(data, "bf16") or reading.flag(data, "pure_bf16") else None
+    half = half or ("fp16" if reading.flag(data, "fp16") else None)
+    if kind == "lora":
+        return {"dtype": half or "bf16", "master_weights": "none"}
+    if reading.flag(data, "pure_bf16"):
+        return {"dtype": "bf16", "master_weights": "none"}
+    return {"precision": "fp32" if half is None else "autocast"}

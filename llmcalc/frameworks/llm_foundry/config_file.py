@@ -1,0 +1,186 @@
+"""Reads a config of LLM Foundry: an MPT model or one of the hub, trained by Composer under FSDP version 1.
+
+Source: LLM Foundry 0.22.0.dev0 (8c8dd48f7), llmfoundry/models/mpt/configuration_mpt.py,
+models/utils/config_defaults.py and optim/; Composer 0.32, composer/distributed/mosaic_parallelism.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import shown
+from ...model import ModelSpec
+from ...parallel.layout import Layout
+from ...sources.files import validate
+from ..fsdp2.settings import TitanSettings
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
+
+ATTENTION_OFF: Mapping[str, tuple[Any, ...]] = {
+    "alibi": (False, True),
+    "attn_impl": ("flash", "torch"),
+    "qk_ln": (False,),
+    "qk_gn": (False,),
+    "sliding_window_size": (-1,),
+    "attn_type": ("multihead_attention", "multiquery_attention", "grouped_query_attention"),
+}
+"""Keys of `attn_config` of which only these values are read."""
+
+OPTIMIZERS = {"decoupled_adamw": "adamw", "adamw": "adamw", "sgd": "sgd"}
+"""`optimizer.name` → the value of `--optimizer`."""
+
+VARIABLE = re.compile(r"\$\{([A-Za-z_][\w.]{0,80})\}")
+"""A reference to another key, as OmegaConf has it."""
+
+
+def is_llm_foundry(data: Table) -> bool:
+    """Whether a table is a config of LLM Foundry."""
+    model = data.get("model")
+    return isinstance(model, Mapping) and "name" in model and "train_loader" in data
+
+
+def read_llm_foundry(data: Table, source: Source) -> Launch:
+    """Reads a config. Raises `InputError`, which names file and key."""
+    with reading_of(source) as reading:
+        model = reading.table(data, "model")
+        world = reading.devices(source.world_size)
+        length = _resolved(reading, data, "max_seq_len", data.get("max_seq_len"))
+        words: dict[str, Any] = {
+            "phase": "training",
+            "seq": size_of(reading, "max_seq_len", length),
+            "attn_implementation": _attention_kernel(reading, model),
+            **_batches(reading, data, world),
+            **_optimizer(reading, data),
+        }
+        if model.get("peft_config") is not None:
+            reading.unknown["model.peft_config"] = "adapters of LLM Foundry are not modelled"
+        fsdp = reading.table(data, "fsdp_config")
+        if fsdp.get("activation_checkpointing") is True:
+            is_reentrant = reading.flag(fsdp, "activation_checkpointing_reentrant", True)
+            words["recompute"] = "full-reentrant" if is_reentrant and world == 1 else "full"
+        if fsdp.get("activation_cpu_offload"):
+            words["offload_activations"] = True
+        is_sharded = bool(fsdp) and world > 1
+        formats, reduced = _precision(reading, data, fsdp, is_sharded)
+        if is_sharded:
+            reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
+        spec, target = None, ""
+        if str(model.get("name")) == "mpt_causal_lm":
+            spec = _mpt(reading, model, words["seq"])
+        else:
+            target = str(model.get("pretrained_model_name_or_path") or "")[:200]
+        return reading.launch(
+            "llm-foundry",
+            "fsdp2" if is_sharded else "torch",
+            spec=spec,
+            target=target,
+            layout=Layout(dp=world, zero=3 if is_sharded else 0),
+            settings=words | formats,
+            own_settings=TitanSettings(reduced=reduced, flat=True) if is_sharded else None,
+        )
+
+
+def _resolved(reading: Reading, data: Table, name: str, value: Any) -> Any:
+    """A value in which one reference to another key is replaced. Raises `InputError` for a reference to nothing."""
+    match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
+    if match is None:
+        return value
+    referenced: Any = data
+    for part in match[1].split("."):
+        referenced = referenced.get(part) if isinstance(referenced, Mapping) else None
+    if referenced is None:
+        raise reading.wrong(name, f"{shown(value)} names a key that is absent; expected a value")
+    return referenced
+
+
+def _batches(reading: Reading, data: Table, world: int) -> dict[str, Any]:
+    micro = data.get("device_train_microbatch_size")
+    if micro in (None, "auto"):
+        raise reading.wrong(
+            "device_train_microbatch_size", f"{shown(micro)}; expected a number, or --batch and --devices"
+        )
+    batch, total = size_of(reading, "device_train_microbatch_size", micro), data.get("global_train_batch_size")
+    if total is None:
+        return {"batch": batch}
+    per_device = max(1, size_of(reading, "global_train_batch_size", total) // world)
+    return {"batch": min(batch, per_device), "num_microbatches": -(-per_device // batch)}
+
+
+def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+    name = str(reading.table(data, "optimizer").get("name"))[:40]
+    if name not in OPTIMIZERS:
+        reading.unknown["optimizer.name"] = f"'{name}' is not modelled; {', '.join(OPTIMIZERS)} are"
+        return {}
+    implementation = {"decoupled_adamw": "loop", "adamw": "foreach"}.get(name)
+    return {"optimizer": OPTIMIZERS[name]} | ({} if implementation is None else {"optimizer_impl": implementation})
+
+
+def _precision(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
+    """The number formats, and that in which gradients are reduced; `mixed_precision` PURE is 16 bits throughout."""
+    precision = str(reading.value(data, "precision", "amp_bf16"))
+    if precision not in ("amp_bf16", "fp32"):
+        raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+    if precision == "fp32":
+        return {"precision": "fp32"}, ""
+    if not is_sharded:
+        return {"precision": "autocast"}, ""
+    mixed = str(reading.value(fsdp, "mixed_precision", "DEFAULT")).upper()
+    if mixed not in ("PURE", "DEFAULT"):
+        raise reading.wrong("fsdp_config.mixed_precision", f"{shown(mixed)}; expected PURE or DEFAULT")
+    return {"dtype": "bf16", "master_weights": "fp32"}, "bfloat16" if mixed == "PURE" else ""
+
+
+def _attention_kernel(reading: Reading, model: Table) -> str:
+    config = model.get("attn_config") or {}
+    if isinstance(config, Mapping) and config.get("attn_impl") == "torch":
+        return "eager"
+    if str(model.get("name")) == "hf_causal_lm" and not model.get("use_flash_attention_2"):
+        reading.filled_in["attn_implementation"] = "sdpa"
+    return "flash"
+
+
+def _mpt(reading: Reading, model: Table, length: int) -> ModelSpec:
+    """The MPT model of the section `model`, with LLM Foundry's defaults: biases, and learned positions."""
+    config = reading.table(model, "attn_config")
+    for key, values in ATTENTION_OFF.items():
+        if key in config and config[key] not in values:
+            reading.unknown[f"model.attn_config.{key}"] = f"{shown(config[key])} is not modelled"
+    for key in ("ffn_config", "block_overrides", "final_logit_softcapping"):
+        if model.get(key):
+            reading.unknown[f"model.{key}"] = "it is modelled without"
+    sizes = {
+        key: reading.size(model, key, default)
+        for key, default in (("d_model", 2048), ("n_heads", 16), ("n_layers", 24), ("vocab_size", 50368))
+    }
+    has_bias = not reading.flag(model, "no_bias")
+    norm: dict[str, Any] = {"type": "layernorm"} | ({} if has_bias else {"bias": False})
+    if "rmsnorm" in str(reading.value(model, "norm_type", "low_precision_layernorm")):
+        norm = {"type": "rmsnorm"}
+    attention: dict[str, Any] = {"num_attention_heads": sizes["n_heads"]}
+    attention |= {f"{part}_bias": has_bias for part in ("q", "k", "v", "o")}
+    if config.get("kv_n_heads") is not None:
+        attention["num_key_value_heads"] = size_of(reading, "model.attn_config.kv_n_heads", config["kv_n_heads"])
+    decoder: dict[str, Any] = {"num_hidden_layers": sizes["n_layers"], "final_norm": norm}
+    if config.get("alibi"):
+        attention["position"] = {"type": "alibi"}
+    elif config.get("rope"):
+        attention["position"] = {"type": "rope"}
+    elif reading.flag(model, "learned_pos_emb", True):
+        decoder["position"] = {"type": "learned", "max_position_embeddings": length}
+    network = {
+        "type": "mlp",
+        "intermediate_size": reading.size(model, "expansion_ratio", 4) * sizes["d_model"],
+        "hidden_act": "gelu",
+        "up_bias": has_bias,
+        "down_bias": has_bias,
+    }
+    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    table = {
+        "vocab_size": sizes["vocab_size"],
+        "hidden_size": sizes["d_model"],
+        "tie_word_embeddings": reading.flag(model, "tie_word_embeddings", True),
+        "max_position_embeddings": length,
+        "decoder": decoder,
+    }
+    return validate(ModelSpec, table, reading.where)

@@ -1,0 +1,134 @@
+"""Options typed beside a launch file of Megatron-LM, as arguments of Megatron-LM in the place of the file's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...errors import InputError
+from ...workload.setting import option
+from ..launch.record import Launch, Table
+from .launch_file import WRAPPED
+
+OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "dist_muon"}
+"""Value of `--optimizer` → Megatron-LM's name."""
+
+RECOMPUTED = ("recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules")
+"""Arguments of recomputation, which `--recompute` replaces together; so does it `--recompute-activations`."""
+
+ARGUMENTS = {
+    "batch": "micro_batch_size",
+    "seq": "seq_length",
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "etp": "expert_tensor_parallel_size",
+    "sequence_parallel": "sequence_parallel",
+}
+"""Option → argument with the same value."""
+
+
+def _recompute(value: Any) -> dict[str, Any]:
+    """The arguments of a value of `--recompute`; None removes an argument."""
+    removed: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
+    if value == "none":
+        return removed
+    if value == "full":
+        return {**removed, "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
+    if value in ("selective", "attention"):
+        return {**removed, "recompute_granularity": "selective"}
+    raise InputError(f"--recompute {value}: beside a file of Megatron-LM expected none, selective or full")
+
+
+def _optimizer(value: Any) -> dict[str, Any]:
+    if value not in OPTIMIZERS:
+        raise InputError(f"--optimizer {value}: Megatron-LM has none of that name; expected {', '.join(OPTIMIZERS)}")
+    return {"optimizer": OPTIMIZERS[value]}
+
+
+def _precision(value: Any) -> dict[str, Any]:
+    if value not in ("bf16-master", "fp32"):
+        raise InputError(f"--precision {value}: Megatron-LM trains in bf16-master or fp32; expected one of the two")
+    return {"bf16": True if value == "bf16-master" else None, "fp16": None}
+
+
+def _attention(value: Any) -> dict[str, Any]:
+    return {"attention_backend": "unfused" if value == "eager" else "flash"}
+
+
+def _zero(value: Any) -> dict[str, Any]:
+    if value not in (0, 1):
+        raise InputError(f"--zero {value}: Megatron-LM has 1, its distributed optimizer; expected 0 or 1")
+    return {"use_distributed_optimizer": True if value else None}
+
+
+CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
+    "recompute": _recompute,
+    "optimizer": _optimizer,
+    "precision": _precision,
+    "attn_implementation": _attention,
+    "zero": _zero,
+}
+"""Option → function that returns the arguments of its value."""
+
+
+def with_options(data: Table, options: Table, launch: Launch, where: str) -> Table:
+    """The arguments of a file with options in the place of its own.
+
+    launch: the run of the file as it is.
+    Raises `InputError` for an option that Megatron-LM has no argument for.
+    """
+    changes: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in ARGUMENTS:
+            changes[ARGUMENTS[name]] = value
+        elif name in CONVERTED:
+            changes |= CONVERTED[name](value)
+        elif name == "framework" and value == "megatron":
+            continue
+        elif name != "num_microbatches":
+            known = ", ".join(map(option, (*ARGUMENTS, *CONVERTED, "num_microbatches")))
+            raise InputError(
+                f"{option(name)}: {where} runs Megatron-LM, where it is no option; expected one of {known}, or a "
+                "change of the file"
+            )
+    layout = launch.layout
+    sizes = {name: options.get(name, getattr(layout, name)) for name in ("tp", "pp", "cp")}
+    replica_devices = sizes["tp"] * sizes["pp"] * sizes["cp"]
+    if "num_microbatches" in options:
+        batch = options.get("batch", launch.settings.get("batch", 1))
+        replicas = max(1, layout.world // replica_devices)
+        changes["global_batch_size"] = batch * options["num_microbatches"] * replicas
+    if "seq" in options:
+        changes["max_position_embeddings"] = max(options["seq"], _argument(data, "max_position_embeddings") or 0)
+    return _replaced(data, changes)
+
+
+def _table_of(data: Table) -> tuple[str, Table]:
+    """The key and the table of the arguments; an empty key where they are the file itself."""
+    for key in ("MODEL_ARGS", WRAPPED):
+        if isinstance(data.get(key), Mapping):
+            return key, data[key]
+    return "", data
+
+
+def _name(flag: str) -> str:
+    """The name of an argument without dashes."""
+    return flag.replace("-", "_").lstrip("_")
+
+
+def _argument(data: Table, name: str) -> int | None:
+    """An argument's value as a number; None if it is absent or no number."""
+    value = next((value for flag, value in _table_of(data)[1].items() if _name(str(flag)) == name), None)
+    text = str(value)
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
+
+
+def _replaced(data: Table, changes: Mapping[str, Any]) -> Table:
+    """The arguments with these values; None removes an argument."""
+    key, table = _table_of(data)
+    dropped = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
+    arguments = {flag: value for flag, value in table.items() if _name(str(flag)) not in dropped}
+    arguments |= {f"--{name.replace('_', '-')}": value for name, value in changes.items() if value is not None}
+    return {**data, key: arguments} if key else arguments

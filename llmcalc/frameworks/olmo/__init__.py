@@ -1,0 +1,5 @@
+"""OLMo: the trainer of AI2's first models.
+
+All of it may be changed without reading another program; `frameworks/launch/trainer.py` has the words that programs of
+the Trainer share.
+"""

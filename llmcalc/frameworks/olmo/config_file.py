@@ -1,0 +1,156 @@
+"""Reads a config of OLMo, the trainer of AI2's first models: the model, FSDP version 1 or DDP, and the step.
+
+Source: OLMo 0.6.0 (59a53e3f), olmo/config.py, olmo/model.py, olmo/optim.py and scripts/train.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import shown
+from ...model import ModelSpec
+from ...parallel.layout import Layout
+from ...sources.files import validate
+from ..fsdp2.settings import TitanSettings
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
+
+OFF: Mapping[str, tuple[Any, ...]] = {
+    "alibi": (False, None),
+    "attention_layer_norm": (False, None),
+    "embedding_layer_norm": (False, None),
+    "norm_after": (False, None),
+    "include_bias": (False,),
+    "block_type": ("sequential", None),
+    "block_group_size": (1, None),
+    "scale_logits": (False, None),
+}
+"""Keys of `model` of which only these values are read."""
+
+RECOMPUTE = {"whole_layer": "full", "one_in_two": "every:2", "one_in_three": "every:3", "one_in_four": "every:4"}
+"""`activation_checkpointing` → the value of `--recompute`."""
+
+STEP_KEYS = ("optimizer", "precision", "fsdp", "ddp", "compile", "activation_checkpointing", "fused_loss")
+"""Keys of the step that are read."""
+
+
+def is_olmo(data: Table) -> bool:
+    """Whether a table is a config of OLMo."""
+    model = data.get("model")
+    return isinstance(model, Mapping) and "d_model" in model and "layer_norm_type" in model and "optimizer" in data
+
+
+def read_olmo(data: Table, source: Source) -> Launch:
+    """Reads a config. Raises `InputError`, which names file and key."""
+    with reading_of(source) as reading:
+        spec = _model(reading, reading.table(data, "model"))
+        world = reading.devices(source.world_size)
+        batch = reading.size(data, "device_train_microbatch_size", 16)
+        total = reading.size(data, "global_train_batch_size", 512)
+        if total % (world * batch):
+            raise reading.wrong(
+                "global_train_batch_size", f"{total}; expected a multiple of {world * batch}, --devices"
+            )
+        words: dict[str, Any] = {
+            "phase": "training",
+            "batch": batch,
+            "num_microbatches": total // (world * batch),
+            "seq": reading.size(reading.table(data, "model"), "max_sequence_length", 1024),
+            "attn_implementation": "flash",
+            **_step(reading, data),
+        }
+        reading.ignored += [key for key in data if key not in ("model", *STEP_KEYS)]
+        fsdp = reading.table(data, "fsdp")
+        is_sharded = bool(fsdp) and world > 1
+        precision = str(reading.value(data, "precision", "amp_bf16"))
+        if precision not in ("amp_bf16", "fp32"):
+            raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
+        reduced = ""
+        if precision == "fp32":
+            words["precision"] = "fp32"
+        elif is_sharded:
+            words |= {"dtype": "bf16", "master_weights": "fp32"}
+            reduced = "bfloat16" if reading.value(fsdp, "precision", "pure") == "pure" else ""
+        else:
+            words["precision"] = "autocast"
+        if is_sharded:
+            reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
+        return reading.launch(
+            "olmo",
+            "fsdp2" if is_sharded else "torch",
+            spec=spec,
+            layout=Layout(dp=world, zero=3 if is_sharded else 0),
+            settings=words,
+            own_settings=TitanSettings(reduced=reduced, flat=True) if is_sharded else None,
+        )
+
+
+def _model(reading: Reading, model: Table) -> ModelSpec:
+    """The model of the section `model`."""
+    for key, values in OFF.items():
+        if model.get(key) not in values and key in model:
+            reading.unknown[f"model.{key}"] = f"{shown(model[key])} is not modelled"
+    width, layers = (size_of(reading, f"model.{key}", model.get(key)) for key in ("d_model", "n_layers"))
+    heads = reading.size(model, "n_heads", 12)
+    activation = str(reading.value(model, "activation_type", "swiglu"))
+    if activation not in ("swiglu", "gelu", "relu"):
+        raise reading.wrong("model.activation_type", f"{shown(activation)}; expected swiglu, gelu or relu")
+    is_gated = activation == "swiglu"
+    hidden = model.get("mlp_hidden_size")
+    inner = (
+        reading.size(model, "mlp_ratio", 4) * width if hidden is None else size_of(reading, "mlp_hidden_size", hidden)
+    )
+    norm_type = str(reading.value(model, "layer_norm_type", "default"))
+    if norm_type not in ("default", "low_precision", "rms", "amd_compatible"):
+        raise reading.wrong("model.layer_norm_type", f"{shown(norm_type)}; expected default, low_precision or rms")
+    has_weight = reading.flag(model, "layer_norm_with_affine", True)
+    has_bias = has_weight and reading.flag(model, "bias_for_layer_norm", reading.flag(model, "include_bias", True))
+    norm: dict[str, Any] = {"type": "rmsnorm" if norm_type == "rms" else "layernorm"}
+    if not has_weight:
+        norm["weight"] = False
+    elif norm["type"] == "layernorm" and not has_bias:
+        norm["bias"] = False
+    attention: dict[str, Any] = {"num_attention_heads": heads}
+    key_heads = 1 if model.get("multi_query_attention") else model.get("n_kv_heads")
+    if key_heads is not None:
+        attention["num_key_value_heads"] = size_of(reading, "model.n_kv_heads", key_heads)
+    positions = reading.size(model, "max_sequence_length", 1024)
+    decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
+    if reading.flag(model, "rope"):
+        attention["position"] = {"type": "rope"}
+    else:
+        decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
+    network = {
+        "type": "mlp",
+        "intermediate_size": inner // 2 if is_gated else inner,
+        "hidden_act": "silu" if is_gated else activation,
+        "gated": is_gated,
+    }
+    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    rows = model.get("embedding_size") or reading.value(model, "vocab_size", 50257)
+    table = {
+        "vocab_size": size_of(reading, "model.embedding_size", rows),
+        "hidden_size": width,
+        "tie_word_embeddings": reading.flag(model, "weight_tying", True),
+        "max_position_embeddings": positions,
+        "decoder": decoder,
+    }
+    return validate(ModelSpec, table, reading.where)
+
+
+def _step(reading: Reading, data: Table) -> dict[str, Any]:
+    """The settings of the optimizer, of recomputation, of the loss and of compilation."""
+    words: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
+    name = str(reading.value(reading.table(data, "optimizer"), "name", "lionw"))
+    if name != "adamw":
+        reading.unknown["optimizer.name"] = f"'{name[:30]}' is not modelled; adamw is"
+    checkpointing = data.get("activation_checkpointing")
+    if checkpointing is not None:
+        if str(checkpointing) not in RECOMPUTE:
+            raise reading.wrong("activation_checkpointing", f"{shown(checkpointing)}; expected {', '.join(RECOMPUTE)}")
+        words["recompute"] = RECOMPUTE[str(checkpointing)]
+    if data.get("fused_loss"):
+        words["cross_entropy"] = "fused"
+    if data.get("compile"):
+        words["compile"] = True
+    return words

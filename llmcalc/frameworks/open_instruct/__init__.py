@@ -1,0 +1,5 @@
+"""open-instruct: post-training of AI2 with accelerate.
+
+All of it may be changed without reading another program; `frameworks/launch/trainer.py` has the words that programs of
+the Trainer share.
+"""

@@ -1,0 +1,106 @@
+"""Reads a config of open-instruct: arguments of finetune.py and of dpo_tune_cache.py.
+
+Source: open-instruct e6c3044aa (2026-08-20), open_instruct/finetune.py. Weights are loaded in bf16, and accelerate runs
+them under its own config, which is another file.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import TRAINER_IGNORED, keys_read, lora_words, pair_words, trained
+
+READ = frozenset(
+    """
+    model_name_or_path max_seq_length per_device_train_batch_size gradient_accumulation_steps gradient_checkpointing
+    use_lora use_qlora lora_rank lora_dropout use_8bit_optimizer fused_optimizer use_liger_kernel use_flash_attn
+    loss_type sequence_parallel_size dpo_loss_type packing load_balancing_loss
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    """
+    exp_name config_name tokenizer_name tokenizer_revision use_slow_tokenizer add_bos low_cpu_mem_usage
+    dataset_mixer dataset_mixer_list dataset_mixer_list_splits dataset_mix_dir dataset_config_name dataset_name
+    max_train_samples overwrite_cache clip_grad_norm lora_alpha num_epochs final_lr_ratio timeout with_tracking
+    wandb_project_name wandb_entity checkpointing_steps keep_last_n_checkpoints hf_entity hf_repo_id
+    hf_repo_revision hf_metadata_dataset push_to_hub try_launch_beaker_eval_jobs try_auto_save_to_beaker
+    oe_eval_tasks oe_eval_max_length gs_bucket_path cache_dataset_only max_train_steps gamma_beta_ratio beta
+    dpo_beta dpo_use_paged_optimizer reduce_loss load_balancing_weight chat_template_name additional_model_arguments
+    sync_each_batch verbose try_launch_beaker_eval_jobs_on_weka dataset_transform_fn dataset_target_columns
+    dataset_cache_mode dataset_local_cache_dir dataset_skip_cache do_not_randomize_output_dir
+    clean_checkpoints_at_end cache_logprobs_only dataset_config_hash eval_priority eval_workspace hf_repo_url
+    label_smoothing save_to_hub send_slack_alerts oe_eval_gpu_multiplier output_router_logits
+    """.split()  # noqa: SIM905
+)
+"""Arguments that do not change the memory of a training step."""
+
+SIGNS = (
+    "use_slow_tokenizer",
+    "with_tracking",
+    "checkpointing_steps",
+    "dataset_mixer_list",
+    "use_flash_attn",
+    "use_lora",
+)
+"""Arguments that open-instruct has and TRL has not."""
+
+
+def is_open_instruct(data: Table) -> bool:
+    """Whether a table is a config of open-instruct."""
+    return "model_name_or_path" in data and any(name in data for name in SIGNS) and "finetuning_type" not in data
+
+
+def read_open_instruct(data: Table, source: Source) -> Launch:
+    """Reads a config. Raises `InputError`, which names file and argument."""
+    with reading_of(source) as reading:
+        ignored = TRAINER_IGNORED | IGNORED
+        reading.ignored += [name for name in data if name in ignored]
+        unknown_keys(reading, data, (*keys_read(), *READ, *ignored), "", "no argument that is known")
+        if data.get("sequence_parallel_size") not in (None, 1):
+            reading.unknown["sequence_parallel_size"] = "it is modelled as 1"
+        words: dict[str, Any] = {
+            "phase": "training",
+            "batch": reading.size(data, "per_device_train_batch_size", 8),
+            "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
+            "dtype": "bf16",
+            "master_weights": "none",
+            "attn_implementation": "flash" if reading.flag(data, "use_flash_attn", True) else "eager",
+        }
+        if data.get("max_seq_length") is not None:
+            words["seq"] = size_of(reading, "max_seq_length", data["max_seq_length"])
+        words |= _optimizer(reading, data)
+        if reading.flag(data, "gradient_checkpointing"):
+            words["recompute"] = "full"
+        if reading.flag(data, "use_liger_kernel"):
+            words |= {"norm": "fused", "cross_entropy": "chunked"}
+        if reading.flag(data, "use_lora") or reading.flag(data, "use_qlora"):
+            words |= _adapters(reading, data)
+        loss = data.get("loss_type", data.get("dpo_loss_type"))
+        if loss is not None:
+            words |= pair_words(reading, "loss_type", str(loss), words)
+        reading.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
+        arguments = {name: value for name, value in data.items() if name in keys_read()}
+        return trained(reading, "open-instruct", {**arguments, "bf16": True}, words, source.world_size)
+
+
+def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+    if reading.flag(data, "use_8bit_optimizer") or reading.flag(data, "use_qlora"):
+        bits = 8 if reading.flag(data, "use_8bit_optimizer") else 32
+        return {"optimizer": "adamw-8bit"} if bits == 8 else {"optimizer": "adamw", "optimizer_dtype": "fp32"}
+    return {
+        "optimizer": "adamw",
+        "optimizer_impl": "fused" if reading.flag(data, "fused_optimizer", True) else "foreach",
+    }
+
+
+def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+    targets = ["q_proj", "o_proj", "v_proj", "k_proj", "gate_proj", "up_proj", "down_proj"]
+    words = lora_words(
+        reading,
+        rank=("lora_rank", reading.value(data, "lora_rank", 64)),
+        targets=("lora_target_modules", targets),
+        dropout=reading.value(data, "lora_dropout", 0.1),
+    )
+    return words | ({"base": "nf4-dq"} if reading.flag(data, "use_qlora") else {})

@@ -1,0 +1,194 @@
+"""Reads a recipe's config of torchtune: components, and how they are trained.
+
+Source: torchtune 0.7.0 (bd2a0fc7c), recipes/{full,lora}_finetune_{single_device,distributed}.py, and
+torchtune/modules/loss/cross_entropy_loss.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import shown, suggest
+from ...parallel.layout import Layout
+from ..fsdp2.settings import TitanSettings
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import lora_words
+from .models import MODELS
+
+COMPONENT = "_component_"
+
+READ = frozenset(
+    """
+    model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
+    enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
+    tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
+    use_fp8 fp8_recipe_name enable_fp8_training ac_mode ac_option
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    """
+    output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle run_val_every_n_steps
+    dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
+    log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
+    cudnn_deterministic_mode     keep_last_n_checkpoints epochs_to_run compile_components packed
+    """.split()  # noqa: SIM905
+)
+"""Keys that do not change the memory of a training step."""
+
+OFF = {
+    "quantizer": "training with quantized weights is not modelled",
+    "use_fp8": "products in 8 bits are not modelled",
+    "enable_fp8_training": "products in 8 bits are not modelled",
+    "fsdp_cpu_offload": "shards on the host are not modelled",
+    "ac_mode": "selective checkpointing is not modelled",
+}
+"""Key → why a value other than false or null is not modelled."""
+
+PARALLEL_SIZES = ("tensor_parallel_dim", "context_parallel_dim", "data_parallel_replicate_dim")
+"""Sizes of parallel groups of which only 1 is modelled."""
+
+OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
+    "torch.optim.AdamW": {"optimizer": "adamw", "optimizer_impl": "foreach"},
+    "torch.optim.Adam": {"optimizer": "adamw", "optimizer_impl": "foreach"},
+    "torch.optim.SGD": {"optimizer": "sgd"},
+    "torch.optim.Adafactor": {"optimizer": "adafactor"},
+    "bitsandbytes.optim.PagedAdamW": {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_dtype": "fp32"},
+    "bitsandbytes.optim.AdamW": {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_dtype": "fp32"},
+    "bitsandbytes.optim.PagedAdamW8bit": {"optimizer": "adamw-8bit"},
+    "bitsandbytes.optim.AdamW8bit": {"optimizer": "adamw-8bit"},
+    "torchao.optim.AdamW8bit": {"optimizer": "adamw-8bit"},
+    "torchao.prototype.low_bit_optim.AdamW8bit": {"optimizer": "adamw-8bit"},
+}
+"""Class of an optimizer → options of `llmcalc memory`."""
+
+LOSSES: Mapping[str, Mapping[str, Any]] = {
+    "LinearCrossEntropyLoss": {"cross_entropy": "split"},
+    "CEWithChunkedOutputLoss": {"cross_entropy": "split"},
+    "CrossEntropyLoss": {},
+}
+"""Class of a loss → options of `llmcalc memory`."""
+
+TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
+"""torchtune's name of a projection of attention → the name in `llmcalc`."""
+
+NETWORK = ("gate_proj", "up_proj", "down_proj")
+
+
+def is_torchtune(data: Table) -> bool:
+    """Whether a table is a recipe's config of torchtune."""
+    return bool(_component(data.get("model"))) and ("checkpointer" in data or "tokenizer" in data or "loss" in data)
+
+
+def _component(table: Any) -> str:
+    """The dotted name of a component; empty without one."""
+    name = table.get(COMPONENT) if isinstance(table, Mapping) else None
+    return name[:120] if isinstance(name, str) else ""
+
+
+def read_torchtune(data: Table, source: Source) -> Launch:
+    """Reads a config. Raises `InputError`, which names file and key."""
+    with reading_of(source) as reading:
+        reading.ignored += [name for name in data if name in IGNORED]
+        unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
+        for name, why in OFF.items():
+            if data.get(name) not in (None, False):
+                reading.unknown[name] = why
+        for name in PARALLEL_SIZES:
+            if data.get(name) not in (None, 1):
+                reading.unknown[name] = "it is modelled as 1"
+        builder = _component(data["model"]).rpartition(".")[2]
+        plain_name = builder.removeprefix("q").removeprefix("lora_") if "lora_" in builder[:6] else builder
+        if plain_name not in MODELS:
+            near = suggest(plain_name, list(MODELS))
+            raise reading.wrong(f"model.{COMPONENT}", f"{shown(builder)} is not known.{near} Expected a text model")
+        dtype = str(reading.value(data, "dtype", "fp32"))
+        if dtype not in ("bf16", "fp32"):
+            raise reading.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")
+        words: dict[str, Any] = {
+            "phase": "training",
+            "batch": reading.size(data, "batch_size", 1),
+            "num_microbatches": reading.size(data, "gradient_accumulation_steps", 1),
+            "dtype": dtype,
+            "master_weights": "none",
+            "attn_implementation": "flash",
+            **_length(reading, data),
+            **_optimizer(reading, data),
+            **_loss(reading, data),
+        }
+        if reading.flag(data, "enable_activation_checkpointing"):
+            words["recompute"] = "full"
+        for key, setting in (
+            ("enable_activation_offloading", "offload_activations"),
+            ("optimizer_in_bwd", "optimizer_in_backward"),
+            ("compile", "compile"),
+        ):
+            if reading.flag(data, key):
+                words[setting] = True
+        if plain_name != builder:
+            words |= _adapters(reading, data["model"], dtype, builder.startswith("qlora"))
+        world = reading.devices(source.world_size)
+        is_sharded = world > 1
+        return reading.launch(
+            "torchtune",
+            "fsdp2" if is_sharded else "torch",
+            target=MODELS[plain_name],
+            layout=Layout(dp=world, zero=3 if is_sharded else 0),
+            settings=words,
+            own_settings=TitanSettings(reduced="bfloat16" if dtype == "bf16" else "") if is_sharded else None,
+        )
+
+
+def _length(reading: Reading, data: Table) -> dict[str, Any]:
+    """The length of sequences: the tokenizer's `max_seq_len`, to which a packed dataset fills each."""
+    for section in ("tokenizer", "dataset"):
+        value = reading.table(data, section).get("max_seq_len")
+        if value is not None:
+            return {"seq": size_of(reading, f"{section}.max_seq_len", value)}
+    reading.notes.append("tokenizer.max_seq_len is null: samples have any length; --seq says the longest (2,048 here)")
+    return {}
+
+
+def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+    table = reading.table(data, "optimizer")
+    name = _component(table)
+    if name not in OPTIMIZERS:
+        reading.unknown["optimizer"] = f"'{name}' is not modelled"
+        return {}
+    words = dict(OPTIMIZERS[name])
+    if "Paged" in name:
+        reading.notes.append("paged states are counted on the device, from which the driver may move them to the host")
+    if name.startswith("torchao"):
+        reading.notes.append("8-bit states of torchao are counted as those of bitsandbytes, an estimate")
+    if table.get("fused") is True:
+        words["optimizer_impl"] = "fused"
+    return words
+
+
+def _loss(reading: Reading, data: Table) -> dict[str, Any]:
+    name = _component(data.get("loss")).rpartition(".")[2]
+    if name not in LOSSES:
+        reading.unknown["loss"] = f"'{name}' is not modelled; {', '.join(LOSSES)} are"
+        return {}
+    return dict(LOSSES[name])
+
+
+def _adapters(reading: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
+    """The settings of adapters, which have the number format of the model."""
+    attention = model.get("lora_attn_modules")
+    if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):
+        raise reading.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
+    targets = [*(TARGETS[str(name)] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
+    if model.get("apply_lora_to_output"):
+        reading.unknown["model.apply_lora_to_output"] = "an adapter of the output head is not modelled"
+    if model.get("use_dora"):
+        reading.unknown["model.use_dora"] = "DoRA is not modelled"
+    words = lora_words(
+        reading,
+        rank=("model.lora_rank", reading.value(model, "lora_rank", 8)),
+        targets=("model.lora_attn_modules", targets),
+        dropout=model.get("lora_dropout"),
+    )
+    words |= {"lora_library": "torchtune", "lora_dtype": dtype}
+    return words | ({"base": "nf4-dq"} if is_quantized or model.get("quantize_base") else {})

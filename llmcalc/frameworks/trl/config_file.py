@@ -1,0 +1,138 @@
+"""Reads a recipe of TRL: arguments of `SFTConfig` or `GRPOConfig` beside those of `ModelConfig` and `ScriptArguments`.
+
+open-r1 and the alignment handbook have the same arguments. Source: TRL 1.10 (f2cd57710), trainer/{base_config,
+sft_config,grpo_config,model_config}.py and scripts/utils.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import (
+    TRAINER_DEFAULTS,
+    TRAINER_IGNORED,
+    keys_read,
+    pair_words,
+    trained,
+    trainer_words,
+    weight_formats,
+)
+
+SIGNS = frozenset(
+    """
+    use_peft lora_r lora_target_modules load_in_4bit max_length max_completion_length max_prompt_length
+    num_generations dataset_mixture dataset_mixer dataset_train_split packing packing_strategy reward_funcs
+    completion_only_loss assistant_only_loss use_bnb_nested_quant bnb_4bit_quant_type dataset_text_field
+    """.split()  # noqa: SIM905
+)
+"""Arguments that TRL has and the Trainer has not."""
+
+GRPO_SIGNS = ("num_generations", "max_completion_length", "reward_funcs", "reward_weights")
+"""Arguments of GRPO."""
+
+GRPO_READ = ("beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm")
+
+PREFERENCE_SIGNS = (
+    "precompute_ref_log_probs",
+    "ref_model_mixup_alpha",
+    "desirable_weight",
+    "max_prompt_length",
+    "beta",
+)
+"""Arguments of training on pairs, outside of GRPO."""
+
+READ = frozenset(("loss_type", "activation_offloading", "use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"))
+
+IGNORED = frozenset(
+    """
+    completion_only_loss assistant_only_loss padding_free packing_strategy eval_packing shuffle_dataset
+    truncation_mode pad_to_multiple_of router_aux_loss_coef model_init_kwargs chat_template_path dataset_streaming
+    dataset_test_split dataset_prompt_column system_prompt callbacks benchmarks hub_model_revision wandb_entity
+    wandb_project wandb_run_group trust_remote_code use_rslora lora_task_type bnb_4bit_quant_storage num_generations
+    num_generations_eval temperature top_p top_k min_p reward_funcs reward_weights scale_rewards epsilon
+    epsilon_high delta num_iterations mask_truncated_completions vllm_device vllm_gpu_memory_utilization
+    vllm_max_model_len vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout
+    vllm_max_model_length vllm_tensor_parallel_size vllm_enable_sleep_mode importance_sampling_level
+    log_unique_prompts num_completions_to_print generation_kwargs repetition_penalty cache_implementation
+    generation_batch_size steps_per_generation code_language code_provider code_eval_test_batch_size
+    code_eval_scoring_mode parallel_code_exec_per_proc cosine_min_value_wrong cosine_max_value_wrong
+    cosine_min_value_correct cosine_max_value_correct cosine_max_len repetition_n_grams repetition_max_penalty
+    max_completion_len soft_punish_cache ignore_bias_buffers overwrite_hub_revision push_to_hub_revision
+    disable_dropout ds3_gather_for_generation top_entropy_quantile datasets dataset_mixture_seed
+    auto_insert_empty_system_msg dataset_seed chat_template_kwargs entropy_coef log_completions_hub_repo
+    log_multimodal max_tool_calling_iterations multi_objective_aggregation off_policy_mask_threshold test_split_size
+    use_adaptive_entropy use_bias_correction_kl use_transformers_paged vllm_group_port vllm_importance_sampling_cap
+    vllm_importance_sampling_correction vllm_importance_sampling_mode vllm_model_impl vllm_structured_outputs_regex
+    sync_ref_model ref_model_sync_steps label_smoothing dataset_kwargs chat_template
+    """.split()  # noqa: SIM905
+)
+"""Arguments that do not change the memory of a training step, or by less than one block."""
+
+DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 1024, "bf16": True}
+
+
+def is_trl(data: Table) -> bool:
+    """Whether a table has arguments of TRL."""
+    trainer_signs = ("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "output_dir")
+    return "model_name_or_path" in data and bool(SIGNS & set(data)) and any(name in data for name in trainer_signs)
+
+
+def read_trl(data: Table, source: Source) -> Launch:
+    """Reads a recipe. Raises `InputError`, which names file and argument."""
+    with reading_of(source) as reading:
+        is_grpo = any(name in data for name in GRPO_SIGNS)
+        ignored = TRAINER_IGNORED | IGNORED
+        reading.ignored += [name for name in data if name in ignored]
+        known = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
+        unknown_keys(reading, data, known, "", "no argument that is known")
+        sign = next((name for name in PREFERENCE_SIGNS if not is_grpo and data.get(name) is not None), "")
+        for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
+            if data.get(name):
+                reading.unknown[name] = "it is modelled without"
+        arguments = {**data, "bf16": reading.flag(data, "bf16", not data.get("fp16"))}
+        length = "" if is_grpo or data.get("max_seq_length") is not None else "max_length"
+        words = trainer_words(reading, arguments, DEFAULTS, prefers=length)
+        if data.get("activation_offloading"):
+            words["offload_activations"] = True
+        if is_grpo:
+            words |= _grpo(reading, data)
+        elif sign:
+            words |= pair_words(reading, sign, str(data.get("loss_type", "sigmoid")), words)
+        else:
+            words |= _loss(reading, data, words)
+        precision, _ = weight_formats(reading, arguments, "float32")
+        return trained(reading, "trl", arguments, words | precision, source.world_size)
+
+
+def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
+    """The settings of SFT's loss: logits of a part of the tokens at a time, unless Liger-Kernel has its own."""
+    if "cross_entropy" in words:
+        return {}
+    loss = str(reading.value(data, "loss_type", "chunked_nll"))[:30]
+    if loss == "chunked_nll" and data.get("deepspeed"):
+        reading.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
+        return {}
+    if loss == "chunked_nll":
+        return {"cross_entropy": "split", "loss_chunk": 256}
+    if loss not in ("nll", "dft"):
+        reading.unknown["loss_type"] = f"'{loss}' is not modelled; nll and chunked_nll are"
+    return {}
+
+
+def _grpo(reading: Reading, data: Table) -> dict[str, Any]:
+    """The settings of GRPO's training step: prompts and completions, without a reference model if beta is 0."""
+    beta = reading.value(data, "beta", 0.0)
+    if beta not in (0, 0.0):
+        reading.unknown["beta"] = "GRPO with a reference model is not modelled; beta 0.0 is"
+    if data.get("vllm_mode") == "colocate":
+        reading.unknown["vllm_mode"] = "an engine on the same device is not modelled; server is"
+    completion = reading.size(data, "max_completion_length", 512)
+    prompt = data.get("max_prompt_length")
+    reading.notes.append(
+        "GRPO: the training step alone, whose loss is counted as that of SFT over all tokens; generation is apart"
+    )
+    if prompt is None:
+        reading.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
+        return {"seq": completion}
+    return {"seq": size_of(reading, "max_prompt_length", prompt, least=0) + completion}

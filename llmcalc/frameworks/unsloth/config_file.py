@@ -1,0 +1,79 @@
+"""Reads the defaults that Unsloth Studio has for a model: how it is trained, without the model's name.
+
+Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. Unsloth's own kernels are not modelled: the run is
+counted as PEFT and the Trainer run it, which needs at least as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..launch.record import Launch, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import lora_words, optimizer_words, trained
+
+TRAINING_READ = frozenset("max_seq_length batch_size gradient_accumulation_steps gradient_checkpointing optim".split())  # noqa: SIM905
+
+TRAINING_IGNORED = frozenset(
+    """
+    num_epochs learning_rate warmup_steps warmup_ratio max_steps save_steps weight_decay random_seed packing
+    train_on_completions lr_scheduler_type eval_steps
+    """.split()  # noqa: SIM905
+)
+"""Keys of `training` that do not change memory."""
+
+LORA_READ = frozenset("lora_r lora_dropout target_modules use_dora".split())  # noqa: SIM905
+
+LORA_IGNORED = frozenset(
+    """
+    lora_alpha use_rslora use_loftq vision_all_linear finetune_vision_layers finetune_language_layers
+    finetune_attention_modules finetune_mlp_modules
+    """.split()  # noqa: SIM905
+)
+"""Keys of `lora` that do not change memory of the text model."""
+
+
+def is_unsloth(data: Table) -> bool:
+    """Whether a table has the defaults of Unsloth Studio."""
+    training = data.get("training")
+    return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(data.get("lora"), Mapping)
+
+
+def read_unsloth(data: Table, source: Source) -> Launch:
+    """Reads the defaults. Raises `InputError`, which names file and key."""
+    with reading_of(source) as reading:
+        unknown_keys(reading, data, ("training", "lora", "logging", "inference", "audio_input", "vision"), "", "no key")
+        training, lora = reading.table(data, "training"), reading.table(data, "lora")
+        unknown_keys(reading, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
+        unknown_keys(reading, lora, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
+        words: dict[str, Any] = {
+            "phase": "training",
+            "batch": reading.size(training, "batch_size", 2),
+            "num_microbatches": reading.size(training, "gradient_accumulation_steps", 4),
+            "seq": size_of(reading, "training.max_seq_length", training["max_seq_length"]),
+            "dtype": "bf16",
+            "master_weights": "none",
+            "attn_implementation": "flash",
+            **optimizer_words(reading, "training.optim", reading.value(training, "optim", "adamw_8bit")),
+            **_recompute(training),
+            **lora_words(
+                reading,
+                rank=("lora.lora_r", reading.value(lora, "lora_r", 16)),
+                targets=("lora.target_modules", lora.get("target_modules")),
+                dropout=lora.get("lora_dropout"),
+            ),
+            "base": "nf4-dq",
+        }
+        reading.filled_in["load_in_4bit"] = True
+        if lora.get("use_dora"):
+            reading.unknown["lora.use_dora"] = "DoRA is not modelled"
+        reading.notes.append("Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound")
+        return trained(reading, "unsloth", {}, words, source.world_size)
+
+
+def _recompute(training: Table) -> dict[str, Any]:
+    """The settings of recomputation; "unsloth" keeps the inputs of layers on the host."""
+    value = training.get("gradient_checkpointing", "unsloth")
+    if value == "unsloth":
+        return {"recompute": "full", "offload_activations": True}
+    return {"recompute": "full"} if value in (True, "true", "True") else {}

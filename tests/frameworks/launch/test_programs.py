@@ -1,0 +1,335 @@
+"""Launch files of programs that train with a framework: axolotl, LLaMA-Factory, TRL, torchtune, LitGPT and others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import llmcalc
+from llmcalc.costs.params import params
+from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.kinds import PROGRAMS, program_files
+from llmcalc.frameworks.launch.read import launch_of, read_launch
+from llmcalc.frameworks.launch.record import Launch, Override
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.preset import Preset
+from tests.launch_shares import ANSWERED, outcome
+
+FILES = Path(__file__).parents[2] / "data" / "launch"
+
+
+def changed(name: str, world_size: int | None = None, **changes: Any) -> Launch:
+    """The run of one of the files with other values; None removes a key."""
+    data = yaml.safe_load((FILES / name).read_text()) | changes
+    text = yaml.safe_dump({key: value for key, value in data.items() if value is not None})
+    return launch_of(text, name, world_size, folder=FILES)
+
+
+NEEDS_TARGET = ("unsloth_defaults.yaml",)
+REFUSED = {"nemo_gpt.yaml": "is a file of NeMo, which is not read", "neox_small.yml": "is a file of GPT-NeoX"}
+
+PROGRAM_OF = {
+    "axolotl_qlora.yaml": "axolotl",
+    "axolotl_full_fsdp2.yaml": "axolotl",
+    "axolotl_zero1.yaml": "axolotl",
+    "llama_factory_full_z3.yaml": "LLaMA-Factory",
+    "llama_factory_qlora.yaml": "LLaMA-Factory",
+    "torchtune_lora.yaml": "torchtune",
+    "litgpt_lora.yaml": "LitGPT",
+    "trl_sft.yaml": "TRL",
+    "trl_grpo.yaml": "TRL",
+    "open_instruct_sft.yaml": "open-instruct",
+    "unsloth_defaults.yaml": "Unsloth",
+    "olmo_tiny.yaml": "OLMo",
+    "llm_foundry_mpt.yaml": "LLM Foundry",
+}
+
+
+def test_every_file_is_in_a_table() -> None:
+    assert {path.name for path in FILES.glob("*.y*ml")} == {*PROGRAM_OF, *REFUSED}
+    assert {file.program for file in program_files()} == set(PROGRAM_OF.values())
+    assert len(PROGRAMS) == len(set(PROGRAMS))
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAM_OF if name not in NEEDS_TARGET])
+def test_a_file_is_answered_as_given_and_names_its_program(name: str) -> None:
+    said = outcome(FILES / name)
+    assert (said.verdict, said.text.split(",")[0]) == (ANSWERED, PROGRAM_OF[name])
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_file_of_another_program_is_refused_by_its_name(name: str) -> None:
+    with pytest.raises(InputError) as stop:
+        read_launch(FILES / name)
+    assert REFUSED[name] in str(stop.value)
+    assert "expected" in str(stop.value)
+
+
+def test_a_file_without_a_model_asks_for_one() -> None:
+    with pytest.raises(InputError, match="names no model; add TARGET"):
+        llmcalc.memory(launch=FILES / "unsloth_defaults.yaml")
+    answer = llmcalc.memory("llama3.2-1b", launch=FILES / "unsloth_defaults.yaml")
+    assert answer.document["launch"]["program"] == "Unsloth"
+
+
+def test_a_model_that_is_not_here_asks_for_a_target() -> None:
+    with pytest.raises(InputError, match="its model, 'nobody/nothing', cannot be read") as stop:
+        llmcalc.memory(launch=_with_model("nobody/nothing"))
+    assert "add TARGET" in str(stop.value)
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def _with_model(name: str) -> Path:
+    path = Path("sft.yaml")
+    path.write_text((FILES / "trl_sft.yaml").read_text().replace("Qwen/Qwen2.5-0.5B", name))
+    return path
+
+
+# ---- settings, program by program
+
+
+def test_qlora_of_axolotl() -> None:
+    launch = read_launch(FILES / "axolotl_qlora.yaml")
+    assert (launch.kind, launch.framework, launch.target) == ("axolotl", "torch", "meta-llama/Llama-3.2-1B")
+    assert launch.settings == {
+        "phase": "training",
+        "batch": 2,
+        "num_microbatches": 4,
+        "seq": 1024,
+        "optimizer": "adamw-8bit",
+        "dtype": "bf16",
+        "recompute": "full-reentrant",
+        "attn_implementation": "flash",
+        "lora_rank": 16,
+        "lora_targets": ("all-linear",),
+        "lora_dropout": True,
+        "base": "nf4-dq",
+    }
+    assert launch.filled_in == {"bf16": True, "gradient_checkpointing_kwargs.use_reentrant": True}
+    assert (launch.program, launch.version) == ("axolotl", "0.18.0")
+
+
+def test_axolotl_fills_in_its_defaults() -> None:
+    launch = changed("axolotl_qlora.yaml", sequence_len=None, micro_batch_size=None, optimizer=None)
+    assert (launch.settings["seq"], launch.settings["batch"]) == (512, 1)
+    assert launch.filled_in["optimizer"] == "adamw_torch_fused"
+
+
+def test_axolotl_trains_in_bf16_under_fsdp() -> None:
+    launch = read_launch(FILES / "axolotl_full_fsdp2.yaml", 8)
+    assert launch.framework == "fsdp2"
+    assert launch.layout == Layout(dp=8, zero=3, cp_comm="allgather")
+    assert {
+        "dtype": "bf16",
+        "master_weights": "none",
+        "recompute": "full",
+        "norm": "fused",
+    }.items() <= launch.settings.items()
+    assert launch.settings["cross_entropy"] == "chunked"
+
+
+def test_configs_of_deepspeed_come_with_the_program() -> None:
+    launch = read_launch(FILES / "axolotl_zero1.yaml", 2)
+    assert (launch.framework, launch.layout, launch.own_settings.stage) == ("deepspeed", Layout(dp=2, zero=1), 1)
+    assert any("the file of that name that comes with the program is read" in note for note in launch.notes)
+    launch = read_launch(FILES / "llama_factory_full_z3.yaml", 2)
+    assert launch.layout == Layout(dp=2, zero=3)
+    assert (launch.settings["num_microbatches"], launch.settings["master_weights"]) == (2, "fp32")
+
+
+def test_a_named_file_is_read_from_the_current_folder() -> None:
+    folder = Path("deepspeed_configs")
+    folder.mkdir()
+    (folder / "zero1.json").write_text('{"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": "auto"}')
+    launch = read_launch(FILES / "axolotl_zero1.yaml", 2)
+    assert launch.layout.zero == 2
+    assert launch.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo are)"),
+        ({"load_in_8bit": True}, "load_in_8bit (weights in 8 bits"),
+        ({"fp8": True}, "fp8 (products in 8 bits"),
+        ({"optimizer": "came_pytorch"}, "optimizer ('came_pytorch' is not modelled)"),
+        ({"adapter": "llama-adapter"}, "adapter: 'llama-adapter'; expected lora or qlora"),
+        ({"lora_r": None}, "lora_r: missing"),
+        ({"attn_implementation": "fp8"}, "attn_implementation: 'fp8'; expected eager"),
+        ({"sequence_length": 4}, "sequence_length (no key that is known)"),
+    ],
+)
+def test_what_axolotl_is_refused_for(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        changed("axolotl_qlora.yaml", **changes)
+    assert said in str(stop.value)
+
+
+def test_llama_factory_checkpoints_layers_and_adapts_all_of_them() -> None:
+    launch = read_launch(FILES / "llama_factory_qlora.yaml")
+    wanted = {"recompute": "full-reentrant", "lora_rank": 8, "lora_targets": ("all-linear",), "base": "nf4-dq"}
+    assert wanted.items() <= launch.settings.items()
+    assert launch.settings["seq"] == launch.filled_in["cutoff_len"] == 2048
+    assert "master_weights" not in launch.settings
+
+
+def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
+    changes = {"finetuning_type": "full", "quantization_bit": None}
+    assert changed("llama_factory_qlora.yaml", **changes).settings["precision"] == "autocast"
+    pure = changed("llama_factory_qlora.yaml", pure_bf16=True, **changes).settings
+    assert (pure["dtype"], pure["master_weights"]) == ("bf16", "none")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stage": "kto"}, "stage ('kto' is not modelled; sft, pt, rm, dpo are)"),
+        ({"finetuning_type": "oft"}, "finetuning_type ('oft' is not modelled; full and lora are)"),
+        ({"quantization_bit": 8}, "quantization_bit (8 by bnb is not modelled"),
+        ({"use_galore": True}, "use_galore (GaLore's projected states: not modelled)"),
+        ({"cutof_len": 1}, "cutof_len (no argument that is known)"),
+    ],
+)
+def test_what_llama_factory_is_refused_for(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        changed("llama_factory_qlora.yaml", **changes)
+    assert said in str(stop.value)
+
+
+def test_adapters_of_torchtune() -> None:
+    launch = read_launch(FILES / "torchtune_lora.yaml")
+    assert launch.target == "llama3.2-1b"
+    targets = ("q_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    wanted = {"lora_rank": 32, "lora_targets": targets, "lora_library": "torchtune", "lora_dtype": "bf16"}
+    assert wanted.items() <= launch.settings.items()
+    assert {"cross_entropy": "split", "recompute": "full", "optimizer_impl": "fused"}.items() <= launch.settings.items()
+    assert read_launch(FILES / "torchtune_lora.yaml", 2).layout == Layout(dp=2, zero=3)
+
+
+def test_a_builder_of_torchtune_that_is_not_known() -> None:
+    with pytest.raises(InputError, match="'lora_llama9_1b' is not known"):
+        changed("torchtune_lora.yaml", model={"_component_": "torchtune.models.x.lora_llama9_1b"})
+
+
+def test_builders_of_torchtune_are_presets() -> None:
+    from llmcalc.frameworks.torchtune.models import MODELS
+
+    for preset in MODELS.values():
+        assert isinstance(llmcalc.load(preset), Preset)
+
+
+def test_adapters_of_litgpt() -> None:
+    launch = read_launch(FILES / "litgpt_lora.yaml")
+    assert launch.target == "meta-llama/Llama-3.2-1B"
+    wanted = {"lora_targets": ("q_proj", "v_proj"), "lora_library": "litgpt", "lora_dropout": True, "loss_chunk": 128}
+    assert wanted.items() <= launch.settings.items()
+    assert launch.settings["num_microbatches"] == 4  # 8 = 2 · 4
+    assert changed("litgpt_lora.yaml", quantize="bnb.nf4").settings["base"] == "nf4"
+
+
+def test_trl_loads_weights_in_fp32_and_checkpoints() -> None:
+    launch = read_launch(FILES / "trl_sft.yaml")
+    wanted = {"precision": "autocast", "recompute": "full", "seq": 2048, "cross_entropy": "split", "loss_chunk": 256}
+    assert wanted.items() <= launch.settings.items()
+    assert {"dtype": "float32", "gradient_checkpointing": True, "bf16": True}.items() <= launch.filled_in.items()
+
+
+def test_grpo_counts_prompt_and_completion() -> None:
+    launch = read_launch(FILES / "trl_grpo.yaml")
+    assert (launch.settings["seq"], launch.settings["batch"]) == (1024, 8)
+    assert launch.filled_in["beta"] == 0.0
+    with pytest.raises(InputError, match=r"beta \(GRPO with a reference model is not modelled; beta 0.0 is\)"):
+        changed("trl_grpo.yaml", beta=0.04)
+    with pytest.raises(InputError, match=r"vllm_mode \(an engine on the same device"):
+        changed("trl_grpo.yaml", vllm_mode="colocate")
+
+
+def test_pairs_need_a_reference_model_without_adapters() -> None:
+    """With adapters the reference is the frozen weights; a pair is two sequences."""
+    with pytest.raises(InputError, match=r"beta \('sigmoid' has a reference model, which is not modelled without"):
+        changed("trl_sft.yaml", beta=0.1)
+    assert changed("trl_sft.yaml", beta=0.1, use_peft=True).settings["batch"] == 4
+    assert changed("axolotl_qlora.yaml", rl="dpo").settings["batch"] == 4
+    assert changed("llama_factory_qlora.yaml", stage="dpo").settings["batch"] == 4
+    with pytest.raises(InputError, match=r"rl \('sigmoid' has a reference model"):
+        changed("axolotl_full_fsdp2.yaml", rl="dpo")
+    assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
+
+
+def test_a_pair_of_open_instruct_is_two_sequences() -> None:
+    assert changed("open_instruct_sft.yaml", loss_type="simpo").settings["batch"] == 2
+    with pytest.raises(InputError, match="has a reference model"):
+        changed("open_instruct_sft.yaml", loss_type="dpo")
+
+
+def test_the_model_of_olmo() -> None:
+    launch = read_launch(FILES / "olmo_tiny.yaml", 2)
+    assert launch.spec is not None
+    h, inner = 256, 1024  # mlp_ratio 8 · h, of which SwiGLU takes two halves
+    layer = 4 * h * h + 3 * h * inner + 2 * h
+    assert params(launch.spec).total == 2 * 50304 * h + 4 * layer + h
+    assert (launch.framework, launch.layout.dp, launch.settings["num_microbatches"]) == ("torch", 2, 2)
+    sharded = changed("olmo_tiny.yaml", 2, fsdp={"precision": "mixed"}, ddp=None)
+    assert (sharded.framework, sharded.own_settings.flat, sharded.own_settings.reduced) == ("fsdp2", True, "")
+
+
+def test_the_model_of_llm_foundry() -> None:
+    launch = read_launch(FILES / "llm_foundry_mpt.yaml", 2)
+    assert launch.spec is not None
+    h, f = 256, 1024
+    layer = 4 * h * h + 4 * h + 2 * h * f + f + h + 4 * h  # products and biases, two norms with biases
+    assert params(launch.spec).total == 50368 * h + 512 * h + 4 * layer + 2 * h
+    assert (launch.framework, launch.settings["seq"], launch.own_settings.reduced) == ("fsdp2", 512, "bfloat16")
+
+
+# ---- options beside a file, and what is filled in
+
+
+def test_an_option_beside_a_file_replaces_its_value() -> None:
+    launch = read_launch(FILES / "axolotl_qlora.yaml", options={"seq": 256, "lora_rank": 8, "fsdp": 1})
+    assert (launch.settings["seq"], launch.settings["lora_rank"]) == (256, 8)
+    assert launch.overridden == {"seq": Override(256, 1024), "lora_rank": Override(8, 16), "fsdp": Override(1, None)}
+
+
+def test_precision_beside_a_file_replaces_all_formats() -> None:
+    launch = read_launch(FILES / "trl_grpo.yaml", options={"precision": "bf16-master"})
+    assert launch.settings["precision"] == "bf16-master"
+    assert not {"dtype", "master_weights"} & set(launch.settings)
+
+
+def test_a_file_without_a_framework_takes_that_of_the_options() -> None:
+    launch = read_launch(FILES / "open_instruct_sft.yaml", 4, options={"zero": 3})
+    assert (launch.framework, launch.layout.zero, launch.layout.dp) == ("fsdp2", 3, 4)
+
+
+def test_a_framework_that_contradicts_the_files_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--framework megatron: .* runs FSDP2"):
+        read_launch(FILES / "axolotl_full_fsdp2.yaml", 8, options={"framework": "megatron"})
+
+
+def test_the_document_lists_program_defaults_and_overrides() -> None:
+    answer = llmcalc.memory(launch=FILES / "axolotl_qlora.yaml", seq=256)
+    launch = answer.document["launch"]
+    assert (launch["program"], launch["version"]) == ("axolotl", "0.18.0")
+    assert launch["filled_in"]["bf16"] is True
+    assert launch["overridden"] == {"seq": {"file": 1024, "option": 256}}
+    assert any("defaults of axolotl 0.18.0: bf16 true" in note for note in answer.document["notes"])
+
+
+def test_weights_of_the_trainer_keep_the_checkpoints_format() -> None:
+    """transformers 5 loads weights as they are published; `bf16: true` is autocast, which matters in fp32 alone."""
+    path = Path("trainer.yaml")
+    path.write_text("model_name_or_path: gpt2\nper_device_train_batch_size: 1\nbf16: true\nblock_size: 64\n")
+    in_bf16 = llmcalc.memory("llama3.2-1b?num_hidden_layers=2", launch=path).document
+    assert in_bf16["workload"]["dtype"] == "bfloat16"
+    assert any("states in bfloat16, the checkpoint's number format" in note for note in in_bf16["notes"])
+    in_fp32 = llmcalc.memory("gpt2?num_hidden_layers=2", launch=path).document
+    assert in_fp32["workload"]["dtype"] == "float32"

@@ -1,0 +1,133 @@
+"""Prints what `llmcalc memory --launch` says of every launch file below a folder.
+
+    python -m tests.launch_shares FOLDER            each file, and the shares of the four verdicts
+    python -m tests.launch_shares FOLDER --only NAME  files whose path has this text
+
+answered as given: with no other option. answered after what the message asks: with a TARGET, a number of devices or a
+length. refused: with the message. taken for another program: the program that `index.json` states is not the one that
+was read; without an index nothing is known of that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from llmcalc import memory
+from llmcalc.errors import InputError
+
+SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".slurm")
+"""Suffixes of launch files."""
+
+ANSWERED, ANSWERED_LATER, REFUSED, MISTAKEN = (
+    "answered as given",
+    "answered after what the message asks",
+    "refused",
+    "taken for another program",
+)
+
+TARGET = "llama3.2-1b"
+"""The model of files that name none."""
+
+ASKS = (
+    (re.compile(r"add TARGET|missing argument TARGET"), {"target": TARGET}),
+    (re.compile(r"expected --devices|or --devices\b|--devices: [\d,]+; expected a multiple"), {"devices": 8}),
+    (re.compile(r"expected --seq|add --seq"), {"seq": 2048}),
+)
+"""A text in a message → the option that it asks for."""
+
+PROGRAMS = {
+    "axolotl": ("axolotl",),
+    "LLaMA-Factory": ("LLaMA-Factory",),
+    "torchtune": ("torchtune",),
+    "torchtitan": ("torchtitan",),
+    "litgpt": ("LitGPT",),
+    "alignment": ("TRL", "transformers"),
+    "open-r1": ("TRL",),
+    "open-instruct": ("open-instruct",),
+    "llm-foundry": ("LLM Foundry",),
+    "OLMo": ("OLMo",),
+    "unsloth": ("Unsloth",),
+    "Megatron-LM": ("Megatron-LM",),
+}
+"""A word in the kind of a file → programs whose readers may read it."""
+
+FRAMEWORK_FILES = ("DeepSpeed", "accelerate")
+"""Programs of files that all trainers have."""
+
+
+class Outcome(NamedTuple):
+    """What is said of a file.
+
+    path: the file.
+    verdict: one of the four.
+    text: the program and its bytes, or the message.
+    """
+
+    path: Path
+    verdict: str
+    text: str
+
+
+def launch_paths(folder: Path, only: str = "") -> Iterator[Path]:
+    """The launch files below a folder, in order."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file() and path.suffix in SUFFIXES and path.name != "index.json" and only in str(path):
+            yield path
+
+
+def outcome(path: Path, kind: str = "") -> Outcome:
+    """Asks for the memory of a launch file. kind: its kind in the folder's index."""
+    options: dict[str, object] = {}
+    for _ in range(len(ASKS) + 1):
+        try:
+            answer = memory(options.get("target"), launch=path, **{k: v for k, v in options.items() if k != "target"})
+            program = answer.document["launch"]["program"] or answer.document["launch"]["kind"]
+            size = answer.document["memory"]["device_bytes"] / 2**30
+        except InputError as error:
+            message = str(error)
+            asked = next(
+                (more for text, more in ASKS if text.search(message) and not more.items() <= options.items()), {}
+            )
+            if not asked:
+                return Outcome(path, REFUSED, message.replace(f"{path}: ", ""))
+            options |= asked
+            continue
+        expected = next((names for word, names in PROGRAMS.items() if word.lower() in kind.lower()), ())
+        text = f"{program}, {size:,.1f} GiB" + "".join(f" --{name} {value}" for name, value in options.items())
+        if expected and program not in (*expected, *FRAMEWORK_FILES):
+            return Outcome(path, MISTAKEN, text)
+        return Outcome(path, ANSWERED_LATER if options else ANSWERED, text)
+    raise AssertionError(path)
+
+
+def main() -> None:
+    """Prints every file with its verdict, and the shares."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", default="")
+    arguments = parser.parse_args()
+    index = arguments.folder / "index.json"
+    rows = json.loads(index.read_text())["files"] if index.exists() else []
+    kinds = {row["file"]: row["kind"] for row in rows}
+    counts: Counter[str] = Counter()
+    for path in launch_paths(arguments.folder, arguments.only):
+        said = outcome(path, kinds.get(path.name, ""))
+        counts[said.verdict] += 1
+        print(f"{said.verdict:37}{path.relative_to(arguments.folder)}: {said.text}", flush=True)
+    total = sum(counts.values())
+    if not total:
+        sys.exit(f"{arguments.folder}: no launch files; expected files that end in {', '.join(SUFFIXES)}")
+    print()
+    for verdict in (ANSWERED, ANSWERED_LATER, REFUSED, MISTAKEN):
+        print(f"{verdict:37}{counts[verdict]:4} of {total}  {counts[verdict] / total:.0%}")
+
+
+if __name__ == "__main__":
+    main()
