@@ -170,7 +170,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
         inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
         pads queries to a multiple of 32. The seeds of dropout lie on the host, except on meta. In the backward pass dQ
-        is summed in float32: read of the efficient kernel, assumed of cuDNN's workspace.
+        is taken to be summed in float32, as in flash attention: neither workspace was read or measured.
         """
         graph, spare = self.graph, self.choices.workspace
         batch, heads, queries, _ = q.shape
