@@ -178,16 +178,16 @@ class Memory:
             (use.quantized is not None, "the scheme's storage; products in the activations' format"),
             (bool(cache_block(settings, use)), "a paged cache, written in place"),
             (is_recurrent(self.spec), PUBLISHED.name),
-            (
-                attention == "flash" and settings.phase != "training" and changes_scores(self.spec),
-                "vllm/v1/attention/backends; torch/nn/attention/flex_attention.py",
-            ),
         ]
         estimated = [
             (
                 use.grad_dtype not in ("", use.adapter_dtype or use.dtype),
                 "sums of gradients in a format of their own",
-            )
+            ),
+            (
+                attention == "flash" and settings.phase != "training" and changes_scores(self.spec),
+                "scores that an engine's kernel changes inside, with the memory of flash attention",
+            ),
         ]
         optimizer = None if use.optimizer is None else use.optimizer.name
         return [

@@ -71,7 +71,8 @@ SCORES_BY_THEMSELVES = ("joint_softmax", "local_mask", "at_distance")
 def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplementation:
     """The attention implementation of a phase where the settings choose none.
 
-    In training transformers runs sdpa, or eager for a model whose class refuses sdpa.
+    Training runs sdpa, as transformers does, or eager for a model whose scores sdpa does not take or is not modelled
+    with.
     """
     chosen = kernel_choices(settings).attention
     if settings.attn_implementation is None and chosen == "sdpa" and not takes_sdpa(spec):

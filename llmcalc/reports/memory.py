@@ -491,7 +491,10 @@ def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
     if flash is not None and flash < memory.device.device_bytes:
         notes.append(f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash)}")
     if settings.phase == "training" and settings.attn_implementation is None and memory.attention == "eager":
-        notes.append("transformers trains it with eager attention: scaled_dot_product_attention takes no such scores")
+        notes.append(
+            "counted with eager attention: scaled_dot_product_attention takes no sinks and no soft cap, and biases and "
+            "selections are not modelled with it"
+        )
     if settings.phase == "training" and keeps_small_segments(memory):
         notes.append(
             "fragmentation: segments of freed activations too small for the optimizer's tensors stay reserved; "

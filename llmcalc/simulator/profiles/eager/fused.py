@@ -39,7 +39,7 @@ COMPILED = Witness(
 """The witness of what torch.compile is taken to keep: published measurements of fine-tuning."""
 
 SDPA = by_source(
-    "torch's sdp_utils.cpp, derivatives.yaml, attention.cu and MHA.cpp; the CPU's kernel on the CPU",
+    "torch's sdp_utils.cpp and derivatives.yaml; the CPU's kernel on the CPU, the others' results on meta",
     "tests/simulator/test_sdpa.py",
 )
 """The witness of the backends of scaled_dot_product_attention."""
