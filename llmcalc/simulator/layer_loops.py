@@ -81,7 +81,7 @@ class LayerStack:
 def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStack]:
     """Returns the layers of each stack, in the order of execution.
 
-    every: recompute treats one layer in `every` differently; 1 (default) if all layers run alike.
+    recompute_interval: recompute treats one layer in as many differently; 1 (default) if all layers run alike.
     """
     return program_stacks(spec.program().root, recompute_interval)
 
