@@ -483,7 +483,7 @@ def test_no_layer_stays_gathered_after_its_forward_pass_in_torchtitan_since() ->
 def test_ranks_of_a_cluster() -> None:
     """51 rows of 24 on 7 ranks: eight each, and three on the last one, which has fewer states."""
     spec = family("llama3-8b")
-    one = memory(spec, Settings("training", batch=1, seq=9))
+    one = memory(spec, Settings("training", batch=1, seq=9, attn_implementation="eager"))
     found = Cluster.of(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
     first, last = found.by_rank
     training = Training(batch=1, seq=9, implementation="fused")
