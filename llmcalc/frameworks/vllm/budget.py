@@ -138,10 +138,8 @@ class Server:
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
         word = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
-        if (
-            word == "none"
-            or self.preset.checkpoint is not None
-            and (self.preset.config or {}).get("quantization_config")
+        if word == "none" or (
+            self.preset.checkpoint is not None and (self.preset.config or {}).get("quantization_config")
         ):
             return None
         if word not in SCHEMES:
@@ -249,7 +247,7 @@ class Server:
         """The memory of a rank of a stage."""
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         pool = block_pool(rank, self.cached_element_bytes, self.block_size, rules)
-        outside = self.record.outside_torch(self.numbers, self.tp, self.pp)
+        outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.graph_bytes(rank.number_of_layers)
         budget = math.ceil(self.utilization * self.total)
         weights, peak = self.stored_weights(rank), run.peak_bytes(rank, rules)
@@ -262,8 +260,8 @@ class Server:
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
             Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
-            Term("non_torch", outside.mib * MIB, estimate, f"{outside.logs} logs", self._origin_of_logs(outside)),
-            Term("cuda_graphs", graphs, estimate, f"{self.record.cuda_graphs.logs} logs", graph_origin),
+            Term("non_torch", outside.mib * MIB, estimate, outside.source, "context, NCCL and libraries"),
+            Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(
                 "kv_cache", max(available, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
             ),
@@ -273,15 +271,10 @@ class Server:
     def _weights_origin(self, rank: EngineRank) -> str:
         return rank.scheme or ("as published" if self.dtype is None else self.dtype)
 
-    def _origin_of_logs(self, outside: Any) -> str:
-        if not outside.logs:
-            return "assumed"
-        return f"of {', '.join(outside.accelerators)}" if outside.accelerators else "of logs"
-
     @property
     def free_at_start(self) -> int:
         """Bytes that are free when the engine starts: without CUDA's context."""
-        return self.total - self.record.context_of(self.tp * self.pp).mib * MIB
+        return self.total - self.record.context_of(self.hardware, self.tp * self.pp).mib * MIB
 
 
 class Stage(NamedTuple):

@@ -64,19 +64,33 @@ class BatchDefaults(VersionRange):
 
 
 class NonTorch(VersionRange):
-    """Memory outside torch. devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least."""
+    """Memory outside torch.
+
+    devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least. link: beginning of the link's
+    name; empty for any link. logs: number of start-up logs behind the figure. accelerators: those of the logs.
+    """
 
     devices: int = 1
+    link: str = ""
     stages: int = 1
     mib: int
     logs: int
     accelerators: tuple[str, ...] = ()
 
+    @property
+    def source(self) -> str:
+        """The logs behind the figure, in words."""
+        if not self.logs:
+            return "an assumption"
+        where = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
+        return f"{self.logs} log{'s' * (self.logs > 1)}{where}"
+
 
 class Context(Record):
-    """Memory that is in use before the engine measures, by the number of devices."""
+    """Memory that is in use before the engine measures, by the number of devices. Fields as of `NonTorch`."""
 
     devices: int
+    link: str = ""
     mib: int
     logs: int
     accelerators: tuple[str, ...] = ()
@@ -89,6 +103,11 @@ class GraphEstimate(Record):
     mib_per_layer: float
     sequences: int
     logs: int
+
+    @property
+    def source(self) -> str:
+        """The logs behind the figure, in words."""
+        return f"{self.logs} logs of h100-sxm"
 
 
 class VLLMRecord(Record):
@@ -125,18 +144,27 @@ class VLLMRecord(Record):
             if row.at_least_gib <= gib and not any(part in names for part in row.not_on)
         )
 
-    def outside_torch(self, version: Numbers, devices: int, stages: int) -> NonTorch:
+    def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
         """Returns the memory outside torch: of the newest row with the most ranks that are no more than these."""
         rows = [
             row
             for row in ranges_at(self.non_torch, version)
-            if row.devices <= devices and row.stages <= stages and (row.stages == 1 or devices == 1)
+            if row.devices <= devices
+            and row.stages <= stages
+            and (row.stages == 1 or devices == 1)
+            and _has_link(hardware, row.link)
         ]
         return max(rows, key=lambda row: (row.stages, row.devices, row.first))
 
-    def context_of(self, devices: int) -> Context:
+    def context_of(self, hardware: Hardware, devices: int) -> Context:
         """Returns the memory that is in use before the engine measures."""
-        return max((row for row in self.context if row.devices <= devices), key=lambda row: row.devices)
+        rows = [row for row in self.context if row.devices <= devices and _has_link(hardware, row.link)]
+        return max(rows, key=lambda row: row.devices)
+
+
+def _has_link(hardware: Hardware, link: str) -> bool:
+    """Whether the accelerator has a link of that name; any accelerator has the empty one."""
+    return not link or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link))
 
 
 @cache
