@@ -168,8 +168,10 @@ def kv(
     source: int | str | None = None,
     *,
     users: int | None = None,
+    engine: str | Iterable[str] | None = None,
+    hardware: str | None = None,
     **options: Any,
-) -> Cache:
+) -> Cache | ReportedAnswer:
     """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
     `.what_if`, `.growth`.
 
@@ -177,9 +179,17 @@ def kv(
     seq: tokens per sequence; default the model's context length, at most 32,768, or 2,048 if the model states none.
     kv_dtype: format of the cache; `dtype` is another name of it.
     source: tokens that the encoder of an encoder-decoder has read; default seq.
+    engine: a serving engine (`vllm==0.19`), or several: what it allocates on `hardware`, by its own flags in `options`.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank caches.
     Raises `InputError` for an encoder-only model and for an unknown format.
     """
+    if engine is not None:
+        from .questions.engines import ask_engine_cache
+
+        _check_engine_options(batch=batch, users=users, seq=seq, source=source)
+        return ask_engine_cache(_engine_question(model, engine, hardware, options))
+    if hardware is not None:
+        raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     from .questions.counts import CacheQuestion
 
     kv_dtype = options.pop("dtype", kv_dtype)

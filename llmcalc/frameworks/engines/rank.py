@@ -95,15 +95,27 @@ class EngineRank:
             return "mxfp4"
         return self.quantize
 
-    @property
+    @cached_property
     def weights(self) -> int:
         """Bytes of the rank's weights and, where they are loaded, of the encoders."""
-        chosen: dict[str, Any] = {} if self.scheme is None else {"quantize": self.scheme}
+        if self.scheme == "mxfp4" and self.layout.tp > 1:
+            return self._with_divided_blocks()
+        return self._weights(self.model, self.scheme)
+
+    def _with_divided_blocks(self) -> int:
+        """Bytes where experts are MXFP4: ranks divide their bytes evenly, though not always into whole blocks."""
+        whole = self.preset.model
+        saved = self._weights(whole, "none") - self._weights(whole, self.scheme)
+        return self._weights(self.model, "none") - saved // (self.layout.tp * self.layout.pp)
+
+    def _weights(self, model: ModelSpec, scheme: str | None) -> int:
+        """Bytes of a model's weights under a scheme; None for that of the checkpoint."""
+        chosen: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             chosen["dtype"] = self.dtype
         include = included(False, self.with_towers and bool(self.preset.model.towers))
         settings = Settings(phase="inference", **chosen)
-        use = static_memory(self.model, settings, self.preset.dtype, include, self.preset.checkpoint)
+        use = static_memory(model, settings, self.preset.dtype, include, self.preset.checkpoint)
         return int(use.weights)
 
     @cached_property
