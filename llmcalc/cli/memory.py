@@ -131,7 +131,7 @@ def _show_engines(
         raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
     preset = reading.load(target)
     with name_in_errors(preset):
-        question = EngineQuestion(preset, tuple(engines), values, (hardware or [None])[0], settings.quantize)
+        question = EngineQuestion(preset, tuple(engines), values, hardware[0] if hardware else None, settings.quantize)
         answer = ask_engine_memory(question)
         report = answer.report()
     writing.show(report, table)

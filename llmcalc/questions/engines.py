@@ -8,45 +8,16 @@ from typing import Any
 
 from ..accelerator import Hardware
 from ..errors import InputError
-from ..frameworks.engines.engine import Change, Engine, EngineMemory, EngineVersion
+from ..frameworks.engines.engine import Change, Engine, EngineVersion
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.registry import engine_and_version
+from ..frameworks.engines.use import EngineOption, EngineUse
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
 
 MOST_DEVICES = 64
 """The largest number of devices on which `fit` tries an engine."""
-
-
-@dataclass(frozen=True)
-class EngineUse:
-    """What an engine does on one kind of accelerator.
-
-    preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
-    memory: its memory. changes: changes that leave more for the cache.
-    """
-
-    preset: Preset
-    engine: Engine
-    version: EngineVersion
-    hardware: Hardware
-    flags: Mapping[str, Any]
-    memory: EngineMemory
-    changes: tuple[Change, ...] = ()
-
-
-@dataclass(frozen=True)
-class EngineOption:
-    """A layout on one kind of accelerator. flags: flags of the layout. memory: what the engine then does.
-
-    serves: whether it starts and holds all users.
-    """
-
-    hardware: Hardware
-    flags: Mapping[str, Any]
-    memory: EngineMemory
-    serves: bool
 
 
 @dataclass(frozen=True)

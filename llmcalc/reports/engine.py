@@ -11,7 +11,7 @@ from .document import Column, Report, Row, Table
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..questions.engines import EngineOption, EngineUse
+    from ..frameworks.engines.use import EngineOption, EngineUse
 
 TITLES = {
     "budget": "budget",

@@ -48,11 +48,14 @@ class StateCache(NamedTuple):
 
 
 class Experts(NamedTuple):
-    """The experts of a layer. top_k: experts of a token. width: width of an expert on the rank. count: experts of it."""
+    """The experts of a layer on a rank.
+
+    top_k: experts of a token. width: width of an expert. number: their number.
+    """
 
     top_k: int
     width: int
-    count: int
+    number: int
 
 
 @dataclass(frozen=True, eq=False)

@@ -100,10 +100,10 @@ class Server:
         sizes = [layers // self.pp] * self.pp
         for i in range(2, layers % self.pp + 2):
             sizes[-i] += 1
-        split = {} if len(set(sizes)) == 1 else {"pp_layout": tuple(sizes)}
+        split = None if len(set(sizes)) == 1 else tuple(sizes)
         if not self.flags.get("enable_expert_parallel"):
-            return Layout(tp=self.tp, pp=self.pp, **split)
-        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, **split)
+            return Layout(tp=self.tp, pp=self.pp, pp_layout=split)
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=split)
 
     @property
     def dtype(self) -> str | None:
@@ -239,7 +239,7 @@ class Server:
         padding = 0
         if rank.scheme == "mxfp4" and experts is not None:
             columns = -rank.hidden_size % MXFP4_COLUMNS
-            padding = rank.number_of_layers * experts.count * 3 * experts.width * columns * 17 // 32
+            padding = rank.number_of_layers * experts.number * 3 * experts.width * columns * 17 // 32
         offloaded = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         return max(0, rank.weights + tables + padding + rank.latent_projections * self.element_bytes - offloaded)
 
