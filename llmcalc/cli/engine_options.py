@@ -25,8 +25,8 @@ EngineOption: TypeAlias = Annotated[
 ]
 
 KEPT = (
-    "engine", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt", "output", "table",
-    "help", "help_all",
+    "engine", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt", "output",
+    "table", "help", "help_all",
 )  # fmt: skip
 """Parameters of commands that are options with an engine too."""
 

@@ -101,9 +101,9 @@ def ask_engine_fit(
     changes: list[Change] = []
     if question.hardware is not None:
         hardware = options[0].hardware
-        given = record.memory_on(question.preset, hardware, version, flags)
+        unchanged = record.memory_on(question.preset, hardware, version, flags)
         changes = [for_users(change, wanted) for change in record.changes(question.preset, hardware, version, flags)]
-        use = EngineUse(question.preset, record, version, hardware, flags, given, tuple(changes))
+        use = EngineUse(question.preset, record, version, hardware, flags, unchanged, tuple(changes))
     else:
         use = EngineUse(question.preset, record, version, options[0].hardware, flags, options[0].memory)
     serves = options[0].serves

@@ -1,4 +1,4 @@
-"""`llmcalc memory`, `fit` and `kv` with `--engine`: the terms of an engine's memory, its cache and whether it starts."""
+"""`llmcalc memory`, `fit` and `kv` with `--engine`: terms of its memory, the cache, and whether it starts."""
 
 from __future__ import annotations
 

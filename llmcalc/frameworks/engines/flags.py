@@ -142,27 +142,27 @@ def _is_idle(flags: Sequence[Flag], field: str) -> bool:
 def split_arguments(
     title: str, flags: Sequence[Flag], arguments: Sequence[str], others: Mapping[str, bool], instead: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str | bool]]:
-    """Splits arguments of a command line into those of llmcalc and values of an engine's flags, by `read_values`' names.
+    """Splits arguments of a command line into those of llmcalc, and the values of an engine's flags by their fields.
 
     others: options of llmcalc that stay → whether they take a value.
     instead: option of llmcalc that the engine replaces → the engine's flag.
     Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
     """
     known = by_name(flags)
-    rest: list[str] = []
+    kept_arguments: list[str] = []
     values: dict[str, str | bool] = {}
     queue = list(arguments)
     while queue:
         argument = queue.pop(0)
         if not argument.startswith("-") or argument == "-":
-            rest.append(argument)
+            kept_arguments.append(argument)
             continue
         name, mark, value = argument.partition("=")
         flag = known.get(name) or known.get(spelled(name))
         if flag is None and name in others:
-            rest.append(argument)
+            kept_arguments.append(argument)
             if others[name] and not mark and queue:
-                rest.append(queue.pop(0))
+                kept_arguments.append(queue.pop(0))
             continue
         off = known.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
         if flag is None and off is not None and off.kind == "switch":
@@ -181,4 +181,4 @@ def split_arguments(
                 raise InputError(f"{name}: the value is missing")
             value = queue.pop(0)
         values[flag.field] = value
-    return rest, values
+    return kept_arguments, values

@@ -1,4 +1,4 @@
-"""Versions of engines: they are compared by their numbers, and a version has the rules of the newest range before it."""
+"""Versions of engines: compared by their numbers; a version has the rules of the newest range before it."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
     ]
 
 
-def engine_version(title: str, asked_version: str, starts: Iterable[str], newest: str) -> EngineVersion:
+def engine_version(title: str, version_text: str, starts: Iterable[str], newest: str) -> EngineVersion:
     """Returns the version of an engine and the range that it is in.
 
-    asked_version: the version that the user wrote; empty for the newest. starts: the versions at which ranges begin.
+    version_text: the version that the user wrote; empty for the newest. starts: the versions at which ranges begin.
     newest: the newest version that was read.
     Raises `InputError` for a version that is older than all ranges.
     """
-    version = asked_version.removeprefix("v") or newest
+    version = version_text.removeprefix("v") or newest
     numbers = numbers_of(version)
     ordered = sorted(starts, key=numbers_of)
     holding = [start for start in ordered if numbers_of(start) <= numbers]
     if not holding:
         raise InputError(f"--engine: {title} {version} is older than what was read; expected {ordered[0]} or newer")
     note = ""
-    if not asked_version:
+    if not version_text:
         note = f"no version is named: {title} {newest}, the newest that was read"
     elif numbers > numbers_of(newest):
         note = f"{title} {version} was not read; these are the rules of {newest}, the newest that was"

@@ -151,23 +151,23 @@ class Server:
     @property
     def max_model_len(self) -> int:
         """The longest request. Raises `InputError` where neither the flag nor the model says it."""
-        given = self.flags.get("max_model_len")
-        length = given or longest_sequence(self.preset.model)
+        chosen = self.flags.get("max_model_len")
+        length = chosen or longest_sequence(self.preset.model)
         if not length:
             raise InputError("--max-model-len: missing; the model does not state its context length")
         return int(length)
 
     @property
     def max_num_seqs(self) -> int:
-        given = self.flags.get("max_num_seqs")
+        chosen = self.flags.get("max_num_seqs")
         default = min(self.record.defaults(self.numbers, self.hardware).max_num_seqs, self.max_num_batched_tokens)
-        return int(given or default)
+        return int(chosen or default)
 
     @property
     def max_num_batched_tokens(self) -> int:
-        given = self.flags.get("max_num_batched_tokens")
-        if given:
-            return int(given)
+        chosen = self.flags.get("max_num_batched_tokens")
+        if chosen:
+            return int(chosen)
         default = self.record.defaults(self.numbers, self.hardware).max_num_batched_tokens
         if self.rules.generation == "v0":
             if self.max_model_len > 32768:

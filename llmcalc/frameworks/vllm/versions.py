@@ -174,7 +174,7 @@ def vllm_record() -> VLLMRecord:
     return validate(VLLMRecord, parse_toml(read_text(path), path.name), path.name)
 
 
-def version_of(asked_version: str) -> EngineVersion:
+def version_of(version_text: str) -> EngineVersion:
     """Returns the version that a user wrote, or the newest, with the range that it is in."""
     record = vllm_record()
-    return engine_version(record.title, asked_version, (rules.start for rules in record.versions), record.newest)
+    return engine_version(record.title, version_text, (rules.start for rules in record.versions), record.newest)

@@ -209,4 +209,4 @@ def test_fit_finds_the_fewest_accelerators_for_the_users() -> None:
 def test_versions_are_compared_in_columns() -> None:
     compared = answer(engine=("vllm==0.19", "vllm==0.33"))
     assert [row["engine"]["record"] for row in compared.document] == ["0.19", "0.28"]
-    assert set(compared.records()[0]) == {"term", "vllm==0.19", "vllm==0.33"}
+    assert set(compared.records()[0]) == {"target", "term", "vllm==0.19", "vllm==0.33"}
