@@ -13,7 +13,7 @@ VALUES = "llmcalc.engine_flags"
 """Key of the engine's flags in the context's `meta`."""
 
 ENGINE_HELP = (
-    "A serving engine: vllm, or vllm==0.19. Its own flags are options then (--max-model-len, "
+    "A serving engine: vllm, vllm==0.19, sglang. Its own flags are options then (--max-model-len, "
     "--gpu-memory-utilization, …), and --hardware is needed. Repeatable, to compare versions."
 )
 
@@ -29,14 +29,6 @@ KEPT = (
     "table", "help", "help_all",
 )  # fmt: skip
 """Parameters of commands that are options with an engine too."""
-
-INSTEAD = {
-    "--seq": "--max-model-len",
-    "--users": "--max-num-seqs",
-    "--kv-dtype": "--kv-cache-dtype",
-    "--batch": "--max-num-seqs",
-}
-"""Options of llmcalc → the flag that engines have for them."""
 
 
 class EngineCommand(Command):
@@ -54,7 +46,7 @@ class EngineCommand(Command):
             from ..frameworks.engines.registry import engine_and_version
 
             record, _ = engine_and_version(engines[0])
-            args, values = split_arguments(record.title, record.known_flags(), args, self._kept(ctx), INSTEAD)
+            args, values = split_arguments(record.title, record.known_flags(), args, self._kept(ctx), record.instead)
             ctx.meta[VALUES] = values
         return super().parse_args(ctx, args)
 

@@ -83,9 +83,11 @@ def ask_engine_fit(
         raise InputError("--engine: fit answers for one engine; expected it once")
     record, version = engine_and_version(question.engines[0])
     flags, wanted = question.flags(record), users or 1
-    if seq is not None and flags.get("max_model_len", seq) != seq:
-        raise InputError(f"--seq {seq}: --max-model-len says {flags['max_model_len']}; expected one of the two")
-    flags |= {} if seq is None else {"max_model_len": seq}
+    length_flag = record.instead["--seq"]
+    length_field = length_flag.lstrip("-").replace("-", "_")
+    if seq is not None and flags.get(length_field, seq) != seq:
+        raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
+    flags |= {} if seq is None else {length_field: seq}
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE) if question.hardware is None else [find_hardware(question.hardware)]
     )

@@ -96,6 +96,7 @@ class Engine:
     memory: (preset, hardware, version, flags, extra) → the `EngineMemory`.
     changes: (preset, hardware, version, flags) → changes that give more cache, the cheapest first.
     layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
+    instead: option of llmcalc → the engine's flag for it.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Engine:
     memory: FromFile
     changes: FromFile
     layouts: FromFile
+    instead: Mapping[str, str] = field(default_factory=dict)
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the flags of the engine."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import TypeVar
+
+from pydantic import Field
 
 from ...errors import InputError, shown
+from ...record import Record
 from .engine import EngineVersion
 
 Numbers = tuple[int, ...]
@@ -22,17 +25,24 @@ def numbers_of(version: str) -> Numbers:
     return tuple(int(number) for number in match[1].split("."))
 
 
-class Range(Protocol):
-    """A record that holds from a version on, and up to another one if it says so."""
+class VersionRange(Record):
+    """A record that holds from the version `from` on, up to `to` where that is stated."""
+
+    start: str = Field(alias="from")
+    to: str | None = None
 
     @property
-    def first(self) -> Numbers: ...
+    def first(self) -> Numbers:
+        """The numbers of its first version."""
+        return numbers_of(self.start)
 
     @property
-    def end(self) -> Numbers | None: ...
+    def end(self) -> Numbers | None:
+        """The numbers of the first version after it; None if it holds for all later ones."""
+        return None if self.to is None else numbers_of(self.to)
 
 
-RangeType = TypeVar("RangeType", bound=Range)
+RangeType = TypeVar("RangeType", bound=VersionRange)
 
 
 def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:

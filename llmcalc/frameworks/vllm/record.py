@@ -13,4 +13,11 @@ ENGINE = Engine(
     memory=FromFile(__package__, "budget:memory"),
     changes=FromFile(__package__, "changes:changes"),
     layouts=FromFile(__package__, "changes:layouts"),
+    instead={
+        "--seq": "--max-model-len",
+        "-s": "--max-model-len",
+        "--users": "--max-num-seqs",
+        "--batch": "--max-num-seqs",
+        "--kv-dtype": "--kv-cache-dtype",
+    },
 )

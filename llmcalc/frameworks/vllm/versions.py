@@ -12,24 +12,7 @@ from ...record import Record
 from ...sources.files import parse_toml, read_text, validate
 from ...sources.presets import presets_dir
 from ..engines.engine import EngineVersion
-from ..engines.versions import Numbers, engine_version, numbers_of, ranges_at
-
-
-class VersionRange(Record):
-    """A record that holds from the version `from` on, up to `to` where that is stated."""
-
-    start: str = Field(alias="from")
-    to: str | None = None
-
-    @property
-    def first(self) -> Numbers:
-        """The numbers of its first version."""
-        return numbers_of(self.start)
-
-    @property
-    def end(self) -> Numbers | None:
-        """The numbers of the first version after it; None if it holds for all later ones."""
-        return None if self.to is None else numbers_of(self.to)
+from ..engines.versions import Numbers, VersionRange, engine_version, ranges_at
 
 
 class Rules(VersionRange):
