@@ -37,7 +37,7 @@ class EngineQuestion:
         """Yields what each engine does. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             raise InputError("--hardware: missing; an engine's budget is a share of the device's memory (such as h100)")
-        hardware = find_hardware(self.hardware)
+        hardware = _served(find_hardware(self.hardware))
         for text in self.engines:
             record, version = engine_and_version(text)
             flags = self.flags(record)
@@ -89,12 +89,14 @@ def ask_engine_fit(
         raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
     flags |= {} if seq is None else {length_field: seq}
     names: Iterable[Hardware] = (
-        map(load_hardware, COMMON_HARDWARE) if question.hardware is None else [find_hardware(question.hardware)]
+        map(load_hardware, COMMON_HARDWARE)
+        if question.hardware is None
+        else [_served(find_hardware(question.hardware))]
     )
     options = [
         option
         for hardware in names
-        if _is_served(record, hardware)
+        if _is_served(hardware)
         and (option := _fewest(question.preset, record, version, hardware, flags, wanted, devices or MOST_DEVICES))
     ]
     if not options:
@@ -117,8 +119,15 @@ def for_users(change: Change, users: int) -> Change:
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
 
-def _is_served(record: Engine, hardware: Hardware) -> bool:
-    """Whether the engine runs on the accelerator: a GPU of NVIDIA or AMD, or one without a vendor."""
+def _served(hardware: Hardware) -> Hardware:
+    """Returns the accelerator. Raises `InputError` for one on which the rules of CUDA's memory do not hold."""
+    if not _is_served(hardware):
+        raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of NVIDIA or AMD")
+    return hardware
+
+
+def _is_served(hardware: Hardware) -> bool:
+    """Whether it is a GPU of NVIDIA or AMD, or one without a vendor."""
     return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in ("NVIDIA", "AMD")
 
 

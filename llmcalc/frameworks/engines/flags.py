@@ -154,6 +154,9 @@ def split_arguments(
     queue = list(arguments)
     while queue:
         argument = queue.pop(0)
+        if argument == "--":
+            kept_arguments += [argument, *queue]
+            break
         if not argument.startswith("-") or argument == "-":
             kept_arguments.append(argument)
             continue

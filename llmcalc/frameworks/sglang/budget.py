@@ -40,8 +40,8 @@ class Server:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for a model without a cache."""
-        if self.preset.model.kind == "encoder":
-            raise InputError("--engine sglang: an encoder has no cache; expected a model that generates")
+        if self.preset.model.kind != "decoder":
+            raise InputError("--engine sglang: the model has an encoder, which is not modelled; expected a decoder")
 
     @property
     def record(self) -> SGLangRecord:

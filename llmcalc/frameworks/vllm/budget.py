@@ -55,8 +55,13 @@ class Server:
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
-        if self.preset.model.kind == "encoder":
-            raise InputError("--engine vllm: an encoder has no cache; expected a model that generates")
+        if self.preset.model.kind != "decoder":
+            raise InputError("--engine vllm: the model has an encoder, which is not modelled; expected a decoder")
+        if self.flags.get("max_num_batched_tokens", self.max_num_batched_tokens) < self.max_num_seqs:
+            raise InputError(
+                f"--max-num-batched-tokens {self.max_num_batched_tokens}: is less than --max-num-seqs "
+                f"{self.max_num_seqs}; expected at least as many"
+            )
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
 

@@ -146,6 +146,9 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
         ({"speculative_config": "{}"}, "speculative decoding"),
         ({"quantization": "modelopt"}, "--quantize"),
         ({"phase": "training"}, "phase"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 100}, "--max-num-batched-tokens"),
+        ({"hardware": "m4-max"}, "NVIDIA or AMD"),
+        ({"target": "t5-base"}, "encoder"),
     ],
 )
 def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
