@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from .arguments import (
+    READING,
     Model,
     batch_or_users,
     cache_format_of,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from .page_server import PageServer
     from .plots.pictures import Picture
     from .questions.counts import Quantity
+    from .questions.engines import EngineQuestion
     from .questions.listings import Written
     from .reports.answer import ReportedAnswer
     from .reports.flops import Flops
@@ -166,8 +168,10 @@ def kv(
     source: int | str | None = None,
     *,
     users: int | None = None,
+    engine: str | Iterable[str] | None = None,
+    hardware: str | None = None,
     **options: Any,
-) -> Cache:
+) -> Cache | ReportedAnswer:
     """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
     `.what_if`, `.growth`.
 
@@ -175,9 +179,17 @@ def kv(
     seq: tokens per sequence; default the model's context length, at most 32,768, or 2,048 if the model states none.
     kv_dtype: format of the cache; `dtype` is another name of it.
     source: tokens that the encoder of an encoder-decoder has read; default seq.
+    engine: a serving engine (`vllm==0.19`), or several: what it allocates on `hardware`, by its own flags in `options`.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank caches.
     Raises `InputError` for an encoder-only model and for an unknown format.
     """
+    if engine is not None:
+        from .questions.engines import ask_engine_cache
+
+        _check_engine_options(batch=batch, users=users, seq=seq, source=source)
+        return ask_engine_cache(_engine_question(model, engine, hardware, options))
+    if hardware is not None:
+        raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     from .questions.counts import CacheQuestion
 
     kv_dtype = options.pop("dtype", kv_dtype)
@@ -254,8 +266,9 @@ def memory(
     with_mtp: bool = False,
     with_towers: bool = False,
     cublas_workspace: str | None = None,
+    engine: str | Iterable[str] | None = None,
     **options: Any,
-) -> DeviceUse | RanksUse:
+) -> DeviceUse | RanksUse | ReportedAnswer:
     """Computes the memory of one device, in bytes: `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind`,
     `.device.timeline`, and in `.states` what stays between passes, in closed form (`.total_bytes`, `.parts`). With the
     sizes of a layout, or with a launch file of one, that of its ranks: `.peak` and `.by_rank`. `.fits` says on which
@@ -266,8 +279,15 @@ def memory(
     hardware: accelerators on which it has to fit, of which the first one's runtime is taken; default an H100.
     options: `set`, `head`, `allow_unknown`; the settings of the run (batch=2, seq="32k", recompute="full") and of the
         layout (tp=8), by the names of the command line.
+    engine: a serving engine (`vllm==0.19`), or several. `options` are its own flags then (max_model_len="32k"), and
+        `.result` has the terms of its memory, the tokens of the cache, and whether it starts.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
+    if engine is not None:
+        from .questions.engines import ask_engine_memory
+
+        _check_engine_options(phase=phase, launch=launch, with_mtp=with_mtp, with_towers=with_towers)
+        return ask_engine_memory(_engine_question(_require_model(model), engine, hardware, options))
     from .questions.runs import ask_memory, memory_question
 
     parsed = options_of(options, run=True, layout=True)
@@ -286,6 +306,35 @@ def memory(
     return ask_memory(question)
 
 
+def _require_model(model: Model | None) -> Model:
+    if model is None:
+        raise InputError("model: missing; expected a preset's name, a path or a config")
+    return model
+
+
+def _check_engine_options(**options: Any) -> None:
+    """Raises `InputError` for an option that engines do not have."""
+    for name, value in options.items():
+        if value:
+            raise InputError(f"{name}: is not of engines; remove it, or engine")
+
+
+def _engine_question(model: Model, engine: Any, hardware: Any, options: dict[str, Any]) -> EngineQuestion:
+    """The question about engines. options: those of reading a model, and the engines' own flags."""
+    from .questions.engines import EngineQuestion
+
+    reading = {name: options.pop(name) for name in READING if name in options}
+    quantize = options.pop("quantize", None)
+    names = [hardware] if hardware is None or isinstance(hardware, str) else list(hardware)
+    if len(names) > 1:
+        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+    engines = (engine,) if isinstance(engine, str) else tuple(engine)
+    if not engines or not all(isinstance(name, str) for name in engines):
+        raise InputError("--engine: expected a name such as vllm or vllm==0.19")
+    chosen = text("--hardware", names[0], "h100") if names and names[0] is not None else None
+    return EngineQuestion(preset_of(model, **reading), engines, options, chosen, quantize)
+
+
 def fit(
     model: Model,
     hardware: str | None = None,
@@ -295,6 +344,7 @@ def fit(
     with_mtp: bool = False,
     with_towers: bool = False,
     cublas_workspace: str | None = None,
+    engine: str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
     """Whether a run fits (`.ok`), and what would make it fit; with `devices`, with some layout over them.
@@ -302,7 +352,16 @@ def fit(
     hardware: the accelerator; default common ones, each with the fewest on which it fits.
     phase: default inference, or training if an option that only training has is given.
     global_batch: with devices, sequences of a training step of all. options: as of `memory`.
+    engine: a serving engine (`vllm`): the fewest accelerators on which it starts and holds the users.
     """
+    if engine is not None:
+        from .questions.engines import ask_engine_fit
+
+        _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
+        users = number("--users", options.pop("users", None))
+        seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
+        devices = None if devices is None else whole("--devices", devices)
+        return ask_engine_fit(_engine_question(model, engine, hardware, options), users, seq, devices)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
     parsed = options_of(options, run=True, layout=True)

@@ -35,6 +35,18 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "kv": (lambda: llmcalc.kv("gpt2", users=3, seq="1k", kv_dtype="fp8"), "kv gpt2 --users 3 --seq 1k --kv-dtype fp8"),
     "kv of a rank": (lambda: llmcalc.kv("gpt2", tp=2), "kv gpt2 --tp 2"),
     "memory": (lambda: llmcalc.memory("gpt2", users=2, hardware="h100"), "memory gpt2 --users 2 --hardware h100"),
+    "memory of an engine": (
+        lambda: llmcalc.memory("gpt2", engine="vllm", hardware="h100", max_num_seqs=64, enforce_eager=True),
+        "memory gpt2 --engine vllm --hardware h100 --max-num-seqs 64 --enforce-eager",
+    ),
+    "cache of an engine": (
+        lambda: llmcalc.kv("gpt2", engine="sglang", hardware="h100", kv_cache_dtype="fp8_e5m2"),
+        "kv gpt2 --engine sglang --hardware h100 --kv-cache-dtype fp8_e5m2",
+    ),
+    "fit of an engine": (
+        lambda: llmcalc.fit("gpt2", engine="vllm", users=2, seq=512),
+        "fit gpt2 --engine vllm --users 2 --seq 512",
+    ),
     "memory of ranks": (
         lambda: llmcalc.memory("gpt2", "training", seq=64, tp=2, gradient_checkpointing=True),
         "memory gpt2 --phase training --seq 64 --tp 2 --gradient-checkpointing",

@@ -7,11 +7,18 @@ import typer
 from ..device_memory.settings import Settings
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
+from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import Reading, Writing, takes_target
+
+
+class COMMAND(EngineCommand):
+    """`fit` keeps its users, lengths and devices beside an engine."""
+
+    beside_engines = ("users", "seq", "devices")
 
 
 @takes_settings
@@ -35,6 +42,7 @@ def command(
     ] = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
+    engine: EngineOption = None,
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
@@ -49,6 +57,18 @@ def command(
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
+    if engine:
+        from ..questions.engines import EngineQuestion, ask_engine_fit
+
+        preset = reading.load(target)
+        engine_question = EngineQuestion(preset, tuple(engine), engine_flags(context), hardware, settings.quantize)
+        with name_in_errors(preset):
+            answer = ask_engine_fit(engine_question, settings.batch, settings.seq, layout_request.devices)
+            report = answer.report()
+        writing.show(report, table)
+        if not answer.ok:
+            raise typer.Exit(1)
+        return
     include = included(with_mtp, with_towers)
     question = RunQuestion(
         preset=reading.load(target, include),

@@ -2,10 +2,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import typer
+
+from ..errors import InputError
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import joined
 from ..workload.inference import batch_of
 from ..workload.lengths import MOST_CONTEXT, USUAL
+from .engine_options import EngineCommand, EngineOption, engine_flags
+from .hardware import accelerator_option
 from .layout_options import takes_rank
 from .options import Batch, CacheDtype, Source, TableOption, Targets, Users, size
 from .target_options import Reading, Writing, takes_target
@@ -16,9 +21,13 @@ SEQ_HELP = (
 )
 
 
+COMMAND = EngineCommand
+
+
 @takes_rank
 @takes_target
 def command(
+    context: typer.Context,
     targets: Targets,
     batch: Batch = None,
     users: Users = None,
@@ -26,6 +35,8 @@ def command(
     source: Source = None,
     kv_dtype: CacheDtype = "bf16",
     rank_request: RankRequest = NO_RANK_OPTIONS,
+    engine: EngineOption = None,
+    hardware: Annotated[str | None, accelerator_option(" For --engine.")] = None,
     table: TableOption = None,
     *,
     reading: Reading,
@@ -37,8 +48,24 @@ def command(
     from ..questions.counts import CacheQuestion
     from ..sources.preset import name_in_errors
 
-    question = CacheQuestion(batch_of(batch, users, "decode") or 1, seq, kv_dtype, source, rank_request)
     reports = []
+    if engine:
+        from ..questions.engines import EngineQuestion, ask_engine_cache
+
+        all_start = True
+        for target in targets:
+            preset = reading.load(target)
+            with name_in_errors(preset):
+                answer = ask_engine_cache(EngineQuestion(preset, tuple(engine), engine_flags(context), hardware))
+                reports.append(answer.report())
+            all_start = all_start and answer.ok
+        writing.show(joined(reports), table)
+        if not all_start:
+            raise typer.Exit(1)
+        return
+    if hardware is not None:
+        raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
+    question = CacheQuestion(batch_of(batch, users, "decode") or 1, seq, kv_dtype, source, rank_request)
     for preset in [reading.load(target) for target in targets]:
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())

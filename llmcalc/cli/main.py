@@ -75,7 +75,7 @@ class LazyGroup(TyperGroup):
         if hasattr(module, "COMMANDS"):
             return typer.main.get_command(_command_group(cmd_name, module))
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(cmd_name, cls=Command)(with_help_all(module.command))
+        app.command(cmd_name, cls=getattr(module, "COMMAND", Command))(with_help_all(module.command))
         gc.freeze()  # imported objects stay: no collection needs to traverse them
         gc.enable()  # `run` has disabled it
         return typer.main.get_command(app)

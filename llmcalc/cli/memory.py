@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from .. import units
 from ..device_memory.settings import Settings
+from ..errors import InputError
 from ..frameworks.launch.kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
+from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import complete_name
 from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given
@@ -21,6 +24,9 @@ HARDWARE_HELP = (
     "Accelerators on which it should fit. A name (h100, m4-max-64gb), a memory size (24GiB) or a .toml file; "
     "repeatable. By default common ones are listed. Exit code 1 if it fits on none of those given."
 )
+
+
+COMMAND = EngineCommand
 
 
 @takes_settings
@@ -53,6 +59,7 @@ def command(
             rich_help_panel="What runs",
         ),
     ] = None,
+    engine: EngineOption = None,
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
@@ -67,6 +74,9 @@ def command(
     from ..sources.hardware import find_all
     from ..sources.preset import name_in_errors
 
+    if engine:
+        _show_engines(engine, engine_flags(context), target, hardware, settings, reading, writing, table)
+        return
     include = included(with_mtp, with_towers)
     question = memory_question(
         target,
@@ -97,5 +107,33 @@ def command(
                 f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory with the "
                 "estimated fragmentation; it fits only without"
             )
+    if not answer.ok:
+        raise typer.Exit(1)
+
+
+def _show_engines(
+    engines: list[str],
+    values: Mapping[str, Any],
+    target: str | None,
+    hardware: list[str] | None,
+    settings: Settings,
+    reading: Reading,
+    writing: Writing,
+    table: str | None,
+) -> None:
+    """Shows what engines do with an accelerator's memory. Exit code 1 if one of them does not start."""
+    from ..questions.engines import EngineQuestion, ask_engine_memory
+    from ..sources.preset import name_in_errors
+
+    if not target:
+        raise InputError("missing argument TARGET (llmcalc memory --help explains)")
+    if len(hardware or ()) > 1:
+        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+    preset = reading.load(target)
+    with name_in_errors(preset):
+        question = EngineQuestion(preset, tuple(engines), values, hardware[0] if hardware else None, settings.quantize)
+        answer = ask_engine_memory(question)
+        report = answer.report()
+    writing.show(report, table)
     if not answer.ok:
         raise typer.Exit(1)

@@ -1,0 +1,121 @@
+"""The record of a serving engine, and its answer. Each engine is a folder beside this one with a `record.py`.
+
+A record names functions by their files, which are imported when they are called, so that help pages stay fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+
+from ..framework import FromFile
+
+if TYPE_CHECKING:
+    from ...accelerator import Hardware
+    from ...sources.preset import Preset
+    from .flags import Flag
+
+TermStatus: TypeAlias = Literal["exact", "source", "estimate"]
+
+
+class Term(NamedTuple):
+    """A term of an engine's memory.
+
+    name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`.
+    bytes: its size.
+    status: exact, source (read in the engine's code) or estimate.
+    source: the file and function, or the number of logs.
+    origin: what the size comes from, in a few words.
+    """
+
+    name: str
+    bytes: int
+    status: TermStatus
+    source: str
+    origin: str
+
+
+class Change(NamedTuple):
+    """A change of the flags, with what the engine then does. flag: the flag with its value, as users type it."""
+
+    flag: str
+    kv_tokens: int
+    max_concurrency: float
+    starts: bool
+
+
+@dataclass(frozen=True)
+class EngineMemory:
+    """What an engine does with the memory of each of its devices.
+
+    terms: the terms of the fullest rank, in the order in which they are taken.
+    kv_tokens: tokens of the cache as the engine prints them. blocks: blocks of the cache.
+    max_concurrency: requests of the longest length that the cache holds.
+    starts: whether the engine starts. message: its message where it does not, else empty.
+    max_model_len: the longest request. assumed: flag → its default, where the user gave none.
+    devices: number of devices. block_size: tokens of a block.
+    notes: remarks for the reader.
+    """
+
+    terms: tuple[Term, ...]
+    kv_tokens: int
+    blocks: int
+    max_concurrency: float
+    starts: bool
+    message: str
+    max_model_len: int
+    devices: int
+    block_size: int
+    assumed: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def bytes_of(self, name: str) -> int:
+        """Bytes of a term; 0 for a term that the engine does not have."""
+        return sum(term.bytes for term in self.terms if term.name == name)
+
+
+class EngineVersion(NamedTuple):
+    """A version of an engine: the version that the user wrote or the newest, its record, and the range it is in.
+
+    version: the version. record: the range of versions whose rules hold, such as `0.21`.
+    note: a remark where the version is assumed or newer than the newest record; else empty.
+    """
+
+    version: str
+    record: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What llmcalc knows of one serving engine.
+
+    name: the word of `--engine`. title: its name on screens.
+    flags: () → its flags. version: (version or "") → the `EngineVersion`.
+    memory: (preset, hardware, version, flags, extra) → the `EngineMemory`.
+    changes: (preset, hardware, version, flags) → changes that give more cache, the cheapest first.
+    layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
+    instead: option of llmcalc → the engine's flag for it.
+    """
+
+    name: str
+    title: str
+    flags: FromFile
+    version: FromFile
+    memory: FromFile
+    changes: FromFile
+    layouts: FromFile
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+    def known_flags(self) -> tuple[Flag, ...]:
+        """Returns the flags of the engine."""
+        known: tuple[Flag, ...] = self.flags()
+        return known
+
+    def memory_on(
+        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+    ) -> EngineMemory:
+        """Computes the memory of the engine's devices. Raises `InputError` for what is not modelled."""
+        memory: EngineMemory = self.memory(preset, hardware, version, flags)
+        return memory

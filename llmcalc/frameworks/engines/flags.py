@@ -1,0 +1,187 @@
+"""Flags of serving engines: their names, how their values are read, and how a command line is split into them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from ...errors import InputError, shown, suggest
+from ...units import exact_number
+
+FlagKind: TypeAlias = Literal["tokens", "number", "share", "gib", "switch", "word", "text"]
+
+MOST = 10**12
+"""Largest number that a flag may have."""
+
+_SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+class Flag(NamedTuple):
+    """A flag of an engine.
+
+    names: its spellings, the usual one first.
+    kind: how its value is read: tokens (`32k`, `32K`), number, share (0 to 1), gib, switch (no value), word or text.
+    words: the values that are modelled, for a word.
+    refused: why the flag is not modelled, in words; empty if it is.
+    is_idle: whether it changes no memory of the device.
+    least, most: bounds of a number.
+    """
+
+    names: tuple[str, ...]
+    kind: FlagKind = "text"
+    words: tuple[str, ...] = ()
+    refused: str = ""
+    is_idle: bool = False
+    least: int = 1
+    most: int = MOST
+
+    @property
+    def field(self) -> str:
+        """The name of its value: `max_model_len` of `--max-model-len`."""
+        return self.names[0].lstrip("-").replace("-", "_")
+
+    def read(self, value: Any) -> Any:
+        """Reads its value. Raises `InputError` with the flag's name."""
+        name = self.names[0]
+        if self.refused:
+            raise InputError(f"{name}: {self.refused}")
+        if self.kind == "switch":
+            return _switch(name, value)
+        if self.kind == "tokens":
+            return self._bounded(_tokens(name, value))
+        if self.kind == "number":
+            return self._bounded(_number(name, value))
+        if self.kind in ("share", "gib"):
+            return _amount(name, value, share=self.kind == "share")
+        text = str(value).strip()
+        if self.kind == "word" and text.lower() not in self.words:
+            raise InputError(
+                f"{name} {shown(text)}: is not modelled; expected one of {', '.join(self.words)}."
+                f"{suggest(text, list(self.words))}"
+            )
+        return text.lower() if self.kind == "word" else text
+
+    def _bounded(self, number: int) -> int:
+        if not self.least <= number <= self.most:
+            raise InputError(f"{self.names[0]}: {number:,}; expected {self.least:,} to {self.most:,}")
+        return number
+
+
+def _switch(name: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    raise InputError(f"{name} {shown(value)}: expected true or false, or no value")
+
+
+def _number(name: str, value: Any) -> int:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"[0-9_,]{1,20}", value):
+        return int(value.replace(",", "").replace("_", ""))
+    raise InputError(f"{name}: {shown(value)}; expected a whole number")
+
+
+def _tokens(name: str, value: Any) -> int:
+    """A number of tokens as vLLM and SGLang read it: 32k is 32,000 and 32K is 32,768."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"([0-9][0-9_,]{0,20}(?:\.[0-9]{1,9})?)([kKmMgG]?)", str(value).strip())
+    tokens = None if match is None else exact_number(match[1], f"{name} {value}") * _SUFFIXES[match[2]]
+    if tokens is None or tokens.denominator != 1:
+        raise InputError(f"{name}: {shown(value)}; expected a number of tokens such as 32768, 32k (32,000) or 32K")
+    return int(tokens)
+
+
+def _amount(name: str, value: Any, share: bool) -> float:
+    try:
+        number = float(str(value)[:40])
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= (1 if share else 10**6) or (share and number == 0):
+        wanted = "a share above 0, at most 1" if share else "GiB, 0 or more"
+        raise InputError(f"{name}: {shown(value)}; expected {wanted}")
+    return number
+
+
+def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
+    """Returns spelling → flag. Long flags may have underscores for hyphens."""
+    return {name: flag for flag in flags for name in flag.names}
+
+
+def spelled(argument: str) -> str:
+    """Returns a flag with hyphens for the underscores of its name: `--max_model_len` is `--max-model-len`."""
+    return argument.replace("_", "-") if argument.startswith("--") else argument
+
+
+def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads values that are given by the flags' names without hyphens, as in Python.
+
+    Raises `InputError` for an unknown flag, with the nearest name.
+    """
+    known = by_name(flags)
+    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in known.items() if name.startswith("-")}
+    read: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in fields:
+            near = suggest(name, {key: f"--{key.replace('_', '-')}" for key in fields})
+            raise InputError(f"--{name.replace('_', '-')}: {title} has no such flag.{near}")
+        if value is not None and value is not False:
+            read[fields[name].field] = fields[name].read(value)
+        elif value is False:
+            read[fields[name].field] = False
+    return {name: value for name, value in read.items() if not _is_idle(flags, name)}
+
+
+def _is_idle(flags: Sequence[Flag], field: str) -> bool:
+    return any(flag.field == field and flag.is_idle for flag in flags)
+
+
+def split_arguments(
+    title: str, flags: Sequence[Flag], arguments: Sequence[str], others: Mapping[str, bool], instead: Mapping[str, str]
+) -> tuple[list[str], dict[str, str | bool]]:
+    """Splits arguments of a command line into those of llmcalc, and the values of an engine's flags by their fields.
+
+    others: options of llmcalc that stay → whether they take a value.
+    instead: option of llmcalc that the engine replaces → the engine's flag.
+    Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
+    """
+    known = by_name(flags)
+    kept_arguments: list[str] = []
+    values: dict[str, str | bool] = {}
+    queue = list(arguments)
+    while queue:
+        argument = queue.pop(0)
+        if argument == "--":
+            kept_arguments += [argument, *queue]
+            break
+        if not argument.startswith("-") or argument == "-":
+            kept_arguments.append(argument)
+            continue
+        name, mark, value = argument.partition("=")
+        flag = known.get(name) or known.get(spelled(name))
+        if flag is None and name in others:
+            kept_arguments.append(argument)
+            if others[name] and not mark and queue:
+                kept_arguments.append(queue.pop(0))
+            continue
+        off = known.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
+        if flag is None and off is not None and off.kind == "switch":
+            values[off.field] = False
+            continue
+        if flag is None:
+            if name in instead:
+                raise InputError(f"{name}: with --engine the flags are those of {title}; expected {instead[name]}")
+            near = suggest(spelled(name), {key: key for key in (*known, *others)})
+            raise InputError(f"{name}: {title} has no such flag.{near}")
+        if flag.kind == "switch" and not mark:
+            values[flag.field] = True
+            continue
+        if not mark:
+            if not queue:
+                raise InputError(f"{name}: the value is missing")
+            value = queue.pop(0)
+        values[flag.field] = value
+    return kept_arguments, values

@@ -1,0 +1,208 @@
+"""The model of a rank as an engine has it: weights, caches per layer and token, and the widths of its matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...components.mixers.mla import MLA
+from ...components.position import Rope
+from ...costs.cache import CacheGroup, kv
+from ...costs.context_length import longest_sequence
+from ...device_memory.settings import Settings
+from ...device_memory.static import memory as static_memory
+from ...model import ModelSpec
+from ...ops import ExpertLinear, Linear
+from ...optional import included
+from ...parallel.layout import ONE_DEVICE, Layout
+from ...parallel.rank_model import RankModel, rank_model
+from ...record import Record
+from ...sources.preset import Preset
+from ...units import DTYPE_BITS
+
+LONG = 2**21
+"""Tokens of a sequence by which every window of a published model is full."""
+
+
+class TokenCache(NamedTuple):
+    """Caches of equal layers that grow with the tokens.
+
+    kind: kind of attention. layers: their number. window: tokens that each keeps at most; None for all.
+    width: elements of one token in one layer.
+    """
+
+    kind: str
+    layers: int
+    window: int | None
+    width: int
+
+
+class StateCache(NamedTuple):
+    """Recurrent states of equal layers. layers: their number. bytes: bytes of one sequence in one layer."""
+
+    kind: str
+    layers: int
+    bytes: int
+
+
+class Experts(NamedTuple):
+    """The experts of a layer on a rank.
+
+    top_k: experts of a token. width: width of an expert. number: their number.
+    """
+
+    top_k: int
+    width: int
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class EngineRank:
+    """The model of one rank. layout, rank: its place. quantize: scheme of the weights, None for the checkpoint's.
+
+    dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
+    """
+
+    preset: Preset
+    layout: Layout = ONE_DEVICE
+    rank: int = 0
+    quantize: str | None = None
+    dtype: str | None = None
+    with_towers: bool = True
+
+    @cached_property
+    def model(self) -> RankModel:
+        """The model with the rank's sizes."""
+        return rank_model(self.preset.model, self.layout, self.rank)
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.preset.model.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.preset.model.vocab_size)
+
+    @cached_property
+    def number_of_layers(self) -> int:
+        """The layers of the rank's stages."""
+        return len(self.model.chunks.layers)
+
+    @cached_property
+    def scheme(self) -> str | None:
+        """The scheme of the weights; None for that of the checkpoint's config, or none."""
+        published = DTYPE_BITS.get(self.preset.dtype, 16)
+        if self.quantize is None and self.dtype is None and self.preset.checkpoint is None and published == 4:
+            return "mxfp4"
+        return self.quantize
+
+    @cached_property
+    def weights(self) -> int:
+        """Bytes of the rank's weights and, where they are loaded, of the encoders."""
+        if self.scheme == "mxfp4" and self.layout.tp > 1:
+            return self._with_divided_blocks()
+        return self._weights(self.model, self.scheme)
+
+    def _with_divided_blocks(self) -> int:
+        """Bytes where experts are MXFP4: ranks divide their bytes evenly, though not always into whole blocks."""
+        whole = self.preset.model
+        saved = self._weights(whole, "none") - self._weights(whole, self.scheme)
+        return self._weights(self.model, "none") - saved // (self.layout.tp * self.layout.pp)
+
+    def _weights(self, model: ModelSpec, scheme: str | None) -> int:
+        """Bytes of a model's weights under a scheme; None for that of the checkpoint."""
+        chosen: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
+        if self.dtype is not None:
+            chosen["dtype"] = self.dtype
+        include = included(False, self.with_towers and bool(self.preset.model.towers))
+        settings = Settings(phase="inference", **chosen)
+        use = static_memory(model, settings, self.preset.dtype, include, self.preset.checkpoint)
+        return int(use.weights)
+
+    @cached_property
+    def _groups(self) -> list[CacheGroup]:
+        return kv(self.model, 1, LONG, "bfloat16").groups
+
+    @property
+    def token_caches(self) -> list[TokenCache]:
+        """The caches that grow with the tokens."""
+        return [
+            TokenCache(group.kind, group.layers, None if group.tokens == LONG else group.tokens, group.width)
+            for group in self._groups
+            if group.width is not None and group.tokens
+        ]
+
+    @property
+    def state_caches(self) -> list[StateCache]:
+        """The recurrent states."""
+        return [
+            StateCache(group.kind, group.layers, -(-group.bytes // group.layers))
+            for group in self._groups
+            if group.width is None
+        ]
+
+    @cached_property
+    def widths(self) -> tuple[int, bool, Experts | None]:
+        """The width of the widest dense feed-forward network of the rank, whether it is gated, and the experts."""
+        dense, gated, experts = 0, False, None
+        for place in self.model.tree().walk():
+            op = place.node.op
+            if place.optional or place.node.name not in ("up_proj", "gate_proj", "fc1"):
+                continue
+            if isinstance(op, ExpertLinear):
+                experts = Experts(int(op.top_k), int(op.n_out), int(op.num_experts))
+            elif isinstance(op, Linear) and place.kind == "feed_forward":
+                dense, gated = max((dense, gated), (int(op.n_out), place.node.name == "gate_proj" or gated))
+        return dense, gated, experts
+
+    @cached_property
+    def rope_elements(self) -> int:
+        """Elements of the tables of cosines and sines: one table for each kind of rotation in the model."""
+        positions = longest_sequence(self.preset.model) or 0
+        return sum(dim * positions for _, dim in {*_rotations(self.preset.model)})
+
+    @cached_property
+    def latent_projections(self) -> int:
+        """Elements of the up-projections of MLA's latents, which vLLM stores once more for its absorbed products."""
+        elements = 0
+        for part, count in _mixers(self.preset.model):
+            if isinstance(part, MLA):
+                heads = part.num_attention_heads // self.layout.tp
+                elements += count * heads * part.kv_lora_rank * (part.qk_nope_head_dim + part.v_head_dim)
+        return elements // self.layout.pp
+
+
+def _mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
+    """Yields the mixers of the decoder, with the number of their layers."""
+    for _, stack in spec.stacks():
+        for _, layer, count, _ in stack.groups():
+            for part in _parts(layer):
+                yield part, count
+
+
+def _parts(record: Record, depth: int = 0) -> Iterator[Record]:
+    """Yields a record and all records in it, but no encoders of images."""
+    yield record
+    if depth > 8:
+        return
+    for name in type(record).model_fields:
+        value = getattr(record, name)
+        for item in (
+            value if isinstance(value, tuple | list) else value.values() if isinstance(value, dict) else [value]
+        ):
+            if isinstance(item, Record):
+                yield from _parts(item, depth + 1)
+
+
+def _rotations(spec: ModelSpec) -> Iterator[tuple[float, int]]:
+    """Yields base and rotated dimensions of every rotation."""
+    for part, _ in _mixers(spec):
+        if isinstance(part, MLA):
+            yield 0.0, int(part.qk_rope_head_dim)
+        position = getattr(part, "position", None)
+        if isinstance(position, Rope):
+            head = int(getattr(part, "head_dim", None) or spec.hidden_size // part.num_attention_heads)
+            dim = position.rotary_dim or int(head * float(position.partial_rotary_factor or 1))
+            yield float(position.rope_theta), int(dim)

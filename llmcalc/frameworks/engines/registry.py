@@ -1,0 +1,32 @@
+"""The serving engines, by name. One line an engine: its folder has a `record.py` with `ENGINE`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+
+from ...errors import InputError, suggest
+from .engine import Engine, EngineVersion
+
+FOLDERS = {"vllm": "vllm", "sglang": "sglang"}
+"""The words of `--engine` → the folder of the engine."""
+
+
+@cache
+def engine(name: str) -> Engine:
+    """Returns the record of an engine. Raises `InputError` for an unknown name."""
+    if name not in FOLDERS:
+        known = list(FOLDERS)
+        raise InputError(f"--engine: '{name}' is not known; expected one of {', '.join(known)}.{suggest(name, known)}")
+    record: Engine = import_module(f"..{FOLDERS[name]}.record", __package__).ENGINE
+    return record
+
+
+def engine_and_version(text: str) -> tuple[Engine, EngineVersion]:
+    """Returns the engine and the version of `NAME` or `NAME==VERSION`. Raises `InputError` for unknown ones."""
+    name, mark, version = text.partition("==")
+    record = engine(name.strip().lower())
+    if mark and not version.strip():
+        raise InputError(f"--engine {text}: the version is missing; expected such as {name}==0.19, or {name}")
+    engine_version: EngineVersion = record.version(version.strip())
+    return record, engine_version

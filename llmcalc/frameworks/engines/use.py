@@ -1,0 +1,41 @@
+"""An engine on accelerators: what it does on one kind, and the layouts with which it serves its users."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...accelerator import Hardware
+from ...sources.preset import Preset
+from .engine import Change, Engine, EngineMemory, EngineVersion
+
+
+@dataclass(frozen=True)
+class EngineUse:
+    """What an engine does on one kind of accelerator.
+
+    preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
+    memory: its memory. changes: changes that leave more for the cache.
+    """
+
+    preset: Preset
+    engine: Engine
+    version: EngineVersion
+    hardware: Hardware
+    flags: Mapping[str, Any]
+    memory: EngineMemory
+    changes: tuple[Change, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineOption:
+    """A layout on one kind of accelerator. flags: flags of the layout. memory: what the engine then does.
+
+    serves: whether it starts and holds all users.
+    """
+
+    hardware: Hardware
+    flags: Mapping[str, Any]
+    memory: EngineMemory
+    serves: bool

@@ -1,0 +1,75 @@
+"""Versions of engines: compared by their numbers; a version has the rules of the newest range before it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import TypeVar
+
+from pydantic import Field
+
+from ...errors import InputError, shown
+from ...record import Record
+from .engine import EngineVersion
+
+Numbers = tuple[int, ...]
+
+
+def numbers_of(version: str) -> Numbers:
+    """Returns the numbers of a version: `0.9.2` → (0, 9, 2). Raises `InputError` for any other text."""
+    match = re.fullmatch(
+        r"v?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version.strip()
+    )
+    if match is None:
+        raise InputError(f"--engine: {shown(version)} is not a version; expected numbers such as 0.19 or 0.9.2")
+    return tuple(int(number) for number in match[1].split("."))
+
+
+class VersionRange(Record):
+    """A record that holds from the version `from` on, up to `to` where that is stated."""
+
+    start: str = Field(alias="from")
+    to: str | None = None
+
+    @property
+    def first(self) -> Numbers:
+        """The numbers of its first version."""
+        return numbers_of(self.start)
+
+    @property
+    def end(self) -> Numbers | None:
+        """The numbers of the first version after it; None if it holds for all later ones."""
+        return None if self.to is None else numbers_of(self.to)
+
+
+RangeType = TypeVar("RangeType", bound=VersionRange)
+
+
+def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
+    """Returns the ranges that hold for a version, in their order."""
+    return [
+        candidate
+        for candidate in ranges
+        if candidate.first <= version and (candidate.end is None or version < candidate.end)
+    ]
+
+
+def engine_version(title: str, version_text: str, starts: Iterable[str], newest: str) -> EngineVersion:
+    """Returns the version of an engine and the range that it is in.
+
+    version_text: the version that the user wrote; empty for the newest. starts: the versions at which ranges begin.
+    newest: the newest version that was read.
+    Raises `InputError` for a version that is older than all ranges.
+    """
+    version = version_text.removeprefix("v") or newest
+    numbers = numbers_of(version)
+    ordered = sorted(starts, key=numbers_of)
+    holding = [start for start in ordered if numbers_of(start) <= numbers]
+    if not holding:
+        raise InputError(f"--engine: {title} {version} is older than what was read; expected {ordered[0]} or newer")
+    note = ""
+    if not version_text:
+        note = f"no version is named: {title} {newest}, the newest that was read"
+    elif numbers > numbers_of(newest):
+        note = f"{title} {version} was not read; these are the rules of {newest}, the newest that was"
+    return EngineVersion(version, holding[-1], note)

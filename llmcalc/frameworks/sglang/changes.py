@@ -1,0 +1,56 @@
+"""Changes of SGLang's flags that leave more memory for the cache, the cheapest first, and layouts with more devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...accelerator import Hardware
+from ...errors import InputError
+from ...sources.preset import Preset
+from ..engines.engine import Change, EngineMemory, EngineVersion
+from .budget import Server, memory
+
+HIGHEST_FRACTION = 0.93
+"""The highest fraction that is tried: above it little is left for activations."""
+
+
+def changes(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> list[Change]:
+    """Returns changes of one flag, the cheapest first, with what SGLang then does."""
+    server = Server(preset, hardware, version, flags)
+    options: list[Change] = []
+    for typed, change in _candidates(server):
+        try:
+            result = memory(preset, hardware, version, {**flags, **change})
+        except InputError:  # a layout that does not divide the model
+            continue
+        options.append(Change(typed, result.kv_tokens, result.max_concurrency, result.starts))
+    return options
+
+
+def _candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes: as users type them, and as values of flags."""
+    if server.cached_element_bytes > 1:
+        yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
+    if server.fraction < HIGHEST_FRACTION:
+        yield f"--mem-fraction-static {HIGHEST_FRACTION}", {"mem_fraction_static": HIGHEST_FRACTION}
+    yield f"--tp-size {2 * server.tp}", {"tp_size": 2 * server.tp}
+
+
+def layouts(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields the changed flags of each possible layout, and what SGLang then does, the fewest devices first.
+
+    most: the largest number of devices; tensor parallelism stays within 16.
+    """
+    tensor = flags.get("tp_size")
+    for tp in [tensor] if tensor else [1, 2, 4, 8, 16]:
+        if tp > most:
+            return
+        used = {} if tp == 1 else {"tp_size": tp}
+        try:
+            yield used, memory(preset, hardware, version, {**flags, **used})
+        except InputError as error:
+            if "divide" not in str(error):
+                raise

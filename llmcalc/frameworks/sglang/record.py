@@ -1,0 +1,21 @@
+"""The record of SGLang."""
+
+from __future__ import annotations
+
+from ..engines.engine import Engine
+from ..framework import FromFile
+
+ENGINE = Engine(
+    name="sglang",
+    title="SGLang",
+    flags=FromFile(__package__, "flags:flags"),
+    version=FromFile(__package__, "versions:version_of"),
+    memory=FromFile(__package__, "budget:memory"),
+    changes=FromFile(__package__, "changes:changes"),
+    layouts=FromFile(__package__, "changes:layouts"),
+    instead={
+        "--seq": "--context-length",
+        "-s": "--context-length",
+        "--kv-dtype": "--kv-cache-dtype",
+    },
+)

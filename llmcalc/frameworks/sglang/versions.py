@@ -1,0 +1,103 @@
+"""What `presets/engines/sglang.toml` says of a version: rules, and defaults by device."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal
+
+from pydantic import Field
+
+from ...record import Record
+from ...sources.files import parse_toml, read_text, validate
+from ...sources.presets import presets_dir
+from ..engines.engine import EngineVersion
+from ..engines.versions import Numbers, VersionRange, engine_version, ranges_at
+
+
+class Rules(VersionRange):
+    """The rules of a range of versions. divided_pools: whether windowed layers and states have pools of their own."""
+
+    source: str
+    function: str
+    fraction: Literal["by_tp", "by_memory", "by_reserve"]
+    divided_pools: bool = False
+
+    @property
+    def place(self) -> str:
+        """The source file and function."""
+        return f"{self.source}, {self.function}"
+
+
+class FractionByTp(Record):
+    """The default fraction of the memory for that many ranks of tensor parallelism or more."""
+
+    tp: int
+    fraction: float
+
+
+class DeviceDefaults(Record):
+    """Defaults of devices with less memory than `below_gib`; the file explains the fields."""
+
+    below_gib: float
+    reserve_gib: float
+    reserve_gib_per_rank: float
+    chunked_prefill_size: int
+    cuda_graph_max_bs: tuple[int, int]
+
+
+class Context(Record):
+    """Memory in use before the weights are loaded. devices: ranks, at least. logs: number of logs behind it."""
+
+    devices: int
+    mib: int
+    logs: int
+
+
+class Ratios(Record):
+    """Default ratios of pools: states to the cache, and tokens of windowed layers to those of full layers."""
+
+    states: float
+    window: float
+
+
+class SGLangRecord(Record):
+    """The file `presets/engines/sglang.toml`."""
+
+    name: str
+    title: str
+    newest: str
+    versions: tuple[Rules, ...] = Field(min_length=1)
+    fractions_by_tp: tuple[FractionByTp, ...] = Field(min_length=1)
+    devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
+    context: tuple[Context, ...] = Field(min_length=1)
+    ratios: Ratios
+    messages: dict[str, str]
+
+    def rules(self, version: Numbers) -> Rules:
+        """Returns the rules of a version."""
+        return ranges_at(self.versions, version)[-1]
+
+    def defaults(self, gib: float) -> DeviceDefaults:
+        """Returns the defaults of a device with that much memory."""
+        return next(row for row in self.devices if gib < row.below_gib)
+
+    def context_of(self, devices: int) -> Context:
+        """Returns the memory in use before the weights are loaded."""
+        return max((row for row in self.context if row.devices <= devices), key=lambda row: row.devices)
+
+    def fraction_of_tp(self, tp: int) -> float:
+        """Returns the default fraction of the first versions."""
+        return max((row for row in self.fractions_by_tp if row.tp <= tp), key=lambda row: row.tp).fraction
+
+
+@cache
+def sglang_record() -> SGLangRecord:
+    """Returns the contents of the file."""
+    path = presets_dir() / "engines" / "sglang.toml"
+    return validate(SGLangRecord, parse_toml(read_text(path), path.name), path.name)
+
+
+def version_of(version_text: str) -> EngineVersion:
+    """Returns the version that a user wrote, or the newest, with the range that it is in."""
+    record = sglang_record()
+    return engine_version(record.title, version_text, (rules.start for rules in record.versions), record.newest)

@@ -1,0 +1,76 @@
+"""Changes of vLLM's flags that leave more memory for the cache, the cheapest first, and layouts with more devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...accelerator import Hardware
+from ...errors import InputError
+from ...sources.preset import Preset
+from ..engines.engine import Change, EngineMemory, EngineVersion
+from .budget import Server, longest_request, memory
+
+FEWER_SEQUENCES = 64
+"""The value of `--max-num-seqs` that is tried."""
+
+HIGHEST_UTILIZATION = 0.95
+"""The highest share of the memory that is tried."""
+
+QUANTIZED = "fp8-dynamic"
+"""The scheme of a quantized checkpoint that is tried."""
+
+
+def changes(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> list[Change]:
+    """Returns changes of one flag, the cheapest first, with what vLLM then does."""
+    server = Server(preset, hardware, version, flags)
+    options: list[Change] = []
+    for typed, change in _candidates(server):
+        try:
+            result = memory(preset, hardware, version, {**flags, **change})
+        except InputError:  # a layout that does not divide the model
+            continue
+        options.append(Change(typed, result.kv_tokens, result.max_concurrency, result.starts))
+    return options
+
+
+def _candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes: as users type them, and as values of flags."""
+    flags = server.flags
+    if server.max_num_seqs > FEWER_SEQUENCES:
+        yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
+    longest = longest_request(server.preset, server.hardware, server.version, flags)
+    if 0 < longest < server.max_model_len:
+        yield f"--max-model-len {longest}", {"max_model_len": longest}
+    if server.cached_element_bytes > 1:
+        yield "--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}
+    if not flags.get("enforce_eager") and server.rules.subtracts_graphs:
+        yield "--enforce-eager", {"enforce_eager": True}
+    if server.utilization < HIGHEST_UTILIZATION:
+        yield f"--gpu-memory-utilization {HIGHEST_UTILIZATION}", {"gpu_memory_utilization": HIGHEST_UTILIZATION}
+    yield f"--tensor-parallel-size {2 * server.tp}", {"tensor_parallel_size": 2 * server.tp}
+    if server.rank(0).scheme is None and not (server.preset.config or {}).get("quantization_config"):
+        yield "--quantization fp8", {"quantize": QUANTIZED}
+
+
+def layouts(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields the changed flags of each possible layout, and what vLLM then does, the fewest devices first.
+
+    That is tensor parallelism within a server of 8 devices, then stages of 8. most: the largest number of devices.
+    """
+    tensor = flags.get("tensor_parallel_size")
+    stages = flags.get("pipeline_parallel_size")
+    devices = 1
+    while devices <= most:
+        inside = tensor or min(devices, 8)
+        layout = {"tensor_parallel_size": inside, "pipeline_parallel_size": stages or max(1, devices // inside)}
+        used = {name: size for name, size in layout.items() if size > 1}
+        if layout["tensor_parallel_size"] * layout["pipeline_parallel_size"] == devices:
+            try:
+                yield used, memory(preset, hardware, version, {**flags, **used})
+            except InputError as error:
+                if "divide" not in str(error):
+                    raise
+        devices *= 2

@@ -1,0 +1,130 @@
+"""The blocks of vLLM's cache (v1/core/kv_cache_utils.py, `get_kv_cache_groups` and `get_kv_cache_config_from_groups`).
+
+Layers of one kind need blocks of equal bytes. A model with several kinds has groups of as many layers as the smallest
+kind has, and all groups take blocks from one pool. A recurrent state takes one block, whose size attention adopts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...errors import InputError
+from ..engines.rank import EngineRank, StateCache, TokenCache
+from .versions import Rules
+
+STATE_ALIGNMENT = 16
+"""Tokens of which attention's block is a multiple where it adopts the size of a state
+(vllm/model_executor/models/config.py, `HybridAttentionMambaModelConfig`)."""
+
+SIMILAR = 1.5
+"""Kinds of layers are padded to the largest kind where it has less than this times the layers of the smallest."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Layers of one kind. groups: groups that they fill. window: tokens that each keeps; None for all.
+
+    is_state: whether it has recurrent states.
+    """
+
+    groups: int
+    window: int | None
+    is_state: bool = False
+
+    def blocks(self, length: int, block: int, chunk: int) -> int:
+        """Blocks of one request of that length. chunk: tokens of a batch, which a window holds beside its own."""
+        if self.is_state:
+            return self.groups
+        if self.window is None:
+            return self.groups * -(-length // block)
+        return self.groups * (-(-min(self.window - 1 + chunk, length) // block) + 1)
+
+
+@dataclass(frozen=True)
+class BlockPool:
+    """The blocks of one rank's cache.
+
+    block_bytes: bytes of one block of all layers of a group. block_size: its tokens. groups: groups of layers.
+    """
+
+    block_bytes: int
+    block_size: int
+    groups: tuple[Group, ...]
+
+    def blocks(self, available: int) -> int:
+        """The number of blocks in that many bytes."""
+        return max(0, available // self.block_bytes)
+
+    def blocks_of_request(self, length: int, chunk: int) -> int:
+        """Blocks of one request of that length."""
+        return sum(group.blocks(length, self.block_size, chunk) for group in self.groups)
+
+    def max_concurrency(self, blocks: int, length: int, chunk: int) -> float:
+        """Requests of that length that the blocks hold."""
+        if len(self.groups) == 1 and self.groups[0].window is None and not self.groups[0].is_state:
+            return blocks * self.block_size / length
+        return blocks / max(1, self.blocks_of_request(length, chunk))
+
+    def printed_tokens(self, blocks: int, length: int, chunk: int, rules: Rules) -> int:
+        """The tokens of the cache as a version prints them."""
+        if rules.printed_tokens == "max_concurrency x max_model_len":
+            return int(self.max_concurrency(blocks, length, chunk) * length)
+        if rules.printed_tokens == "blocks x block_size":
+            return blocks * self.block_size
+        return blocks // sum(group.groups for group in self.groups) * self.block_size
+
+    def longest_request(self, blocks: int, chunk: int, most: int) -> int:
+        """The longest request, at most `most` tokens, that the blocks hold; a multiple of a block, or `most`."""
+        low, high = 0, most // self.block_size
+        if self.blocks_of_request(most, chunk) <= blocks:
+            return most
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.blocks_of_request(middle * self.block_size, chunk) <= blocks:
+                low = middle
+            else:
+                high = middle - 1
+        return low * self.block_size
+
+
+def block_pool(rank: EngineRank, element_bytes: int, block_size: int, rules: Rules) -> BlockPool:
+    """Returns the pool of a rank. element_bytes: bytes of a cached element. block_size: tokens of a block.
+
+    Raises `InputError` for a model without a cache, and for states in a version that has none.
+    """
+    caches, states = rank.token_caches, rank.state_caches
+    if not caches:
+        raise InputError("--engine vllm: the model has no layer with keys and values; it is not modelled")
+    if not rules.grouped_layers:
+        if states:
+            raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
+        layers = sum(cache.layers for cache in caches)
+        widest = max(cache.width for cache in caches)
+        caches = [TokenCache("attention", layers, None, widest)]
+    if all(cache.window is None for cache in caches) and not states:
+        token_bytes = sum(cache.layers * cache.width for cache in caches) * element_bytes
+        return BlockPool(token_bytes * block_size, block_size, (Group(1, None),))
+    return _grouped_pool(caches, states, element_bytes, block_size)
+
+
+def _grouped_pool(
+    caches: Sequence[TokenCache], states: Sequence[StateCache], element_bytes: int, block_size: int
+) -> BlockPool:
+    """Returns the pool of a model with several kinds of layers."""
+    kinds: dict[int | None, int] = {}
+    for cache in caches:
+        kinds[cache.window] = kinds.get(cache.window, 0) + cache.layers
+    token_bytes = max(cache.width for cache in caches) * element_bytes
+    state_layers = max((state.layers for state in states), default=0)
+    if states:
+        state_bytes = sum(state.bytes * state.layers for state in states) // state_layers
+        tokens = -(-state_bytes // (token_bytes * STATE_ALIGNMENT)) * STATE_ALIGNMENT
+        block_size = max(block_size, tokens)
+    counts = [*kinds.values(), *([state_layers] if states else [])]
+    smallest, largest = min(counts), max(counts)
+    size = largest if largest < SIMILAR * smallest else smallest
+    groups = [Group(-(-layers // size), window) for window, layers in kinds.items()]
+    if states:
+        groups.append(Group(-(-state_layers // size), None, is_state=True))
+    return BlockPool(token_bytes * block_size * size, block_size, tuple(groups))

@@ -1,0 +1,76 @@
+"""The most that torch takes above the weights in vLLM's profile run, in closed form.
+
+The run is one pass of `max_num_batched_tokens` tokens (v1/worker/gpu_model_runner.py, `profile_run`), then the sampler
+on `max_num_seqs` rows of logits (`_dummy_sampler_run`). The coefficients of a pass are of the tensors that are alive at
+once in a feed-forward network of a compiled layer; they were compared with start-up logs.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..engines.rank import EngineRank
+from .versions import Rules
+
+CUBLAS_WORKSPACE = 32 * 2**20
+"""Bytes of cuBLAS's workspace on Hopper (torch/csrc/cuda, `cublasWorkspace`)."""
+
+HIDDEN_VECTORS = 3.75
+"""Vectors of the hidden size that are alive per token in a dense network."""
+
+EXPERT_VECTORS = 5
+"""Vectors of the hidden size that are alive per token around the experts."""
+
+
+class ProfileRun(NamedTuple):
+    """The profile run of one rank.
+
+    tokens: max_num_batched_tokens. sequences: max_num_seqs. element_bytes: bytes of an activation.
+    units: compute units of the device. last_stage: whether the rank has the logits. chunked: whether prompts are
+    divided into chunks (V0). stages: stages of the pipeline.
+    """
+
+    tokens: int
+    sequences: int
+    element_bytes: int
+    units: int
+    last_stage: bool
+    chunked: bool
+    stages: int
+
+    def layer_bytes(self, rank: EngineRank) -> int:
+        """The peak in a layer: of its dense network, or of its experts."""
+        width, is_gated, experts = rank.widths
+        h, T = rank.hidden_size, self.tokens
+        if experts is None:
+            return int(T * 2 * (HIDDEN_VECTORS * h + (3 if is_gated else 2) * width))
+        k, i = experts.top_k, experts.width
+        return T * 2 * EXPERT_VECTORS * h + T * k * 2 * (max(2 * i, h) + i + h)
+
+    def hidden_bytes(self, rank: EngineRank) -> int:
+        """The hidden states of all tokens and of the sampled rows, with those that a pipeline sends."""
+        h = rank.hidden_size
+        sent = 2 * self.tokens * h * 2 if self.stages > 1 else 0
+        return (self.tokens + self.sequences) * h * self.element_bytes + sent
+
+    def sampler_bytes(self, rank: EngineRank, rules: Rules) -> int:
+        """The peak in the sampler: copies of the logits in float32, and a buffer of top-k and top-p."""
+        logits = self.sequences * rank.vocab_size * 4
+        copies = rules.logits_copies
+        if rules.generation == "v0" and self.chunked and self.tokens <= 2048:
+            copies = 1.5
+        elif self.element_bytes == 4 and rules.sampler_rows_per_unit:
+            copies += 0.5  # the logits themselves are float32 already
+        return int(copies * logits) + rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
+
+    def peak_bytes(self, rank: EngineRank, rules: Rules) -> int:
+        """The peak above the weights."""
+        after_layers = self.hidden_bytes(rank) + (self.sampler_bytes(rank, rules) if self.last_stage else 0)
+        return max(self.layer_bytes(rank), after_layers) + CUBLAS_WORKSPACE
+
+    def origin(self, rank: EngineRank, rules: Rules) -> str:
+        """What the peak consists of, in a few words."""
+        after_layers = self.hidden_bytes(rank) + (self.sampler_bytes(rank, rules) if self.last_stage else 0)
+        if not self.last_stage or self.layer_bytes(rank) > after_layers:
+            return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
+        return f"{self.sequences:,} users x {rank.vocab_size:,} logits"

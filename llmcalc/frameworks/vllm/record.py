@@ -1,0 +1,23 @@
+"""The record of vLLM."""
+
+from __future__ import annotations
+
+from ..engines.engine import Engine
+from ..framework import FromFile
+
+ENGINE = Engine(
+    name="vllm",
+    title="vLLM",
+    flags=FromFile(__package__, "flags:flags"),
+    version=FromFile(__package__, "versions:version_of"),
+    memory=FromFile(__package__, "budget:memory"),
+    changes=FromFile(__package__, "changes:changes"),
+    layouts=FromFile(__package__, "changes:layouts"),
+    instead={
+        "--seq": "--max-model-len",
+        "-s": "--max-model-len",
+        "--users": "--max-num-seqs",
+        "--batch": "--max-num-seqs",
+        "--kv-dtype": "--kv-cache-dtype",
+    },
+)

@@ -1,0 +1,163 @@
+"""What `presets/engines/vllm.toml` says of a version: rules, defaults by device, and overheads of start-up logs."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ...accelerator import Hardware
+from ...record import Record
+from ...sources.files import parse_toml, read_text, validate
+from ...sources.presets import presets_dir
+from ..engines.engine import EngineVersion
+from ..engines.versions import Numbers, VersionRange, engine_version, ranges_at
+
+
+class Rules(VersionRange):
+    """The rules of a range of versions; the file explains the fields."""
+
+    source: str
+    function: str
+    budget: str
+    generation: Literal["v0", "v1"]
+    gpu_memory_utilization: float = Field(gt=0, le=1)
+    logits_copies: float = Field(gt=0)
+    sampler_rows_per_unit: int = 0
+    grouped_layers: bool = False
+    subtracts_graphs: bool = False
+    checks_free_memory: bool = False
+    printed_tokens: Literal["blocks x block_size", "blocks // groups x block_size", "max_concurrency x max_model_len"]
+    chunk_above_32k: int = 2048
+
+    @property
+    def place(self) -> str:
+        """The source file and function."""
+        return f"{self.source}, {self.function}"
+
+
+class BatchDefaults(VersionRange):
+    """Defaults of the server on devices with at least that much memory."""
+
+    at_least_gib: int
+    not_on: tuple[str, ...] = ()
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+
+class NonTorch(VersionRange):
+    """Memory outside torch.
+
+    devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least. link: beginning of the link's
+    name; empty for any link. logs: number of start-up logs behind the figure. accelerators: those of the logs.
+    """
+
+    devices: int = 1
+    link: str = ""
+    stages: int = 1
+    mib: int
+    logs: int
+    accelerators: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The logs behind the figure, in words."""
+        if not self.logs:
+            return "an assumption"
+        where = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
+        return f"{self.logs} log{'s' * (self.logs > 1)}{where}"
+
+
+class Context(Record):
+    """Memory that is in use before the engine measures, by the number of devices. Fields as of `NonTorch`."""
+
+    devices: int
+    link: str = ""
+    mib: int
+    logs: int
+    accelerators: tuple[str, ...] = ()
+
+
+class GraphEstimate(Record):
+    """The estimate of CUDA graphs: a constant and an amount per layer, at `sequences` sequences or more."""
+
+    constant_mib: float
+    mib_per_layer: float
+    sequences: int
+    logs: int
+
+    @property
+    def source(self) -> str:
+        """The logs behind the figure, in words."""
+        return f"{self.logs} logs of h100-sxm"
+
+
+class VLLMRecord(Record):
+    """The file `presets/engines/vllm.toml`."""
+
+    name: str
+    title: str
+    newest: str
+    versions: tuple[Rules, ...] = Field(min_length=1)
+    batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
+    non_torch: tuple[NonTorch, ...] = Field(min_length=1)
+    context: tuple[Context, ...] = Field(min_length=1)
+    cuda_graphs: GraphEstimate
+    messages: dict[str, str]
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        starts = [rules.first for rules in self.versions]
+        if starts != sorted(set(starts)):
+            raise ValueError("versions: expected each start once, ascending")
+        return self
+
+    def rules(self, version: Numbers) -> Rules:
+        """Returns the rules of a version."""
+        return ranges_at(self.versions, version)[-1]
+
+    def defaults(self, version: Numbers, hardware: Hardware) -> BatchDefaults:
+        """Returns the defaults of a version on a device, which depend on its memory and its name."""
+        gib = hardware.capacity_bytes / 2**30
+        names = f"{hardware.name} {hardware.title}".lower()
+        return next(
+            row
+            for row in ranges_at(self.batch_defaults, version)
+            if row.at_least_gib <= gib and not any(part in names for part in row.not_on)
+        )
+
+    def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
+        """Returns the memory outside torch: of the newest row with the most ranks that are no more than these."""
+        rows = [
+            row
+            for row in ranges_at(self.non_torch, version)
+            if row.devices <= devices
+            and row.stages <= stages
+            and (row.stages == 1 or devices == 1)
+            and _has_link(hardware, row.link)
+        ]
+        return max(rows, key=lambda row: (row.stages, row.devices, row.first))
+
+    def context_of(self, hardware: Hardware, devices: int) -> Context:
+        """Returns the memory that is in use before the engine measures."""
+        rows = [row for row in self.context if row.devices <= devices and _has_link(hardware, row.link)]
+        return max(rows, key=lambda row: row.devices)
+
+
+def _has_link(hardware: Hardware, link: str) -> bool:
+    """Whether the accelerator has a link of that name; any accelerator has the empty one."""
+    return not link or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link))
+
+
+@cache
+def vllm_record() -> VLLMRecord:
+    """Returns the contents of the file."""
+    path = presets_dir() / "engines" / "vllm.toml"
+    return validate(VLLMRecord, parse_toml(read_text(path), path.name), path.name)
+
+
+def version_of(version_text: str) -> EngineVersion:
+    """Returns the version that a user wrote, or the newest, with the range that it is in."""
+    record = vllm_record()
+    return engine_version(record.title, version_text, (rules.start for rules in record.versions), record.newest)

@@ -1,0 +1,282 @@
+"""`llmcalc memory`, `fit` and `kv` with `--engine`: terms of its memory, the cache, and whether it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import units
+from ..frameworks.engines.engine import EngineMemory, Term
+from .document import Column, Report, Row, Table
+from .summary import model_data
+
+if TYPE_CHECKING:
+    from ..frameworks.engines.use import EngineOption, EngineUse
+
+TITLES = {
+    "budget": "budget",
+    "weights": "weights",
+    "profile_run": "profile run",
+    "non_torch": "outside torch",
+    "cuda_graphs": "CUDA graphs",
+    "kv_cache": "KV cache",
+}
+
+TERM_COLUMNS = (
+    Column("term", "term", justify="left"),
+    Column("bytes", units.GIB.name, units.GIB.write),
+    Column("status", "status", justify="left"),
+    Column("from", "from", justify="left", wrap=True),
+)
+
+
+def _users(value: float) -> str:
+    return f"{value:,.2f}" if value < 100 else f"{value:,.0f}"
+
+
+CHANGE_COLUMNS = (
+    Column("flag", "change", justify="left"),
+    Column("kv_tokens", "tokens", units.exact),
+    Column("max_concurrency", "users", _users),
+    Column("starts", "starts", justify="left", verdict=True),
+)
+
+OPTION_COLUMNS = (
+    Column("hardware", "accelerator", justify="left"),
+    Column("devices", "devices", units.exact),
+    Column("flags", "flags", justify="left", wrap=True),
+    Column("kv_tokens", "tokens", units.exact),
+    Column("max_concurrency", "users", _users),
+    Column("serves", "fits", justify="left", verdict=True),
+)
+
+
+def memory_report(uses: Sequence[EngineUse]) -> Report:
+    """Returns the answer of `memory`. uses: one engine, or several, which are one column each."""
+    if len(uses) == 1:
+        return _single(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
+    return Report([_data(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
+
+
+def cache_report(uses: Sequence[EngineUse]) -> Report:
+    """Returns the answer of `kv`: the cache that engines allocate."""
+    columns = (
+        Column("engine", "engine", justify="left"),
+        Column("bytes", units.GIB.name, units.GIB.write),
+        Column("blocks", "blocks", units.exact),
+        Column("block_size", "tokens of a block", units.exact),
+        Column("kv_tokens", "tokens", units.exact),
+        Column("max_concurrency", "users", _users),
+    )
+    rows = [
+        Row(
+            [
+                _engine_name(use),
+                use.memory.bytes_of("kv_cache"),
+                use.memory.blocks,
+                use.memory.block_size,
+                use.memory.kv_tokens,
+                use.memory.max_concurrency,
+            ]
+        )
+        for use in uses
+    ]
+    answer = ", ".join(f"{use.memory.kv_tokens:,} tokens" for use in uses)
+    table = Table(_title(uses[0]), columns, rows, _aside(uses[0]), _notes(uses[0].memory), answer, name="cache")
+    documents = [
+        {key: value for key, value in _data(use).items() if key not in ("terms", "changes", "memory")}
+        | {
+            "cache": {
+                "bytes": use.memory.bytes_of("kv_cache"),
+                "blocks": use.memory.blocks,
+                "block_size": use.memory.block_size,
+            }
+        }
+        for use in uses
+    ]
+    return Report(documents[0] if len(documents) == 1 else documents, [table]).of(uses[0].preset.target)
+
+
+def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_named: bool) -> Report:
+    """Returns the answer of `fit`. users: requests at once. is_named: whether the user named the accelerator."""
+    best = options[0]
+    where = f"{best.memory.devices} × {best.hardware.title}"
+    holds = f"{users:,} user{'s' * (users > 1)} of {best.memory.max_model_len:,} tokens"
+    answer = f"{holds} on {where}" if best.serves else f"no: not {holds} on up to {where}"
+    rows = [
+        Row(
+            [
+                option.hardware.name,
+                option.memory.devices,
+                _typed(option.flags),
+                option.memory.kv_tokens,
+                option.memory.max_concurrency,
+                "fits" if option.serves else "no",
+            ]
+        )
+        for option in options
+    ]
+    title = f"{use.preset.display} on {_engine_name(use)}"
+    table = Table(title, OPTION_COLUMNS, rows, "", _notes(best.memory), answer, name="options")
+    tables = [table, *([_changes_table(use)] if is_named and use.changes else [])]
+    data = {
+        "model": model_data(use.preset),
+        "engine": _engine_data(use),
+        "users": users,
+        "max_model_len": best.memory.max_model_len,
+        "verdict": "fits" if best.serves else "no",
+        "options": [
+            {
+                "hardware": option.hardware.name,
+                "devices": option.memory.devices,
+                "flags": dict(_flag_values(option.flags)),
+                "starts": option.memory.starts,
+                "fits": option.serves,
+                "kv_tokens": option.memory.kv_tokens,
+                "max_concurrency": option.memory.max_concurrency,
+                "message": option.memory.message,
+            }
+            for option in options
+        ],
+        "changes": _changes_data(use),
+        "assumed": dict(best.memory.assumed),
+    }
+    return Report(data, tables).of(use.preset.target)
+
+
+def _single(use: EngineUse, *tables: Table) -> Report:
+    return Report(_data(use), [table for table in tables if table.rows]).of(use.preset.target)
+
+
+def _title(use: EngineUse) -> str:
+    memory = use.memory
+    return f"{use.preset.display} on {_engine_name(use)}, {memory.devices} × {use.hardware.title}"
+
+
+def _engine_name(use: EngineUse) -> str:
+    return f"{use.engine.title} {use.version.version}"
+
+
+def _answer(memory: EngineMemory) -> str:
+    if not memory.starts:
+        return "it does not start"
+    return f"it starts, {_users(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
+
+
+def _aside(use: EngineUse) -> str:
+    shown = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len")
+    defaults = ", ".join(f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in shown)
+    return f"of one device, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "")
+
+
+def _notes(memory: EngineMemory) -> list[str]:
+    message = [f"{memory.message}."] if memory.message else []
+    return [*message, *memory.notes]
+
+
+def _from(term: Term) -> str:
+    """What a term comes from: with the logs behind an estimate."""
+    return f"{term.origin} ({term.source})" if "log" in term.source or "assum" in term.source else term.origin
+
+
+def _signed(use: EngineUse, name: str, bytes: int, is_outside: bool) -> int:
+    return bytes if name in ("budget", "kv_cache") or is_outside else -bytes
+
+
+def _terms_table(use: EngineUse) -> Table:
+    """The terms, in the order in which they are taken from the budget."""
+    rows = []
+    for term in use.memory.terms:
+        is_outside = term.origin.startswith("outside")
+        size = _signed(use, term.name, term.bytes, is_outside)
+        rows.append(Row([TITLES[term.name], size, term.status, _from(term)], strong=term.name == "kv_cache"))
+    memory = use.memory
+    cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users(memory.max_concurrency)} users at once"]
+    rows.append(Row(cells))
+    return Table(_title(use), TERM_COLUMNS, rows, _aside(use), _notes(memory), _answer(memory), name="terms")
+
+
+def _changes_table(use: EngineUse) -> Table:
+    title = "More room for the cache" if use.memory.starts else "What would make it start"
+    rows = [
+        Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
+        for change in use.changes
+    ]
+    return Table(title, CHANGE_COLUMNS, rows, name="changes")
+
+
+def _columns_table(uses: Sequence[EngineUse]) -> Table:
+    """The terms of several engines, one column each."""
+    names = [_engine_name(use) for use in uses]
+    columns = [
+        Column("term", f"term, {units.GIB.name}", justify="left"),
+        *(Column(f"{use.engine.name}=={use.version.version}", name) for use, name in zip(uses, names, strict=True)),
+    ]
+    kinds = list(dict.fromkeys(term.name for use in uses for term in use.memory.terms))
+    rows = [
+        Row([TITLES.get(kind, kind), *(units.GIB.write(use.memory.bytes_of(kind)) for use in uses)]) for kind in kinds
+    ]
+    rows += [
+        Row(["tokens", *(f"{use.memory.kv_tokens:,}" for use in uses)]),
+        Row(["users", *(_users(use.memory.max_concurrency) for use in uses)]),
+        Row(["starts", *("yes" if use.memory.starts else "no" for use in uses)]),
+    ]
+    title = f"{uses[0].preset.display}, {uses[0].memory.devices} × {uses[0].hardware.title}"
+    answer = ", ".join(
+        f"{name} {'starts' if use.memory.starts else 'does not start'}" for use, name in zip(uses, names, strict=True)
+    )
+    notes = list(dict.fromkeys(note for use in uses for note in _notes(use.memory)))
+    return Table(title, columns, rows, "", notes, answer, name="terms")
+
+
+def _data(use: EngineUse) -> dict[str, Any]:
+    """The JSON document of an engine on an accelerator."""
+    memory = use.memory
+    outside = sum(term.bytes for term in memory.terms if term.origin.startswith("outside"))
+    inside = sum(term.bytes for term in memory.terms if term.name != "budget") - outside
+    return {
+        "model": model_data(use.preset),
+        "hardware": use.hardware.name,
+        "devices": memory.devices,
+        "engine": _engine_data(use),
+        "memory": {
+            "device_bytes": inside + outside,
+            "capacity_bytes": use.hardware.capacity_bytes,
+            "by_kind": {term.name: term.bytes for term in memory.terms if term.name != "budget"},
+        },
+        "terms": [
+            {
+                "name": term.name,
+                "bytes": term.bytes,
+                "status": term.status,
+                "source": term.source,
+                "from": term.origin,
+            }
+            for term in memory.terms
+        ],
+        "kv_tokens": memory.kv_tokens,
+        "blocks": memory.blocks,
+        "block_size": memory.block_size,
+        "max_model_len": memory.max_model_len,
+        "max_concurrency": memory.max_concurrency,
+        "starts": memory.starts,
+        "message": memory.message,
+        "changes": _changes_data(use),
+        "assumed": dict(memory.assumed),
+    }
+
+
+def _engine_data(use: EngineUse) -> dict[str, Any]:
+    return {"name": use.engine.name, "version": use.version.version, "record": use.version.record}
+
+
+def _changes_data(use: EngineUse) -> list[dict[str, Any]]:
+    return [change._asdict() for change in use.changes]
+
+
+def _flag_values(flags: Any) -> list[tuple[str, Any]]:
+    return [(f"--{name.replace('_', '-')}", value) for name, value in flags.items()]
+
+
+def _typed(flags: Any) -> str:
+    return " ".join(f"{flag} {value}" for flag, value in _flag_values(flags)) or "—"

@@ -1,0 +1,78 @@
+"""SGLang's record: its default fractions, pools with the arithmetic beside them, and a start-up log."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+
+GIB = 2**30
+
+
+def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "0.5.20", **flags: Any) -> Any:
+    return llmcalc.memory(target, hardware=hardware, engine=f"sglang=={version}", **flags).result
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "fraction"),
+    [
+        ("0.4.3", {"tp": 2}, 0.87),
+        ("0.4.9", {}, round((79.19 - 9.5 - 0.5) / 79.19, 3)),
+        ("0.5.20", {}, round((79.19 - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / 79.19, 3)),
+        ("0.5.20", {"chunked_prefill_size": 2048}, round((79.19 - 10) / 79.19, 3)),
+        ("0.5.20", {"mem_fraction_static": 0.9}, None),
+    ],
+)
+def test_the_default_fraction_is_that_of_the_version(
+    version: str, flags: dict[str, Any], fraction: float | None
+) -> None:
+    assert memory(version=version, **flags).assumed.get("--mem-fraction-static") == fraction
+
+
+def test_tokens_are_what_the_fraction_leaves() -> None:
+    answer = memory(mem_fraction_static=0.9)
+    left = answer.bytes_of("budget") - answer.bytes_of("weights")
+    # 32 layers, 8 key heads of 128, keys and values, 2 bytes
+    assert answer.kv_tokens == left // (32 * 8 * 128 * 2 * 2)
+
+
+def test_windowed_layers_have_a_smaller_pool() -> None:
+    answer = memory("gpt-oss-20b", mem_fraction_static=0.9)
+    left = answer.bytes_of("kv_cache")
+    # 12 full layers and 12 with a window, which keep 0.8 of the tokens; 8 key heads of 64
+    assert answer.kv_tokens == int(left // (12 * 1.8 * 8 * 64 * 2 * 2))
+
+
+def test_states_take_their_share() -> None:
+    answer = memory("qwen3.5-9b", mem_fraction_static=0.9)
+    # 8 layers of attention, 4 key heads of 256; states take 0.9 of 1.9
+    assert answer.kv_tokens == int(answer.bytes_of("kv_cache") / 1.9) // (8 * 4 * 256 * 2 * 2)
+
+
+def test_tokens_of_a_log() -> None:
+    """https://github.com/vllm-project/vllm/issues/21348: 367,404 tokens; about 3.7 % more are computed."""
+    answer = memory("qwen3-235b-a22b", version="0.4.9", tp=4, mem_fraction_static=0.93, quantize="fp8-block128")
+    assert answer.kv_tokens == pytest.approx(367_404, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"mem_fraction": 0.9}, "--mem-fraction-static"),
+        ({"mem_fraction_static": 2}, "--mem-fraction-static"),
+        ({"dp_size": 2}, "data parallelism"),
+        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        memory(**flags)
+
+
+def test_too_large_weights_do_not_start() -> None:
+    answer = llmcalc.memory("llama3.1-70b", hardware="rtx-4090", engine="sglang")
+    assert not answer.ok
+    assert "--mem-fraction-static" in answer.document["message"]

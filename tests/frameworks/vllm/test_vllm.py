@@ -1,0 +1,215 @@
+"""vLLM's record: versions and defaults, flags, blocks with the arithmetic beside them, and the commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.rank import EngineRank
+from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.frameworks.vllm.kv_blocks import block_pool
+from llmcalc.frameworks.vllm.versions import vllm_record
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.hardware import find_hardware
+
+GIB = 2**30
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llmcalc", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+@pytest.mark.parametrize(
+    ("version", "record", "has_note"),
+    [("0.19.1", "0.19", False), ("v0.9.2", "0.9.2", False), ("0.9.1", "0.8", False), ("", "0.28", True),
+     ("1.4", "0.28", True)],
+)  # fmt: skip
+def test_a_version_has_the_rules_of_its_range(version: str, record: str, has_note: bool) -> None:
+    _, found = engine_and_version(f"vllm=={version}" if version else "vllm")
+    assert (found.record, bool(found.note)) == (record, has_note)
+
+
+@pytest.mark.parametrize("text", ["vllm==", "vllm==x", "vllm==0.1", "vlm", "", "vllm==1.2.3.4.5.6.7"])
+def test_a_wrong_engine_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="--engine"):
+        engine_and_version(text)
+
+
+@pytest.mark.parametrize(
+    ("hardware", "version", "sequences", "tokens"),
+    [
+        ("h100", (0, 19), 1024, 8192),
+        ("a100-80gb", (0, 19), 256, 2048),
+        ("a100-80gb", (0, 8, 5), 1024, 8192),
+        ("dgx-spark", (0, 33), 256, 2048),
+        ("dgx-spark", (0, 31), 1024, 8192),
+        ("b200", (0, 33), 1024, 16384),
+        ("rtx-4090", (0, 33), 256, 2048),
+    ],
+)
+def test_defaults_go_by_memory_and_name(hardware: str, version: tuple[int, ...], sequences: int, tokens: int) -> None:
+    defaults = vllm_record().defaults(version, find_hardware(hardware))
+    assert (defaults.max_num_seqs, defaults.max_num_batched_tokens) == (sequences, tokens)
+
+
+def test_blocks_of_equal_layers() -> None:
+    rank = EngineRank(llmcalc.load("llama3.1-8b"), Layout(tp=2))
+    pool = block_pool(rank, 2, 16, vllm_record().rules((0, 19)))
+    # 32 layers, 4 of 8 key heads of 128, keys and values, 2 bytes, 16 tokens
+    assert pool.block_bytes == 32 * 4 * 128 * 2 * 2 * 16
+    assert pool.blocks_of_request(8192, 8192) == 8192 // 16
+
+
+def test_key_heads_fewer_than_ranks_are_copied() -> None:
+    rank = EngineRank(llmcalc.load("llama3.1-8b"), Layout(tp=16))
+    pool = block_pool(rank, 2, 16, vllm_record().rules((0, 19)))
+    assert pool.block_bytes == 32 * 1 * 128 * 2 * 2 * 16
+
+
+def test_latents_are_copied() -> None:
+    pools = [
+        block_pool(EngineRank(llmcalc.load("deepseek-v2-lite"), Layout(tp=tp)), 2, 16, vllm_record().rules((0, 19)))
+        for tp in (1, 2)
+    ]
+    # 27 layers, 512 + 64 elements
+    assert [pool.block_bytes for pool in pools] == [27 * 576 * 2 * 16] * 2
+
+
+def test_sliding_layers_are_groups_of_one_pool() -> None:
+    pool = block_pool(EngineRank(llmcalc.load("gpt-oss-20b")), 2, 16, vllm_record().rules((0, 19)))
+    # 12 full layers and 12 with a window of 128: two groups of 12 layers, 8 key heads of 64
+    assert pool.block_bytes == 12 * 8 * 64 * 2 * 2 * 16
+    # a request of 8,192 tokens: 512 blocks of the full group; the windows keep 127 + 1,024 tokens and a block more
+    assert pool.blocks_of_request(8192, 1024) == 512 + 72 + 1
+    assert pool.longest_request(512 + 72 + 1, 1024, 131072) == 8192
+
+
+def test_a_state_is_one_block_whose_size_attention_adopts() -> None:
+    pool = block_pool(EngineRank(llmcalc.load("qwen3.5-9b")), 2, 16, vllm_record().rules((0, 33)))
+    assert pool.block_size % 16 == 0
+    assert pool.block_size > 16
+    # 8 layers of attention and 24 of states: four groups of 8
+    assert [(group.groups, group.is_state) for group in pool.groups] == [(1, False), (3, True)]
+
+
+def answer(target: str = "llama3.1-8b", hardware: str = "h100", engine: Any = "vllm==0.19", **flags: Any) -> Any:
+    return llmcalc.memory(target, hardware=hardware, engine=engine, **flags)
+
+
+def test_terms_add_up() -> None:
+    memory = answer("gpt-oss-120b", engine="vllm==0.33").result
+    taken = sum(memory.bytes_of(name) for name in ("weights", "profile_run", "non_torch", "cuda_graphs", "kv_cache"))
+    assert taken == memory.bytes_of("budget")
+    assert not memory.starts
+    assert "--max-model-len 131072" in memory.message
+
+
+def test_graphs_are_outside_the_budget_before_0_21() -> None:
+    old, new = answer(gpu_memory_utilization=0.9).result, answer(engine="vllm==0.21", gpu_memory_utilization=0.9).result
+    assert old.bytes_of("cuda_graphs") == new.bytes_of("cuda_graphs") > 0
+    assert new.bytes_of("kv_cache") < old.bytes_of("kv_cache")
+    assert answer(enforce_eager=True).result.bytes_of("cuda_graphs") == 0
+
+
+def test_a_small_card_does_not_start_and_a_shorter_request_does() -> None:
+    stopped = answer(hardware="rtx-4090", max_model_len=131072)
+    assert not stopped.ok
+    length = next(row for row in stopped.document["changes"] if row["flag"].startswith("--max-model-len"))
+    assert length["starts"]
+    assert answer(hardware="rtx-4090", max_model_len=int(length["flag"].split()[1])).ok
+
+
+def test_more_concurrent_sequences_leave_less_cache() -> None:
+    tokens = [answer(max_num_seqs=number).result.kv_tokens for number in (64, 256, 1024)]
+    assert tokens == sorted(tokens, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"max_model_ln": 4096}, "--max-model-len"),
+        ({"max_model_len": "x"}, "--max-model-len"),
+        ({"max_model_len": 0}, "--max-model-len"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization"),
+        ({"gpu_memory_utilization": "nan"}, "--gpu-memory-utilization"),
+        ({"tensor_parallel_size": 3}, "tp 3|--tp"),
+        ({"pipeline_parallel_size": 512}, "--pipeline-parallel-size"),
+        ({"kv_cache_dtype": "fp9"}, "--kv-cache-dtype"),
+        ({"speculative_config": "{}"}, "speculative decoding"),
+        ({"quantization": "modelopt"}, "--quantize"),
+        ({"phase": "training"}, "phase"),
+        ({"max_num_batched_tokens": 8, "max_num_seqs": 100}, "--max-num-batched-tokens"),
+        ({"hardware": "m4-max"}, "NVIDIA or AMD"),
+        ({"target": "t5-base"}, "encoder"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answer(**flags)
+
+
+def test_the_document_has_the_keys_of_engines() -> None:
+    result = run(
+        *("memory", "llama3.1-8b", "--engine", "vllm==0.19", "--hardware", "h100", "-tp", "2", "--max_model_len=32K"),
+        *("--enforce-eager", "--trust-remote-code", "--format", "json"),
+    )
+    document = json.loads(result.stdout)
+    assert result.returncode == 0, result.stderr
+    assert document["engine"] == {"name": "vllm", "version": "0.19", "record": "0.19"}
+    assert [term["name"] for term in document["terms"]] == [
+        "budget", "weights", "profile_run", "non_torch", "cuda_graphs", "kv_cache",
+    ]  # fmt: skip
+    assert set(document["terms"][0]) == {"name", "bytes", "status", "source", "from"}
+    assert set(document["changes"][0]) == {"flag", "kv_tokens", "max_concurrency", "starts"}
+    assert {"kv_tokens", "blocks", "max_concurrency", "starts", "message", "assumed", "memory"} <= set(document)
+    assert document["max_model_len"] == 32768
+    assert "--max-num-seqs" in document["assumed"]
+    assert "--max-model-len" not in document["assumed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("memory", "gpt-oss-120b", "--engine", "vllm==0.33", "--hardware", "h100"), 1, "does not start"),
+        (("memory", "llama3.1-8b", "--engine", "vllm"), 2, "--hardware"),
+        (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--seq", "4k"), 2, "--max-model-len"),
+        (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--max-seqs", "4"), 2, "--max-num-seqs"),
+        (("memory", "llama3.1-8b", "--engine", "vllm", "--hardware", "h100", "--max-model-len"), 2, "missing"),
+        (("kv", "llama3.1-8b", "--hardware", "h100"), 2, "--engine"),
+        (("fit", "gpt2", "--engine", "vllm", "--users", "4", "--hardware", "h100"), 0, "4 users"),
+    ],
+)
+def test_exit_codes(arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == code, result.stdout + result.stderr
+    assert message in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_screen_has_at_most_24_lines_before_its_notes() -> None:
+    lines = run("memory", "llama3.1-8b", "--engine", "vllm==0.33", "--hardware", "h100").stdout.splitlines()
+    assert "it starts" in lines[0]
+    assert len(lines) <= 26
+
+
+def test_fit_finds_the_fewest_accelerators_for_the_users() -> None:
+    fit = llmcalc.fit("llama3.1-8b", engine="vllm", users=64, seq="32k", hardware="h100")
+    best = fit.document["options"][0]
+    assert (best["hardware"], best["devices"], best["flags"]) == ("h100-sxm", 4, {"--tensor-parallel-size": 4})
+    assert best["max_concurrency"] >= 64
+    fewer = answer(engine="vllm", tensor_parallel_size=2, max_model_len=32768).result
+    assert fewer.max_concurrency < 64
+
+
+def test_versions_are_compared_in_columns() -> None:
+    compared = answer(engine=("vllm==0.19", "vllm==0.33"))
+    assert [row["engine"]["record"] for row in compared.document] == ["0.19", "0.28"]
+    assert set(compared.records()[0]) == {"target", "term", "vllm==0.19", "vllm==0.33"}
