@@ -58,8 +58,12 @@ def test_a_pattern_of_kinds_is_one_repeat() -> None:
 
 def test_where_one_layer_of_some_differs_a_repeat_has_a_multiple_of_them() -> None:
     """Of 62 layers in patterns of 6: 5 repeats of 12 layers and 2 more, of which each fourth layer is the same."""
-    assert layer_stacks(llmcalc.load("gemma3-27b").model, recompute_interval=4) == [LayerStack("layers", 0, 12, 5, 2, 0, after=2)]
-    (loop,) = layer_stacks(llmcalc.load("llama3-70b").model, recompute_interval=3)  # 26 repeats of 3 layers, and two layers
+    assert layer_stacks(llmcalc.load("gemma3-27b").model, recompute_interval=4) == [
+        LayerStack("layers", 0, 12, 5, 2, 0, after=2)
+    ]
+    (loop,) = layer_stacks(
+        llmcalc.load("llama3-70b").model, recompute_interval=3
+    )  # 26 repeats of 3 layers, and two layers
     assert (loop.period, loop.repeats, loop.kind_repeats(4)) == (3, 26, 4 * 3 + 2)
 
 
