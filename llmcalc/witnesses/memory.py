@@ -169,10 +169,15 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run of these settings; attention is the reference's own unless the settings choose another."""
+    """Returns the run of these settings.
+
+    Attention is the reference's own, and the optimizer's step its library's, unless the settings choose another.
+    """
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, memory_use, "eager")
+        assert memory_use.optimizer is not None
+        implementation = settings.optimizer_impl or optimizer(memory_use.optimizer.name).implementations[0]
+        return training_run(settings.with_(optimizer_impl=implementation), memory_use, "eager")
     (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings).attention)
     return inference
 
