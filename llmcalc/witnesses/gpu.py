@@ -30,7 +30,7 @@ from ..device_memory.training import Training
 from ..model import ModelSpec
 from .checks import MEMORY, Check
 from .loop import Passes, TrainingLoop, cache_shapes
-from .memory import MemoryComparison, configured_run, run_text, unsupported_reason
+from .memory import MemoryComparison, configured_run, reference_settings, run_text, unsupported_reason
 from .speed import driver
 
 STEPS = 3
@@ -201,7 +201,7 @@ def compare_on_gpu(
         comparison.info |= {"device": (facts := device_facts()), "environment": (variables := environment())}
         statistics, runtime = Cuda(), runtime_of_facts(facts, variables)
     runtime = Runtime() if runtime is None else runtime
-    for run_settings in settings:
+    for run_settings in map(reference_settings, settings):
         reason = unsupported_reason(spec, run_settings, "cuda")
         if reason:
             comparison.left_out[run_settings.phase] = reason

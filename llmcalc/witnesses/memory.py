@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from ..algebra import Number
 from ..device_memory.estimate import memory
 from ..device_memory.inference import Inference, replay_inference
-from ..device_memory.optimizers.registry import optimizer
+from ..device_memory.optimizers.registry import DEFAULT, optimizer
 from ..device_memory.settings import Settings
 from ..device_memory.simulated_run import inference_passes, is_stored_otherwise, kernel_choices, training_run
 from ..device_memory.training import Training, TrainingRun
@@ -168,11 +168,25 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
     return measure_pass(spec, run, device).named(run.phase)
 
 
+def reference_settings(settings: Settings) -> Settings:
+    """Returns the settings with what the reference runs where they choose nothing.
+
+    That is its own attention, and the optimizer's step as its library chooses.
+    """
+    if settings.phase != "training":
+        return settings
+    own = optimizer(settings.optimizer or DEFAULT).implementations[0]
+    return settings.with_(
+        attn_implementation=settings.attn_implementation or "eager", optimizer_impl=settings.optimizer_impl or own
+    )
+
+
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run of these settings; attention is the reference's own unless the settings choose another."""
+    """Returns the run of these settings, where they choose nothing as in `reference_settings`."""
+    settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, memory_use, "eager")
+        return training_run(settings, memory_use)
     (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings).attention)
     return inference
 

@@ -85,6 +85,6 @@ def test_a_list_of_another_length_is_found(monkeypatch: pytest.MonkeyPatch) -> N
         given = c.get(field)
         return default if given is None else [kinds[name] for name in (*given, *given)][: len(default)]
 
-    monkeypatch.setattr(parts, "listed", listed)
+    monkeypatch.setattr(parts, "listed_kinds", listed)
     (found,) = differences(shapes_of("gemma3_text")[0])
     assert (found.path, "the class rejects it" in found.reason) == ("layer_types", True)
