@@ -20,6 +20,10 @@ Fetch: TypeAlias = Callable[[str], Table]
 """Reads the tables of a file that another file names."""
 
 
+ReadText: TypeAlias = Callable[[str], tuple[str, str]]
+"""Reads a file that another file names: its path in messages, and its text."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """The run of a launch file.
@@ -37,6 +41,9 @@ class Launch:
     unknown: argument → why it is not modelled. Empty unless unknown arguments are allowed.
     ignored: arguments that do not change memory.
     notes: values that were assumed.
+    program: the program whose file it is; empty if the reader states none.
+    version: the version of the program whose defaults are filled in; empty if the reader states none.
+    filled_in: argument that the file leaves out → the program's default.
     """
 
     where: str
@@ -52,6 +59,9 @@ class Launch:
     unknown: Mapping[str, str] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    program: str = ""
+    version: str = ""
+    filled_in: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,8 @@ class Source:
     env: environment variables outside of the file.
     script: name of the Python file that a script runs.
     unset: variables of a script that it does not set.
+    arguments: words that are typed behind the file's name.
+    read_text: reads the text of a file that this one names; None (default) if none can be read.
     """
 
     where: str
@@ -78,6 +90,25 @@ class Source:
     env: Table = field(default_factory=dict)
     script: str = ""
     unset: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+    read_text: ReadText | None = None
+
+
+class CommandLine(NamedTuple):
+    """A command of a script that starts a program.
+
+    launcher: the words before the program, such as `torchrun --nproc-per-node 8`.
+    program: the name of the Python file or module, or of an installed program.
+    words: the words after it.
+    line: its line in the script.
+    loops: variables of the loops around it, with their values.
+    """
+
+    launcher: Sequence[str]
+    program: str
+    words: Sequence[str]
+    line: int = 1
+    loops: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -86,20 +117,32 @@ class LaunchFile:
 
     name: its name in JSON documents.
     title: its name in messages.
-    matches: whether tables are of this kind.
-    read: reads tables. Raises `InputError`, which names file and field.
+    matches: whether tables are of this kind; by default never.
+    read: reads tables. Raises `InputError`, which names file and field. None (default) if no tables are read.
     arguments_of: the program whose arguments may be in a script's command instead; empty (default) for none.
     is_run_by: whether the words of a command are arguments of that program.
     read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
+    runs: whether a command starts the program of this kind; it is asked before `is_run_by` of other kinds.
+    read_command: reads such a command; None (default) if no command is read.
+    is_python: whether the text of a Python file is of this kind.
+    read_python: reads the text of a Python file without running it; None (default) if none is read.
+    program: the program whose files they are; empty (default) if the title says it.
+    version: the version of the program whose defaults are filled in; empty (default) if the file states it.
     """
 
     name: str
     title: str
-    matches: Callable[[Table], bool]
-    read: Callable[[Table, Source], Launch]
+    matches: Callable[[Table], bool] = lambda _: False
+    read: Callable[[Table, Source], Launch] | None = None
     arguments_of: str = ""
     is_run_by: Callable[[Sequence[str]], bool] = lambda _: False
     read_arguments: Callable[[Table, Source], Launch] | None = None
+    runs: Callable[[CommandLine], bool] = lambda _: False
+    read_command: Callable[[CommandLine, Source], Launch] | None = None
+    is_python: Callable[[str], bool] = lambda _: False
+    read_python: Callable[[str, Source], Launch] | None = None
+    program: str = ""
+    version: str = ""
 
 
 class RunUnder(NamedTuple):
@@ -136,12 +179,14 @@ class Reading:
     unknown: argument → why it is not modelled.
     ignored: arguments that do not change memory.
     notes: values that were assumed.
+    filled_in: argument that the file leaves out → the program's default.
     """
 
     source: Source
     unknown: dict[str, str] = field(default_factory=dict)
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    filled_in: dict[str, Any] = field(default_factory=dict)
 
     @property
     def where(self) -> str:
@@ -158,6 +203,23 @@ class Reading:
             f"{self.where}: not understood, and may change memory: {listed}"
             f"{f'; and {more} more' if more > 0 else ''}; expected a run without, or --allow-unknown"
         )
+
+    def value(self, data: Table, name: str, default: Any) -> Any:
+        """The value of an argument, or the program's default if it is absent or null."""
+        if data.get(name) is not None:
+            return data[name]
+        self.filled_in[name] = default
+        return default
+
+    def size(self, data: Table, name: str, default: int) -> int:
+        """The value of an argument as a positive whole number, or the program's default."""
+        return size_of(self, name, self.value(data, name, default))
+
+    def flag(self, data: Table, name: str, default: bool = False) -> bool:
+        """The value of an argument as true or false. A default of false is not listed as filled in."""
+        if data.get(name) is None and not default:
+            return False
+        return flag_value(self, name, self.value(data, name, default))
 
     def wrong(self, name: str, text: str) -> InputError:
         """The error of one field, with the file's name."""
@@ -197,6 +259,7 @@ class Reading:
             unknown=self.unknown,
             ignored=tuple(self.ignored),
             notes=tuple(self.notes),
+            filled_in=dict(self.filled_in),
             **fields,
         )
 

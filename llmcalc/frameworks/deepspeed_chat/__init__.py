@@ -1,0 +1,1 @@
+"""DeepSpeed-Chat: the training scripts of DeepSpeedExamples."""

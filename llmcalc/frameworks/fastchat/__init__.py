@@ -1,0 +1,1 @@
+"""FastChat's training script, and Qwen's, which is made after it."""

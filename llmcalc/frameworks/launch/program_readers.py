@@ -1,0 +1,54 @@
+"""Hands the run of a program over to the readers that it builds on: the Trainer's arguments, or a DeepSpeed config."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..registry import framework
+from .record import Launch, LaunchFile, Reading, RunUnder, Table
+from .trainer import read_trainer
+
+
+def launch_as_trainer(reading: Reading, file: LaunchFile, table: Table, target: str) -> Launch:
+    """The run of arguments of the Trainer, under a program's name.
+
+    table: the Trainer's arguments, with the program's defaults.
+    target: the model's name.
+    """
+    reading.check_unknown()
+    launch = read_trainer(table, reading.source)
+    return replace(
+        launch,
+        kind=file.name,
+        program=file.program,
+        version=file.version,
+        target=target,
+        unknown={**reading.unknown, **launch.unknown},
+        ignored=(*reading.ignored, *launch.ignored),
+        notes=(*reading.notes, *launch.notes),
+        filled_in={**launch.filled_in, **reading.filled_in},
+    )
+
+
+def launch_of_run(reading: Reading, file: LaunchFile, framework_name: str, run: RunUnder, target: str) -> Launch:
+    """The run of a program. framework_name: the framework that runs it. target: the model's name."""
+    return reading.launch(
+        file.name,
+        framework(framework_name).name,
+        target=target,
+        layout=run.layout,
+        settings=run.settings,
+        own_settings=run.own_settings,
+        program=file.program,
+        version=file.version,
+    )
+
+
+def deepspeed_run(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
+    """The run of a DeepSpeed config. settings: those that the config does not have."""
+    from ..deepspeed.config_file import read_into
+
+    run = read_into(reading, config, world, {})
+    return run._replace(settings={**run.settings, **settings})

@@ -1,0 +1,1 @@
+"""Megatron-Bridge: its recipes in Python."""

@@ -1,0 +1,1 @@
+"""Megatron-DeepSpeed: Megatron-LM's arguments with DeepSpeed's."""

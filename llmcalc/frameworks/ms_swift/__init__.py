@@ -1,0 +1,1 @@
+"""ms-swift: launch commands `swift sft`, `swift pt` and `megatron sft`."""

@@ -1,0 +1,1 @@
+"""nanoGPT: its configurations in Python, and its launch commands."""

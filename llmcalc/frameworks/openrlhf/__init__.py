@@ -1,0 +1,1 @@
+"""OpenRLHF: launch commands of reinforcement learning and of fine-tuning."""

@@ -1,0 +1,1 @@
+"""Pai-Megatron-Patch: Megatron-LM's arguments with those of the patch."""

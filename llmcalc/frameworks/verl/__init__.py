@@ -1,0 +1,1 @@
+"""verl: launch commands of reinforcement learning, with Hydra's overrides."""
