@@ -73,20 +73,26 @@ def _config(reading: Reading, data: Table) -> dict[str, Any]:
     if dtype not in ("fp16", "bf16"):
         raise reading.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
     device = "cpu" if reading.flag(data, "offload") else "none"
+    stage = size_of(reading, "--zero_stage", reading.value(data, "zero_stage", 0), least=0)
+    if stage == 3 and reading.flag(data, "gradient_checkpointing"):
+        reading.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
+    elif stage == 3:
+        reading.unknown["--zero_stage"] = (
+            "stage 3 with memory_efficient_linear off keeps gathered weights; add --gradient_checkpointing"
+        )
     return {
         "train_micro_batch_size_per_gpu": reading.size(data, "per_device_train_batch_size", 16),
         "gradient_accumulation_steps": reading.size(data, "gradient_accumulation_steps", 1),
         dtype: {"enabled": True},
         "gradient_clipping": 1.0,
         "zero_optimization": {
-            "stage": size_of(reading, "--zero_stage", reading.value(data, "zero_stage", 0), least=0),
+            "stage": stage,
             "overlap_comm": True,
             "offload_param": {"device": device},
             "offload_optimizer": {"device": device},
             "stage3_param_persistence_threshold": 10_000,
             "stage3_max_live_parameters": 30_000_000,
             "stage3_prefetch_bucket_size": 30_000_000,
-            "memory_efficient_linear": False,
         },
     }
 

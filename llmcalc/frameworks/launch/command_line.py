@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ...errors import InputError, one_line
 from .record import CommandLine, Reading
-from .shell import Command, is_unresolved, printable, unresolved_reason
+from .shell import Command, is_unresolved, is_unset_variable, printable, unresolved_reason
 
 CONSOLE_PROGRAMS = {
     "swift": ("sft", "pt", "rlhf", "infer", "export"),
@@ -38,6 +38,13 @@ SHELLS = ("bash", "sh", "sbatch", "source", ".")
 LONGEST_TYPED = 20_000
 """Largest number of letters of a file's name with variables and arguments."""
 
+WITHOUT_PROGRAMS = frozenset(
+    """
+    echo printf cat cp mv rm ls find sed grep tee mkdir pip pip3 chmod wget curl test [ [[ tail head kill wait cd log
+    """.split()  # noqa: SIM905
+)
+"""Commands that start no program, although their words may name one."""
+
 CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
 
 
@@ -58,7 +65,7 @@ def typed_launch(text: str) -> TypedLaunch:
     """Splits the text of `--launch`. The name of a file that exists is not split."""
     if len(text) > LONGEST_TYPED:
         raise InputError(f"--launch: {len(text):,} letters; expected at most {LONGEST_TYPED:,}")
-    if not re.search(r"\s", text) or Path(text).exists():
+    if not re.search(r"\s", text) or _exists(text):
         return TypedLaunch(text, {}, ())
     try:
         words = shlex.split(text)
@@ -72,9 +79,17 @@ def typed_launch(text: str) -> TypedLaunch:
         words.pop(0)
     if not words:
         raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
-    if not variables and not Path(words[0]).exists():
+    if not variables and not _exists(words[0]):
         return TypedLaunch(text, {}, ())
     return TypedLaunch(words[0], variables, tuple(words[1:]))
+
+
+def _exists(name: str) -> bool:
+    """Whether a file has a name, which may be none that a file can have."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def command_line(command: Command) -> CommandLine | None:
@@ -116,7 +131,8 @@ def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
         elif not word:
             continue
         elif name:
-            values.append(word)
+            if not (values and is_unset_variable(word)):
+                values.append(word)
         else:
             if is_unresolved(word):
                 raise InputError(f"{where}: {unresolved_reason(word)}")

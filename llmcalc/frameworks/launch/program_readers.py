@@ -21,6 +21,7 @@ def launch_as_trainer(reading: Reading, file: LaunchFile, table: Table, target: 
     launch = read_trainer(table, reading.source)
     return replace(
         launch,
+        settings=_with_adapters(launch.settings),
         kind=file.name,
         program=file.program,
         version=file.version,
@@ -32,6 +33,11 @@ def launch_as_trainer(reading: Reading, file: LaunchFile, table: Table, target: 
     )
 
 
+def _with_adapters(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run without a format of master weights if it trains adapters, which have a format of their own."""
+    return {name: value for name, value in settings.items() if name != "master_weights" or "lora_rank" not in settings}
+
+
 def launch_of_run(reading: Reading, file: LaunchFile, framework_name: str, run: RunUnder, target: str) -> Launch:
     """The run of a program. framework_name: the framework that runs it. target: the model's name."""
     return reading.launch(
@@ -39,7 +45,7 @@ def launch_of_run(reading: Reading, file: LaunchFile, framework_name: str, run: 
         framework(framework_name).name,
         target=target,
         layout=run.layout,
-        settings=run.settings,
+        settings=_with_adapters(run.settings),
         own_settings=run.own_settings,
         program=file.program,
         version=file.version,

@@ -13,11 +13,11 @@ from typing import Any
 from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..registry import NAMES, framework
-from .command_line import CONFIG_ENDINGS, CONSOLE_PROGRAMS, arguments_of, command_line, typed_launch
+from .command_line import CONFIG_ENDINGS, CONSOLE_PROGRAMS, WITHOUT_PROGRAMS, arguments_of, command_line, typed_launch
 from .kinds import kinds, launch_files
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, ReadText, Source
-from .shell import Script, is_unresolved, printable, read_script, unresolved_reason
+from .shell import Script, is_unresolved, is_unset_variable, printable, read_script, unresolved_reason
 from .text import LARGEST, parse_yaml
 
 
@@ -157,15 +157,18 @@ def _is_script(text: str) -> bool:
 
 
 def _text_reader(where: str, folder: Path | None) -> ReadText:
-    """A reader of the text of a file that another one names: in that one's folder, or in the current folder."""
+    """A reader of the text of a file that another one names.
+
+    The file is in that one's folder, in the current folder, or in the folder above.
+    """
 
     def read(name: str) -> tuple[str, str]:
         if folder is None:
             raise InputError(f"{where}: {name[:80]}: names a file, which is not read; expected its contents")
         path = Path(name) if Path(name).is_absolute() else folder / name
-        here = Path(name)
-        if not path.exists() and here.exists():
-            path = here
+        others = (Path(name), folder.parent / name)
+        if not path.exists():
+            path = next((other for other in others if other.exists()), path)
         return str(path), read_text(path, LARGEST)
 
     return read
@@ -188,7 +191,21 @@ def _fetcher(where: str, folder: Path | None) -> Fetch:
 
 
 def _script(script: Script, source: Source, batch: list[str]) -> Launch:
+    """Reads the command of a script that trains. An error names the arguments that the script is without."""
+    try:
+        return _training_command(script, source, batch)
+    except InputError as error:
+        text = str(error)
+        if not script.missing or "known only when" not in text or "is argument " in text:
+            raise
+        raise InputError(
+            f"{text}; the script takes arguments, as in --launch '{source.where} ARG1 … ARG{script.missing}'"
+        ) from None
+
+
+def _training_command(script: Script, source: Source, batch: list[str]) -> Launch:
     where = source.where
+    script = replace(script, commands=[one for one in script.commands if one.words[0] not in WITHOUT_PROGRAMS])
     lines = [line for command in script.commands if (line := command_line(command)) is not None]
     environments = {command.line: command.env for command in script.commands}
 
@@ -198,14 +215,15 @@ def _script(script: Script, source: Source, batch: list[str]) -> Launch:
         env = {**script.env(), **{name: value for name, value in own.items() if not is_unresolved(value)}}
         world = source.world_size or processes([*batch, *command.launcher], env)
         fetch = _with_written_files(source.fetch, script.files, where)
-        name = command.program
-        return replace(source, world_size=world, env=env, script=name, unset=sorted(script.unset), fetch=fetch)
+        left_out = {printable(word) for word in command.words if is_unset_variable(word)}
+        unset = sorted(script.unset | left_out)
+        return replace(source, world_size=world, env=env, script=command.program, unset=unset, fetch=fetch)
 
     for file in kinds():
         if file.read_command is not None:
             commands = [line for line in lines if file.runs(line)]
             if commands:
-                command = _only(commands, where)
+                command = commands[0] if file.reads_first else _only(commands, where)
                 return file.read_command(command, start(command))
     for line in lines:
         name = config_of(line)

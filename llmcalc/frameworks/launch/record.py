@@ -124,6 +124,7 @@ class LaunchFile:
     read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
     runs: whether a command starts the program of this kind; it is asked before `is_run_by` of other kinds.
     read_command: reads such a command; None (default) if no command is read.
+    reads_first: whether the first of several commands is read; by default several different ones are an error.
     is_python: whether the text of a Python file is of this kind.
     read_python: reads the text of a Python file without running it; None (default) if none is read.
     program: the program whose files they are; empty (default) if the title says it.
@@ -139,6 +140,7 @@ class LaunchFile:
     read_arguments: Callable[[Table, Source], Launch] | None = None
     runs: Callable[[CommandLine], bool] = lambda _: False
     read_command: Callable[[CommandLine, Source], Launch] | None = None
+    reads_first: bool = False
     is_python: Callable[[str], bool] = lambda _: False
     read_python: Callable[[str, Source], Launch] | None = None
     program: str = ""

@@ -86,6 +86,7 @@ REFUSED = tuple(
         f"a file of {program.name}",
         runs=program.runs,
         read_command=program.read_command,
+        reads_first=True,
         is_python=program.is_python,
         read_python=program.read_python,
         program=program.name,

@@ -47,9 +47,14 @@ def is_unresolved(text: str) -> bool:
     return UNRESOLVED in text
 
 
-def printable(text: str) -> str:
-    """The word for a message, without marks and on one line."""
-    return one_line(text.replace(UNRESOLVED, ""))[:80]
+def is_unset_variable(word: str) -> bool:
+    """Whether a word is nothing but a variable that the script never sets. A shell would leave the word out."""
+    return _UNSET.fullmatch(word) is not None and not word[2:3].isdecimal()
+
+
+def printable(text: str, letters: int = 80) -> str:
+    """The word for a message, without marks, on one line, and cut to a number of letters."""
+    return one_line(text.replace(UNRESOLVED, ""))[:letters]
 
 
 def unresolved_reason(text: str) -> str:
@@ -108,6 +113,8 @@ class Script:
     arguments: arguments of the script, typed behind the file's name, that `shift` has left.
     loops: variables of the loops that are being read, with their values.
     files: texts that the script writes to files, by the files' names.
+    skipped: variables that only branches set that do not run. They expand to nothing, as in a shell.
+    missing: the last argument that the script uses and that is not typed; 0 for none.
     """
 
     where: str
@@ -115,6 +122,8 @@ class Script:
     arguments: list[str] = field(default_factory=list)
     loops: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
+    missing: int = 0
     variables: dict[str, str | list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     commands: list[Command] = field(default_factory=list)
@@ -220,8 +229,10 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _SPACE = " \t"
-_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
-_QUOTED = re.compile(r'[^"\\$`]+')
+_PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
+"""A place that a user is to fill, such as `<path to the data>`. The shell would read a file."""
+_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
+_QUOTED = re.compile(r'[^"\\$`\0]+')
 
 
 class _Reader:
@@ -276,7 +287,7 @@ class _Reader:
                 self.skip_comment()
             elif letter in "\n;&|()":
                 end = self.separator()
-            elif letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2]):
+            elif (letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])) and not self.at_placeholder():
                 self.redirection()
             elif assignment and (not words or words[0] in DECLARES):
                 self.at = assignment.end()
@@ -290,6 +301,10 @@ class _Reader:
             self.finish(words, assignments, line, end)
         if end == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
+
+    def at_placeholder(self) -> bool:
+        """Whether a place that a user is to fill begins here."""
+        return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
     def skip_comment(self) -> None:
         """Skips to the end of the line."""
@@ -458,7 +473,8 @@ class _Reader:
             if self.branches:
                 self.ends()
         elif not self.runs():
-            return
+            if not self.script.missing:  # without its arguments, the script's conditions say nothing
+                self.script.skipped |= set(assignments)
         elif not words or first in DECLARES:
             self.assign(words, assignments)
         elif first == "shift" and len(words) < 3:
@@ -585,7 +601,7 @@ class _Reader:
                 self.skip_comment()
             elif letter in "\n;&|(":
                 self.at += 1
-            elif letter in "<>":
+            elif letter in "<>" and not self.at_placeholder():
                 self.redirection()
             else:
                 word = self.word()
@@ -629,6 +645,12 @@ class _Reader:
         size, counted = 0, 0
         while self.at < len(self.text):
             letter = self.text[self.at]
+            if self.at_placeholder():
+                out.append(self.plain(_PLACEHOLDER))
+                continue
+            if letter == UNRESOLVED:
+                out.append(self.marked())
+                continue
             if letter in " \t\n;&|()<>":
                 break
             if letter == "\\":
@@ -668,6 +690,8 @@ class _Reader:
                 if after != "\n":
                     out.append((after if after in '$`"\\' else f"\\{after}", False))
                 self.at += 2
+            elif letter == UNRESOLVED:
+                out.append(self.marked())
             elif letter in "$`":
                 text = self.expansion()
                 if ITEM not in text:
@@ -679,6 +703,13 @@ class _Reader:
             else:
                 out.append(self.plain(_QUOTED))
         raise self.error('a quote " that does not end')
+
+    def marked(self) -> tuple[str, bool]:
+        """Reads an unresolved name with its marks, in a text that is read again."""
+        end = self.text.find(UNRESOLVED, self.at + 1)
+        end = len(self.text) if end < 0 else end + 1
+        start, self.at = self.at, end
+        return self.text[start:end], False
 
     def plain(self, letters: re.Pattern[str]) -> tuple[str, bool]:
         """Reads letters without a meaning in the shell. letters: their pattern."""
@@ -714,7 +745,7 @@ class _Reader:
             self.at = name.end()
             value = self.script.variables.get(name[0])
             if value is None:
-                return unresolved(f"${name[0]}")
+                return "" if name[0] in self.script.skipped else unresolved(f"${name[0]}")
             return value if isinstance(value, str) else (value[0] if value else "")
         after = self.text[start + 1 : start + 2]
         self.at = start + 2
@@ -741,6 +772,8 @@ class _Reader:
     def argument(self, place: int) -> str:
         """The script's argument at a place, from 1; unresolved if it is not typed."""
         arguments = self.script.arguments
+        if place > len(arguments):
+            self.script.missing = max(self.script.missing, place)
         return arguments[place - 1] if 0 < place <= len(arguments) else unresolved(f"${place}")
 
     def balanced(self, start: int) -> str:
@@ -771,7 +804,7 @@ class _Reader:
         if whole is not None:
             value = self.script.variables.get(whole[1])
             if value is None:
-                return unresolved(f"${whole[1]}")
+                return ITEM if whole[1] in self.script.skipped else unresolved(f"${whole[1]}")
             items = value if isinstance(value, list) else [value]
             return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
         later = re.fullmatch(r"[@*]:([0-9]{1,3})", inner)
@@ -787,6 +820,8 @@ class _Reader:
         value = self.script.variables.get(name)
         if name.isdecimal() and 0 < int(name) <= len(self.script.arguments):
             value = self.argument(int(name))
+        elif name.isdecimal() and not operation:
+            return self.argument(int(name))
         is_set = value is not None and not (operation.startswith(":") and value in ("", []))
         text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
         if operation.endswith("+"):
@@ -800,7 +835,7 @@ class _Reader:
             return text
         if name in ("@", "*"):
             return ITEM.join(self.script.arguments) or ITEM
-        return text if value is not None else unresolved(f"${name}")
+        return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
 
     def inner(self, text: str) -> str:
         """A text with its own expansions, such as a default."""

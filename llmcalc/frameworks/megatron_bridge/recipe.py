@@ -17,6 +17,7 @@ from ..launch.command_line import overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
+from ..launch.shell import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
 
 PACKAGE = "megatron.bridge.recipes"
@@ -73,11 +74,13 @@ def read_command(command: CommandLine, source: Source) -> Launch:
     words = list(command.words)
     place = next((i for i, word in enumerate(words) if word == "--recipe"), None)
     recipe = words[place + 1] if place is not None and place + 1 < len(words) else "RECIPE"
+    if is_unresolved(recipe):
+        raise InputError(f"{source.where}: line {command.line}: --recipe: {unresolved_reason(recipe)}")
     overrides = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
-    typed = " ".join([recipe, *dict.fromkeys(overrides)])
+    typed = printable(" ".join([recipe, *dict.fromkeys(overrides)]), 600)
     raise InputError(
-        f"{source.where}: line {command.line} runs the recipe {recipe[:60]!r}, whose settings are in Megatron-Bridge's own "
-        f"file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed[:300]}'".replace("\0", "")
+        f"{source.where}: line {command.line} runs the recipe {recipe[:60]}, whose settings are in Megatron-Bridge's "
+        f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed}'"
     )
 
 
@@ -94,15 +97,15 @@ def read_python(text: str, source: Source) -> Launch:
         if len(names) > 1:
             raise reading.wrong(names[1][:60], "a second recipe; expected one")
         try:
-            config = _config(reading, module, names[0] if names else None)
+            config, name = _config(reading, module, names[0] if names else None)
         except RecursionError:
             raise reading.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
         config |= {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
-        return _launch(reading, config, PROGRAM, names[0] if names else "")
+        return _launch(reading, config, PROGRAM, name)
 
 
-def _config(reading: Reading, module: ast.Module, name: str | None) -> Config:
-    """The configuration of a recipe, which may have its name from an import."""
+def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
+    """The configuration of a recipe, which may have its name from an import, and its own name."""
     configurations = Configurations(module, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
     aliases = _aliases(module)
@@ -121,7 +124,7 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> Config:
             name[:60], f"is no recipe of the file; expected one of {', '.join(known[:6])}.{suggest(name, known)}"
         )
     if name in recipes:
-        return configurations.of(name)
+        return configurations.of(name), name
     place, origin = aliases[name]
     try:
         if reading.source.read_text is None:
@@ -136,7 +139,7 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> Config:
     other = Configurations(parse_python(text, path), COMMON)
     if origin not in other.functions:
         raise reading.wrong(origin[:80], f"is no recipe of {path[:80]}")
-    return other.of(origin)
+    return other.of(origin), origin
 
 
 def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:

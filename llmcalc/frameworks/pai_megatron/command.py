@@ -11,6 +11,7 @@ from typing import Any
 
 from ..launch.command_line import arguments_of
 from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
+from ..launch.shell import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
 IGNORED = frozenset(
@@ -76,5 +77,7 @@ def _vocabulary(reading: Reading, arguments: dict[str, Any], table: dict[str, An
             "--patch-tokenizer-type",
             f"the vocabulary of {name[:60]} is in its files alone; expected --padded-vocab-size too",
         )
+    if is_unresolved(str(arguments.get("--extra-vocab-size"))):
+        raise reading.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
     extra = size_of(reading, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
     table["--padded-vocab-size"] = str(WORDS[name] + extra)
