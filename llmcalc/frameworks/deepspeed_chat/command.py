@@ -45,7 +45,7 @@ def runs(command: CommandLine) -> bool:
 
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads a command. Raises `InputError`, which names file and argument."""
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         given = arguments_of(command.words, source.where)
@@ -64,7 +64,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         if "step1" not in source.where:
             reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
         run = deepspeed_run(reading, _config(reading, data), source.world_size, _settings(reading, data))
-        return launch_of_run(reading, PROGRAM, "deepspeed", run, target)
+        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
 
 
 def _config(reading: Reading, data: Table) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_as_trainer
-from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of
+from ..launch.record import CommandLine, Launch, Reading, Source, reading_of
 from ..launch.trainer import keys_read
 
 
@@ -48,7 +48,7 @@ READ = frozenset({"model_max_length", "use_lora", "q_lora", "lora_r", "lora_targ
 IGNORED = frozenset(
     """
     data_path eval_data_path lazy_preprocess cache_dir lora_alpha lora_bias lora_weight_path padding_side
-    conv_template deepspeed_port model_type
+    conv_template deepspeed_port model_type fsdp_transformer_layer_cls_to_wrap
     """.split()  # noqa: SIM905
 )
 
@@ -68,14 +68,14 @@ def runs(command: CommandLine) -> bool:
 
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads a command. Raises `InputError`, which names file and argument."""
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     name = _name(command)
     with reading_of(source) as reading:
         given = arguments_of(command.words, source.where)
         data = plain_arguments(given, reading, READ | (keys_read() - {"model_name_or_path"}))
         target = model_name(reading, "--model_name_or_path", given.get("--model_name_or_path"))
-        return launch_as_trainer(reading, PROGRAM, _trainer_table(reading, data, name, target), target)
+        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, name, target), target)
 
 
 def _trainer_table(reading: Reading, data: dict[str, Any], name: str, target: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..framework import FromFile
 from ..launch.record import LaunchFile
 
-PROGRAM = LaunchFile(
+LAUNCH_FILE = LaunchFile(
     "fastchat",
     "a command of FastChat's or Qwen's training script",
     runs=FromFile(__package__, "command:runs"),

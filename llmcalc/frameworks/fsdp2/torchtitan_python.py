@@ -1,7 +1,7 @@
 """Reads torchtitan's configurations in Python (`config_registry.py`, since 2026-02) from their syntax tree.
 
-A function builds a `Trainer.Config` of dataclass calls; what it says is read as the job that the TOML files had. Nothing
-is imported or run. Source: torchtitan/models/*/config_registry.py, torchtitan/config/configs.py, torchtitan/trainer.py
+A function builds a `Trainer.Config` of dataclass calls. It is read as the job that the TOML files had; nothing is
+imported or run. Source: torchtitan/models/*/config_registry.py, torchtitan/config/configs.py, torchtitan/trainer.py
 and distributed/activation_checkpoint.py at b5bcd76 (2026-08-21).
 """
 
@@ -135,7 +135,9 @@ def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
 
 def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
     """The batch of jobs that state tokens per micro-batch and the longest context."""
-    context = size_of(reading, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT))
+    context = size_of(
+        reading, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
+    )
     tokens = size_of(reading, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
     if tokens % context:
         raise reading.wrong(TOKENS, f"{tokens}; expected a multiple of training.max_context_length {context}")
@@ -155,7 +157,7 @@ def _checkpointing(reading: Reading, config: Mapping[str, Any]) -> dict[str, Any
         return {}
     if "activation_checkpoint" in config and config["activation_checkpoint"] is None:
         return {"mode": "none"}
-    mode = CHECKPOINTING.get(called.partition(".")[0], None)
+    mode = CHECKPOINTING.get(called.partition(".")[0])
     if mode is None:
         if called:
             raise reading.wrong("activation_checkpoint", f"{called[:60]} is not read; expected FullAC or SelectiveAC")

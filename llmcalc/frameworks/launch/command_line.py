@@ -1,4 +1,4 @@
-"""Splits the words of a script's command into launcher, program and arguments, and the text of `--launch` into words."""
+"""Splits a script's command into launcher, program and arguments, and the text of `--launch` into its parts."""
 
 from __future__ import annotations
 

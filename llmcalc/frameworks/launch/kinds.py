@@ -46,7 +46,7 @@ PROGRAMS = (
 def programs() -> tuple[LaunchFile, ...]:
     """The kinds of launch files of programs that run a framework."""
     package = __package__.rpartition(".")[0] if __package__ else ""
-    records = (import_module(f".{name}.record", package).PROGRAM for name in PROGRAMS)
+    records = (import_module(f".{name}.record", package).LAUNCH_FILE for name in PROGRAMS)
     return (*records, *REFUSED)
 
 

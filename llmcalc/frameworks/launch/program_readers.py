@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..registry import framework
+from .accelerate_command import trainer_arguments
 from .record import Launch, LaunchFile, Reading, RunUnder, Table
 from .trainer import read_trainer
 
@@ -18,7 +19,7 @@ def launch_as_trainer(reading: Reading, file: LaunchFile, table: Table, target: 
     target: the model's name.
     """
     reading.check_unknown()
-    launch = read_trainer(table, reading.source)
+    launch = read_trainer({**trainer_arguments(reading.source), **table}, reading.source)
     return replace(
         launch,
         settings=_with_adapters(launch.settings),

@@ -59,8 +59,7 @@ def value_of(node: ast.expr, names: Mapping[str, Any], deep: int = 0) -> Any:
         name = dotted(node)
         return names[name] if name in names else Unknown(name)
     if isinstance(node, ast.List | ast.Tuple):
-        items = [value_of(item, names, deep + 1) for item in node.elts[:1000]]
-        return items
+        return [value_of(item, names, deep + 1) for item in node.elts[:1000]]
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = value_of(node.operand, names, deep + 1)
         return -value if isinstance(value, int | float) else Unknown("-")
@@ -128,6 +127,9 @@ CALLED = "()"
 MOST_VALUES = 5_000
 """Largest number of values of a configuration."""
 
+MOST_WORK = 400_000
+"""Largest number of values that are read and copied for a configuration."""
+
 Config: TypeAlias = dict[str, Any]
 """Dotted path → value. A call has its name under `path.()`, its arguments under their names or places."""
 
@@ -142,6 +144,13 @@ class Configurations:
         self.functions = functions_of(module)
         self.constants = constants(module.body)
         self.known = known or {}
+        self.work = 0
+
+    def spend(self, values: int) -> None:
+        """Counts values that are read. Raises `RecursionError` beyond `MOST_WORK`."""
+        self.work += values
+        if self.work > MOST_WORK:
+            raise RecursionError
 
     def of(self, name: str, arguments: Mapping[str, Any] | None = None, deep: int = 0) -> Config:
         """The configuration that a function returns. Raises `RecursionError` for functions that call each other."""
@@ -188,6 +197,7 @@ class Configurations:
                 configs[variable] = dict(config)
             return
         owner = configs.setdefault(variable, {})
+        self.spend(len(owner) + len(config))
         for key in [key for key in owner if key == attribute or key.startswith(f"{attribute}.")]:
             del owner[key]
         owner |= {f"{attribute}.{key}".rstrip("."): value for key, value in config.items()}
@@ -196,6 +206,7 @@ class Configurations:
 
     def value(self, node: ast.expr, names: Config, configs: dict[str, Config], deep: int) -> Config:
         """The value of an expression: under the empty path if it is no configuration."""
+        self.spend(1)
         if deep > DEEPEST:
             raise RecursionError
         name = dotted(node)
@@ -225,6 +236,7 @@ class Configurations:
         for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
             inner = self.value(argument, names, configs, deep + 1)
             out |= {f"{key}.{path}".rstrip("."): value for path, value in inner.items()}
+        self.spend(len(out))
         if len(out) > MOST_VALUES:
             raise RecursionError
         return out

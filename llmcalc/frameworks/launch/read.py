@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..registry import NAMES, framework
-from .command_line import CONFIG_ENDINGS, CONSOLE_PROGRAMS, WITHOUT_PROGRAMS, arguments_of, command_line, typed_launch
+from .accelerate_command import config_table, processes_of
+from .command_line import (
+    CONFIG_ENDINGS,
+    CONSOLE_PROGRAMS,
+    WITHOUT_PROGRAMS,
+    arguments_of,
+    command_line,
+    plain_value,
+    typed_launch,
+)
 from .kinds import kinds, launch_files
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, ReadText, Source
@@ -54,6 +64,10 @@ def read_launch(
     )
 
 
+SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
+"""Endings of the names of shell scripts."""
+
+
 def launch_of(
     text: str,
     where: str,
@@ -88,7 +102,7 @@ def launch_of(
         raise InputError(f"{where}: is empty; expected {launch_files()}")
     if is_python(text, where):
         return _python(text, source)
-    if text.lstrip()[:2] == "#!" or _is_script(text):
+    if text.lstrip()[:2] == "#!" or where.endswith(SCRIPT_ENDINGS) or _is_script(text):
         script = read_script(text, where, variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
         batch = [word for words in sbatch_options for word in words if word]
@@ -214,10 +228,25 @@ def _training_command(script: Script, source: Source, batch: list[str]) -> Launc
         own = environments.get(command.line, {})
         env = {**script.env(), **{name: value for name, value in own.items() if not is_unresolved(value)}}
         world = source.world_size or processes([*batch, *command.launcher], env)
+        if world is None:
+            world = processes_of(config_table(command.launcher, where, source.read_text))
         fetch = _with_written_files(source.fetch, script.files, where)
-        left_out = {printable(word) for word in command.words if is_unset_variable(word)}
+        left_out = {
+            printable(word)
+            for earlier, word in pairwise(command.words)
+            if is_unset_variable(word) and not earlier.startswith("--")
+        }
         unset = sorted(script.unset | left_out)
-        return replace(source, world_size=world, env=env, script=command.program, unset=unset, fetch=fetch)
+        return replace(
+            source,
+            world_size=world,
+            env=env,
+            script=command.program,
+            unset=unset,
+            fetch=fetch,
+            launcher=command.launcher,
+            unset_counts=unset_counts(command.launcher) if world is None else (),
+        )
 
     for file in kinds():
         if file.read_command is not None:
@@ -229,6 +258,12 @@ def _training_command(script: Script, source: Source, batch: list[str]) -> Launc
         name = config_of(line)
         if name is not None:
             return _config(name, line, start(line))
+    for line in lines:
+        reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
+        if reader is not None and reader.read is not None:
+            words = arguments_of(line.words, where)
+            table = {flag.lstrip("-").replace("-", "_"): plain_value(value) for flag, value in words.items()}
+            return reader.read(table, start(line))
     return _with_arguments(script, lines, source, start)
 
 
@@ -335,35 +370,54 @@ def _with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: st
     return read
 
 
+TABLES_OF = {"trl sft": "trl"}
+"""Program whose arguments are the keys of its own configuration files → the kind of those files."""
+
+COUNTS = {
+    "--nproc-per-node": "each",
+    "--nnodes": "machines",
+    "--num-gpus": "each",
+    "--num-nodes": "machines",
+    "--num-processes": "all",
+    "--num-machines": "machines",
+    "--nproc": "each",
+    "-np": "all",
+    "--ntasks": "all",
+    "--ntasks-per-node": "each",
+    "--nodes": "machines",
+    "-N": "machines",
+}
+"""Argument of a launcher → what it counts: processes of a machine, machines, or all processes."""
+
+
+def _counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What arguments of a launcher count, and their values."""
+    for i, word in enumerate(launcher):
+        name, equals, value = word.partition("=")
+        key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
+        if key is not None:
+            yield key, value if equals else (launcher[i + 1] if i + 1 < len(launcher) else "")
+
+
+def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
+    """Variables of a launcher's counts that the script does not set, processes of a machine first."""
+    pairs = sorted(_counts(launcher), key=lambda pair: pair[0])
+    names = (re.sub(r"\W+", "", printable(value)) for _, value in pairs if is_unresolved(value) and "(" not in value)
+    return tuple(dict.fromkeys(name for name in names if re.match(r"[A-Za-z_]", name)))
+
+
 def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
     """The number of devices in arguments of the batch system and of the launcher: processes per machine · machines.
 
     env: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
     """
     counts: dict[str, int] = {}
-    names = {
-        "--nproc-per-node": "each",
-        "--nnodes": "machines",
-        "--num-gpus": "each",
-        "--num-nodes": "machines",
-        "--num-processes": "all",
-        "--num-machines": "machines",
-        "--nproc": "each",
-        "-np": "all",
-        "--ntasks": "all",
-        "--ntasks-per-node": "each",
-        "--nodes": "machines",
-        "-N": "machines",
-    }
     for name, key in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
         text = env.get(name, "")
         if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
             counts[key] = int(text)
-    for i, word in enumerate(launcher):
-        name, equals, value = word.partition("=")
-        key = names.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name, "")
-        text = value if equals else (launcher[i + 1] if i + 1 < len(launcher) else "")
-        if key and text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
+    for key, text in _counts(launcher):
+        if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
             counts[key] = int(text)
     if "all" in counts:
         return counts["all"]

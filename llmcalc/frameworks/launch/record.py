@@ -79,6 +79,8 @@ class Source:
     unset: variables of a script that it does not set.
     arguments: words that are typed behind the file's name.
     read_text: reads the text of a file that this one names; None (default) if none can be read.
+    launcher: the words of a script's command before the program that it starts.
+    unset_counts: variables of the launcher's numbers of machines and processes that the script does not set.
     """
 
     where: str
@@ -92,6 +94,16 @@ class Source:
     unset: Sequence[str] = ()
     arguments: Sequence[str] = ()
     read_text: ReadText | None = None
+    launcher: Sequence[str] = ()
+    unset_counts: Sequence[str] = ()
+
+    def devices_advice(self) -> str:
+        """How to state the number of devices, with the variables that a script leaves open."""
+        if not self.unset_counts:
+            return "--devices says another number"
+        names = ", ".join(self.unset_counts)
+        typed = " ".join(f"{name}={8 if i == 0 else 1}" for i, name in enumerate(self.unset_counts))
+        return f"{names} of the launcher is not set: --devices, or --launch '{typed} FILE', says another number"
 
 
 class CommandLine(NamedTuple):
@@ -230,7 +242,7 @@ class Reading:
     def devices(self, world_size: int | None) -> int:
         """The number of devices: the given one, or one with a note."""
         if world_size is None:
-            self.notes.append("1 device is assumed; --devices says another number")
+            self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
 
     def fetched(self, name: str, path: Any, expected: str) -> Table:

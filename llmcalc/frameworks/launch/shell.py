@@ -32,6 +32,9 @@ MOST_WORK = 4_000_000
 MOST_BLOCKS = 50
 """Largest depth of nested `if`, loops and other blocks."""
 
+LOOP_WORK = 1_000
+"""Letters that a further pass through a loop counts at least, so that a loop without an end ends soon."""
+
 LONGEST_PATTERN = 1_000
 """Largest number of letters of a `case`'s value, and of a pattern with wildcards, that are compared."""
 
@@ -287,7 +290,9 @@ class _Reader:
                 self.skip_comment()
             elif letter in "\n;&|()":
                 end = self.separator()
-            elif (letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])) and not self.at_placeholder():
+            elif (
+                letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
+            ) and not self.at_placeholder():
                 self.redirection()
             elif assignment and (not words or words[0] in DECLARES):
                 self.at = assignment.end()
@@ -443,7 +448,7 @@ class _Reader:
         if branch.variable and not branch.values:
             self.script.loops.pop(branch.variable, None)
             return
-        self.spend(self.at - branch.start[0] + 1)
+        self.spend(max(LOOP_WORK, self.at - branch.start[0]))
         self.at = branch.start[0]
         self.lines = branch.start
         if branch.variable:

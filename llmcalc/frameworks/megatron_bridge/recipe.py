@@ -18,7 +18,7 @@ from ..launch.program_readers import launch_of_run
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
 from ..launch.shell import is_unresolved, printable, unresolved_reason
-from ..megatron.named_model import MegatronRun, megatron_run
+from ..megatron.named_model import MegatronRun, megatron_run, smallest_run
 
 PACKAGE = "megatron.bridge.recipes"
 
@@ -70,7 +70,7 @@ def runs(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Refuses a command, whose recipe is in another file, and says how to read that one with the command's overrides."""
+    """Refuses a command, whose recipe is in another file. The message names that file with the command's overrides."""
     words = list(command.words)
     place = next((i for i, word in enumerate(words) if word == "--recipe"), None)
     recipe = words[place + 1] if place is not None and place + 1 < len(words) else "RECIPE"
@@ -89,7 +89,7 @@ def read_python(text: str, source: Source) -> Launch:
 
     Raises `InputError`, which names file and recipe.
     """
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         module = parse_python(text, source.where)
@@ -101,7 +101,7 @@ def read_python(text: str, source: Source) -> Launch:
         except RecursionError:
             raise reading.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
         config |= {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
-        return _launch(reading, config, PROGRAM, name)
+        return _launch(reading, config, LAUNCH_FILE, name)
 
 
 def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
@@ -143,7 +143,10 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Con
 
 
 def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:
-    """Names that a file gives to recipes of another one: name → that file, from this one's folder, and its name there."""
+    """The names that a file gives to recipes of another one.
+
+    Returns name → (the other file, from this one's folder; the recipe's name there).
+    """
     aliases: dict[str, tuple[str, str]] = {}
     for statement in module.body:
         if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith(f"{PACKAGE}."):
@@ -186,9 +189,6 @@ def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch
     batch, total = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
     gpus = re.search(r"_(\d{1,5})gpu_", name)
     world = reading.source.world_size
-    if world is None and gpus is not None:
-        world = int(gpus[1])
-        reading.notes.append(f"{world} devices, from the recipe's name")
     run = MegatronRun(
         tp=tp,
         pp=pp,
@@ -206,6 +206,9 @@ def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch
         fuses_cross_entropy=get("model.cross_entropy_loss_fusion") is True,
         grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
     )
+    if world is None and gpus is not None and int(gpus[1]) % smallest_run(run) == 0:
+        world = int(gpus[1])
+        reading.notes.append(f"{world} devices, from the recipe's name")
     settings = _optimizer(reading, config)
     result = megatron_run(reading, run, world, settings)
     replicas = result.layout.dp

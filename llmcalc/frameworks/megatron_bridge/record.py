@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..framework import FromFile
 from ..launch.record import LaunchFile
 
-PROGRAM = LaunchFile(
+LAUNCH_FILE = LaunchFile(
     "megatron-bridge",
     "a recipe of Megatron-Bridge in Python",
     runs=FromFile(__package__, "recipe:runs"),

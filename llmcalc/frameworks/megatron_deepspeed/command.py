@@ -43,7 +43,8 @@ IGNORED = frozenset(
     use-dataset-only train-data-exact-num-epochs return-data-index DDP-impl deepspeed_mpi tokenizer-name-or-path
     log-level log-level-replica adam-eps override-opt_param-scheduler use_prefix_caching codecarbon-dir
     abort-on-unmet-fused-kernel-constraints pad-vocab-size-to partition-activations rampup-batch-size seed num-workers
-    aml-data-download-path train-idx-path train-desc-path train-doc-idx-path train-sample-idx-path train-shuffle-idx-path
+    aml-data-download-path
+    train-idx-path train-desc-path train-doc-idx-path train-sample-idx-path train-shuffle-idx-path
     skip-train-iteration-range valid-num-workers train-weighted-split-paths-path data-efficiency-curriculum-learning
     checkpoint-activations activations-checkpoint-method activations-checkpoint-num-layers ds-sequence-parallel-size
     reweight-loss-based-on-position-frequency eval-only inference finetune
@@ -80,7 +81,7 @@ def runs(command: CommandLine) -> bool:
 
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads a command. Raises `InputError`, which names file and argument."""
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         arguments = arguments_of(command.words, source.where)
@@ -89,9 +90,9 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         launch = read_megatron(table, source)
         return replace(
             launch,
-            kind=PROGRAM.name,
-            program=PROGRAM.program,
-            version=PROGRAM.version,
+            kind=LAUNCH_FILE.name,
+            program=LAUNCH_FILE.program,
+            version=LAUNCH_FILE.version,
             unknown={**reading.unknown, **launch.unknown},
             ignored=(*reading.ignored, *launch.ignored),
             notes=(*reading.notes, *launch.notes),

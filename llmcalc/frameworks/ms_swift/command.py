@@ -91,7 +91,7 @@ def runs(command: CommandLine) -> bool:
 
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads a command of ms-swift. Raises `InputError`, which names file and argument."""
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         name, _, verb = command.program.partition(" ")
@@ -105,7 +105,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
             )
         data = plain_arguments(arguments_of(command.words, source.where), reading, READ - {"model"})
         target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
-        return launch_as_trainer(reading, PROGRAM, _trainer_table(reading, data, verb), target)
+        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, verb), target)
 
 
 def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) ->
 
 
 def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     known = {name: value for name, value in values.items() if name in DEFAULTS}
     for name, value in known.items():
@@ -141,7 +141,7 @@ def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
     if run["dropout"] not in (0, 0.0):
         reading.notes.append(f"dropout = {shown(run['dropout'])}: its masks are not counted")
     spec = _model(reading, run)
-    launch = launch_of_run(reading, PROGRAM, "torch", RunUnder(Layout(dp=world), settings), "")
+    launch = launch_of_run(reading, LAUNCH_FILE, "torch", RunUnder(Layout(dp=world), settings), "")
     from dataclasses import replace
 
     return replace(launch, spec=spec)

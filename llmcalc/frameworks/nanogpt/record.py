@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..framework import FromFile
 from ..launch.record import LaunchFile
 
-PROGRAM = LaunchFile(
+LAUNCH_FILE = LaunchFile(
     "nanogpt",
     "a configuration of nanoGPT in Python",
     runs=FromFile(__package__, "config_file:runs"),

@@ -75,7 +75,7 @@ def runs(command: CommandLine) -> bool:
 
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads a command. Raises `InputError`, which names file and argument."""
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         verb = _verb(command)
@@ -95,7 +95,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         if verb == "train_ppo_ray":
             _note_neighbours(reading, data)
         reading.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
-        return launch_of_run(reading, PROGRAM, "deepspeed", run, target)
+        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
 
 
 IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm")

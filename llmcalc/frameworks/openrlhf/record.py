@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..framework import FromFile
 from ..launch.record import LaunchFile
 
-PROGRAM = LaunchFile(
+LAUNCH_FILE = LaunchFile(
     "openrlhf",
     "a command of OpenRLHF",
     runs=FromFile(__package__, "command:runs"),

@@ -43,7 +43,7 @@ def runs(command: CommandLine) -> bool:
 
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads a command. Raises `InputError`, which names file and argument."""
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         arguments = arguments_of(command.words, source.where)
@@ -59,9 +59,9 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         launch = read_megatron(table, source)
         return replace(
             launch,
-            kind=PROGRAM.name,
-            program=PROGRAM.program,
-            version=PROGRAM.version,
+            kind=LAUNCH_FILE.name,
+            program=LAUNCH_FILE.program,
+            version=LAUNCH_FILE.version,
             ignored=(*reading.ignored, *launch.ignored),
             notes=(*reading.notes, *launch.notes),
         )

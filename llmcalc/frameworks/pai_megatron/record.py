@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..framework import FromFile
 from ..launch.record import LaunchFile
 
-PROGRAM = LaunchFile(
+LAUNCH_FILE = LaunchFile(
     "pai-megatron-patch",
     "a command of Pai-Megatron-Patch",
     runs=FromFile(__package__, "command:runs"),

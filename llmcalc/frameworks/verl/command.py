@@ -31,7 +31,7 @@ def runs(command: CommandLine) -> bool:
 
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads a command. Raises `InputError`, which names file and key."""
-    from .record import PROGRAM
+    from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
         if command.program not in TRAINERS:
@@ -50,7 +50,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         run = _megatron(reading, data, world) if megatron else _fsdp(reading, data, world)
         _note_neighbours(reading, data)
         reading.ignored += [key for key in data if not key.startswith((MODEL, ACTOR, "data.max_", "trainer.n"))]
-        return launch_of_run(reading, PROGRAM, "megatron" if megatron else "fsdp2", run, target)
+        return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target)
 
 
 def _devices(reading: Reading, data: Table) -> int:
