@@ -48,17 +48,17 @@ def read_command(command: CommandLine, source: Source) -> Launch:
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
-        given = arguments_of(command.words, source.where)
+        arguments = arguments_of(command.words, source.where)
         step = next((why for pattern, why in OTHER_STEPS.items() if re.search(pattern, source.where.lower())), "")
-        if "--actor_model_name_or_path" in given:
+        if "--actor_model_name_or_path" in arguments:
             step = OTHER_STEPS["step3|rlhf"]
-        if step or "--num_padding_at_beginning" in given:
+        if step or "--num_padding_at_beginning" in arguments:
             step = step or OTHER_STEPS["step2|reward"]
             raise reading.wrong(
                 f"line {command.line}", f"DeepSpeed-Chat's {step}, which is not modelled; expected step 1"
             )
-        data = plain_arguments(given, reading, READ)
-        target = model_name(reading, "--model_name_or_path", given.get("--model_name_or_path"))
+        data = plain_arguments(arguments, reading, READ)
+        target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
         if "step1" not in source.where:

@@ -19,7 +19,7 @@ class Script(NamedTuple):
 
     rank: default rank of adapters.
     targets: default layers with adapters.
-    always_adapters: whether it trains adapters without being asked.
+    always_adapters: whether it trains adapters by default.
     flash: whether it puts flash attention into the model.
     weights: the number format in which it loads weights; empty for fp32.
     """
@@ -72,9 +72,9 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
     name = _name(command)
     with reading_of(source) as reading:
-        given = arguments_of(command.words, source.where)
-        data = plain_arguments(given, reading, READ | (keys_read() - {"model_name_or_path"}))
-        target = model_name(reading, "--model_name_or_path", given.get("--model_name_or_path"))
+        arguments = arguments_of(command.words, source.where)
+        data = plain_arguments(arguments, reading, READ | (keys_read() - {"model_name_or_path"}))
+        target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
         return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, name, target), target)
 
 

@@ -55,10 +55,10 @@ def _with_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
         ("fsdp_config", r"fsdp_\w+"),
         ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
     ):
-        own = {key: value for key, value in flags.items() if re.fullmatch(pattern, key)}
-        if own:
+        section_flags = {key: value for key, value in flags.items() if re.fullmatch(pattern, key)}
+        if section_flags:
             earlier = table.get(section)
-            table[section] = {**(earlier if isinstance(earlier, Mapping) else {}), **own}
+            table[section] = {**(earlier if isinstance(earlier, Mapping) else {}), **section_flags}
     return table
 
 

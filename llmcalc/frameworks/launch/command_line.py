@@ -95,16 +95,16 @@ def _exists(name: str) -> bool:
 def command_line(command: Command) -> CommandLine | None:
     """The parts of a command; None if it starts neither a Python file, a module, nor a program of a known package."""
     words = list(command.words)
-    found = (command.line, command.loops)
+    place = (command.line, command.loops)
     for i, word in enumerate(words):
         name = word.rpartition("/")[2]
         after = words[i + 1] if i + 1 < len(words) else ""
         if word.endswith(".py") and not word.startswith("-"):
-            return CommandLine(words[:i], name, _after_dashes(words[i + 1 :]), *found)
+            return CommandLine(words[:i], name, _after_dashes(words[i + 1 :]), *place)
         if word in ("-m", "--module") and after and not after.startswith(("torch.distributed", "-", "accelerate.")):
-            return CommandLine(words[:i], after, _after_dashes(words[i + 2 :]), *found)
+            return CommandLine(words[:i], after, _after_dashes(words[i + 2 :]), *place)
         if name in CONSOLE_PROGRAMS and (after in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
-            return CommandLine(words[:i], f"{name} {after}".strip(), words[i + 2 :], *found)
+            return CommandLine(words[:i], f"{name} {after}".strip(), words[i + 2 :], *place)
     return None
 
 

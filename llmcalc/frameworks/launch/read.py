@@ -219,14 +219,16 @@ def _script(script: Script, source: Source, batch: list[str]) -> Launch:
 
 def _training_command(script: Script, source: Source, batch: list[str]) -> Launch:
     where = source.where
-    script = replace(script, commands=[one for one in script.commands if one.words[0] not in WITHOUT_PROGRAMS])
+    script = replace(
+        script, commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS]
+    )
     lines = [line for command in script.commands if (line := command_line(command)) is not None]
     environments = {command.line: command.env for command in script.commands}
 
     def start(command: CommandLine) -> Source:
         """The source of a command: its environment and its number of devices."""
-        own = environments.get(command.line, {})
-        env = {**script.env(), **{name: value for name, value in own.items() if not is_unresolved(value)}}
+        command_env = environments.get(command.line, {})
+        env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
         world = source.world_size or processes([*batch, *command.launcher], env)
         if world is None:
             world = processes_of(config_table(command.launcher, where, source.read_text))
@@ -289,8 +291,8 @@ def _with_arguments(
         return file.read_arguments(arguments_of(command.words, where), start(command))
     starts = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
     unresolved = ((command.line, word) for command in starts for word in command.words if is_unresolved(word))
-    line, word = next(unresolved, (0, ""))
-    why = f" (line {line}: {unresolved_reason(word)})" if word else ""
+    number, word = next(unresolved, (0, ""))
+    why = f" (line {number}: {unresolved_reason(word)})" if word else ""
     programs = dict.fromkeys(f"{command.program} (line {command.line})" for command in lines)
     runs_programs = f"; it runs {', '.join(map(printable, list(programs)[:4]))}" if programs else ""
     known = " or ".join(file.arguments_of for file in readers)

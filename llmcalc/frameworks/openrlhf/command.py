@@ -84,11 +84,11 @@ def read_command(command: CommandLine, source: Source) -> Launch:
                 f"line {command.line}: {verb}",
                 "trainings with preferences or rewards are not modelled; expected train_ppo_ray or train_sft",
             )
-        given = {_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
-        read = frozenset(name for name in given if name.partition(".")[0] in ("ds", "train") or "max_len" in name)
-        data = plain_arguments({name: given[name] for name in given}, reading, read)
+        arguments = {_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
+        read = frozenset(name for name in arguments if name.partition(".")[0] in ("ds", "train") or "max_len" in name)
+        data = plain_arguments(arguments, reading, read)
         data = {_name(name): value for name, value in data.items()}
-        target = model_name(reading, "--actor.model_name_or_path", given.get("actor.model_name_or_path"))
+        target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
         _refuse(reading, data)
         world = _actor_devices(reading, data) if verb == "train_ppo_ray" else source.world_size
         run = deepspeed_run(reading, _config(reading, data, world), world, _settings(reading, data))
@@ -122,9 +122,11 @@ def _actor_devices(reading: Reading, data: Table) -> int:
     per_node = size_of(reading, "--actor.num_gpus_per_node", reading.value(data, "actor.num_gpus_per_node", 8))
     nodes = size_of(reading, "--actor.num_nodes", reading.value(data, "actor.num_nodes", 1))
     world = per_node * nodes
-    asked = reading.source.world_size
-    if asked not in (None, world):
-        raise reading.wrong("--devices", f"{asked}; the actor has {nodes} · {per_node} = {world} devices in the file")
+    world_option = reading.source.world_size
+    if world_option not in (None, world):
+        raise reading.wrong(
+            "--devices", f"{world_option}; the actor has {nodes} · {per_node} = {world} devices in the file"
+        )
     return world
 
 

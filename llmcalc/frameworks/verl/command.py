@@ -57,10 +57,10 @@ def _devices(reading: Reading, data: Table) -> int:
     """The devices of the trainer, all of which train the actor."""
     per_node = size_of(reading, "trainer.n_gpus_per_node", reading.value(data, "trainer.n_gpus_per_node", 8))
     nodes = size_of(reading, "trainer.nnodes", reading.value(data, "trainer.nnodes", 1))
-    asked = reading.source.world_size
-    if asked not in (None, per_node * nodes):
+    world_option = reading.source.world_size
+    if world_option not in (None, per_node * nodes):
         raise reading.wrong(
-            "--devices", f"{asked}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {per_node}"
+            "--devices", f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {per_node}"
         )
     return per_node * nodes
 
@@ -144,8 +144,8 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
         hsdp_replicas=world // shards,
         reshard=reading.flag(data, f"{section}.reshard_after_forward", True),
     )
-    own = TitanSettings(reduced="float32", reduces_each=True, flat=strategy == "fsdp")
-    return RunUnder(layout, settings, own)
+    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=strategy == "fsdp")
+    return RunUnder(layout, settings, own_settings)
 
 
 def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
