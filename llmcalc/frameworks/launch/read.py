@@ -247,6 +247,7 @@ def _training_command(script: Script, source: Source, batch: list[str]) -> Launc
             unset=unset,
             fetch=fetch,
             launcher=command.launcher,
+            devices_typed=source.world_size is not None,
             unset_counts=unset_counts(command.launcher) if world is None else (),
         )
 

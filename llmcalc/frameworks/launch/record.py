@@ -80,6 +80,7 @@ class Source:
     arguments: words that are typed behind the file's name.
     read_text: reads the text of a file that this one names; None (default) if none can be read.
     launcher: the words of a script's command before the program that it starts.
+    devices_typed: whether the number of devices is typed beside the file, and not the launcher's.
     unset_counts: variables of the launcher's numbers of machines and processes that the script does not set.
     """
 
@@ -95,6 +96,7 @@ class Source:
     arguments: Sequence[str] = ()
     read_text: ReadText | None = None
     launcher: Sequence[str] = ()
+    devices_typed: bool = True
     unset_counts: Sequence[str] = ()
 
     def devices_advice(self) -> str:

@@ -488,8 +488,13 @@ class _Reader:
                 del self.script.arguments[: max(0, count)]
         elif first == "eval" and self.depth < 3:
             _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).run()
-        elif first == "read" and self.here_string is not None and not is_unresolved(self.here_string):
-            self.read_words([name for name in words[1:] if _NAME.fullmatch(name)], assignments.get("IFS"))
+        elif first == "read" and self.here_string is not None:
+            names = [name for name in words[1:] if _NAME.fullmatch(name)]
+            if "-d" in words and names:  # the whole text
+                self.script.variables[names[-1]] = self.here_string.strip()
+            else:
+                self.here_string = self.here_string.partition("\n")[0]
+                self.read_words(names, assignments.get("IFS"))
         elif first in SETS_VARIABLES:
             for name in filter(_NAME.fullmatch, words[1:]):
                 self.script.variables[name] = self.script.typed.get(name, unresolved(name))
@@ -568,8 +573,10 @@ class _Reader:
                 self.at = end + 1
                 if line.lstrip("\t").rstrip(_SPACE) == mark:
                     text, self.at = self.text[start : end - len(line)], end
-                    if self.output_file and self.runs() and self.depth < 3:
-                        self.script.files[self.output_file] = self.expanded_text(text) if expands else text
+                    if self.runs() and self.depth < 3:
+                        self.here_string = self.expanded_text(text) if expands else text
+                        if self.output_file:
+                            self.script.files[self.output_file] = self.here_string
                     break
 
     def assigned(self, name: str, appends: bool) -> str | list[str]:

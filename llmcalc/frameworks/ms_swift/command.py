@@ -98,7 +98,9 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         if name == "megatron" or "megatron" in command.program:
             raise reading.wrong(f"line {command.line}: megatron {verb}", MEGATRON_ADVICE)
         verb = verb or command.program.rpartition(".")[2]
-        if verb not in ("sft", "pt", "main"):
+        if verb not in ("sft", "pt", "main", "rlhf"):
+            raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
+        if verb == "rlhf":
             raise reading.wrong(
                 f"line {command.line}: swift {verb}",
                 "trainings with preferences, rewards or generated answers are not modelled; expected swift sft or pt",

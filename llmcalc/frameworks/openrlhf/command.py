@@ -122,7 +122,7 @@ def _actor_devices(reading: Reading, data: Table) -> int:
     per_node = size_of(reading, "--actor.num_gpus_per_node", reading.value(data, "actor.num_gpus_per_node", 8))
     nodes = size_of(reading, "--actor.num_nodes", reading.value(data, "actor.num_nodes", 1))
     world = per_node * nodes
-    world_option = reading.source.world_size
+    world_option = reading.source.world_size if reading.source.devices_typed else None
     if world_option not in (None, world):
         raise reading.wrong(
             "--devices", f"{world_option}; the actor has {nodes} · {per_node} = {world} devices in the file"

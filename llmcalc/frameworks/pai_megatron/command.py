@@ -29,6 +29,7 @@ WORDS = {
     "Qwen2Tokenizer": 151_643,
     "Qwen3Tokenizer": 151_643,
     "Qwen2VLTokenizer": 151_643,
+    "LLamaTokenizer": 32_000,
     "LLama2Tokenizer": 32_000,
     "LLama3Tokenizer": 128_000,
     "MixtralTokenizer": 32_000,
@@ -46,6 +47,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
+        if not command.program.startswith(("pretrain_", "finetune_", "train_")):
+            raise reading.wrong(f"line {command.line}: {command.program}", "is no training; expected pretrain_*.py")
         arguments = arguments_of(command.words, source.where)
         table: dict[str, Any] = {}
         for flag, value in arguments.items():

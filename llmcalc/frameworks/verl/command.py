@@ -57,7 +57,7 @@ def _devices(reading: Reading, data: Table) -> int:
     """The devices of the trainer, all of which train the actor."""
     per_node = size_of(reading, "trainer.n_gpus_per_node", reading.value(data, "trainer.n_gpus_per_node", 8))
     nodes = size_of(reading, "trainer.nnodes", reading.value(data, "trainer.nnodes", 1))
-    world_option = reading.source.world_size
+    world_option = reading.source.world_size if reading.source.devices_typed else None
     if world_option not in (None, per_node * nodes):
         raise reading.wrong(
             "--devices", f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {per_node}"
