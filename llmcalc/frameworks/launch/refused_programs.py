@@ -49,7 +49,7 @@ PROGRAMS = (
         "nanochat",
         r"scripts\.(base_train|chat_sft|mid_train|chat_rl|base_eval)",
         "its models of 2026 have value embeddings, smeared tokens and a residual of the middle layer, which have no "
-        "parts here; expected a description of the model as TARGET, with --phase training --optimizer muon",
+        "parts here; expected another model of that depth and width as TARGET, with --phase training --optimizer muon",
         python=r"^from nanochat\.",
     ),
     RefusedProgram(

@@ -10,9 +10,11 @@ from typing import Any
 
 from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.program_readers import launch_as_trainer
+from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import TRAINER_IGNORED
+from .megatron_command import READ as MEGATRON_READ
+from .megatron_command import run_of_megatron
 
 READ = frozenset(
     """
@@ -40,11 +42,6 @@ IGNORED = frozenset(
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step of a language model."""
-
-MEGATRON_ADVICE = (
-    "Megatron-SWIFT trains adapters under Megatron-Core, which is not modelled; expected --tuner_type full, or "
-    "swift sft with its arguments"
-)
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
@@ -96,7 +93,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
     with reading_of(source) as reading:
         name, _, verb = command.program.partition(" ")
         if name == "megatron" or "megatron" in command.program:
-            raise reading.wrong(f"line {command.line}: megatron {verb}", MEGATRON_ADVICE)
+            return _megatron(reading, command, verb)
         verb = verb or command.program.rpartition(".")[2]
         if verb not in ("sft", "pt", "main", "rlhf"):
             raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
@@ -108,6 +105,24 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         data = plain_arguments(arguments_of(command.words, source.where), reading, READ - {"model"})
         target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
         return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, verb), target)
+
+
+def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
+    """Reads a command of Megatron-SWIFT."""
+    from .record import LAUNCH_FILE
+
+    if verb == "export":
+        raise reading.wrong(f"line {command.line}: megatron export", "is no training; expected megatron sft or pt")
+    if verb == "rlhf":
+        raise reading.wrong(
+            f"line {command.line}: megatron rlhf",
+            "trainings with preferences, rewards or generated answers are not modelled; expected megatron sft or pt",
+        )
+    arguments = arguments_of(command.words, reading.where)
+    data = plain_arguments(arguments, reading, MEGATRON_READ - {"model"})
+    run = run_of_megatron(reading, data, IGNORED | TRAINER_IGNORED)
+    target = model_name(reading, "--model", arguments.get("--model"))
+    return launch_of_run(reading, LAUNCH_FILE, "megatron", run, target)
 
 
 def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
