@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import llmcalc
+from llmcalc.frameworks.launch.kinds import PROGRAMS
 from llmcalc.frameworks.registry import NAMES
 
 PACKAGE = Path(llmcalc.__file__).parent
@@ -21,6 +22,10 @@ FRAMEWORKS = re.compile("|".join((*(name for name in NAMES if name != "torch"), 
 
 OTHERWISE = {
     "frameworks/registry.py": "the list of the frameworks",
+    "frameworks/launch/kinds.py": "the list of the programs",
+    "frameworks/launch/command_line.py": "an installed program that is called after Megatron",
+    "frameworks/launch/refused_programs.py": "scripts of NeMo that are called after Megatron",
+    "frameworks/launch/accelerate_command.py": "accelerate's own keys",
     "studies/rules.py": "a rule of thumb that is called after the paper of Megatron-LM",
     "sources/huggingface/families/bert/bert.py": "the model type megatron-bert",
     "witnesses/distributed/job.py": "runs FSDP2 itself",
@@ -29,8 +34,8 @@ OTHERWISE = {
 
 
 def neutral_files() -> list[str]:
-    """The files of the package outside of the folders of frameworks."""
-    folders = tuple(f"frameworks/{name}/" for name in NAMES)
+    """The files of the package outside of the folders of frameworks, and of programs that run them."""
+    folders = tuple(f"frameworks/{name}/" for name in (*NAMES, *PROGRAMS))
     found = (path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
     return sorted(name for name in found if not name.startswith(folders))
 

@@ -10,8 +10,9 @@ import re
 from typing import Any
 
 from ...errors import shown
+from ..deepspeed.config_file import run_of_program
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.program_readers import deepspeed_run, launch_of_run
+from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
 
 READ = frozenset(
@@ -63,7 +64,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
         if "step1" not in source.where:
             reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
-        run = deepspeed_run(reading, _config(reading, data), source.world_size, _settings(reading, data))
+        run = run_of_program(reading, _config(reading, data), source.world_size, _settings(reading, data))
         return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
 
 

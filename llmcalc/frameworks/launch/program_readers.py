@@ -1,4 +1,4 @@
-"""Hands the run of a program over to the readers that it builds on: the Trainer's arguments, or a DeepSpeed config."""
+"""Makes the launch of a program from arguments of the Trainer, or from the run of a framework."""
 
 from __future__ import annotations
 
@@ -51,11 +51,3 @@ def launch_of_run(reading: Reading, file: LaunchFile, framework_name: str, run: 
         program=file.program,
         version=file.version,
     )
-
-
-def deepspeed_run(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
-    """The run of a DeepSpeed config. settings: those that the config does not have."""
-    from ..deepspeed.config_file import read_into
-
-    run = read_into(reading, config, world, {})
-    return run._replace(settings={**run.settings, **settings})

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 from ...errors import shown
+from ..deepspeed.config_file import run_of_program
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.program_readers import deepspeed_run, launch_of_run
+from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of
 
 OLDER = {
@@ -91,7 +92,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
         _refuse(reading, data)
         world = _actor_devices(reading, data) if verb == "train_ppo_ray" else source.world_size
-        run = deepspeed_run(reading, _config(reading, data, world), world, _settings(reading, data))
+        run = run_of_program(reading, _config(reading, data, world), world, _settings(reading, data))
         if verb == "train_ppo_ray":
             _note_neighbours(reading, data)
         reading.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]

@@ -54,6 +54,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         for flag, value in arguments.items():
             if flag[2:] in IGNORED:
                 reading.ignored.append(flag)
+            elif flag == "--moe-shared-expert-overlap":
+                reading.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
             else:
                 table[flag] = value
         _vocabulary(reading, arguments, table)
