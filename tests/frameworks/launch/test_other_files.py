@@ -260,7 +260,6 @@ def test_auto_values_are_those_of_the_trainer() -> None:
         "num_microbatches": 3,
         "dtype": "bf16",
         "master_weights": "fp32",
-        "attn_implementation": "flash",
     }
     own = launch.own_settings
     assert isinstance(own, DeepSpeedSettings)
@@ -434,7 +433,6 @@ def test_fsdp_of_accelerate() -> None:
         "dtype": "bf16",
         "master_weights": "fp32",
         "recompute": "full",
-        "attn_implementation": "flash",
     }
 
 
@@ -469,7 +467,6 @@ def test_deepspeed_of_accelerate() -> None:
         "num_microbatches": 4,
         "dtype": "bf16",
         "master_weights": "fp32",
-        "attn_implementation": "flash",
     }
     away = {**plugin, "zero_stage": 3, "offload_optimizer_device": "cpu", "offload_param_device": "cpu"}
     own = read_accelerate({**data, "deepspeed_config": away}, Source("a.yaml")).own_settings
@@ -498,7 +495,6 @@ def test_megatron_of_accelerate() -> None:
         "dtype": "bf16",
         "master_weights": "fp32",
         "grad_dtype": "fp32",
-        "attn_implementation": "flash",
     }
 
 
