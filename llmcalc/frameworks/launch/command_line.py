@@ -103,6 +103,10 @@ def command_line(command: Command) -> CommandLine | None:
             return CommandLine(words[:i], name, _after_dashes(words[i + 1 :]), *place)
         if word in ("-m", "--module") and after and not after.startswith(("torch.distributed", "-", "accelerate.")):
             return CommandLine(words[:i], after, _after_dashes(words[i + 2 :]), *place)
+        if name == "tune" and after == "run":
+            rest = words[i + 2 :]
+            start = next((j for j, text in enumerate(rest) if text.startswith("--config")), len(rest))
+            return CommandLine([*words[:i], *rest[:start]], "tune run", rest[start:], *place)
         if name in CONSOLE_PROGRAMS and (after in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
             return CommandLine(words[:i], f"{name} {after}".strip(), words[i + 2 :], *place)
     return None

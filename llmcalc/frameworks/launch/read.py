@@ -15,8 +15,8 @@ from ...errors import InputError, MissingExtra, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..registry import NAMES, framework
 from .accelerate_command import config_table, processes_of
+from .command_config import config_place, with_typed_values
 from .command_line import (
-    CONFIG_ENDINGS,
     CONSOLE_PROGRAMS,
     WITHOUT_PROGRAMS,
     arguments_of,
@@ -283,9 +283,9 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
                 command = commands[0] if file.reads_first else _only(commands, where)
                 return read_with_options(file, file.read_command, command, start(command), options)
     for line in lines:
-        name = config_of(line)
-        if name is not None:
-            return _config(name, line, start(line), options)
+        place = config_place(line)
+        if place is not None:
+            return _config(place[0], line, start(line), options)
     for line in lines:
         reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
         if reader is not None and reader.read is not None:
@@ -354,31 +354,19 @@ def _only(commands: list[CommandLine], where: str) -> CommandLine:
 
 
 def _config(name: str, command: CommandLine, source: Source, options: Mapping[str, Any]) -> Launch:
-    """Reads the file that a program is started with, by the kind of its contents."""
+    """Reads the file that a program is started with, by the kind of its contents, with what is typed behind it."""
     if is_unresolved(name):
         raise InputError(f"{source.where}: line {command.line}: {unresolved_reason(name)}")
     if source.read_text is None:
         raise InputError(f"{source.where}: {name[:80]}: names a file, which is not read; expected its contents")
     path, text = source.read_text(name)
     try:
-        return _tables(_parsed(text, path), replace(source, where=path), options)
+        config = _parsed(text, path)
+        if isinstance(config, Mapping):
+            config = with_typed_values(config, command, path)
+        return _tables(config, replace(source, where=path), options)
     except InputError as error:
         raise InputError(f"{source.where}: line {command.line} runs {command.program} with {error}") from None
-
-
-def config_of(command: CommandLine) -> str | None:
-    """The configuration file with which a command starts a program; None if it names none.
-
-    It is the first word with the ending of one, or the value of `--config`.
-    """
-    for i, word in enumerate(command.words):
-        if word.startswith("--config") and i + 1 < len(command.words) and command.words[i + 1].endswith(CONFIG_ENDINGS):
-            return command.words[i + 1]
-        if word.startswith("--config=") and word.endswith(CONFIG_ENDINGS):
-            return word.partition("=")[2]
-        if i == 0 and word.endswith(CONFIG_ENDINGS):
-            return word
-    return None
 
 
 def _with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: str) -> Fetch | None:
@@ -403,7 +391,7 @@ def _with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: st
     return read
 
 
-TABLES_OF = {"trl sft": "trl"}
+TABLES_OF = {"trl sft": "trl", "llamafactory-cli train": "llama-factory"}
 """Program whose arguments are the keys of its own configuration files → the kind of those files."""
 
 COUNTS = {

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...errors import InputError
+from .command_config import config_place
 from .record import CommandLine, Launch, LaunchFile, Source
 
 
@@ -18,6 +19,7 @@ class RefusedProgram:
     python: pattern of a line of its Python files; empty (default) if it has none.
     signs: an argument that its commands have; empty (default) if their program says enough.
     why: what is not modelled, and what to do.
+    reads_configs: whether its configs are read, so that a command with one is not refused.
     """
 
     name: str
@@ -25,9 +27,12 @@ class RefusedProgram:
     why: str
     python: str = ""
     signs: str = ""
+    reads_configs: bool = False
 
     def runs(self, command: CommandLine) -> bool:
         """Whether a command starts the program."""
+        if self.reads_configs and config_place(command) is not None:
+            return False
         has_sign = not self.signs or any(re.match(self.signs, word) for word in command.words)
         return has_sign and re.fullmatch(self.commands, command.program) is not None
 
@@ -62,9 +67,10 @@ PROGRAMS = (
     RefusedProgram(
         "litgpt",
         r"litgpt \w+",
-        "its commands are not read; expected TARGET with --phase training and its precision, such as "
-        "--dtype bf16 --lora-rank 32",
+        "it is read from its YAML configs alone; expected one, or TARGET with --phase training and its precision, such "
+        "as --dtype bf16 --lora-rank 32",
         python=r"^\s*(from|import) litgpt\b",
+        reads_configs=True,
     ),
     RefusedProgram(
         "unsloth",

@@ -145,6 +145,57 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
     assert read_launch(tmp_path / "x.sh").settings["batch"] == 3
 
 
+@pytest.mark.parametrize(
+    ("command", "kind", "values"),
+    [
+        (
+            "axolotl train axolotl_qlora.yaml --micro-batch-size 3 --sequence-len=256",
+            "axolotl",
+            {"batch": 3, "seq": 256},
+        ),
+        ("llamafactory-cli train llama_factory_qlora.yaml cutoff_len=512", "llama-factory", {"seq": 512}),
+        ("trl sft --config trl_sft.yaml --per_device_train_batch_size 5", "trl", {"batch": 5}),
+        ("litgpt finetune_lora --config litgpt_lora.yaml --train.micro_batch_size 4", "litgpt", {"batch": 4}),
+        (
+            "tune run lora_finetune_single_device --config torchtune_lora.yaml model.lora_rank=8 batch_size=1",
+            "torchtune",
+            {"batch": 1, "lora_rank": 8},
+        ),
+        (
+            "tune run lora_finetune_single_device --config=torchtune_lora.yaml model.lora_attn_modules=[q_proj]",
+            "torchtune",
+            {"batch": 2},
+        ),
+        ("trl sft --model_name_or_path a/b --max_length 64 --per_device_train_batch_size 2", "trl", {"seq": 64}),
+        ("llamafactory-cli train --model_name_or_path a/b --stage sft --cutoff_len 64", "llama-factory", {"seq": 64}),
+    ],
+)
+def test_values_typed_behind_a_config_replace_the_file_s(command: str, kind: str, values: dict[str, Any]) -> None:
+    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", folder=FOLDER)
+    assert launch.kind == kind
+    assert {name: launch.settings.get(name) for name in values} == values
+
+
+def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
+    text = "tune run --nproc_per_node 2 lora_finetune_distributed --config torchtune_lora.yaml\n"
+    assert launch_of(text, "x.sh", folder=FOLDER).layout.world == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("batch_size.x=1", "batch_size.x: batch_size is no table in the config file; expected a key"),
+        (f"{'a.' * 30}b=1", "too many dots"),
+        ("stray --batch_size 4", "'stray' stands before every argument"),
+        ("batch_size=$UNKNOWN", "batch_size"),
+    ],
+)
+def test_values_of_another_form_are_refused(words: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        launch_of(f"tune run recipe --config torchtune_lora.yaml {words}\n", "x.sh", folder=FOLDER)
+    assert message in str(error.value)
+
+
 def test_records_have_a_name_of_their_own() -> None:
     names = [file.name for file in kinds()]
     assert len(set(names)) == len(names)
