@@ -55,8 +55,9 @@ def with_typed_values(config: Table, command: CommandLine, where: str) -> dict[s
             typed[match[1]] = match[2]
     typed |= {flag.lstrip("-").replace("-", "_"): value for flag, value in arguments_of(arguments, where).items()}
     changed = dict(config)
-    for key, value in typed.items():
-        _place(changed, key, _value(value, f"{where}: {printable(key)}"), where)
+    for name, value in typed.items():
+        key = printable(name)[:150]
+        _place(changed, key, _value(value, f"{where}: {key}"), where)
     return changed
 
 
@@ -71,13 +72,11 @@ def _place(table: dict[str, Any], key: str, value: Any, where: str) -> None:
     """Sets the value of a key with dots. The tables on its way are copied."""
     *names, name = key.split(".")
     if len(names) >= DEEPEST:
-        raise InputError(f"{where}: {printable(key)[:60]}: too many dots; expected at most {DEEPEST} names")
+        raise InputError(f"{where}: {key[:60]}: too many dots; expected at most {DEEPEST} names")
     for inner in names:
         current = table.get(inner)
         if not isinstance(current, Mapping) and current is not None:
-            raise InputError(
-                f"{where}: {printable(key)[:100]}: {inner[:60]} is no table in the config file; expected a key of the file"
-            )
+            raise InputError(f"{where}: {key}: {inner} is no table in the config file; expected one of its keys")
         table[inner] = dict(current or {})
         table = table[inner]
     table[name] = value

@@ -184,7 +184,7 @@ def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("batch_size.x=1", "batch_size.x: batch_size is no table in the config file; expected a key"),
+        ("batch_size.x=1", "batch_size.x: batch_size is no table in the config file; expected one of its keys"),
         (f"{'a.' * 30}b=1", "too many dots"),
         ("stray --batch_size 4", "'stray' stands before every argument"),
         ("batch_size=$UNKNOWN", "batch_size"),
