@@ -41,8 +41,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"The file that starts a run: {launch_files()}. It defines the model, or the "
-            "settings with which TARGET is trained.",
+            help=f"The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS': {launch_files()}. It defines the model, "
+            "or the settings with which TARGET is trained.",
             rich_help_panel="What runs",
             show_default=False,
         ),

@@ -133,6 +133,12 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
     return RunUnder(Layout(dp=world, zero=zero.stage or 0), command_settings, zero)
 
 
+def run_of_program(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
+    """The run of a program that makes its config itself. settings: those that the config does not have."""
+    run = read_into(reading, config, world, {})
+    return run._replace(settings={**run.settings, **settings})
+
+
 def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
     """Returns the settings that affect memory, with DeepSpeed's defaults."""
     values: dict[str, Any] = {"stage": 0}

@@ -28,6 +28,8 @@ FRAMEWORK = Framework(
         "a torchtitan job",
         FromFile(__package__, "torchtitan_file:is_titan"),
         FromFile(__package__, "torchtitan_file:read_titan"),
+        is_python=FromFile(__package__, "torchtitan_python:is_python"),
+        read_python=FromFile(__package__, "torchtitan_python:read_python"),
         program="torchtitan",
     ),
     plugin=Plugin(

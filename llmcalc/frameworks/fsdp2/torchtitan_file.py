@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ...errors import InputError, shown
+from ...model import ModelSpec
 from ...parallel.layout import ContextExchange, Layout, Schedule
 from ..launch.record import Launch, Reading, Source, Table, flag_value, reading_of, size_of
 from .settings import Float8, Float8Recipe, TitanSettings
@@ -194,16 +195,22 @@ def read_titan(config: Table, source: Source) -> Launch:
         return _read(_Job(config, reading), source.world_size)
 
 
-def _read(job: _Job, world_size: int | None) -> Launch:
+def read_job(config: Table, reading: Reading, spec: ModelSpec) -> Launch:
+    """Reads a job whose model is known. Raises `InputError`, which names the key."""
+    return _read(_Job(config, reading), reading.source.world_size, spec)
+
+
+def _read(job: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
     """Builds the model, layout and settings of a job."""
     reading = job.reading
     for name, table in job.data.items():
         _check_section(reading, name, table)
     is_2024_form = "parallelism" not in job.data
-    name, size = job.find("name", "model")[1], job.find("flavor", "model")[1]
-    if not isinstance(size, str):
-        raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
-    spec = flavor("llama3" if name is None else str(name), size, reading.where, is_2024_form=is_2024_form)
+    if spec is None:
+        name, size = job.find("name", "model")[1], job.find("flavor", "model")[1]
+        if not isinstance(size, str):
+            raise reading.wrong("model.flavor", f"{shown(size)}; expected the name of a flavour, such as 8B")
+        spec = flavor("llama3" if name is None else str(name), size, reading.where, is_2024_form=is_2024_form)
     layout = _layout(job, spec.main.num_hidden_layers, world_size)
     settings = _settings(job, layout)
     own_settings = _titan_settings(job, layout, is_2024_form)

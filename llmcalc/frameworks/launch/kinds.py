@@ -8,6 +8,7 @@ from importlib import import_module
 from ..framework import FromFile
 from ..registry import NAMES, framework
 from .record import LaunchFile
+from .refused_programs import REFUSED
 
 ACCELERATE = LaunchFile(
     "accelerate",
@@ -40,14 +41,24 @@ PROGRAMS = (
     "olmo",
     "llm_foundry",
     "trl",
+    "deepspeed_chat",
+    "fastchat",
+    "megatron_bridge",
+    "megatron_deepspeed",
+    "ms_swift",
+    "nanogpt",
+    "openrlhf",
+    "pai_megatron",
+    "verl",
 )
 """Programs that train with a framework, each the name of a folder whose `record.py` has a `LAUNCH_FILE`."""
 
 
 @cache
 def program_files() -> tuple[LaunchFile, ...]:
-    """The kinds of launch files of programs that train with a framework."""
-    return tuple(import_module(f"..{name}.record", __package__).LAUNCH_FILE for name in PROGRAMS)
+    """The kinds of launch files of programs that train with a framework, and of those that are refused by name."""
+    records = (import_module(f"..{name}.record", __package__).LAUNCH_FILE for name in PROGRAMS)
+    return (*records, *REFUSED)
 
 
 @cache
@@ -63,6 +74,6 @@ def kinds() -> tuple[LaunchFile, ...]:
 
 
 def launch_files() -> str:
-    """The titles of all kinds of launch files, for messages."""
-    *titles, last = (kind.title for kind in (*_framework_files(), *program_files()))
+    """The titles of the kinds of launch files with tables, for messages."""
+    *titles, last = (kind.title for kind in (*_framework_files(), *program_files()) if kind.read is not None)
     return f"{', '.join(titles)} or {last}"

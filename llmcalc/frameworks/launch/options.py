@@ -10,7 +10,7 @@ from ...errors import InputError
 from ...parallel.layout import Layout
 from ...parallel.layout_request import LayoutRequest
 from ..registry import WITHOUT_A_NAME, framework, framework_of, layout_of
-from .record import Launch, LaunchFile, Override, Source, Table
+from .record import Launch, LaunchFile, Override, Source
 
 NO_OPTIONS: Mapping[str, Any] = {}
 """No options beside a file."""
@@ -27,15 +27,16 @@ LAYOUT_OPTIONS = frozenset(field.name for field in fields(LayoutRequest)) - {*NO
 
 def read_with_options(
     file: LaunchFile,
-    read: Callable[[Table, Source], Launch],
-    data: Table,
+    read: Callable[[Any, Source], Launch],
+    data: Any,
     source: Source,
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
     """Reads a launch file, with options typed beside it in the place of its values.
 
     file: the kind of the file.
-    read: the function that reads its tables or its arguments.
+    read: the function that reads its tables, its arguments, its command or its text.
+    data: what that function reads.
     options: option → value.
     Raises `InputError`, which names file and field, and for an option that the file's program does not have.
     """
@@ -44,7 +45,7 @@ def read_with_options(
         launch = replace(launch, program=file.program or file.title, version=launch.version or file.version)
     if not options:
         return launch
-    if file.with_options is None:
+    if file.with_options is None or not isinstance(data, Mapping):
         return _adapter_formats(override(launch, options))
     changed = read(file.with_options(data, options, launch, source.where), source)
     return replace(

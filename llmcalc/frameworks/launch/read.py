@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, MissingExtra
+from ...errors import InputError, MissingExtra, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..registry import NAMES, framework
+from .accelerate_command import config_table, processes_of
+from .command_config import config_place, with_typed_values
+from .command_line import (
+    CONSOLE_PROGRAMS,
+    WITHOUT_PROGRAMS,
+    arguments_of,
+    command_line,
+    plain_value,
+    typed_launch,
+)
 from .kinds import kinds, launch_files
 from .options import NO_OPTIONS, read_with_options
-from .record import Fetch, Launch, Source
+from .python_source import is_python
+from .record import CommandLine, Fetch, Launch, ReadText, Source
 from .refused import refuse_program
-from .shell import Command, Script, is_unresolved, printable, read_script, unresolved_reason
+from .shell import Script, is_unresolved, is_unset_variable, printable, read_script, unresolved_reason
 from .text import LARGEST, parse_yaml
 
 
@@ -32,6 +44,8 @@ def read_launch(
 ) -> Launch:
     """Reads a launch file.
 
+    path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` with variables and arguments of a script, as they
+        are typed in a shell.
     world_size: number of devices; by default that of the file, or the smallest number that its layout allows.
     allow_unknown: whether to accept arguments that may change memory and are not modelled.
     date: date of the framework's version; None (default) for the newest.
@@ -39,17 +53,24 @@ def read_launch(
     options: options typed beside the file → values, which replace the file's.
     Raises `InputError`, which names file, field and fix.
     """
-    where = Path(path)
+    typed = typed_launch(str(path))
+    where = Path(typed.path)
     return launch_of(
         read_text(where, LARGEST),
-        str(path),
+        typed.path,
         world_size,
         allow_unknown,
         date=date,
         gpu=gpu,
         folder=where.parent,
+        variables=typed.variables,
+        arguments=typed.arguments,
         options=options,
     )
+
+
+SCRIPT_ENDINGS = (".sh", ".bash", ".slurm", ".sbatch")
+"""Endings of the names of shell scripts."""
 
 
 def launch_of(
@@ -61,44 +82,65 @@ def launch_of(
     date: datetime.date | None = None,
     gpu: str = "",
     folder: Path | None = None,
+    variables: Mapping[str, str] | None = None,
+    arguments: Sequence[str] = (),
     options: Mapping[str, Any] = NO_OPTIONS,
 ) -> Launch:
     """Reads the text of a launch file.
 
     folder: folder of files that it names; None (default) to read no such file.
+    variables: variables that are set before a script runs.
+    arguments: arguments of a script, or names that select a part of a Python file.
     options: options typed beside the file → values, which replace the file's.
     """
     if world_size is not None and world_size < 1:
         raise InputError(f"--devices: {world_size}; expected a positive whole number")
-    source = Source(where, world_size, allow_unknown, date, gpu, _fetcher(where, folder))
-    kind, data = _parsed(text, where)
-    if kind == "script":
+    source = Source(
+        where,
+        world_size,
+        allow_unknown,
+        date,
+        gpu,
+        _fetcher(where, folder),
+        arguments=arguments,
+        read_text=_text_reader(where, folder),
+    )
+    if not text.strip():
+        raise InputError(f"{where}: is empty; expected {launch_files()}")
+    if is_python(text, where):
+        return _python(text, source, options)
+    if text.lstrip()[:2] == "#!" or where.endswith(SCRIPT_ENDINGS) or _is_script(text):
+        script = read_script(text, where, variables, arguments)
         sbatch_options = re.findall(r"^#SBATCH[ \t]+(-\S+)[ \t]*([^\s#]*)", text, re.MULTILINE)
         batch = [word for words in sbatch_options for word in words if word]
-        return _script(data, source, batch, options)
+        return _script(script, source, batch, options)
+    if variables or arguments:
+        typed = next(iter(variables or arguments))
+        raise InputError(f"{where}: is no script; expected --launch {where} without '{one_line(typed)[:40]}'")
+    return _tables(_parsed(text, where), source, options)
+
+
+def _tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
+    """Reads tables of any kind."""
+    where = source.where
     if not isinstance(data, Mapping):
         raise InputError(f"{where}: is no launch file; expected {launch_files()}")
     refuse_program(data, where)
     for file in kinds():
-        if file.matches(data):
+        if file.read is not None and file.matches(data):
             return read_with_options(file, file.read, data, source, options)
     keys = ", ".join(str(key)[:30] for key in list(data)[:4])
     raise InputError(f"{where}: is no launch file: it has {keys or 'nothing'}; expected {launch_files()}")
 
 
-def _parsed(text: str, where: str) -> tuple[str, Any]:
-    """The kind of the text, `script` or `tables`, with its commands or its tables."""
-    start = text.lstrip()[:2]
-    if not start:
-        raise InputError(f"{where}: is empty; expected {launch_files()}")
-    if start == "#!" or _is_script(text):
-        return "script", read_script(text, where)
-    if start.startswith("{"):
-        return "tables", _parsed_braces(text, where)
+def _parsed(text: str, where: str) -> Any:
+    """The tables of a text in JSON, TOML or YAML."""
+    if text.lstrip().startswith("{"):
+        return _parsed_braces(text, where)
     toml = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", text, re.MULTILINE)
     if toml is not None:
-        return "tables", parse_toml(text, where)
-    return "tables", parse_yaml(text, where)
+        return parse_toml(text, where)
+    return parse_yaml(text, where)
 
 
 def _parsed_braces(text: str, where: str) -> Any:
@@ -115,11 +157,24 @@ def _parsed_braces(text: str, where: str) -> Any:
         return tables
 
 
+def _python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:
+    """Reads a Python file by the kind that recognizes it, without running it."""
+    for file in kinds():
+        if file.read_python is not None and file.is_python(text):
+            return read_with_options(file, file.read_python, text, source, options)
+    known = ", ".join(file.title for file in kinds() if file.read_python is not None)
+    raise InputError(
+        f"{source.where}: a Python file of no program that is read (it is never run); expected {known}, "
+        "or the script that starts it"
+    )
+
+
 @cache
 def _command() -> re.Pattern[str]:
     """A pattern of script lines that start Python, directly or with a launcher."""
     launchers = (framework(name).launcher for name in NAMES)
-    programs = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?"))
+    console = (rf"{name}\s+({'|'.join(verbs)})" if verbs else name for name, verbs in CONSOLE_PROGRAMS.items())
+    programs = "|".join((*filter(None, launchers), "srun", "mpirun", r"accelerate\s+launch", "python3?", *console))
     return re.compile(rf"^[^#\n:]*\b({programs}|torch\.distributed\.(run|launch))\s", re.M)
 
 
@@ -130,25 +185,40 @@ def starts_python(text: str) -> bool:
 
 def _is_script(text: str) -> bool:
     """Whether a text is a shell script: it starts Python, and has arguments or variables."""
-    if not starts_python(text) or not re.search(r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*])", text):
+    if not starts_python(text) or not re.search(
+        r"(^|[\s(\"'])(--[A-Za-z]|\$[A-Za-z_{@*]|[a-z_.]+=|\S+\.ya?ml\b)", text
+    ):
         return False
     return re.search(r"\A\s*\{", text) is None and re.search(r"^[A-Z_]+:[ \t]*$", text, re.MULTILINE) is None
 
 
-def _fetcher(where: str, folder: Path | None) -> Fetch:
-    def fetch(name: str) -> Mapping[str, Any]:
+def _text_reader(where: str, folder: Path | None) -> ReadText:
+    """A reader of the text of a file that another one names.
+
+    The file is in that one's folder, in the current folder, or in the folder above.
+    """
+
+    def read(name: str) -> tuple[str, str]:
         if folder is None:
             raise InputError(f"{where}: {name[:80]}: names a file, which is not read; expected its contents")
-        path = folder / name  # an absolute path stands alone
-        if not path.exists() and Path(name).exists():
-            path = Path(name)
-        if not path.exists():
+        paths = (folder / name, Path(name), folder.parent / name)  # an absolute path stands alone
+        path = next((path for path in paths if path.exists()), None)
+        if path is None:
             raise InputError(
-                f"{where}: {name[:200]}: no such file beside it nor in the current folder; expected the file in one of "
-                "the two"
+                f"{where}: {name[:200]}: no such file beside it, nor in the folder above, nor in the current folder; "
+                "expected the file in one of the three"
             )
-        text = read_text(path, LARGEST)
-        data = parse_yaml(text, str(path)) if path.suffix in (".yaml", ".yml") else parse_json(text, str(path))
+        return str(path), read_text(path, LARGEST)
+
+    return read
+
+
+def _fetcher(where: str, folder: Path | None) -> Fetch:
+    read = _text_reader(where, folder)
+
+    def fetch(name: str) -> Mapping[str, Any]:
+        path, text = read(name)
+        data = parse_yaml(text, path) if path.endswith((".yaml", ".yml")) else parse_json(text, path)
         if not isinstance(data, Mapping):
             raise InputError(f"{path}: expected a table of keys")
         return data
@@ -159,94 +229,217 @@ def _fetcher(where: str, folder: Path | None) -> Fetch:
 # ---- scripts
 
 
-def _script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any] = NO_OPTIONS) -> Launch:
+def _script(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+    """Reads the command of a script that trains. An error names the arguments that the script is without."""
+    try:
+        return _training_command(script, source, batch, options)
+    except InputError as error:
+        text = str(error)
+        if not script.missing or "known only when" not in text or "is argument " in text:
+            raise
+        raise InputError(
+            f"{text}; the script takes arguments, as in --launch '{source.where} ARG1 … ARG{script.missing}'"
+        ) from None
+
+
+def _training_command(script: Script, source: Source, batch: list[str], options: Mapping[str, Any]) -> Launch:
+    where = source.where
+    script = replace(
+        script, commands=[command for command in script.commands if command.words[0] not in WITHOUT_PROGRAMS]
+    )
+    lines = [line for command in script.commands if (line := command_line(command)) is not None]
+    environments = {command.line: command.env for command in script.commands}
+
+    def start(command: CommandLine) -> Source:
+        """The source of a command: its environment and its number of devices."""
+        command_env = environments.get(command.line, {})
+        env = {**script.env(), **{name: value for name, value in command_env.items() if not is_unresolved(value)}}
+        world = source.world_size or processes([*batch, *command.launcher], env)
+        if world is None:
+            world = processes_of(config_table(command.launcher, where, source.read_text))
+        fetch = _with_written_files(source.fetch, script.files, where)
+        left_out = {
+            printable(word)
+            for earlier, word in pairwise(command.words)
+            if is_unset_variable(word) and not earlier.startswith("--")
+        }
+        unset = sorted(script.unset | left_out)
+        return replace(
+            source,
+            world_size=world,
+            env=env,
+            script=command.program,
+            unset=unset,
+            fetch=fetch,
+            launcher=command.launcher,
+            devices_typed=source.world_size is not None,
+            unset_counts=unset_counts(command.launcher) if world is None else (),
+        )
+
+    for file in kinds():
+        if file.read_command is not None:
+            commands = [line for line in lines if file.runs(line)]
+            if commands:
+                command = commands[0] if file.reads_first else _only(commands, where)
+                return read_with_options(file, file.read_command, command, start(command), options)
+    for line in lines:
+        place = config_place(line)
+        if place is not None:
+            return _config(place[0], line, start(line), options)
+    for line in lines:
+        reader = next((file for file in kinds() if file.name == TABLES_OF.get(line.program)), None)
+        if reader is not None and reader.read is not None:
+            words = arguments_of(line.words, where)
+            table = {flag.lstrip("-").replace("-", "_"): plain_value(value) for flag, value in words.items()}
+            return read_with_options(reader, reader.read, table, start(line), options)
+    return _with_arguments(script, lines, source, start, options)
+
+
+def _with_arguments(
+    script: Script,
+    lines: list[CommandLine],
+    source: Source,
+    start: Callable[[CommandLine], Source],
+    options: Mapping[str, Any],
+) -> Launch:
+    """Reads the arguments of a command that no kind recognizes by its program."""
     where = source.where
     readers = [file for file in kinds() if file.read_arguments is not None]
-    runs = {file.name: [command for command in script.commands if file.is_run_by(command.words)] for file in readers}
-    file = next((file for file in readers if runs[file.name]), None)
-    if file is None or file.read_arguments is None:
-        starts = (start for start in script.commands if starts_python(" ".join(start.words[:20]) + " "))
-        unresolved = ((start.line, word) for start in starts for word in start.words if is_unresolved(word))
-        line, word = next(unresolved, (0, ""))
-        why = f" (line {line}: {unresolved_reason(word)})" if word else ""
-        known = " or ".join(file.arguments_of for file in readers)
-        raise InputError(f"{where}: no command runs with arguments of {known}{why}; expected {launch_files()}")
-    commands = runs[file.name]
-    if len({command.words for command in commands}) > 1:
-        lines = ", ".join(str(command.line) for command in commands[:5])
-        raise InputError(f"{where}: several commands train (lines {lines}); expected one")
-    command = commands[0]
-    launcher, program, words = _split_command(command, where)
-    env = {**script.env(), **{name: value for name, value in command.env.items() if not is_unresolved(value)}}
-    world = source.world_size or _world([*batch, *launcher])
-    run = replace(source, world_size=world, env=env, script=program, unset=sorted(script.unset))
-    return read_with_options(file, file.read_arguments, _arguments(words, where), run, options)
-
-
-def _split_command(command: Command, where: str) -> tuple[list[str], str, list[str]]:
-    """The words before the Python file of a command, the file's name, and the words after it."""
-    words = list(command.words)
-    for i, word in enumerate(words):
-        if word.endswith(".py") and not word.startswith("--"):
-            return words[:i], word.rpartition("/")[2], words[i + 1 :]
-        if word == "-m" and i + 1 < len(words) and not words[i + 1].startswith("torch.distributed"):
-            return words[:i], words[i + 1], words[i + 2 :]
-    first = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
-    start = printable(" ".join(words[:first]))[:60]
+    for file in readers:
+        runs = [command for command in script.commands if file.is_run_by(command.words)]
+        if not runs or file.read_arguments is None:
+            continue
+        commands = [line for command in runs if (line := command_line(command)) is not None]
+        if not commands:
+            words = list(runs[0].words)
+            first = next((i for i, word in enumerate(words) if word.startswith("--")), 0)
+            raise InputError(
+                f"{where}: line {runs[0].line}: no Python file is run by '{printable(' '.join(words[:first]))[:60]}'; "
+                "expected one, such as pretrain_gpt.py"
+            )
+        command = _only(commands, where)
+        arguments = arguments_of(command.words, where)
+        return read_with_options(file, file.read_arguments, arguments, start(command), options)
+    starts = (command for command in script.commands if starts_python(" ".join(command.words[:20]) + " "))
+    unresolved = ((command.line, word) for command in starts for word in command.words if is_unresolved(word))
+    number, word = next(unresolved, (0, ""))
+    why = f" (line {number}: {unresolved_reason(word)})" if word else ""
+    programs = dict.fromkeys(f"{command.program} (line {command.line})" for command in lines)
+    runs_programs = f"; it runs {', '.join(map(printable, list(programs)[:4]))}" if programs else ""
+    known = " or ".join(file.arguments_of for file in readers)
     raise InputError(
-        f"{where}: line {command.line}: no Python file is run by '{start}'; expected one, such as pretrain_gpt.py"
+        f"{where}: no command runs with arguments of {known}{why}{runs_programs}; expected {launch_files()}"
     )
 
 
-def _world(launcher: list[str]) -> int | None:
-    """The number of devices in arguments of the batch system and of the launcher: processes per machine · machines."""
-    counts: dict[str, int] = {}
-    names = {
-        "--nproc-per-node": "each",
-        "--nnodes": "machines",
-        "--num-gpus": "each",
-        "--num-nodes": "machines",
-        "--num-processes": "all",
-        "--nproc": "each",
-        "-np": "all",
-        "--ntasks": "all",
-        "--ntasks-per-node": "each",
-        "--nodes": "machines",
-        "-N": "machines",
-    }
+def _only(commands: list[CommandLine], where: str) -> CommandLine:
+    """The only command that trains. Raises `InputError` for several different ones."""
+    if len({(command.program, tuple(command.words)) for command in commands}) == 1:
+        return commands[0]
+    values: dict[str, list[str]] = {}
+    for command in commands:
+        for name, value in command.loops:
+            values.setdefault(name, []).append(value)
+    loops = {name: list(dict.fromkeys(taken)) for name, taken in values.items()}
+    several = {name: taken for name, taken in loops.items() if len(taken) > 1}
+    lines = ", ".join(dict.fromkeys(str(command.line) for command in commands[:5]))
+    if several:
+        pins = " ".join(f"{name}={printable(taken[0])[:40]}" for name, taken in several.items())
+        ranges = "; ".join(f"{name}: {', '.join(map(printable, taken[:6]))}"[:120] for name, taken in several.items())
+        raise InputError(
+            f"{where}: a loop trains several times (line {lines}; {ranges}); expected one of them, "
+            f"as in --launch '{pins} {where}'"
+        )
+    raise InputError(f"{where}: several commands train (lines {lines}); expected one")
+
+
+def _config(name: str, command: CommandLine, source: Source, options: Mapping[str, Any]) -> Launch:
+    """Reads the file that a program is started with, by the kind of its contents, with what is typed behind it."""
+    if is_unresolved(name):
+        raise InputError(f"{source.where}: line {command.line}: {unresolved_reason(name)}")
+    if source.read_text is None:
+        raise InputError(f"{source.where}: {name[:80]}: names a file, which is not read; expected its contents")
+    path, text = source.read_text(name)
+    try:
+        config = _parsed(text, path)
+        if isinstance(config, Mapping):
+            config = with_typed_values(config, command, path)
+        return _tables(config, replace(source, where=path), options)
+    except InputError as error:
+        raise InputError(f"{source.where}: line {command.line} runs {command.program} with {error}") from None
+
+
+def _with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: str) -> Fetch | None:
+    """A reader of files that prefers those that the script writes."""
+    if not files:
+        return fetch
+
+    def read(name: str) -> Mapping[str, Any]:
+        if name not in files:
+            if fetch is None:
+                raise InputError(f"{where}: {printable(name)}: names a file, which is not read; expected its contents")
+            return fetch(name)
+        text = files[name]
+        if is_unresolved(text):
+            word = next(word for word in text.split() if is_unresolved(word))
+            raise InputError(f"{where}: {printable(name)}: {unresolved_reason(word)}")
+        data = parse_json(text, f"{where}: {printable(name)}")
+        if not isinstance(data, Mapping):
+            raise InputError(f"{where}: {printable(name)}: expected a JSON object")
+        return data
+
+    return read
+
+
+TABLES_OF = {"trl sft": "trl", "llamafactory-cli train": "llama-factory"}
+"""Program whose arguments are the keys of its own configuration files → the kind of those files."""
+
+COUNTS = {
+    "--nproc-per-node": "each",
+    "--nnodes": "machines",
+    "--num-gpus": "each",
+    "--num-nodes": "machines",
+    "--num-processes": "all",
+    "--num-machines": "machines",
+    "--nproc": "each",
+    "-np": "all",
+    "--ntasks": "all",
+    "--ntasks-per-node": "each",
+    "--nodes": "machines",
+    "-N": "machines",
+}
+"""Argument of a launcher → what it counts: processes of a machine, machines, or all processes."""
+
+
+def _counts(launcher: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """What arguments of a launcher count, and their values."""
     for i, word in enumerate(launcher):
         name, equals, value = word.partition("=")
-        key = names.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
-        text = value if equals else (launcher[i + 1] if i + 1 < len(launcher) else "")
-        if key is not None and text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
+        key = COUNTS.get(f"--{name[2:].replace('_', '-')}" if name.startswith("--") else name)
+        if key is not None:
+            yield key, value if equals else (launcher[i + 1] if i + 1 < len(launcher) else "")
+
+
+def unset_counts(launcher: Sequence[str]) -> tuple[str, ...]:
+    """Variables of a launcher's counts that the script does not set, processes of a machine first."""
+    pairs = sorted(_counts(launcher), key=lambda pair: pair[0])
+    names = (re.sub(r"\W+", "", printable(value)) for _, value in pairs if is_unresolved(value) and "(" not in value)
+    return tuple(dict.fromkeys(name for name in names if re.match(r"[A-Za-z_]", name)))
+
+
+def processes(launcher: list[str], env: Mapping[str, str]) -> int | None:
+    """The number of devices in arguments of the batch system and of the launcher: processes per machine · machines.
+
+    env: the environment of the command, in which ms-swift and LLaMA-Factory have the number of processes.
+    """
+    counts: dict[str, int] = {}
+    for name, key in (("NPROC_PER_NODE", "each"), ("NNODES", "machines")):
+        text = env.get(name, "")
+        if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
+            counts[key] = int(text)
+    for key, text in _counts(launcher):
+        if text.isascii() and text.isdecimal() and len(text) < 7 and int(text) > 0:
             counts[key] = int(text)
     if "all" in counts:
         return counts["all"]
     return counts["each"] * counts.get("machines", 1) if "each" in counts else None
-
-
-def _arguments(words: list[str], where: str) -> dict[str, Any]:
-    """Argument → its value: True without a value, a text for one value, a list for several."""
-    out: dict[str, Any] = {}
-    name = ""
-    values: list[str] = []
-
-    def keep() -> None:
-        if name:
-            out[name] = True if not values else values[0] if len(values) == 1 else list(values)
-
-    for word in words:
-        if re.match(r"--[A-Za-z]", word):
-            keep()
-            name, equals, value = word.partition("=")
-            values = [value] if equals else []
-        elif not word:
-            continue
-        elif name:
-            values.append(word)
-        else:
-            if is_unresolved(word):
-                raise InputError(f"{where}: {unresolved_reason(word)}")
-            raise InputError(f"{where}: '{printable(word)[:60]}' stands before every argument; expected --name value")
-    keep()
-    return out

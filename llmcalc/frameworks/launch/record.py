@@ -23,6 +23,10 @@ NO_FILES: Mapping[str, Table] = {}
 """No files that come with a program."""
 
 
+ReadText: TypeAlias = Callable[[str], tuple[str, str]]
+"""Reads a file that another file names: its path in messages, and its text."""
+
+
 @dataclass(frozen=True)
 class Launch:
     """The run of a launch file.
@@ -115,6 +119,11 @@ class Source:
     env: environment variables outside of the file.
     script: name of the Python file that a script runs.
     unset: variables of a script that it does not set.
+    arguments: words that are typed behind the file's name.
+    read_text: reads the text of a file that this one names; None (default) if none can be read.
+    launcher: the words of a script's command before the program that it starts.
+    devices_typed: whether the number of devices is typed beside the file, and not the launcher's.
+    unset_counts: variables of the launcher's numbers of machines and processes that the script does not set.
     """
 
     where: str
@@ -126,6 +135,36 @@ class Source:
     env: Table = field(default_factory=dict)
     script: str = ""
     unset: Sequence[str] = ()
+    arguments: Sequence[str] = ()
+    read_text: ReadText | None = None
+    launcher: Sequence[str] = ()
+    devices_typed: bool = True
+    unset_counts: Sequence[str] = ()
+
+    def devices_advice(self) -> str:
+        """How to state the number of devices, with the variables that a script leaves open."""
+        if not self.unset_counts:
+            return "--devices says another number"
+        names = ", ".join(self.unset_counts)
+        typed = " ".join(f"{name}={8 if i == 0 else 1}" for i, name in enumerate(self.unset_counts))
+        return f"{names} of the launcher is not set: --devices, or --launch '{typed} FILE', says another number"
+
+
+class CommandLine(NamedTuple):
+    """A command of a script that starts a program.
+
+    launcher: the words before the program, such as `torchrun --nproc-per-node 8`.
+    program: the name of the Python file or module, or of an installed program.
+    words: the words after it.
+    line: its line in the script.
+    loops: variables of the loops around it, with their values.
+    """
+
+    launcher: Sequence[str]
+    program: str
+    words: Sequence[str]
+    line: int = 1
+    loops: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)
@@ -134,11 +173,16 @@ class LaunchFile:
 
     name: its name in JSON documents.
     title: its name in messages.
-    matches: whether tables are of this kind.
-    read: reads tables. Raises `InputError`, which names file and field.
+    matches: whether tables are of this kind; by default never.
+    read: reads tables. Raises `InputError`, which names file and field. None (default) if no tables are read.
     arguments_of: the program whose arguments may be in a script's command instead; empty (default) for none.
     is_run_by: whether the words of a command are arguments of that program.
     read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
+    runs: whether a command starts the program of this kind; it is asked before `is_run_by` of other kinds.
+    read_command: reads such a command; None (default) if no command is read.
+    reads_first: whether the first of several commands is read; by default several different ones are an error.
+    is_python: whether the text of a Python file is of this kind.
+    read_python: reads the text of a Python file without running it; None (default) if none is read.
     program: the program whose files they are; empty (default) if the title says it.
     version: the version of the program whose defaults are filled in; empty (default) if the file states it.
     with_options: (arguments, options, the run of the arguments, file's name) → the arguments with options typed beside
@@ -147,11 +191,16 @@ class LaunchFile:
 
     name: str
     title: str
-    matches: Callable[[Table], bool]
-    read: Callable[[Table, Source], Launch]
+    matches: Callable[[Table], bool] = lambda _: False
+    read: Callable[[Table, Source], Launch] | None = None
     arguments_of: str = ""
     is_run_by: Callable[[Sequence[str]], bool] = lambda _: False
     read_arguments: Callable[[Table, Source], Launch] | None = None
+    runs: Callable[[CommandLine], bool] = lambda _: False
+    read_command: Callable[[CommandLine, Source], Launch] | None = None
+    reads_first: bool = False
+    is_python: Callable[[str], bool] = lambda _: False
+    read_python: Callable[[str, Source], Launch] | None = None
     program: str = ""
     version: str = ""
     with_options: Callable[[Table, Table, Launch, str], Table] | None = None
@@ -240,7 +289,7 @@ class Reading:
     def devices(self, world_size: int | None) -> int:
         """The number of devices: the given one, or one with a note."""
         if world_size is None:
-            self.notes.append("1 device is assumed; --devices says another number")
+            self.notes.append(f"1 device is assumed; {self.source.devices_advice()}")
         return world_size or 1
 
     def fetched(self, name: str, path: Any, expected: str, shipped: Mapping[str, Table] = NO_FILES) -> Table:

@@ -68,4 +68,4 @@ def refuse_program(data: Table, where: str) -> None:
     """Raises `InputError` if tables are a launch file of a program whose files are not read."""
     for program in REFUSED:
         if program.matches(data):
-            raise InputError(f"{where}: is a file of {program.name}, which is not read; expected {program.instead}")
+            raise InputError(f"{where}: is a config of {program.name}, which is not read; expected {program.instead}")

@@ -1,16 +1,17 @@
 """Reads the commands of a shell script without running it.
 
 It evaluates assignments, arrays, `${NAME:-default}`, arithmetic, continued lines, quotes, exported variables, `sh -c`,
-and branches whose condition compares known texts or numbers. Values that only a run has stay unresolved: a command's
-output, the script's own arguments, the environment, variables that a branch or a loop sets. They are an error only in
-arguments that matter.
+`eval`, `shift`, loops over known words, here-documents that are written to a file, and branches whose condition
+compares known texts or numbers. Variables and arguments may be typed beside the file's name. Values that only a run has
+stay unresolved: a command's output, the environment, arguments that are not typed, variables that a command sets. They
+are an error only in arguments that matter.
 """
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -31,6 +32,9 @@ MOST_WORK = 4_000_000
 MOST_BLOCKS = 50
 """Largest depth of nested `if`, loops and other blocks."""
 
+LOOP_WORK = 1_000
+"""Letters that a further pass through a loop counts at least, so that a loop without an end ends soon."""
+
 LONGEST_PATTERN = 1_000
 """Largest number of letters of a `case`'s value, and of a pattern with wildcards, that are compared."""
 
@@ -38,7 +42,7 @@ BEGINS = ("if", "for", "while", "until", "case", "{", "select")
 ENDS = ("fi", "done", "esac", "}")
 BETWEEN = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
 DECLARES = ("export", "declare", "local", "readonly", "typeset")
-SETS_VARIABLES = ("read", "unset", "eval", "source", ".")
+SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
 
 
 def is_unresolved(text: str) -> bool:
@@ -46,9 +50,14 @@ def is_unresolved(text: str) -> bool:
     return UNRESOLVED in text
 
 
-def printable(text: str) -> str:
-    """The word for a message, without marks and on one line."""
-    return one_line(text.replace(UNRESOLVED, ""))[:80]
+def is_unset_variable(word: str) -> bool:
+    """Whether a word is nothing but a variable that the script never sets. A shell would leave the word out."""
+    return _UNSET.fullmatch(word) is not None and not word[2:3].isdecimal()
+
+
+def printable(text: str, letters: int = 80) -> str:
+    """The word for a message, without marks, on one line, and cut to a number of letters."""
+    return one_line(text.replace(UNRESOLVED, ""))[:letters]
 
 
 def unresolved_reason(text: str) -> str:
@@ -58,16 +67,21 @@ def unresolved_reason(text: str) -> str:
     variable = _NAME.match(name, 1) if name.startswith("$") else None
     if variable is not None and variable.end() == len(name):
         unset = variable[0][:60]
-        return f"{shown}: the variable {unset} is not set in it; expected {unset}=… before it, or a value"
+        return f"{shown}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
     if name.startswith("$(("):
         used = ", ".join(dict.fromkeys(_NAME.findall(name)))
         return f"{shown}: the script does not set all of {used or 'it'}; expected whole numbers, or a value"
     if _NAME.fullmatch(name):
-        return f"{shown}: a loop, a condition or a command sets the variable {name[:60]}; expected a value"
+        return (
+            f"{shown}: a loop, a condition or a command sets the variable {name[:60]}; expected "
+            f"--launch '{name[:60]}=… FILE', or a value"
+        )
     if name[:2] in ("$(", "`…"):
         return f"{shown}: a command prints it; expected a value"
-    if name[1:2].isdigit():
-        return f"{shown}: it is an argument of the script; expected a value"
+    if re.fullmatch(r"\$[0-9]{1,3}", name):
+        place = int(name[1:])
+        typed = " ".join(("ARG1", "ARG2", f"… ARG{place}" if place > 3 else "ARG3")[: min(place, 3)])
+        return f"{shown}: it is argument {place} of the script; expected --launch 'FILE {typed}', or a value"
     return f"{shown}; expected a value"
 
 
@@ -78,11 +92,13 @@ class Command:
     words: its words.
     env: the variables set for this command.
     line: its line in the script.
+    loops: variables of the loops around it, with their values.
     """
 
     words: tuple[str, ...]
     env: dict[str, str]
     line: int
+    loops: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
@@ -96,9 +112,21 @@ class Script:
     unset: variables that a condition assumes to be unset.
     words: number of words of all commands.
     work: number of letters read and produced so far.
+    typed: variables typed beside the file's name. They replace values that are unresolved or that a loop sets.
+    arguments: arguments of the script, typed behind the file's name, that `shift` has left.
+    loops: variables of the loops that are being read, with their values.
+    files: texts that the script writes to files, by the files' names.
+    skipped: variables that only branches set that do not run. They expand to nothing, as in a shell.
+    missing: the last argument that the script uses and that is not typed; 0 for none.
     """
 
     where: str
+    typed: Mapping[str, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)
+    loops: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+    skipped: set[str] = field(default_factory=set)
+    missing: int = 0
     variables: dict[str, str | list[str]] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     commands: list[Command] = field(default_factory=list)
@@ -112,9 +140,16 @@ class Script:
         return {name: value for name, value in values.items() if isinstance(value, str) and not is_unresolved(value)}
 
 
-def read_script(text: str, where: str) -> Script:
-    """Reads a script. Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long."""
-    script = Script(where)
+def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, arguments: Sequence[str] = ()) -> Script:
+    """Reads a script.
+
+    typed: variables that are set before the script runs.
+    arguments: arguments of the script.
+    Raises `InputError` for quotes or brackets that do not end, and for texts that grow too long.
+    """
+    typed = {name: value.replace(UNRESOLVED, "").replace(ITEM, " ") for name, value in (typed or {}).items()}
+    script = Script(where, typed, [word.replace(UNRESOLVED, "").replace(ITEM, " ") for word in arguments])
+    script.variables |= typed
     _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).run()
     return script
 
@@ -127,12 +162,22 @@ class Branch:
     taken: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
     value: the value that a `case` compares; None in other blocks.
     patterns: patterns of the next branch of a `case`; None inside a branch.
+    start: place and line to which a loop goes back; None in other blocks.
+    variable: the variable of a `for` loop; empty in other blocks.
+    values: the values that the variable of a loop has yet to take.
+    joins: the sign between a condition and the next one, & or |; empty after the last condition.
+    condition: whether the conditions so far hold; None if unresolved.
     """
 
     runs: bool | None
     taken: bool | None = False
     value: str | None = None
     patterns: list[str] | None = None
+    start: tuple[int, int] | None = None
+    variable: str = ""
+    values: list[str] = field(default_factory=list)
+    joins: str = ""
+    condition: bool | None = None
 
     def turn(self, fits: bool | None) -> None:
         """Goes on to the next branch. fits: whether its condition holds; None if unresolved."""
@@ -187,8 +232,10 @@ NUMBERS: dict[str, Callable[[int, int], bool]] = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _SPACE = " \t"
-_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
-_QUOTED = re.compile(r'[^"\\$`]+')
+_PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
+"""A place that a user is to fill, such as `<path to the data>`. The shell would read a file."""
+_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`\0]+")
+_QUOTED = re.compile(r'[^"\\$`\0]+')
 
 
 class _Reader:
@@ -199,7 +246,10 @@ class _Reader:
         self.at = 0
         self.lines = (0, line)  # a place in the text, and its line
         self.branches: list[Branch] = []
-        self.waiting: list[str] = []
+        self.waiting: list[tuple[str, bool]] = []
+        self.statement_start = (0, line)
+        self.here_string: str | None = None
+        self.output_file = ""
         self.spend(len(text))
 
     def spend(self, letters: int) -> None:
@@ -228,6 +278,8 @@ class _Reader:
         words: list[str] = []
         assignments: dict[str, str | list[str]] = {}
         line, end = self.line, ""
+        self.statement_start = (self.at, line)
+        self.here_string, self.output_file = None, ""
         while not end:
             self.skip_space()
             if self.at >= len(self.text):
@@ -238,7 +290,9 @@ class _Reader:
                 self.skip_comment()
             elif letter in "\n;&|()":
                 end = self.separator()
-            elif letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2]):
+            elif (
+                letter in "<>" or re.match(r"\d[<>]", self.text[self.at : self.at + 2])
+            ) and not self.at_placeholder():
                 self.redirection()
             elif assignment and (not words or words[0] in DECLARES):
                 self.at = assignment.end()
@@ -252,6 +306,10 @@ class _Reader:
             self.finish(words, assignments, line, end)
         if end == ";;" and self.branches and self.branches[-1].value is not None:
             self.branches[-1].patterns = []
+
+    def at_placeholder(self) -> bool:
+        """Whether a place that a user is to fill begins here."""
+        return self.text.startswith("<", self.at) and _PLACEHOLDER.match(self.text, self.at) is not None
 
     def skip_comment(self) -> None:
         """Skips to the end of the line."""
@@ -269,8 +327,10 @@ class _Reader:
             self.at += 1
             return ";;"
         elif letter == "&" and following == ">":
-            self.at += 1
-            self.word()
+            self.at += 2 if self.text[self.at + 1 : self.at + 2] == ">" else 1
+            self.skip_space()
+            if self.text[self.at : self.at + 1] not in ("", *"\n;&|()<>"):
+                self.word()
             return ""
         return letter
 
@@ -313,14 +373,33 @@ class _Reader:
                     return True
         return None if unsure else False
 
-    def holds(self, words: list[str], end: str) -> bool | None:
-        """Whether a condition holds. Notes the variables that it assumes to be unset.
+    def condition(self, words: list[str], end: str, branch: Branch) -> None:
+        """Reads a condition of `if` or `elif`, or a further one after && or ||, and turns to the branch after the last.
 
-        end: the separator after it. `&` and `|` begin another condition, which is not read.
+        end: the separator after the condition.
         """
+        result = self.holds(words)
+        if branch.joins == "&":
+            result = (
+                False if False in (branch.condition, result) else (None if None in (branch.condition, result) else True)
+            )
+        elif branch.joins == "|":
+            result = (
+                True if True in (branch.condition, result) else (None if None in (branch.condition, result) else False)
+            )
+        branch.joins, branch.condition = (end if end in ("&", "|") else ""), result
+        if not branch.joins:
+            branch.turn(result)
+        else:
+            branch.runs = None if branch.runs is not False else False
+
+    def holds(self, words: list[str]) -> bool | None:
+        """Whether a condition holds. Notes the variables that it assumes to be unset."""
+        if words[:1] == ["[["] and words[-1] != "]]":  # && or || inside of the brackets
+            words = [*words, "]]"]
+        elif words[-1:] == ["]]"] and words[0] != "[[":
+            words = ["[[", *words]
         result = holds(words)
-        if (end == "&" and result) or (end == "|" and not result):
-            return None
         if result is not None:
             self.script.unset |= {printable(word) for word in words if _UNSET.fullmatch(word)}
         return result
@@ -331,36 +410,94 @@ class _Reader:
             raise self.error(f"blocks nested too deeply; expected at most {MOST_BLOCKS}")
         if words[0] == "if":
             branch = Branch(None)
-            branch.turn(self.holds(words[1:], end))
+            self.condition(words[1:], end, branch)
         elif words[0] == "case" and len(words) > 2 and words[2] == "in":
             branch = Branch(False, value=words[1], patterns=[])
             self.branches.append(branch)
             if len(words) > 3:
                 self.read_patterns(words[3:], ")")
             return
+        elif words[0] in ("while", "until"):
+            result = self.holds(words[1:]) if end not in ("&", "|") else None
+            fits = result if result is None or words[0] == "while" else not result
+            branch = Branch(fits, taken=None, start=self.statement_start if fits else None)
+        elif words[0] in ("for", "select") and len(words) > 1:
+            branch = self.loop(words[1][:80], words[3:] if words[2:3] == ["in"] else [unresolved("$@")])
         else:
             branch = Branch(None, taken=None)
-            if words[0] == "for" and len(words) > 1:
-                self.script.variables[words[1][:80]] = unresolved(words[1][:80])
         self.branches.append(branch)
+
+    def loop(self, variable: str, values: list[str]) -> Branch:
+        """The block of a loop over values. A variable that is typed beside the file's name has that value alone."""
+        if variable in self.script.typed:
+            values = [self.script.typed[variable]]
+        if not _NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
+            if variable not in self.script.typed:
+                self.script.variables[variable] = unresolved(variable)
+            return Branch(None, taken=None)
+        if not values or not self.runs():
+            return Branch(False, taken=None)
+        self.script.variables[variable] = self.script.loops[variable] = values[0]
+        return Branch(True, taken=None, start=(self.at, self.line), variable=variable, values=values[1:])
+
+    def ends(self) -> None:
+        """Closes a block, or goes back to the start of a loop that is not finished."""
+        branch = self.branches.pop()
+        if branch.start is None:
+            return
+        if branch.variable and not branch.values:
+            self.script.loops.pop(branch.variable, None)
+            return
+        self.spend(max(LOOP_WORK, self.at - branch.start[0]))
+        self.at = branch.start[0]
+        self.lines = branch.start
+        if branch.variable:
+            self.script.variables[branch.variable] = self.script.loops[branch.variable] = branch.values.pop(0)
+            self.branches.append(branch)
+
+    def runs(self) -> bool:
+        """Whether no block around the place is skipped."""
+        return not any(branch.runs is False for branch in self.branches)
+
+    def in_unsure_branch(self) -> bool:
+        """Whether a block around the place may be skipped or repeated."""
+        return any(branch.runs is None for branch in self.branches)
 
     def finish(self, words: list[str], assignments: dict[str, str | list[str]], line: int, end: str) -> None:
         """Runs a simple command: opens or closes a block, sets variables, or adds the command to the script."""
         first = words[0] if words else ""
-        if first in BEGINS:
+        joined = self.branches[-1] if self.branches and self.branches[-1].joins else None
+        if joined is not None:
+            if words:
+                self.condition(words, end, joined)
+        elif first in BEGINS:
             self.begins(words, end)
         elif first == "elif" and self.branches:
-            self.branches[-1].turn(self.holds(words[1:], end))
+            self.condition(words[1:], end, self.branches[-1])
         elif first in ENDS:
             if self.branches:
-                self.branches.pop()
-        elif any(branch.runs is False for branch in self.branches):
-            return
+                self.ends()
+        elif not self.runs():
+            if not self.script.missing:  # without its arguments, the script's conditions say nothing
+                self.script.skipped |= set(assignments)
         elif not words or first in DECLARES:
             self.assign(words, assignments)
+        elif first == "shift" and len(words) < 3:
+            count = int(words[1]) if words[1:] and _WHOLE.fullmatch(words[1]) else 1
+            if not self.in_unsure_branch():
+                del self.script.arguments[: max(0, count)]
+        elif first == "eval" and self.depth < 3:
+            _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).run()
+        elif first == "read" and self.here_string is not None:
+            names = [name for name in words[1:] if _NAME.fullmatch(name)]
+            if "-d" in words and names:  # the whole text
+                self.script.variables[names[-1]] = self.here_string.strip()
+            else:
+                self.here_string = self.here_string.partition("\n")[0]
+                self.read_words(names, assignments.get("IFS"))
         elif first in SETS_VARIABLES:
             for name in filter(_NAME.fullmatch, words[1:]):
-                self.script.variables[name] = unresolved(name)
+                self.script.variables[name] = self.script.typed.get(name, unresolved(name))
         else:
             self.add_command(words, assignments, line)
 
@@ -368,9 +505,19 @@ class _Reader:
         """Sets variables, and exports those of `export` and `declare -x`. words: of the command; none for `NAME=…`."""
         is_certain = all(branch.runs for branch in self.branches)
         for name, value in assignments.items():
-            self.script.variables[name] = value if is_certain else unresolved(name)
+            is_known = is_certain and not (isinstance(value, str) and is_unresolved(value))
+            if is_known or name not in self.script.typed:
+                self.script.variables[name] = value if is_certain else unresolved(name)
         if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
             self.script.exported |= set(filter(_NAME.fullmatch, words[1:]))
+
+    def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
+        """Sets variables to the words of a here-string, as `read` does."""
+        text = self.here_string or ""
+        parts = text.split(separators[0]) if isinstance(separators, str) and separators else text.split()
+        for i, name in enumerate(names):
+            value = " ".join(parts[i:]) if i == len(names) - 1 else parts[i] if i < len(parts) else ""
+            self.script.variables[name] = value.strip()
 
     def add_command(self, words: list[str], assignments: dict[str, str | list[str]], line: int) -> None:
         """Adds a command to the script; reads the text of `sh -c` instead."""
@@ -382,7 +529,7 @@ class _Reader:
                 _Reader(self.script, words[i + 1], self.depth + 1, line).run()
                 return
         env = {name: value for name, value in assignments.items() if isinstance(value, str)}
-        self.script.commands.append(Command(tuple(words), env, line))
+        self.script.commands.append(Command(tuple(words), env, line, tuple(self.script.loops.items())))
 
     def skip_space(self) -> None:
         while self.at < len(self.text):
@@ -400,16 +547,23 @@ class _Reader:
         self.at = operator_match.end()
         self.skip_space()
         if operator_match[1] in ("<<", "<<-"):
-            mark = re.compile(r"['\"\\]?([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
+            mark = re.compile(r"(['\"\\]?)([A-Za-z0-9_]+)['\"]?").match(self.text, self.at)
             if mark is None:
                 raise self.error("a here-document without a name")
             self.at = mark.end()
-            self.waiting.append(mark[1])
+            self.waiting.append((mark[2], not mark[1]))
         elif self.at < len(self.text) and self.text[self.at] not in "\n;&|()":
-            self.word()
+            target = " ".join(self.word())
+            if operator_match[1] == "<<<":
+                self.here_string = target
+            elif operator_match[1] in (">", ">>") and not operator_match[0].startswith("2"):
+                self.output_file = target
 
     def skip_here_documents(self) -> None:
-        for mark in self.waiting:
+        """Reads the texts of here-documents. One whose command writes to a file is the text of that file."""
+        waiting, self.waiting = self.waiting, []
+        for mark, expands in waiting:
+            start = self.at
             while True:
                 if self.at >= len(self.text):
                     raise self.error(f"a here-document without its end, {mark}")
@@ -418,9 +572,12 @@ class _Reader:
                 line = self.text[self.at : end]
                 self.at = end + 1
                 if line.lstrip("\t").rstrip(_SPACE) == mark:
-                    self.at = end
+                    text, self.at = self.text[start : end - len(line)], end
+                    if self.runs() and self.depth < 3:
+                        self.here_string = self.expanded_text(text) if expands else text
+                        if self.output_file:
+                            self.script.files[self.output_file] = self.here_string
                     break
-        self.waiting = []
 
     def assigned(self, name: str, appends: bool) -> str | list[str]:
         """The value after `NAME=`."""
@@ -456,7 +613,7 @@ class _Reader:
                 self.skip_comment()
             elif letter in "\n;&|(":
                 self.at += 1
-            elif letter in "<>":
+            elif letter in "<>" and not self.at_placeholder():
                 self.redirection()
             else:
                 word = self.word()
@@ -500,6 +657,12 @@ class _Reader:
         size, counted = 0, 0
         while self.at < len(self.text):
             letter = self.text[self.at]
+            if self.at_placeholder():
+                out.append(self.plain(_PLACEHOLDER))
+                continue
+            if letter == UNRESOLVED:
+                out.append(self.marked())
+                continue
             if letter in " \t\n;&|()<>":
                 break
             if letter == "\\":
@@ -539,6 +702,8 @@ class _Reader:
                 if after != "\n":
                     out.append((after if after in '$`"\\' else f"\\{after}", False))
                 self.at += 2
+            elif letter == UNRESOLVED:
+                out.append(self.marked())
             elif letter in "$`":
                 text = self.expansion()
                 if ITEM not in text:
@@ -550,6 +715,13 @@ class _Reader:
             else:
                 out.append(self.plain(_QUOTED))
         raise self.error('a quote " that does not end')
+
+    def marked(self) -> tuple[str, bool]:
+        """Reads an unresolved name with its marks, in a text that is read again."""
+        end = self.text.find(UNRESOLVED, self.at + 1)
+        end = len(self.text) if end < 0 else end + 1
+        start, self.at = self.at, end
+        return self.text[start:end], False
 
     def plain(self, letters: re.Pattern[str]) -> tuple[str, bool]:
         """Reads letters without a meaning in the shell. letters: their pattern."""
@@ -577,7 +749,7 @@ class _Reader:
             return self.arithmetic(inner[1:-1] if inner.startswith("(") and inner.endswith(")") else inner)
         if self.text.startswith("$(", start):
             inner = self.balanced(start + 1)
-            return unresolved(f"$({inner.strip()[:20]})")
+            return self.command_output(inner.strip())
         if self.text.startswith("${", start):
             return self.braced(self.balanced(start + 1))
         name = _NAME.match(self.text, start + 1)
@@ -585,13 +757,36 @@ class _Reader:
             self.at = name.end()
             value = self.script.variables.get(name[0])
             if value is None:
-                return unresolved(f"${name[0]}")
+                return "" if name[0] in self.script.skipped else unresolved(f"${name[0]}")
             return value if isinstance(value, str) else (value[0] if value else "")
         after = self.text[start + 1 : start + 2]
         self.at = start + 2
         if after and after in "@*":
-            return ITEM
+            return ITEM.join(self.script.arguments) or ITEM
+        if after == "#":
+            return str(len(self.script.arguments))
+        if after and after in "123456789":
+            return self.argument(int(after))
         return unresolved(f"${after}") if after and after in "0123456789#?$!-" else f"${after}".rstrip()
+
+    def command_output(self, text: str) -> str:
+        """The output of a command that only computes: `expr`, and `echo` of known words; else unresolved."""
+        name, _, rest = text.partition(" ")
+        if name in ("expr", "echo") and self.depth < 3 and not set(rest) & set("|<>;&`()"):
+            value = self.inner(rest.replace("\\*", "*").replace("'*'", "*") if name == "expr" else rest)
+            if name == "expr" and not is_unresolved(value):
+                number = self.arithmetic(value)
+                return number if not is_unresolved(number) else unresolved(f"$({text[:20]})")
+            if name == "echo" and not is_unresolved(value) and not value.startswith("-"):
+                return value.strip()
+        return unresolved(f"$({text[:20]})")
+
+    def argument(self, place: int) -> str:
+        """The script's argument at a place, from 1; unresolved if it is not typed."""
+        arguments = self.script.arguments
+        if place > len(arguments):
+            self.script.missing = max(self.script.missing, place)
+        return arguments[place - 1] if 0 < place <= len(arguments) else unresolved(f"${place}")
 
     def balanced(self, start: int) -> str:
         """The text inside brackets that open at `start`; continues after them."""
@@ -621,15 +816,24 @@ class _Reader:
         if whole is not None:
             value = self.script.variables.get(whole[1])
             if value is None:
-                return unresolved(f"${whole[1]}")
+                return ITEM if whole[1] in self.script.skipped else unresolved(f"${whole[1]}")
             items = value if isinstance(value, list) else [value]
             return ITEM.join(items) if len(items) > 1 else (items[0] if items else ITEM)
-        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
+        later = re.fullmatch(r"[@*]:([0-9]{1,3})", inner)
+        if later is not None:
+            return ITEM.join(self.script.arguments[max(0, int(later[1]) - 1) :]) or ITEM
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
         if match is None:
             start = _NAME.match(inner)
             return unresolved(f"${{{start[0] if start else inner[:20]}…}}")
         name, operation, alternative = match[1], match[2] or "", match[3] or ""
+        if name == "#" and not operation:
+            return str(len(self.script.arguments))
         value = self.script.variables.get(name)
+        if name.isdecimal() and 0 < int(name) <= len(self.script.arguments):
+            value = self.argument(int(name))
+        elif name.isdecimal() and not operation:
+            return self.argument(int(name))
         is_set = value is not None and not (operation.startswith(":") and value in ("", []))
         text = "" if value is None else (value if isinstance(value, str) else (value[0] if value else ""))
         if operation.endswith("+"):
@@ -642,8 +846,8 @@ class _Reader:
                 self.script.variables[name] = text
             return text
         if name in ("@", "*"):
-            return ITEM
-        return text if value is not None else unresolved(f"${name}")
+            return ITEM.join(self.script.arguments) or ITEM
+        return text if value is not None or name in self.script.skipped else unresolved(f"${name}")
 
     def inner(self, text: str) -> str:
         """A text with its own expansions, such as a default."""
@@ -657,6 +861,25 @@ class _Reader:
             if reader.at == before:
                 out += text[reader.at]
                 reader.at += 1
+        return out
+
+    def expanded_text(self, text: str) -> str:
+        """The text of a here-document with its expansions. Quotes are letters in it."""
+        reader = _Reader(self.script, text, self.depth + 1, self.line)
+        parts: list[str] = []
+        while reader.at < len(text):
+            letter = text[reader.at]
+            if letter in "$`":
+                parts.append(reader.expansion().replace(ITEM, " "))
+            elif letter == "\\" and text[reader.at + 1 : reader.at + 2] in ("$", "`", "\\", "\n"):
+                parts.append(text[reader.at + 1].replace("\n", ""))
+                reader.at += 2
+            else:
+                parts.append(letter)
+                reader.at += 1
+        out = "".join(parts)
+        if len(out) > LONGEST_VALUE:
+            raise self.error(f"a here-document grows too long; expected at most {LONGEST_VALUE:,} letters")
         return out
 
     def arithmetic(self, text: str) -> str:

@@ -5,15 +5,25 @@ Two grammars: the shell's `$((…))`, and the lists in which Megatron-LM gives a
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 LARGEST = 10**12
 DEEPEST = 20
 LONGEST_LIST = 20_000
 LONGEST_NUMBER = 100
 
-_TOKEN = re.compile(r"\s*(\d{1,15}|[A-Za-z_]\w*|\$\{?[A-Za-z_]\w*\}?|[-+*/%(),\[\]])")
+_TOKEN = re.compile(r"\s*(\d{1,15}|[A-Za-z_]\w*|\$\{?[A-Za-z_]\w*\}?|[<>=!]=|[-+*/%(),\[\]<>?:])")
+
+COMPARISONS: dict[str, Callable[[int, int], bool]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+}
 
 
 def tokens_of(text: str) -> list[str] | None:
@@ -43,6 +53,24 @@ class _Expression:
     def take(self) -> str:
         self.at += 1
         return self.tokens[self.at - 1]
+
+    def choice(self, deep: int = 0) -> int | list[int]:
+        """A sum, a comparison (1 or 0), or a choice between two values by one."""
+        value = self.sum(deep)
+        if self.next() in COMPARISONS:
+            sign, other = self.take(), self.sum(deep)
+            if isinstance(value, list) or isinstance(other, list):
+                raise ValueError("a list is compared")
+            value = int(COMPARISONS[sign](value, other))
+        if self.next() == "?":
+            self.take()
+            if isinstance(value, list) or deep > DEEPEST:
+                raise ValueError("a choice by a list")
+            first = self.choice(deep + 1)
+            self.expect(":")
+            second = self.choice(deep + 1)
+            value = first if value else second
+        return value
 
     def sum(self, deep: int = 0) -> int | list[int]:
         value = self.product(deep)
@@ -93,7 +121,7 @@ class _Expression:
                 raise ValueError("a list with a sign")
             return -inner
         if token == "(":
-            value = self.sum(deep + 1)
+            value = self.choice(deep + 1)
             self.expect(")")
             return value
         if token == "[":
@@ -131,7 +159,7 @@ def evaluated(text: str, variables: Mapping[str, str | list[str]]) -> int | list
         return None
     expression = _Expression(tokens, variables)
     try:
-        value = expression.sum()
+        value = expression.choice()
     except ValueError:
         return None
     return value if expression.at == len(tokens) else None

@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
 from ..registry import WITHOUT_A_NAME, framework, plugins
+from .accelerate_command import trainer_arguments
 from .record import (
     NO_FILES,
     Launch,
@@ -96,7 +97,7 @@ TRAINER_IGNORED = frozenset(
     dataset_kwargs eos_token pad_token tags half_precision_backend push_to_hub_model_id hub_private save_safetensor
     do_sample special_tokens dataset_train_split dataset_test_split dataset_mixture dataset_prepared_path
     log_completions fp16_opt_level past_index no_cuda use_cpu use_mps_device mp_parameters include_inputs_for_metrics
-    ddp_bucket_cap_mb
+    ddp_bucket_cap_mb fsdp_transformer_layer_cls_to_wrap fsdp_min_num_params
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step, or by less than one block."""
@@ -136,7 +137,7 @@ def read_arguments(arguments: Table, source: Source) -> Launch:
                 if isinstance(word, str) and is_unresolved(word):
                     raise InputError(f"{source.where}: {flag}: {unresolved_reason(word)}")
         plain[name] = _plain(value)
-    return read_trainer(plain, source)
+    return read_trainer({**trainer_arguments(source), **plain}, source)
 
 
 def keys_read() -> frozenset[str]:

@@ -162,7 +162,8 @@ def _read_arguments(reading: Reading, arguments: Table, env: dict[str, str]) -> 
     if world is None:
         world = smallest_world(settings)
         if world > 1:
-            reading.notes.append(f"{world} devices are assumed, as few as the layout can have")
+            advice = f"; {source.devices_advice()}" if source.unset_counts else ""
+            reading.notes.append(f"{world} devices are assumed, as few as the layout can have{advice}")
     settings = replace(settings, world_size=world)
     settings.check()
     if "a2a+p2p" in settings.cp_comm_type and settings.cp > 1:

@@ -195,12 +195,12 @@ def test_a_huge_expert_group(flag: str, tmp_path: Path) -> None:
     [
         (f"torchrun pretrain_gpt.py {ARGUMENTS} --tensor-model-parallel-size $TP", "the variable TP is not set"),
         ("torchrun pretrain_gpt.py $ARGS", "line 1: '$ARGS' is known only when the script runs: the variable ARGS"),
-        ("torchrun pretrain_gpt.py ${ARGS[@]} --num-layers 2", "expected ARGS=… before it"),
+        ("torchrun pretrain_gpt.py ${ARGS[@]} --num-layers 2", "expected --launch 'ARGS=… FILE'"),
         ("torchrun t.py --per_device_train_batch_size ${BS}", "--per_device_train_batch_size: '$BS' is known only"),
         (f"torchrun pretrain_gpt.py {ARGUMENTS} --num-experts $((E * 2))", "does not set all of E"),
-        (f"torchrun pretrain_gpt.py {ARGUMENTS} --num-experts $1", "it is an argument of the script"),
+        (f"torchrun pretrain_gpt.py {ARGUMENTS} --num-experts $1", "it is argument 1 of the script; expected --launch"),
         (f"torchrun pretrain_gpt.py {ARGUMENTS} --num-experts $(wc -l x)", "a command prints it"),
-        (f"for i in 1 2; do E=$i; done\ntorchrun pretrain_gpt.py {ARGUMENTS} --num-experts $E", "a loop, a condition"),
+        (f"for i in $L; do E=$i; done\ntorchrun pretrain_gpt.py {ARGUMENTS} --num-experts $E", "a loop, a condition"),
     ],
 )  # fmt: skip
 def test_a_variable_that_is_not_set_is_named(script: str, message: str) -> None:

@@ -49,10 +49,55 @@ def words(text: str) -> list[str]:
         ('if [ ! -n "$A" ]; then B=1; fi\nrun $B', ["run", "1"]),
         ("case ${A:-b} in\n a) B=1 ;;\n b|c) B=2\n ;;\n *) B=3 ;;\nesac\nrun $B", ["run", "2"]),
         ("case x in a) B=1;; *) B=3;; esac\nrun $B", ["run", "3"]),
+        ("A=0\nfor i in 1 2; do A=$A$i; done\nrun $A", ["run", "012"]),
+        ("A=3\nwhile [ $A -lt 6 ]; do A=$((A + 1)); done\nrun $A", ["run", "6"]),
+        ("while [[ $# -gt 0 ]]; do A=$1; shift; done\nrun ${A:-none} $#", ["run", "none", "0"]),
+        ("A=4\nrun $((A > 3 ? 1 : 0)) $(( (A == 3) + 2 )) $((A % 3 != 1 ? A : -A))", ["run", "1", "2", "-4"]),
+        ("N=4\nrun $(expr 64 / $N) $(echo a $N)", ["run", "16", "a", "4"]),
+        ("IFS=',' read -r A B <<< \"2,x\"\nrun $B$A", ["run", "x2"]),
+        ("A=b\nif [ $A = b ] && [ 1 = 2 ]; then B=1; elif [[ $A == b && 1 == 1 ]]; then B=2; fi\nrun $B", ["run", "2"]),
+        ("if [ 1 = 2 ] || [ 1 = 1 ]; then B=1; fi\nrun $B", ["run", "1"]),
+        ("C='run 1'\neval $C 2", ["run", "1", "2"]),
+        ("if [ 1 = 2 ]; then A=--x; fi\nrun $A y", ["run", "y"]),
+        ("A=<path to it>/b\nrun $A <the other> c", ["run", "<path", "to", "it>/b", "<the other>", "c"]),
+        ("run a &>> log b", ["run", "a", "b"]),
     ],
 )
 def test_words(text: str, wanted: list[str]) -> None:
     assert words(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("run $1 ${2} $# $@ ${@:2} ${3:-z}", ["run", "a", "b c", "2", "a", "b", "c", "b", "c", "z"]),
+        ('while [[ $# -gt 0 ]]; do case $1 in a) A=$2; shift 2;; esac; done\nrun "$A"', ["run", "b c"]),
+        ("run $N ${M:-5}", ["run", "8", "6"]),
+        ("N=$(nproc)\nrun $N", ["run", "8"]),
+        ("N=3\nrun $N", ["run", "3"]),
+        ("for M in 1 2 3; do run $M; done", ["run", "6"]),
+    ],
+)
+def test_typed_variables_and_arguments(text: str, wanted: list[str]) -> None:
+    script = read_script(text, "x.sh", {"N": "8", "M": "6"}, ["a", "b c"])
+    (command,) = script.commands
+    expected = [word for item in wanted for word in ([item] if item != "b c" or '"' in text else item.split())]
+    assert list(command.words) == expected
+
+
+def test_a_text_that_is_written_to_a_file() -> None:
+    script = read_script('A=2\ncat <<EOF > c.json\n{"a": $A, "b": "\\$A"}\nEOF\ncat > d <<\'X\'\n$A\nX\n', "x.sh")
+    assert script.files == {"c.json": '{"a": 2, "b": "$A"}\n', "d": "$A\n"}
+
+
+def test_loops_are_noted() -> None:
+    script = read_script("for a in 1 2; do for b in x; do run $a; done; done; run", "x.sh")
+    assert [command.loops for command in script.commands] == [(("a", "1"), ("b", "x")), (("a", "2"), ("b", "x")), ()]
+
+
+def test_a_loop_without_an_end_is_refused() -> None:
+    with pytest.raises(InputError, match="grows too long"):
+        read_script("while [ 1 = 1 ]; do A=1; done", "x.sh")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +107,8 @@ def test_words(text: str, wanted: list[str]) -> None:
         ("run $1", "$1"),
         ("run $(hostname -s | head)", "$(hostname-s|head)"),
         ("run `date`", "`…`"),
-        ("for i in 1 2; do A=$i; done\nrun $A", "A"),
+        ("for i in $B; do A=$i; done\nrun $A", "A"),
+        ("while read line; do A=1; done\nrun $A", "A"),
         ("if [ -f x ]; then A=1; fi\nrun $A", "A"),
         ("if [ 1 = 1 ] && [ -f x ]; then A=1; fi\nrun $A", "A"),
         ("if [ 1 = 2 ] || [ -f x ]; then A=1; fi\nrun $A", "A"),

@@ -1,0 +1,111 @@
+"""Reads commands of DeepSpeed-Chat's supervised fine-tuning, whose main.py makes the DeepSpeed config itself.
+
+Source: DeepSpeedExamples at 83757d9: applications/DeepSpeed-Chat/training/step1_supervised_finetuning/main.py, and
+dschat/utils/ds_utils.py, `get_train_ds_config`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from ...errors import shown
+from ..deepspeed.config_file import run_of_program
+from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.program_readers import launch_of_run
+from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+
+READ = frozenset(
+    """
+    per_device_train_batch_size max_seq_len gradient_accumulation_steps gradient_checkpointing offload dtype zero_stage
+    lora_dim lora_module_name only_optimize_lora compute_fp32_loss dropout
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    """
+    data_path data_split sft_only_data_path data_output_path model_name_or_path per_device_eval_batch_size learning_rate
+    weight_decay num_train_epochs lr_scheduler_type num_warmup_steps output_dir seed local_rank lora_learning_rate
+    enable_tensorboard tensorboard_path add_eot_token eot_token print_loss deepspeed deepspeed_config
+    """.split()  # noqa: SIM905
+)
+
+OTHER_STEPS = {
+    r"step2_dpo|dpo": "step 2 with DPO runs a second, frozen model beside the trained one",
+    r"step2|reward": "step 2 trains a reward model on pairs of answers",
+    r"step3|rlhf": "step 3 runs four models in one process",
+}
+"""Pattern in the names of a script's folders → why its step is not modelled."""
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command starts a main.py with DeepSpeed-Chat's arguments."""
+    signs = ("--zero_stage", "--actor_zero_stage")
+    return command.program == "main.py" and any(word.partition("=")[0] in signs for word in command.words)
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Reads a command. Raises `InputError`, which names file and argument."""
+    from .record import LAUNCH_FILE
+
+    with reading_of(source) as reading:
+        arguments = arguments_of(command.words, source.where)
+        step = next((why for pattern, why in OTHER_STEPS.items() if re.search(pattern, source.where.lower())), "")
+        if "--actor_model_name_or_path" in arguments:
+            step = OTHER_STEPS["step3|rlhf"]
+        if step or "--num_padding_at_beginning" in arguments:
+            step = step or OTHER_STEPS["step2|reward"]
+            raise reading.wrong(
+                f"line {command.line}", f"DeepSpeed-Chat's {step}, which is not modelled; expected step 1"
+            )
+        data = plain_arguments(arguments, reading, READ)
+        target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        reading.ignored += [name for name in data if name in IGNORED]
+        unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
+        if "step1" not in source.where:
+            reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
+        run = run_of_program(reading, _config(reading, data), source.world_size, _settings(reading, data))
+        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
+
+
+def _config(reading: Reading, data: Table) -> dict[str, Any]:
+    """The DeepSpeed config that main.py makes."""
+    dtype = reading.value(data, "dtype", "fp16")
+    if dtype not in ("fp16", "bf16"):
+        raise reading.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
+    device = "cpu" if reading.flag(data, "offload") else "none"
+    stage = size_of(reading, "--zero_stage", reading.value(data, "zero_stage", 0), least=0)
+    if stage == 3 and reading.flag(data, "gradient_checkpointing"):
+        reading.notes.append("memory_efficient_linear is off: the gathered weights of one layer more are not counted")
+    elif stage == 3:
+        reading.unknown["--zero_stage"] = (
+            "stage 3 with memory_efficient_linear off keeps gathered weights; add --gradient_checkpointing"
+        )
+    return {
+        "train_micro_batch_size_per_gpu": reading.size(data, "per_device_train_batch_size", 16),
+        "gradient_accumulation_steps": reading.size(data, "gradient_accumulation_steps", 1),
+        dtype: {"enabled": True},
+        "gradient_clipping": 1.0,
+        "zero_optimization": {
+            "stage": stage,
+            "overlap_comm": True,
+            "offload_param": {"device": device},
+            "offload_optimizer": {"device": device},
+            "stage3_param_persistence_threshold": 10_000,
+            "stage3_max_live_parameters": 30_000_000,
+            "stage3_prefetch_bucket_size": 30_000_000,
+        },
+    }
+
+
+def _settings(reading: Reading, data: Table) -> dict[str, Any]:
+    """Settings that the DeepSpeed config does not have."""
+    settings: dict[str, Any] = {"seq": reading.size(data, "max_seq_len", 512), "optimizer": "adamw"}
+    if reading.flag(data, "gradient_checkpointing"):
+        settings["recompute"] = "full-reentrant"
+    if data.get("lora_dim") not in (None, 0):
+        reading.unknown["--lora_dim"] = "DeepSpeed-Chat's own adapters are not modelled"
+    for name in ("compute_fp32_loss",):
+        if reading.flag(data, name):
+            reading.unknown[f"--{name}"] = "it is modelled without"
+    return settings

@@ -1,0 +1,109 @@
+"""Reads commands of FastChat's train.py, train_mem.py and train_lora.py, and of Qwen's finetune.py made after them.
+
+Sources: fastchat/train/*.py of FastChat 0.2.36; finetune.py of QwenLM/Qwen. Both are arguments of the Trainer with a
+length, `--model_max_length`, and adapters of their own names.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.program_readers import launch_as_trainer
+from ..launch.record import CommandLine, Launch, Reading, Source, reading_of
+from ..launch.trainer import keys_read
+
+
+class Script(NamedTuple):
+    """A training script.
+
+    rank: default rank of adapters.
+    targets: default layers with adapters.
+    always_adapters: whether it trains adapters by default.
+    flash: whether it puts flash attention into the model.
+    weights: the number format in which it loads weights; empty for fp32.
+    """
+
+    rank: int
+    targets: tuple[str, ...]
+    always_adapters: bool = False
+    flash: bool = False
+    weights: str = ""
+
+
+LLAMA = ("q_proj", "v_proj")
+
+SCRIPTS = {
+    "train": Script(8, LLAMA),
+    "train_mem": Script(8, LLAMA, flash=True),
+    "train_lora": Script(8, LLAMA, always_adapters=True),
+    "finetune": Script(64, ("all-linear",), weights="bfloat16"),
+}
+"""Name of a script → its defaults. Qwen's names c_attn, c_proj, w1 and w2, which are all linear layers of its layers;
+its model converts itself to bf16.
+"""
+
+READ = frozenset({"model_max_length", "use_lora", "q_lora", "lora_r", "lora_target_modules", "lora_dropout"})
+
+IGNORED = frozenset(
+    """
+    data_path eval_data_path lazy_preprocess cache_dir lora_alpha lora_bias lora_weight_path padding_side
+    conv_template deepspeed_port model_type fsdp_transformer_layer_cls_to_wrap
+    """.split()  # noqa: SIM905
+)
+
+LENGTHS = {"finetune": 8192}
+"""Default lengths that are not 512."""
+
+
+def _name(command: CommandLine) -> str:
+    return command.program.removesuffix(".py").rpartition(".")[2]
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command starts one of the scripts, with the arguments that they add to the Trainer's."""
+    signs = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
+    return _name(command) in SCRIPTS and any(word.partition("=")[0] in signs for word in command.words)
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Reads a command. Raises `InputError`, which names file and argument."""
+    from .record import LAUNCH_FILE
+
+    name = _name(command)
+    with reading_of(source) as reading:
+        arguments = arguments_of(command.words, source.where)
+        data = plain_arguments(arguments, reading, READ | (keys_read() - {"model_name_or_path"}))
+        target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
+        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, name, target), target)
+
+
+def _trainer_table(reading: Reading, data: dict[str, Any], name: str, target: str) -> dict[str, Any]:
+    script = SCRIPTS[name]
+    reading.ignored += [key for key in data if key in IGNORED]
+    table = {key: value for key, value in data.items() if key not in IGNORED and key not in READ}
+    table.pop("model_name_or_path", None)
+    table["max_length"] = reading.size(data, "model_max_length", LENGTHS.get(name, 512))
+    table["optim"] = reading.value(data, "optim", "adamw_torch")
+    if script.flash:
+        table["attn_implementation"] = "flash_attention_2"
+    if script.weights:
+        table["torch_dtype"] = script.weights
+        reading.filled_in["torch_dtype"] = script.weights
+    quantized = reading.flag(data, "q_lora")
+    if script.always_adapters or reading.flag(data, "use_lora"):
+        table |= {
+            "use_peft": True,
+            "lora_r": reading.size(data, "lora_r", script.rank),
+            "lora_target_modules": reading.value(data, "lora_target_modules", list(script.targets)),
+            "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
+        }
+        if name == "finetune" and not quantized and "chat" not in target.lower():
+            table["lora_modules_to_save"] = ["embed_tokens", "lm_head"]
+            reading.notes.append("a base model: the embedding and the head are trained beside the adapters")
+        if quantized:
+            table["load_in_4bit"] = True
+            table["torch_dtype"] = "float16" if data.get("fp16") is True else "bfloat16"
+            if name == "finetune":
+                reading.notes.append("--q_lora: weights in GPTQ's 4 bits are counted as NF4, which differs in scales")
+    return table

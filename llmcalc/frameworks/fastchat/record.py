@@ -1,0 +1,15 @@
+"""FastChat: the record of its launch commands."""
+
+from __future__ import annotations
+
+from ..framework import FromFile
+from ..launch.record import LaunchFile
+
+LAUNCH_FILE = LaunchFile(
+    "fastchat",
+    "a command of FastChat's or Qwen's training script",
+    runs=FromFile(__package__, "command:runs"),
+    read_command=FromFile(__package__, "command:read_command"),
+    program="FastChat",
+    version="0.2.36",
+)

@@ -1,0 +1,165 @@
+"""Reads torchtitan's configurations in Python (`config_registry.py`, since 2026-02) from their syntax tree.
+
+A function builds a `Trainer.Config` of dataclass calls. It is read as the job that the TOML files had; nothing is
+imported or run. Source: torchtitan/models/*/config_registry.py, torchtitan/config/configs.py, torchtitan/trainer.py
+and distributed/activation_checkpoint.py at b5bcd76 (2026-08-21).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import suggest
+from ...model import ModelSpec
+from ..launch.command_line import plain_value
+from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
+from ..launch.record import Launch, Reading, Source, reading_of, size_of
+from .torchtitan_file import read_job
+from .torchtitan_models import flavor
+
+FAMILIES = ("deepseek_v3", "gpt_oss", "llama3", "qwen3")
+"""Beginnings of the names of configurations → folders of torchtitan/models."""
+
+NAMED = {("gpt_oss", "20b"): "gpt-oss-20b", ("gpt_oss", "120b"): "gpt-oss-120b"}
+"""Family and flavour of models that are published ones → the preset."""
+
+CHECKPOINTING = {"FullAC": "full", "SelectiveAC": "selective", "MemoryBudgetAC": "memory_budget"}
+"""Class of the activation checkpointing → the mode in the TOML files."""
+
+TOKENS = "training.num_tokens_per_microbatch_per_dp_rank"
+
+IGNORED_KEYS = frozenset(
+    """
+    training.disable_cuda_graphs training.num_tokens_per_microbatch_per_dp_rank training.max_context_length
+    training.num_tokens_per_train_step parallelism.spmd_backend parallelism.enable_sequence_parallel
+    parallelism.num_pp_microbatches parallelism.enable_fsdp_symm_mem activation_checkpoint.preserve_rng_state
+    """.split()  # noqa: SIM905
+)
+"""Keys that the TOML files did not have, which are read here or change no memory."""
+
+SECTIONS = ("training", "parallelism", "compile", "activation_checkpoint", "optimizer")
+"""Sections that are handed over."""
+
+ASSUMED_CONTEXT, ASSUMED_TOKENS = 2048, 16384
+"""Defaults of `TrainingConfig`."""
+
+
+def is_python(text: str) -> bool:
+    """Whether a Python file has configurations of torchtitan."""
+    return "Trainer.Config" in text and re.search(r"^from torchtitan[\w.]* import", text, re.MULTILINE) is not None
+
+
+def read_python(text: str, source: Source) -> Launch:
+    """Reads a configuration. The words behind the file's name are its name and overrides (`training.steps=5`).
+
+    Raises `InputError`, which names file, function and field.
+    """
+    with reading_of(source) as reading:
+        configurations = Configurations(parse_python(text, source.where))
+        names = [name for name in configurations.functions if not name.startswith("_")]
+        words = [word for word in source.arguments if "=" not in word]
+        name = words[0] if words else ""
+        if name not in names:
+            problem = f"no configuration '{name[:60]}'" if name else f"{len(names)} configurations"
+            raise reading.wrong(
+                "config",
+                f"the file has {problem}: {', '.join(names[:8])[:300]}; expected one of them, as in --launch "
+                f"'{source.where} {names[0] if names else 'NAME'}'.{suggest(name, names) if name else ''}".rstrip("."),
+            )
+        try:
+            config = configurations.of(name)
+        except RecursionError:
+            raise reading.wrong(name, "nested too deeply; expected a configuration") from None
+        for word in source.arguments:
+            key, equals, value = word.lstrip("-").partition("=")
+            if equals:
+                config[key] = plain_value(value)
+        return _launch(reading, config, name)
+
+
+def _launch(reading: Reading, config: Config, name: str) -> Launch:
+    family = next((family for family in FAMILIES if name.startswith(family)), None)
+    size = config.get("model_spec.0", config.get("model_spec.flavor"))
+    if family is None or not isinstance(size, str):
+        raise reading.wrong(
+            "model_spec", f"the model of {name[:60]} is not read; expected a configuration of {', '.join(FAMILIES)}"
+        )
+    converters = [key for key in config if key.startswith("model_spec.converters")]
+    if converters:
+        reading.unknown["model_spec.converters"] = "converters in Python (float8, MXFP8, LoRA) are not read"
+    launch = read_job(_job(reading, config), reading, _model(reading, family, size))
+    settings = dict(launch.settings)
+    if config.get(f"loss.{CALLED}", "").startswith("ChunkedLossWrapper"):
+        reading.notes.append("the loss is computed in chunks of the sequence, which are counted as fused chunks")
+        settings["cross_entropy"] = "chunked"
+    if config.get("training.disable_cuda_graphs") is not True:
+        reading.notes.append("CUDA graphs are not counted")
+    return replace(launch, settings=settings, notes=tuple(reading.notes), version="2026-08-21", program="torchtitan")
+
+
+def _model(reading: Reading, family: str, size: str) -> ModelSpec:
+    """The model of a family's flavour."""
+    if family == "gpt_oss":
+        preset = NAMED.get((family, size))
+        if preset is None:
+            raise reading.wrong("model_spec", f"gpt_oss '{size[:40]}' is not known; expected 20b or 120b")
+        from ...sources.presets import load_preset
+
+        return load_preset(preset).model
+    return flavor(family, size, reading.where)
+
+
+def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
+    """The job, in sections as the TOML files have them."""
+    job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
+    for key, value in config.items():
+        section, _, field = key.partition(".")
+        if section not in SECTIONS or not field or CALLED in field or key in IGNORED_KEYS:
+            continue
+        if isinstance(value, Unknown):
+            raise reading.wrong(key, f"{value.text} is not read; expected {key}=… behind the configuration's name")
+        if section != "optimizer":
+            job[section][field] = value
+    training = job["training"]
+    if "seq_len" not in training:
+        training |= _tokens(reading, config, job["parallelism"])
+    job["activation_checkpoint"] |= _checkpointing(reading, config)
+    optimizer = str(config.get(f"optimizer.{CALLED}", "default_adamw"))
+    if optimizer not in ("default_adamw", "OptimizersContainer.Config"):
+        reading.unknown["optimizer"] = f"{optimizer[:60]} is not read; default_adamw is"
+    return job
+
+
+def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
+    """The batch of jobs that state tokens per micro-batch and the longest context."""
+    context = size_of(
+        reading, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
+    )
+    tokens = size_of(reading, TOKENS, config.get(TOKENS, ASSUMED_TOKENS))
+    if tokens % context:
+        raise reading.wrong(TOKENS, f"{tokens}; expected a multiple of training.max_context_length {context}")
+    batch = tokens // context
+    pieces = size_of(reading, "parallelism.num_pp_microbatches", config.get("parallelism.num_pp_microbatches", 1))
+    if config.get("parallelism.pipeline_parallel_degree", 1) in (None, 1):
+        pieces = 1
+    else:
+        parallelism["pipeline_parallel_microbatch_size"] = batch
+    return {"local_batch_size": batch * pieces, "seq_len": context}
+
+
+def _checkpointing(reading: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The mode of activation checkpointing: by its class, or as the first configurations in Python state it."""
+    called = str(config.get(f"activation_checkpoint.{CALLED}", ""))
+    if called.startswith("ActivationCheckpointConfig"):
+        return {}
+    if "activation_checkpoint" in config and config["activation_checkpoint"] is None:
+        return {"mode": "none"}
+    mode = CHECKPOINTING.get(called.partition(".")[0])
+    if mode is None:
+        if called:
+            raise reading.wrong("activation_checkpoint", f"{called[:60]} is not read; expected FullAC or SelectiveAC")
+        reading.filled_in["activation_checkpoint"] = mode = "selective"
+    return {"mode": mode, **({"selective_ac_option": "op"} if mode == "selective" else {})}

@@ -1,0 +1,112 @@
+"""Reads what `accelerate launch` adds to the arguments of the Trainer: its config file, and its own arguments.
+
+Source: accelerate 1.x, commands/launch.py; utils/launch.py, which hands both over to the script in the environment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import InputError
+from .command_line import arguments_of, plain_value
+from .record import ReadText, Source, Table
+from .shell import is_unresolved, printable, unresolved_reason
+from .text import parse_yaml
+
+AUTO = "auto"
+
+STAGED = ("offload_optimizer_device", "offload_param_device")
+
+
+def config_table(launcher: Sequence[str], where: str, read_text: ReadText | None) -> dict[str, Any]:
+    """The config of `accelerate launch`: that of its file, with its arguments in their place; empty without it."""
+    place = next((i for i, word in enumerate(launcher[:-1]) if word.endswith("accelerate")), None)
+    if place is None or launcher[place + 1] != "launch":
+        return {}
+    arguments = arguments_of([word for word in launcher[place + 2 :] if word != "-m"], where)
+    flags = {flag.lstrip("-").replace("-", "_"): value for flag, value in arguments.items()}
+    name = flags.pop("config_file", None)
+    table: dict[str, Any] = {}
+    if isinstance(name, str):
+        if is_unresolved(name):
+            raise InputError(f"{where}: --config_file: {unresolved_reason(name)}")
+        if read_text is None:
+            raise InputError(f"{where}: {printable(name)}: names a file, which is not read; expected its contents")
+        path, text = read_text(name)
+        data = parse_yaml(text, path)
+        if not isinstance(data, Mapping):
+            raise InputError(f"{path}: expected a config of accelerate")
+        table = dict(data)
+    return _with_flags(table, {key: plain_value(value) for key, value in flags.items()})
+
+
+def _with_flags(table: dict[str, Any], flags: Table) -> dict[str, Any]:
+    """A config with the arguments of the command in the place of the file's."""
+    for key in ("num_processes", "num_machines", "mixed_precision", "gradient_accumulation_steps"):
+        if key in flags:
+            table[key] = flags[key]
+    if flags.get("use_fsdp"):
+        table["distributed_type"] = "FSDP"
+    if flags.get("use_deepspeed"):
+        table["distributed_type"] = "DEEPSPEED"
+    for section, pattern in (
+        ("fsdp_config", r"fsdp_\w+"),
+        ("deepspeed_config", r"zero_stage|deepspeed_config_file|offload_\w+"),
+    ):
+        section_flags = {key: value for key, value in flags.items() if re.fullmatch(pattern, key)}
+        if section_flags:
+            earlier = table.get(section)
+            table[section] = {**(earlier if isinstance(earlier, Mapping) else {}), **section_flags}
+    return table
+
+
+def processes_of(table: Table) -> int | None:
+    """The number of processes of a config; None if it has none."""
+    number = table.get("num_processes")
+    return number if isinstance(number, int) and not isinstance(number, bool) and 0 < number < 10**7 else None
+
+
+def trainer_arguments(source: Source) -> dict[str, Any]:
+    """The arguments of the Trainer that stand for what `accelerate launch` was told.
+
+    Raises `InputError` for a framework that the Trainer does not start.
+    """
+    table = config_table(source.launcher, source.where, source.read_text)
+    arguments: dict[str, Any] = {}
+    precision = str(table.get("mixed_precision") or "no").lower()
+    if precision in ("bf16", "fp16"):
+        arguments[precision] = True
+    kind = str(table.get("distributed_type", "NO")).upper()
+    if kind == "FSDP":
+        config = table.get("fsdp_config")
+        arguments |= {"fsdp": "full_shard", "fsdp_config": dict(config) if isinstance(config, Mapping) else {}}
+        strategy = arguments["fsdp_config"].pop("fsdp_sharding_strategy", None)
+        if strategy is not None:
+            arguments["fsdp_config"]["sharding_strategy"] = strategy
+    elif kind == "DEEPSPEED":
+        arguments["deepspeed"] = _deepspeed(table.get("deepspeed_config"))
+    elif kind == "MEGATRON_LM":
+        raise InputError(f"{source.where}: distributed_type: MEGATRON_LM with the Trainer; expected FSDP or DEEPSPEED")
+    return arguments
+
+
+def _deepspeed(config: Any) -> Any:
+    """The DeepSpeed config of accelerate's section: a file, or one of the section's own keys."""
+    table = config if isinstance(config, Mapping) else {}
+    if table.get("deepspeed_config_file") is not None:
+        return table["deepspeed_config_file"]
+    zero: dict[str, Any] = {"stage": table.get("zero_stage", 2)}
+    for key in STAGED:
+        if table.get(key) not in (None, "none", False):
+            zero[key.removesuffix("_device")] = {"device": table[key]}
+    return {
+        "zero_optimization": zero,
+        "bf16": {"enabled": AUTO},
+        "fp16": {"enabled": AUTO},
+        "train_micro_batch_size_per_gpu": AUTO,
+        "gradient_accumulation_steps": AUTO,
+        "train_batch_size": AUTO,
+        "gradient_clipping": AUTO,
+    }

@@ -1,0 +1,193 @@
+"""Splits a script's command into launcher, program and arguments, and the text of `--launch` into its parts."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import InputError, one_line
+from .record import CommandLine, Reading
+from .shell import Command, is_unresolved, is_unset_variable, printable, unresolved_reason
+
+CONSOLE_PROGRAMS = {
+    "swift": ("sft", "pt", "rlhf", "infer", "export"),
+    "megatron": ("sft", "pt", "rlhf", "export"),
+    "trl": ("sft", "dpo", "grpo", "kto", "reward", "rloo"),
+    "llamafactory-cli": ("train",),
+    "axolotl": ("train", "preprocess"),
+    "litgpt": (
+        "finetune",
+        "finetune_full",
+        "finetune_lora",
+        "finetune_adapter",
+        "finetune_adapter_v2",
+        "pretrain",
+    ),
+    "tune": ("run",),
+    "composer": (),
+    "nemo": ("llm",),
+}
+"""Programs that a package installs → their subcommands that start work; empty where there are none."""
+
+SHELLS = ("bash", "sh", "sbatch", "source", ".")
+"""Words before a script's name that start it."""
+
+LONGEST_TYPED = 20_000
+"""Largest number of letters of a file's name with variables and arguments."""
+
+WITHOUT_PROGRAMS = frozenset(
+    """
+    echo printf cat cp mv rm ls find sed grep tee mkdir pip pip3 chmod wget curl test [ [[ tail head kill wait cd log
+    """.split()  # noqa: SIM905
+)
+"""Commands that start no program, although their words may name one."""
+
+CONFIG_ENDINGS = (".yaml", ".yml", ".json", ".toml")
+
+
+class TypedLaunch(NamedTuple):
+    """The text of `--launch`: `NAME=VALUE … FILE ARGUMENT …`.
+
+    path: the file's name.
+    variables: variables typed before it.
+    arguments: words typed behind it.
+    """
+
+    path: str
+    variables: Mapping[str, str]
+    arguments: Sequence[str]
+
+
+def typed_launch(text: str) -> TypedLaunch:
+    """Splits the text of `--launch`. The name of a file that exists is not split."""
+    if len(text) > LONGEST_TYPED:
+        raise InputError(f"--launch: {len(text):,} letters; expected at most {LONGEST_TYPED:,}")
+    if not re.search(r"\s", text) or _exists(text):
+        return TypedLaunch(text, {}, ())
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise InputError(f"--launch: '{one_line(text)[:60]}': a quote does not end; expected FILE ARGUMENTS") from None
+    variables: dict[str, str] = {}
+    while words and re.match(r"[A-Za-z_][A-Za-z0-9_]*=", words[0]):
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    if words and words[0] in SHELLS:
+        words.pop(0)
+    if not words:
+        raise InputError("--launch: no file; expected NAME=VALUE … FILE ARGUMENTS")
+    if not variables and not _exists(words[0]):
+        return TypedLaunch(text, {}, ())
+    return TypedLaunch(words[0], variables, tuple(words[1:]))
+
+
+def _exists(name: str) -> bool:
+    """Whether a file has a name, which may be none that a file can have."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):
+        return False
+
+
+def command_line(command: Command) -> CommandLine | None:
+    """The parts of a command; None if it starts neither a Python file, a module, nor a program of a known package."""
+    words = list(command.words)
+    place = (command.line, command.loops)
+    for i, word in enumerate(words):
+        name = word.rpartition("/")[2]
+        after = words[i + 1] if i + 1 < len(words) else ""
+        if word.endswith(".py") and not word.startswith("-"):
+            return CommandLine(words[:i], name, _after_dashes(words[i + 1 :]), *place)
+        if word in ("-m", "--module") and after and not after.startswith(("torch.distributed", "-", "accelerate.")):
+            return CommandLine(words[:i], after, _after_dashes(words[i + 2 :]), *place)
+        if name == "tune" and after == "run":
+            rest = words[i + 2 :]
+            start = next((j for j, text in enumerate(rest) if text.startswith("--config")), len(rest))
+            return CommandLine([*words[:i], *rest[:start]], "tune run", rest[start:], *place)
+        if name in CONSOLE_PROGRAMS and (after in CONSOLE_PROGRAMS[name] or not CONSOLE_PROGRAMS[name]) and i < 12:
+            return CommandLine(words[:i], f"{name} {after}".strip(), words[i + 2 :], *place)
+    return None
+
+
+def _after_dashes(words: list[str]) -> list[str]:
+    """The arguments without the `--` that ends those of a launcher."""
+    return words[1:] if words[:1] == ["--"] else words
+
+
+def arguments_of(words: Sequence[str], where: str) -> dict[str, Any]:
+    """Argument → its value: True without a value, a text for one value, a list for several."""
+    out: dict[str, Any] = {}
+    name = ""
+    values: list[str] = []
+
+    def keep() -> None:
+        if name:
+            out[name] = True if not values else values[0] if len(values) == 1 else list(values)
+
+    for word in words:
+        if re.match(r"--[A-Za-z]", word):
+            keep()
+            name, equals, value = word.partition("=")
+            values = [value] if equals else []
+        elif not word:
+            continue
+        elif name:
+            if not (values and is_unset_variable(word)):
+                values.append(word)
+        else:
+            if is_unresolved(word):
+                raise InputError(f"{where}: {unresolved_reason(word)}")
+            raise InputError(f"{where}: '{printable(word)[:60]}' stands before every argument; expected --name value")
+    keep()
+    return out
+
+
+def overrides_of(words: Sequence[str]) -> dict[str, Any]:
+    """Hydra's overrides, `key=value` or `+key=value`, as a table of dotted keys. Words of another form are left out."""
+    out: dict[str, Any] = {}
+    for word in words:
+        match = re.fullmatch(r"\+{0,2}([A-Za-z_][\w.@/-]{0,150})=(.*)", word, re.DOTALL)
+        if match is not None:
+            out[match[1]] = match[2]
+    return out
+
+
+def plain_arguments(
+    arguments: Mapping[str, Any], reading: Reading, read: Sequence[str] | frozenset[str]
+) -> dict[str, Any]:
+    """Arguments by their names with underscores, with flags and numbers converted.
+
+    read: names whose values matter. One of them that is known only when the script runs is an error.
+    """
+    out: dict[str, Any] = {}
+    for flag, value in arguments.items():
+        name = flag.lstrip("-").replace("-", "_")
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, str) and is_unresolved(word) and name in read:
+                raise reading.wrong(flag, unresolved_reason(word))
+        out[name] = plain_value(value)
+    return out
+
+
+def plain_value(value: Any) -> Any:
+    """The value of a command-line argument, converted to a flag or a number if it is one."""
+    if isinstance(value, list):
+        return [plain_value(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if is_unresolved(value):
+        return printable(value)
+    words = {"true": True, "false": False, "none": None, "null": None}
+    if value.lower() in words:
+        return words[value.lower()]
+    return int(value) if re.fullmatch(r"-?\d{1,12}", value) else value
+
+
+def model_name(reading: Reading, flag: str, value: Any) -> str:
+    """The model that an argument names; with a mark before it if it is known only when the script runs."""
+    if isinstance(value, str) and is_unresolved(value):
+        return f"${printable(value).lstrip('$')}"
+    return "" if value is None else str(value)[:200]

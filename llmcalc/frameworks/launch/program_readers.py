@@ -1,0 +1,53 @@
+"""Makes the launch of a program from arguments of the Trainer, or from the run of a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..registry import framework
+from .accelerate_command import trainer_arguments
+from .record import Launch, LaunchFile, Reading, RunUnder, Table
+from .trainer import read_trainer
+
+
+def launch_as_trainer(reading: Reading, file: LaunchFile, table: Table, target: str) -> Launch:
+    """The run of arguments of the Trainer, under a program's name.
+
+    table: the Trainer's arguments, with the program's defaults.
+    target: the model's name.
+    """
+    reading.check_unknown()
+    launch = read_trainer({**trainer_arguments(reading.source), **table}, reading.source)
+    return replace(
+        launch,
+        settings=_with_adapters(launch.settings),
+        kind=file.name,
+        program=file.program,
+        version=file.version,
+        target=target,
+        unknown={**reading.unknown, **launch.unknown},
+        ignored=(*reading.ignored, *launch.ignored),
+        notes=(*reading.notes, *launch.notes),
+        filled_in={**launch.filled_in, **reading.filled_in},
+    )
+
+
+def _with_adapters(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a run without a format of master weights if it trains adapters, which have a format of their own."""
+    return {name: value for name, value in settings.items() if name != "master_weights" or "lora_rank" not in settings}
+
+
+def launch_of_run(reading: Reading, file: LaunchFile, framework_name: str, run: RunUnder, target: str) -> Launch:
+    """The run of a program. framework_name: the framework that runs it. target: the model's name."""
+    return reading.launch(
+        file.name,
+        framework(framework_name).name,
+        target=target,
+        layout=run.layout,
+        settings=_with_adapters(run.settings),
+        own_settings=run.own_settings,
+        program=file.program,
+        version=file.version,
+    )

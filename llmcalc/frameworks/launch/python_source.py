@@ -1,0 +1,242 @@
+"""Reads values of a Python file from its syntax tree. Nothing in the file is imported or run.
+
+It evaluates literals, arithmetic of numbers, names of constants, attributes of names, and the arguments of calls. A
+value of any other form is `UNKNOWN`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from ...errors import InputError, one_line
+
+LARGEST = 150_000
+"""Largest number of letters of a Python file; real configurations have under 60 000."""
+
+LARGEST_NUMBER = 2**62
+
+DEEPEST = 40
+"""Largest depth of an expression."""
+
+
+class Unknown:
+    """A value that the syntax tree does not state. text: the source of its expression."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+
+def is_python(text: str, where: str) -> bool:
+    """Whether a file has Python in it, by the ending of its name, or by its first statement."""
+    if where.endswith(".py"):
+        return True
+    first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
+    return re.match(r"(from [\w.]+ import |import [\w.]+(\s|$)|def \w+\(|class \w+)", first) is not None
+
+
+def parse_python(text: str, where: str) -> ast.Module:
+    """The syntax tree of a Python file. Raises `InputError` for a text that is too large or no Python."""
+    if len(text) > LARGEST:
+        raise InputError(f"{where}: {len(text):,} letters of Python; expected at most {LARGEST:,}")
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise InputError(f"{where}: not valid Python: {one_line(str(error.msg))[:80]} at line {error.lineno}") from None
+    except (ValueError, RecursionError, MemoryError):
+        raise InputError(f"{where}: not valid Python; expected a configuration") from None
+
+
+def value_of(node: ast.expr, names: Mapping[str, Any], deep: int = 0) -> Any:
+    """The value of an expression. names: values of names, dotted ones too."""
+    if deep > DEEPEST:
+        return Unknown("…")
+    if isinstance(node, ast.Constant):
+        return node.value
+    if isinstance(node, ast.Name | ast.Attribute):
+        name = dotted(node)
+        return names[name] if name in names else Unknown(name)
+    if isinstance(node, ast.List | ast.Tuple):
+        return [value_of(item, names, deep + 1) for item in node.elts[:1000]]
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        value = value_of(node.operand, names, deep + 1)
+        return -value if isinstance(value, int | float) else Unknown("-")
+    if isinstance(node, ast.BinOp):
+        left, right = value_of(node.left, names, deep + 1), value_of(node.right, names, deep + 1)
+        if type(left) is int and type(right) is int:
+            return _whole(node.op, left, right)
+    return Unknown(source_of(node))
+
+
+def _whole(operation: ast.operator, left: int, right: int) -> Any:
+    value: Any = Unknown("…")
+    if isinstance(operation, ast.Add):
+        value = left + right
+    elif isinstance(operation, ast.Sub):
+        value = left - right
+    elif isinstance(operation, ast.Mult):
+        value = left * right
+    elif isinstance(operation, ast.FloorDiv) and right:
+        value = left // right
+    elif isinstance(operation, ast.Pow) and 0 <= right < 64 and abs(left) < 1000:
+        value = left**right
+    return value if isinstance(value, Unknown) or abs(value) < LARGEST_NUMBER else Unknown("…")
+
+
+def dotted(node: ast.expr) -> str:
+    """The dotted name of an expression, such as `Trainer.Config`; empty if it is none."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute) and len(parts) < DEEPEST:
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def source_of(node: ast.AST) -> str:
+    """The kind of an expression and its name, for messages."""
+    if isinstance(node, ast.Call):
+        return f"{dotted(node.func) or 'a call'}(…)"[:60]
+    return type(node).__name__
+
+
+def constants(body: list[ast.stmt]) -> dict[str, Any]:
+    """The values of names that plain assignments give, in order."""
+    names: dict[str, Any] = {}
+    for statement in body:
+        if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+            target, value = statement.targets[0], statement.value
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            target, value = statement.target, statement.value
+        else:
+            continue
+        if isinstance(target, ast.Name):
+            names[target.id] = value_of(value, names)
+    return names
+
+
+def functions_of(module: ast.Module) -> dict[str, ast.FunctionDef]:
+    """The functions of a module, by their names."""
+    return {statement.name: statement for statement in module.body if isinstance(statement, ast.FunctionDef)}
+
+
+CALLED = "()"
+"""The last part of the key under which the name of a called object is."""
+
+MOST_VALUES = 5_000
+"""Largest number of values of a configuration."""
+
+MOST_WORK = 400_000
+"""Largest number of values that are read and copied for a configuration."""
+
+Config: TypeAlias = dict[str, Any]
+"""Dotted path → value. A call has its name under `path.()`, its arguments under their names or places."""
+
+
+class Configurations:
+    """The configurations that functions of a module build with calls and assignments of attributes.
+
+    known: called name → the configuration that it returns, for functions of other modules.
+    """
+
+    def __init__(self, module: ast.Module, known: Mapping[str, Config] | None = None) -> None:
+        self.functions = functions_of(module)
+        self.constants = constants(module.body)
+        self.known = known or {}
+        self.work = 0
+
+    def spend(self, values: int) -> None:
+        """Counts values that are read. Raises `RecursionError` beyond `MOST_WORK`."""
+        self.work += values
+        if self.work > MOST_WORK:
+            raise RecursionError
+
+    def of(self, name: str, arguments: Mapping[str, Any] | None = None, deep: int = 0) -> Config:
+        """The configuration that a function returns. Raises `RecursionError` for functions that call each other."""
+        if deep > 10:
+            raise RecursionError
+        function = self.functions[name]
+        parameters = [*function.args.args, *function.args.kwonlyargs]
+        defaults = [*function.args.defaults, *(default for default in function.args.kw_defaults if default is not None)]
+        names = dict(self.constants)
+        for parameter, default in zip(reversed(parameters), reversed(defaults), strict=False):
+            names[parameter.arg] = value_of(default, self.constants)
+        names |= arguments or {}
+        configs: dict[str, Config] = {}
+        for statement in function.body:
+            if isinstance(statement, ast.Return) and statement.value is not None:
+                return self.value(statement.value, names, configs, deep)
+            self.statement(statement, names, configs, deep)
+        return {}
+
+    def statement(self, statement: ast.stmt, names: Config, configs: dict[str, Config], deep: int) -> None:
+        """Reads a statement of a function. What a condition or a loop assigns is unknown."""
+        if isinstance(statement, ast.Assign | ast.AnnAssign) and statement.value is not None:
+            targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+            for target in targets:
+                self.assign(target, self.value(statement.value, names, configs, deep), names, configs)
+            return
+        for inner in ast.walk(statement):
+            if isinstance(inner, ast.Assign):
+                for target in inner.targets:
+                    self.assign(target, {"": Unknown("a condition")}, names, configs)
+
+    def assign(self, target: ast.expr, config: Config, names: Config, configs: dict[str, Config]) -> None:
+        """Assigns a value to a name or to an attribute of a configuration."""
+        path = dotted(target)
+        variable, _, attribute = path.partition(".")
+        if not path:
+            return
+        if not attribute:
+            configs.pop(variable, None)
+            names.pop(variable, None)
+            if set(config) == {""}:
+                names[variable] = config[""]
+            else:
+                configs[variable] = dict(config)
+            return
+        owner = configs.setdefault(variable, {})
+        self.spend(len(owner) + len(config))
+        for key in [key for key in owner if key == attribute or key.startswith(f"{attribute}.")]:
+            del owner[key]
+        owner |= {f"{attribute}.{key}".rstrip("."): value for key, value in config.items()}
+        if len(owner) > MOST_VALUES:
+            raise RecursionError
+
+    def value(self, node: ast.expr, names: Config, configs: dict[str, Config], deep: int) -> Config:
+        """The value of an expression: under the empty path if it is no configuration."""
+        self.spend(1)
+        if deep > DEEPEST:
+            raise RecursionError
+        name = dotted(node)
+        if name in configs:
+            return dict(configs[name])
+        if not isinstance(node, ast.Call):
+            variable, _, attribute = name.partition(".")
+            if attribute and variable in configs:
+                owner = configs[variable]
+                inner = {
+                    key[len(attribute) + 1 :]: value for key, value in owner.items() if key.startswith(f"{attribute}.")
+                }
+                return inner or {"": owner.get(attribute, Unknown(name))}
+            return {"": value_of(node, names)}
+        called = dotted(node.func)
+        keywords = {word.arg: word.value for word in node.keywords if word.arg is not None}
+        if called in self.functions:
+            plain = {key: value_of(value, names) for key, value in keywords.items()}
+            parameters = [parameter.arg for parameter in self.functions[called].args.args]
+            plain |= {key: value_of(value, names) for key, value in zip(parameters, node.args, strict=False)}
+            return self.of(called, plain, deep + 1)
+        out: Config = dict(self.known.get(called, {}))
+        if not called and isinstance(node.func, ast.Attribute):  # a method of what another call returns
+            out = self.value(node.func.value, names, configs, deep + 1)
+            called = f"….{node.func.attr}"
+        out[CALLED] = called
+        for key, argument in (*((str(i), value) for i, value in enumerate(node.args)), *keywords.items()):
+            inner = self.value(argument, names, configs, deep + 1)
+            out |= {f"{key}.{path}".rstrip("."): value for path, value in inner.items()}
+        self.spend(len(out))
+        if len(out) > MOST_VALUES:
+            raise RecursionError
+        return out

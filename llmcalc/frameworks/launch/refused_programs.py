@@ -1,0 +1,102 @@
+"""Programs whose files are recognized by name and refused, each with the reason and what to do instead."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ...errors import InputError
+from .command_config import config_place
+from .record import CommandLine, Launch, LaunchFile, Source
+
+
+@dataclass(frozen=True)
+class RefusedProgram:
+    """A program whose files are not read.
+
+    name: its name.
+    commands: pattern of the programs of its commands.
+    python: pattern of a line of its Python files; empty (default) if it has none.
+    signs: an argument that its commands have; empty (default) if their program says enough.
+    why: what is not modelled, and what to do.
+    reads_configs: whether its configs are read, so that a command with one is not refused.
+    """
+
+    name: str
+    commands: str
+    why: str
+    python: str = ""
+    signs: str = ""
+    reads_configs: bool = False
+
+    def runs(self, command: CommandLine) -> bool:
+        """Whether a command starts the program."""
+        if self.reads_configs and config_place(command) is not None:
+            return False
+        has_sign = not self.signs or any(re.match(self.signs, word) for word in command.words)
+        return has_sign and re.fullmatch(self.commands, command.program) is not None
+
+    def read_command(self, command: CommandLine, source: Source) -> Launch:
+        """Refuses a command."""
+        raise InputError(f"{source.where}: line {command.line}: {command.program} is {self.name}'s: {self.why}")
+
+    def is_python(self, text: str) -> bool:
+        """Whether the text of a Python file is of the program."""
+        return bool(self.python) and re.search(self.python, text, re.MULTILINE) is not None
+
+    def read_python(self, _: str, source: Source) -> Launch:
+        """Refuses a Python file."""
+        raise InputError(f"{source.where}: a Python file of {self.name}: {self.why}")
+
+
+PROGRAMS = (
+    RefusedProgram(
+        "nanochat",
+        r"scripts\.(base_train|chat_sft|mid_train|chat_rl|base_eval)",
+        "its models of 2026 have value embeddings, smeared tokens and a residual of the middle layer, which have no "
+        "parts here; expected another model of that depth and width as TARGET, with --phase training --optimizer muon",
+        python=r"^from nanochat\.",
+    ),
+    RefusedProgram(
+        "NeMo",
+        r"nemo llm|megatron_gpt_pretraining\.py|megatron_gpt_finetuning\.py",
+        "its recipes are not read; expected the Megatron-LM arguments of the run, or TARGET with --framework megatron "
+        "and the layout",
+        python=r"^\s*(from nemo\.collections|import nemo_run|from nemo )",
+    ),
+    RefusedProgram(
+        "litgpt",
+        r"litgpt \w+",
+        "it is read from its YAML configs alone; expected one, or TARGET with --phase training and its precision, such "
+        "as --dtype bf16 --lora-rank 32",
+        python=r"^\s*(from|import) litgpt\b",
+        reads_configs=True,
+    ),
+    RefusedProgram(
+        "unsloth",
+        r"unsloth(-cli\.py| \w+)?",
+        "it replaces kernels, which are not modelled; expected TARGET with --phase training, such as "
+        "--lora-rank 16 --base nf4-dq --recompute full",
+        python=r"^\s*(from|import) unsloth\b",
+    ),
+    RefusedProgram(
+        "TRL",
+        r"trl (dpo|grpo|kto|reward|rloo)",
+        "trainings with preferences, rewards or generated answers are not modelled; expected trl sft",
+    ),
+)
+
+REFUSED = tuple(
+    LaunchFile(
+        f"{program.name.lower()}-refused",
+        f"a file of {program.name}",
+        runs=program.runs,
+        read_command=program.read_command,
+        reads_first=True,
+        is_python=program.is_python,
+        read_python=program.read_python,
+        program=program.name,
+    )
+    for program in PROGRAMS
+)
+"""The records of these programs. They come after those that are read."""

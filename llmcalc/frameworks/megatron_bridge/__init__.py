@@ -1,0 +1,4 @@
+"""Megatron-Bridge: its recipes in Python.
+
+All of it may be changed without reading another program; a run is one of Megatron-Core.
+"""

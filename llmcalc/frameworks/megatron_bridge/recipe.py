@@ -1,0 +1,240 @@
+"""Reads recipes of Megatron-Bridge from their syntax tree, with overrides as `key=value`.
+
+Source: NVIDIA-NeMo/Megatron-Bridge at 067f987 (2026-08-22): src/megatron/bridge/recipes/common.py for the defaults of
+`_pretrain_common` and `_sft_common`; training/mixed_precision.py for the format of gradients.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import InputError, shown, suggest
+from ..launch.command_line import overrides_of, plain_value
+from ..launch.program_readers import launch_of_run
+from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
+from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
+from ..launch.shell import is_unresolved, printable, unresolved_reason
+from ..megatron.named_model import MegatronRun, megatron_run, smallest_run
+
+PACKAGE = "megatron.bridge.recipes"
+
+COMMON: dict[str, Config] = {
+    "_pretrain_common": {
+        "train.global_batch_size": 32,
+        "train.micro_batch_size": 2,
+        "mixed_precision": "bf16_mixed",
+        "model.seq_length": 4096,
+    },
+    "_sft_common": {
+        "train.global_batch_size": 128,
+        "train.micro_batch_size": 1,
+        "mixed_precision": "bf16_mixed",
+        "model.seq_length": 2048,
+    },
+    "_peft_common": {"peft": "LoRA"},
+}
+"""Functions of common.py → the values that they set and that matter."""
+
+OFF: dict[str, tuple[Any, ...]] = {
+    "ddp.use_megatron_fsdp": (False, None),
+    "model.cuda_graph_impl": ("none", None),
+    "model.fine_grained_activation_offloading": (False, None),
+    "model.cpu_offloading": (False, None),
+    "model.pipeline_model_parallel_layout": (None,),
+    "model.num_layers_in_first_pipeline_stage": (None,),
+    "model.num_layers_in_last_pipeline_stage": (None,),
+    "model.account_for_embedding_in_pipeline_split": (False, None),
+    "model.account_for_loss_in_pipeline_split": (False, None),
+    "model.moe_token_dispatcher_type": ("alltoall", None),
+    "model.freeze_language_model": (False, None),
+    "comm_overlap.overlap_moe_expert_parallel_comm": (False, None),
+    "optimizer.optimizer_cpu_offload": (False, None),
+}
+"""Keys of which only these values are modelled for a model that is named."""
+
+HALF = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32", "torch.uint8": "uint8"}
+
+
+def is_python(text: str) -> bool:
+    """Whether a Python file has recipes of Megatron-Bridge, or names for them."""
+    return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", text, re.MULTILINE) is not None
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command starts a recipe of Megatron-Bridge."""
+    return command.program == "run_recipe.py" or command.program.startswith("megatron.bridge")
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Refuses a command, whose recipe is in another file. The message names that file with the command's overrides."""
+    words = list(command.words)
+    place = next((i for i, word in enumerate(words) if word == "--recipe"), None)
+    recipe = words[place + 1] if place is not None and place + 1 < len(words) else "RECIPE"
+    if is_unresolved(recipe):
+        raise InputError(f"{source.where}: line {command.line}: --recipe: {unresolved_reason(recipe)}")
+    overrides = [word for word in words if re.match(r"(model|train|dataset)\.\w+(_size|_length|parallel)=", word)]
+    typed = printable(" ".join([recipe, *dict.fromkeys(overrides)]), 600)
+    raise InputError(
+        f"{source.where}: line {command.line} runs the recipe {recipe[:60]}, whose settings are in Megatron-Bridge's "
+        f"own file; expected --launch 'megatron/bridge/recipes/…/FILE.py {typed}'"
+    )
+
+
+def read_python(text: str, source: Source) -> Launch:
+    """Reads a recipe. The words behind the file's name are the recipe's and overrides.
+
+    Raises `InputError`, which names file and recipe.
+    """
+    from .record import LAUNCH_FILE
+
+    with reading_of(source) as reading:
+        module = parse_python(text, source.where)
+        names = [word for word in source.arguments if "=" not in word]
+        if len(names) > 1:
+            raise reading.wrong(names[1][:60], "a second recipe; expected one")
+        try:
+            config, name = _config(reading, module, names[0] if names else None)
+        except RecursionError:
+            raise reading.wrong(names[0] if names else "recipes", "nested too deeply; expected a recipe") from None
+        config |= {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
+        return _launch(reading, config, LAUNCH_FILE, name)
+
+
+def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
+    """The configuration of a recipe, which may have its name from an import, and its own name."""
+    configurations = Configurations(module, COMMON)
+    recipes = [key for key in configurations.functions if not key.startswith("_")]
+    aliases = _aliases(module)
+    known = [*recipes, *aliases]
+    if name is None:
+        if len(known) != 1:
+            listed = ", ".join(known[:6])
+            raise reading.wrong(
+                "recipes",
+                f"the file has {len(known)}: {listed}…; expected one of them, as in --launch "
+                f"'{reading.where} {known[0] if known else 'RECIPE'}'",
+            )
+        name = known[0]
+    if name not in known:
+        raise reading.wrong(
+            name[:60], f"is no recipe of the file; expected one of {', '.join(known[:6])}.{suggest(name, known)}"
+        )
+    if name in recipes:
+        return configurations.of(name), name
+    place, origin = aliases[name]
+    try:
+        if reading.source.read_text is None:
+            raise InputError(place)
+        path, text = reading.source.read_text(place)
+    except InputError:
+        raise reading.wrong(
+            name[:60],
+            f"is {origin[:80]} of {place[:80]}, which is not beside this file; expected --launch "
+            f"'{place[:80]} {origin[:80]}'",
+        ) from None
+    other = Configurations(parse_python(text, path), COMMON)
+    if origin not in other.functions:
+        raise reading.wrong(origin[:80], f"is no recipe of {path[:80]}")
+    return other.of(origin), origin
+
+
+def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:
+    """The names that a file gives to recipes of another one.
+
+    Returns name → (the other file, from this one's folder; the recipe's name there).
+    """
+    aliases: dict[str, tuple[str, str]] = {}
+    for statement in module.body:
+        if isinstance(statement, ast.ImportFrom) and statement.module and statement.module.startswith(f"{PACKAGE}."):
+            parts = statement.module.split(".")
+            if parts[-1] in ("common",) or "utils" in parts:
+                continue
+            place = "/".join(parts[4:]) + ".py" if len(parts) > 5 else parts[-1] + ".py"
+            for alias in statement.names:
+                if alias.name.endswith("_config"):
+                    aliases[alias.asname or alias.name] = (place, alias.name)
+    return aliases
+
+
+def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch:
+    def get(key: str, default: Any = None) -> Any:
+        value = config.get(key, default)
+        if isinstance(value, Unknown):
+            raise reading.wrong(key, f"{value.text} is not read; expected {key}=… behind the recipe's name")
+        return value
+
+    def size(key: str, default: int) -> int:
+        if config.get(key) is None:
+            reading.filled_in[key] = default
+        return size_of(reading, key, default if get(key) is None else get(key))
+
+    if any(key == "peft" or key.startswith("peft.") for key in config if config[key] is not None):
+        raise reading.wrong("peft", "adapters under Megatron-Core are not modelled; expected a recipe without")
+    for key, values in OFF.items():
+        if key in config and config[key] not in values:
+            reading.unknown[key] = f"{shown(config[key])[:60]} is not modelled for a model that is named"
+    precision = config.get("mixed_precision", config.get(f"mixed_precision.{CALLED}"))
+    if not isinstance(precision, str) or precision not in ("bf16_mixed",):
+        reading.unknown["mixed_precision"] = f"{shown(str(precision))[:60]} is not modelled; bf16_mixed is"
+    target = next(
+        (value for key, value in config.items() if key.startswith("model") and _names_model(key, config)), None
+    )
+    tp, pp, cp = (size(f"model.{kind}_parallel_size", 1) for kind in ("tensor_model", "pipeline_model", "context"))
+    ep = size("model.expert_model_parallel_size", 1)
+    etp, vpp = get("model.expert_tensor_parallel_size"), get("model.virtual_pipeline_model_parallel_size")
+    batch, total = size("train.micro_batch_size", 1), size("train.global_batch_size", 1)
+    gpus = re.search(r"_(\d{1,5})gpu_", name)
+    world = reading.source.world_size
+    run = MegatronRun(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        etp=None if etp is None else size_of(reading, "model.expert_tensor_parallel_size", etp),
+        vpp=1 if vpp is None else size_of(reading, "model.virtual_pipeline_model_parallel_size", vpp),
+        sequence_parallel=get("model.sequence_parallel") is True,
+        batch=batch,
+        seq=size("model.seq_length" if "dataset.seq_length" not in config else "dataset.seq_length", 4096),
+        recompute_granularity=get("model.recompute_granularity"),
+        recompute_method=get("model.recompute_method"),
+        recompute_num_layers=get("model.recompute_num_layers"),
+        recompute_modules=get("model.recompute_modules"),
+        fuses_cross_entropy=get("model.cross_entropy_loss_fusion") is True,
+        grad_dtype="bf16" if config.get("mixed_precision.grad_reduce_in_fp32") is False else "fp32",
+    )
+    if world is None and gpus is not None and int(gpus[1]) % smallest_run(run) == 0:
+        world = int(gpus[1])
+        reading.notes.append(f"{world} devices, from the recipe's name")
+    settings = _optimizer(reading, config)
+    result = megatron_run(reading, run, world, settings)
+    replicas = result.layout.dp
+    if total % (batch * replicas):
+        reading.notes.append(f"train.global_batch_size {total} is no multiple of {batch} · {replicas}")
+    result.settings["num_microbatches"] = max(1, total // (batch * replicas))
+    if get("model.cp_comm_type") == "a2a":
+        result = result._replace(layout=replace(result.layout, cp_comm="a2a"))
+    reading.ignored += [key for key in config if key.partition(".")[0] in ("logger", "checkpoint", "scheduler", "rng")]
+    return launch_of_run(reading, program, "megatron", result, "" if target is None else str(target)[:200])
+
+
+def _names_model(key: str, config: Mapping[str, Any]) -> bool:
+    """Whether a key is the checkpoint's name in `AutoBridge.from_hf_pretrained(NAME)`."""
+    return re.fullmatch(r"model\.0", key) is not None and isinstance(config[key], str)
+
+
+def _optimizer(reading: Reading, config: Config) -> dict[str, Any]:
+    """The settings of the optimizer's number formats."""
+    if config.get("optimizer.use_precision_aware_optimizer") is not True:
+        return {}
+    states = {_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}
+    if len(states) > 1:
+        reading.unknown["optimizer.exp_avg_dtype"] = "moments of two formats are not modelled"
+    return {"precision_aware_optimizer": True, "optimizer_dtype": states.pop()}
+
+
+def _format(value: Any) -> str:
+    return HALF.get(value.text, "fp32") if isinstance(value, Unknown) else "fp32"

@@ -1,0 +1,188 @@
+"""Reads commands of Megatron-DeepSpeed (Microsoft's and bigscience's), as arguments of Megatron-LM.
+
+Its models run on Megatron-LM's kernels of 2023 (`--transformer-impl local`), its optimizer is DeepSpeed's. ZeRO-1 is
+counted as Megatron's distributed optimizer, whose shards are the same and whose buffers differ: an estimate.
+
+Sources: microsoft/Megatron-DeepSpeed at f4157be: megatron/arguments.py; bigscience-workshop/Megatron-DeepSpeed:
+megatron/arguments.py, for arguments that only it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..deepspeed.config_file import is_deepspeed
+from ..launch.command_line import arguments_of
+from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
+from ..launch.shell import is_unresolved
+from ..megatron.launch_file import read_megatron
+
+SIGNS = ("--deepspeed", "--deepspeed_config", "--deepspeed-activation-checkpointing", "--no-pipeline-parallel")
+"""Arguments that Megatron-LM does not have."""
+
+RENAMED = {
+    "--num-key-value-heads": "--num-query-groups",
+    "--layernorm-epsilon": "--norm-epsilon",
+    "--rotary-position-embeddings-theta": "--rotary-base",
+    "--topk": "--moe-router-topk",
+    "--moe-expert-parallel-size": "--expert-model-parallel-size",
+    "--use-flash-attn-v2": "--use-flash-attn",
+    "--use-flash-attn-v1": "--use-flash-attn",
+    "--use-flash-attn-triton": "--use-flash-attn",
+    "--use-flash-attn-builder": "--use-flash-attn",
+}
+"""Its name of an argument → Megatron-LM's."""
+
+IGNORED = frozenset(
+    """
+    train-tokens lr-decay-tokens lr-warmup-tokens log-optimizer-states-to-tensorboard deepspeed deepspeed_config
+    no-pipeline-parallel deepspeed-activation-checkpointing zero-stage checkpoint-num-layers kill-switch-file load-tag
+    no-load-lr-state universal-checkpoint use-checkpoint-args mmap-warmup repeated-dataloader reset-iteration
+    use-dataset-only train-data-exact-num-epochs return-data-index DDP-impl deepspeed_mpi tokenizer-name-or-path
+    log-level log-level-replica adam-eps override-opt_param-scheduler use_prefix_caching codecarbon-dir
+    abort-on-unmet-fused-kernel-constraints pad-vocab-size-to partition-activations rampup-batch-size seed num-workers
+    aml-data-download-path
+    train-idx-path train-desc-path train-doc-idx-path train-sample-idx-path train-shuffle-idx-path
+    skip-train-iteration-range valid-num-workers train-weighted-split-paths-path data-efficiency-curriculum-learning
+    checkpoint-activations activations-checkpoint-method activations-checkpoint-num-layers ds-sequence-parallel-size
+    reweight-loss-based-on-position-frequency eval-only inference finetune
+    """.split()  # noqa: SIM905
+)
+
+REFUSED = {
+    "ds-sequence-parallel-fpdt": "attention over chunks of a sequence on the host (FPDT) is not modelled",
+    "ds-sequence-parallel-fpdt-offloading": "attention over chunks of a sequence on the host (FPDT) is not modelled",
+    "ds-sequence-parallel-fpdt-chunk-size": "attention over chunks of a sequence on the host (FPDT) is not modelled",
+    "checkpoint-in-cpu": "checkpoints on the host are not modelled",
+    "cpu-optimizer": "an optimizer on the host is not modelled",
+    "num-experts": "DeepSpeed's experts are not modelled",
+    "random-ltd": "layers that drop tokens are not modelled",
+    "kd": "distillation is not modelled",
+    "mos": "distillation is not modelled",
+    "use-tutel": "Tutel's experts are not modelled",
+    "embed-layernorm": "a norm of the embedding's output is not modelled",
+}
+"""Argument → why a run with it is not modelled."""
+
+ESTIMATE = (
+    "Megatron-DeepSpeed is counted with Megatron-LM's kernels and buffers, and ZeRO-1 as its distributed optimizer: an "
+    "estimate"
+)
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command starts a pretraining script with arguments of DeepSpeed, or with those of versions before."""
+    flags = {word.partition("=")[0] for word in command.words}
+    is_pretraining = command.program.startswith(("pretrain_", "finetune_")) and command.program.endswith(".py")
+    return is_pretraining and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Reads a command. Raises `InputError`, which names file and argument."""
+    from .record import LAUNCH_FILE
+
+    with reading_of(source) as reading:
+        arguments = arguments_of(command.words, source.where)
+        table = megatron_arguments(reading, arguments)
+        reading.check_unknown()
+        launch = read_megatron(table, source)
+        return replace(
+            launch,
+            kind=LAUNCH_FILE.name,
+            program=LAUNCH_FILE.program,
+            version=LAUNCH_FILE.version,
+            unknown={**reading.unknown, **launch.unknown},
+            ignored=(*reading.ignored, *launch.ignored),
+            notes=(*reading.notes, *launch.notes),
+            filled_in={**launch.filled_in, **reading.filled_in},
+        )
+
+
+def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of Megatron-LM for those of a run, with notes of what they leave out."""
+    table: dict[str, Any] = {}
+    for flag, value in arguments.items():
+        name = flag.lstrip("-")
+        if name in REFUSED and value not in ("1", ["1"], False):
+            reading.unknown[flag] = REFUSED[name]
+        elif name in IGNORED:
+            reading.ignored.append(flag)
+        elif name not in REFUSED:
+            table[RENAMED.get(flag, flag)] = value
+    uses_deepspeed = bool(set(arguments) & set(SIGNS))
+    if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:
+        method = arguments.get("--activations-checkpoint-method", "uniform")
+        layers = arguments.get("--activations-checkpoint-num-layers", arguments.get("--checkpoint-num-layers", "1"))
+        table |= {
+            "--recompute-granularity": "full",
+            "--recompute-method": method,
+            "--recompute-num-layers": layers,
+        }
+    table["--transformer-impl"] = "local"
+    if "--use-flash-attn" not in table:
+        table["--attention-backend"] = "local"
+    if "--use-rotary-position-embeddings" in table:
+        table.setdefault("--position-embedding-type", "rope")
+    if "--num-query-groups" in table:
+        table["--group-query-attention"] = True
+    if "--rampup-batch-size" in arguments:
+        reading.notes.append("--rampup-batch-size: the batch after it, --global-batch-size, is counted")
+    if "--ds-sequence-parallel-size" in arguments:
+        ways = size_of(reading, "--ds-sequence-parallel-size", arguments["--ds-sequence-parallel-size"])
+        if ways > 1:
+            table |= {"--context-parallel-size": str(ways), "--cp-comm-type": "a2a"}
+    if uses_deepspeed:
+        _zero(reading, arguments, table)
+        reading.notes.append(ESTIMATE)
+    if "--tokenizer-type" in table and str(table["--tokenizer-type"]) == "PretrainedFromHF":
+        _vocabulary(reading, arguments, table)
+    return table
+
+
+def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+    """Reads the ZeRO stage from the arguments, or from the DeepSpeed config that they name."""
+    stage = arguments.get("--zero-stage", "1.0" if "--deepspeed" not in arguments else None)
+    config = arguments.get("--deepspeed_config")
+    data: Mapping[str, Any] = {}
+    if isinstance(config, str) and reading.source.fetch is not None:
+        try:
+            data = reading.source.fetch(config)
+        except ValueError:
+            if stage is None:
+                raise
+            shown = "a file that the script makes" if is_unresolved(config) else config[:60]
+            reading.notes.append(f"--deepspeed_config: {shown} is not read; --zero-stage says the stage")
+    if data and is_deepspeed(data):
+        zero = data.get("zero_optimization")
+        if isinstance(zero, Mapping):
+            stage = zero.get("stage", 0)
+            if zero.get("offload_optimizer") or zero.get("cpu_offload"):
+                reading.unknown["zero_optimization.offload_optimizer"] = REFUSED["cpu-optimizer"]
+    number = size_of(reading, "--zero-stage", stage if stage is not None else 0, least=0)
+    if number > 1:
+        reading.unknown["--zero-stage"] = f"stage {number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
+    if number == 1:
+        table["--use-distributed-optimizer"] = True
+
+
+VOCABULARIES = {"bigscience/tokenizer": 250680, "teven/test_150k_vocab_tokenizer": 150000}
+"""Tokenizers of bigscience → their numbers of tokens, from the scripts and model cards that use them."""
+
+
+def _vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
+    """Puts the size of a tokenizer of Hugging Face's, and the multiple to which it is padded, into the arguments."""
+    name = str(arguments.get("--tokenizer-name-or-path", ""))
+    table["--tokenizer-type"] = "NullTokenizer"
+    if "--vocab-size" in arguments or "--padded-vocab-size" in arguments:
+        return
+    size = VOCABULARIES.get(name)
+    if size is None:
+        raise reading.wrong(
+            "--tokenizer-name-or-path",
+            f"the size of {name[:60] or 'the tokenizer'} is in its files alone; expected --vocab-size too",
+        )
+    multiple = size_of(reading, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", size))
+    table["--vocab-size"] = str(max(size, multiple))
+    reading.notes.append(f"{name}: {max(size, multiple):,} tokens")

@@ -1,0 +1,180 @@
+"""Reads `swift sft` and `swift pt`, which run Hugging Face's Trainer with arguments of their own names.
+
+Source: ms-swift at 3602360a (2026-08-22): swift/arguments/{sft_args,tuner_args}.py, base_args/*.py,
+swift/trainers/arguments.py for defaults, swift/config/*.json for the DeepSpeed configs that come with it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import shown
+from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.program_readers import launch_as_trainer, launch_of_run
+from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import TRAINER_IGNORED
+from .megatron_command import READ as MEGATRON_READ
+from .megatron_command import run_of_megatron
+
+READ = frozenset(
+    """
+    model model_id_or_path tuner_type train_type sft_type torch_dtype per_device_train_batch_size
+    gradient_accumulation_steps gradient_checkpointing gradient_checkpointing_kwargs max_length packing packing_length
+    padding_free deepspeed attn_impl lora_rank target_modules modules_to_save lora_dropout quant_method quant_bits
+    bnb_4bit_quant_type bnb_4bit_use_double_quant use_liger_kernel optim bf16 fp16 torch_compile
+    sequence_parallel_size deepspeed_autotp_size
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    """
+    dataset val_dataset cached_dataset split_dataset_ratio dataset_shuffle streaming interleave_prob stopping_strategy
+    shuffle_buffer_size columns strict model_name model_author custom_dataset_info dataset_num_proc download_mode
+    load_from_cache_file disable_auto_column_mapping system template truncation_strategy agent_template padding_side
+    loss_scale use_chat_template template_backend response_prefix lora_alpha lora_bias use_rslora init_weights
+    model_type model_revision task_type add_version create_checkpoint_symlink max_new_tokens temperature use_hf
+    external_plugins custom_register_path model_kwargs lazy_tokenize packing_num_proc packing_strategy check_model
+    acc_strategy train_dataloader_shuffle max_epochs safe_serialization max_shard_size save_safetensors freeze_vit
+    freeze_aligner vit_gradient_checkpointing bnb_4bit_compute_dtype swanlab_project swanlab_token swanlab_exp_name
+    metric metric_for_best_model eval_limit eval_dataset eval_use_evalscope resume_only_model enable_thinking
+    data_seed use_logits_to_keep experts_impl norm_bbox max_pixels ds3_gather_for_generation tuner_backend
+    router_aux_loss_coef callbacks num_workers lr_scheduler warmup_steps
+    """.split()  # noqa: SIM905
+)
+"""Arguments that do not change the memory of a training step of a language model."""
+
+OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
+
+AUTO = "auto"
+
+
+def deepspeed_config(name: str) -> dict[str, Any] | None:
+    """The DeepSpeed config that comes with ms-swift under a name such as `zero3`; None for another name."""
+    stage = OFFLOADED.get(name)
+    device = "none" if stage is None else "cpu"
+    if stage is None:
+        if name not in ("zero0", "zero1", "zero2", "zero3"):
+            return None
+        stage = int(name[-1])
+    zero: dict[str, Any] = {"stage": stage, "offload_optimizer": {"device": device}, "overlap_comm": False}
+    zero["contiguous_gradients"] = True
+    if stage == 3:
+        zero |= {
+            "offload_param": {"device": device},
+            "sub_group_size": 1_000_000_000,
+            "reduce_bucket_size": AUTO,
+            "stage3_prefetch_bucket_size": AUTO,
+            "stage3_param_persistence_threshold": AUTO,
+            "stage3_max_live_parameters": 1_000_000_000,
+            "stage3_max_reuse_distance": 1_000_000_000,
+        }
+    else:
+        zero |= {"allgather_bucket_size": 200_000_000, "reduce_bucket_size": 200_000_000, "reduce_scatter": True}
+    return {
+        "fp16": {"enabled": AUTO},
+        "bf16": {"enabled": AUTO},
+        "zero_optimization": zero,
+        "gradient_accumulation_steps": AUTO,
+        "gradient_clipping": AUTO,
+        "train_batch_size": AUTO,
+        "train_micro_batch_size_per_gpu": AUTO,
+    }
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command is one of ms-swift's."""
+    return command.program.split()[0] in ("swift", "megatron") or command.program.startswith("swift.cli")
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Reads a command of ms-swift. Raises `InputError`, which names file and argument."""
+    from .record import LAUNCH_FILE
+
+    with reading_of(source) as reading:
+        name, _, verb = command.program.partition(" ")
+        if name == "megatron" or "megatron" in command.program:
+            return _megatron(reading, command, verb)
+        verb = verb or command.program.rpartition(".")[2]
+        if verb not in ("sft", "pt", "main", "rlhf"):
+            raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
+        if verb == "rlhf":
+            raise reading.wrong(
+                f"line {command.line}: swift {verb}",
+                "trainings with preferences, rewards or generated answers are not modelled; expected swift sft or pt",
+            )
+        data = plain_arguments(arguments_of(command.words, source.where), reading, READ - {"model"})
+        target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
+        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, verb), target)
+
+
+def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
+    """Reads a command of Megatron-SWIFT."""
+    from .record import LAUNCH_FILE
+
+    if verb == "export":
+        raise reading.wrong(f"line {command.line}: megatron export", "is no training; expected megatron sft or pt")
+    if verb == "rlhf":
+        raise reading.wrong(
+            f"line {command.line}: megatron rlhf",
+            "trainings with preferences, rewards or generated answers are not modelled; expected megatron sft or pt",
+        )
+    arguments = arguments_of(command.words, reading.where)
+    data = plain_arguments(arguments, reading, MEGATRON_READ - {"model"})
+    run = run_of_megatron(reading, data, IGNORED | TRAINER_IGNORED)
+    target = model_name(reading, "--model", arguments.get("--model"))
+    return launch_of_run(reading, LAUNCH_FILE, "megatron", run, target)
+
+
+def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
+    """The Trainer's arguments that ms-swift makes of its own."""
+    known = (*READ, *IGNORED, *TRAINER_IGNORED)
+    reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
+    unknown_keys(reading, data, known, "", "no argument that is known")
+    tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
+    if tuner is None:
+        tuner = reading.value(data, "tuner_type", "full" if verb == "pt" else "lora")
+    if tuner not in ("full", "lora"):
+        raise reading.wrong("--tuner_type", f"{shown(tuner)} is not modelled; expected full or lora")
+    for name in ("sequence_parallel_size", "deepspeed_autotp_size"):
+        if data.get(name) not in (None, 1):
+            reading.unknown[f"--{name}"] = "sequences or layers that ms-swift divides are not modelled"
+    batch = reading.size(data, "per_device_train_batch_size", 1)
+    world = reading.source.world_size or 1
+    table: dict[str, Any] = {
+        "per_device_train_batch_size": batch,
+        "gradient_accumulation_steps": reading.size(
+            data, "gradient_accumulation_steps", max(1, -(-16 // (batch * world)))
+        ),
+        "gradient_checkpointing": reading.flag(data, "gradient_checkpointing", True),
+        "use_liger_kernel": reading.flag(data, "use_liger_kernel"),
+        "torch_dtype": reading.value(data, "torch_dtype", "bfloat16"),
+        "optim": reading.value(data, "optim", "adamw_torch_fused"),
+        "attn_implementation": reading.value(data, "attn_impl", "sdpa"),
+    }
+    table["bf16"] = table["torch_dtype"] == "bfloat16"
+    table["fp16"] = not table["bf16"]
+    if table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):
+        table["attn_implementation"] = "flash_attention_2"
+    length = data.get("packing_length", data.get("max_length"))
+    if length is not None:
+        table["max_length"] = size_of(reading, "max_length", length)
+    if reading.flag(data, "packing"):
+        reading.notes.append("--packing: sequences of max_length tokens, all of them used")
+    if tuner == "lora":
+        table |= {
+            "use_peft": True,
+            "lora_r": reading.size(data, "lora_rank", 8),
+            "lora_target_modules": reading.value(data, "target_modules", "all-linear"),
+            "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
+        }
+        if data.get("modules_to_save") is not None:
+            saved = data["modules_to_save"]
+            table["lora_modules_to_save"] = saved if isinstance(saved, list) else [saved]
+    if data.get("quant_bits") is not None or data.get("quant_method") is not None:
+        if data.get("quant_method", "bnb") != "bnb" or data.get("quant_bits") != 4:
+            reading.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 bits are not modelled"
+        table["load_in_4bit"] = True
+    config = data.get("deepspeed")
+    if config is not None:
+        table["deepspeed"] = deepspeed_config(str(config)) or config
+    return {name: value for name, value in table.items() if value is not False}

@@ -1,0 +1,107 @@
+"""Reads `megatron sft` and `megatron pt` of ms-swift, which train a model that is named under Megatron-Core.
+
+Source: ms-swift at 3602360a (2026-08-22): swift/megatron/arguments/megatron_args.py for arguments and defaults.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import shown
+from ..launch.record import Reading, RunUnder, Table, size_of, unknown_keys
+from ..megatron.named_model import MegatronRun, megatron_run
+
+SIZES = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "micro_batch_size",
+)
+"""Arguments whose default is 1."""
+
+READ = frozenset(
+    """
+    model tuner_type train_type max_length packing packing_length global_batch_size sequence_parallel
+    virtual_pipeline_model_parallel_size recompute_granularity recompute_method recompute_num_layers recompute_modules
+    cross_entropy_loss_fusion use_distributed_optimizer torch_dtype attention_backend
+    """.split()  # noqa: SIM905
+) | set(SIZES)
+
+OFF: dict[str, tuple[Any, ...]] = {
+    "optimizer_cpu_offload": (False, None),
+    "fp8_format": (None,),
+    "mtp_num_layers": (None, 0),
+    "optimizer": ("adam",),
+    "use_precision_aware_optimizer": (False, None),
+    "pipeline_model_parallel_layout": (None,),
+    "decoder_first_pipeline_num_layers": (None,),
+    "moe_token_dispatcher_type": ("alltoall", None),
+    "moe_enable_deepep": (False, None),
+    "freeze_parameters": (None,),
+    "freeze_llm": (False, None),
+}
+"""Arguments of which only these values are modelled."""
+
+IGNORED = frozenset(
+    """
+    finetune lr min_lr lr_warmup_fraction lr_warmup_iters lr_decay_style train_iters num_train_epochs save_interval
+    eval_interval eval_iters output_dir save save_safetensors mcore_model mcore_adapter load no_save_optim no_save_rng
+    no_load_optim no_load_rng log_interval num_workers moe_permute_fusion moe_grouped_gemm moe_aux_loss_coeff
+    moe_router_dtype moe_expert_capacity_factor moe_shared_expert_overlap overlap_grad_reduce overlap_param_gather
+    cross_entropy_fusion_impl weight_decay clip_grad adam_beta1 adam_beta2 merge_lora use_hf wandb_project
+    wandb_exp_name tensorboard_dir gradient_accumulation_fusion bf16 manual_gc manual_gc_interval
+    """.split()  # noqa: SIM905
+)
+
+
+def run_of_megatron(reading: Reading, data: Table, more_ignored: frozenset[str]) -> RunUnder:
+    """The run of a command. more_ignored: arguments of ms-swift that change no memory.
+
+    Raises `InputError`, which names file and argument, for adapters.
+    """
+    ignored = IGNORED | more_ignored
+    reading.ignored += [name for name in data if name in ignored]
+    unknown_keys(reading, data, (*READ, *OFF, *ignored), "", "no argument that is known")
+    tuner = data.get("tuner_type", data.get("train_type"))
+    if (reading.value(data, "tuner_type", "full") if tuner is None else tuner) != "full":
+        raise reading.wrong(
+            "--tuner_type",
+            f"{shown(tuner)}: adapters under Megatron-Core are not modelled; expected full, or swift sft",
+        )
+    for name, values in OFF.items():
+        if name in data and data[name] not in values:
+            reading.unknown[f"--{name}"] = f"{shown(data[name])[:40]} is not modelled for a model that is named"
+    if reading.flag(data, "moe_shared_expert_overlap"):
+        reading.notes.append("--moe_shared_expert_overlap: shared experts are counted without overlap")
+    sizes = {name: reading.size(data, name, 1) for name in SIZES}
+    granularity = reading.value(data, "recompute_granularity", "selective")
+    modules = data.get("recompute_modules")
+    length = data.get("packing_length", data.get("max_length"))
+    if length is None:
+        raise reading.wrong("--max_length", "missing; the length is that of the model; expected --max_length N")
+    vpp = data.get("virtual_pipeline_model_parallel_size")
+    run = MegatronRun(
+        tp=sizes["tensor_model_parallel_size"],
+        pp=sizes["pipeline_model_parallel_size"],
+        cp=sizes["context_parallel_size"],
+        ep=sizes["expert_model_parallel_size"],
+        etp=sizes["expert_tensor_parallel_size"],
+        vpp=1 if vpp is None else size_of(reading, "virtual_pipeline_model_parallel_size", vpp),
+        sequence_parallel=reading.flag(data, "sequence_parallel"),
+        distributed_optimizer=reading.flag(data, "use_distributed_optimizer", True),
+        batch=sizes["micro_batch_size"],
+        seq=size_of(reading, "--max_length", length),
+        recompute_granularity=None if granularity in ("none", None) else granularity,
+        recompute_method=data.get("recompute_method"),
+        recompute_num_layers=data.get("recompute_num_layers"),
+        recompute_modules=[modules] if isinstance(modules, str) else modules,
+        fuses_cross_entropy=reading.flag(data, "cross_entropy_loss_fusion", True),
+    )
+    result = megatron_run(reading, run, reading.source.world_size, {})
+    total, rank_batch = reading.size(data, "global_batch_size", 16), run.batch * result.layout.dp
+    if total % rank_batch:
+        raise reading.wrong("--global_batch_size", f"{total}; expected a multiple of {rank_batch}, micro-batch · dp")
+    result.settings["num_microbatches"] = total // rank_batch
+    return result

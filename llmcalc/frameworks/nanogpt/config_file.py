@@ -1,0 +1,187 @@
+"""Reads nanoGPT's configurations, which are Python files of plain assignments, and the commands that start train.py.
+
+Source: karpathy/nanoGPT at 3adf61e: train.py for defaults and the order configuration file, then `--key=value`;
+model.py for the model.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import InputError, shown
+from ...model import ModelSpec
+from ...parallel.layout import Layout
+from ...sources.files import validate
+from ..launch.program_readers import launch_of_run
+from ..launch.python_source import Unknown, constants, parse_python
+from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, reading_of, size_of
+from ..launch.shell import is_unresolved, unresolved_reason
+
+DEFAULTS: dict[str, Any] = {
+    "init_from": "scratch",
+    "gradient_accumulation_steps": 40,
+    "batch_size": 12,
+    "block_size": 1024,
+    "n_layer": 12,
+    "n_head": 12,
+    "n_embd": 768,
+    "dropout": 0.0,
+    "bias": False,
+    "dtype": "bfloat16",
+    "compile": True,
+    "dataset": "openwebtext",
+}
+"""Keys that decide memory → the values that train.py has."""
+
+GPT2: dict[str, tuple[int, int, int]] = {
+    "gpt2": (12, 12, 768),
+    "gpt2-medium": (24, 16, 1024),
+    "gpt2-large": (36, 20, 1280),
+    "gpt2-xl": (48, 25, 1600),
+}
+"""`init_from` → layers, heads and width of OpenAI's checkpoints."""
+
+VOCABULARIES = {"shakespeare_char": 65}
+"""Data sets that prepare a vocabulary of their own → its size. Others have GPT-2's, padded to 50,304."""
+
+PADDED, EXACT = 50_304, 50_257
+"""The vocabulary of a model from scratch, and that of OpenAI's checkpoints."""
+
+SIGNS = r"^(wandb_log|wandb_run_name|init_from|block_size|out_dir|always_save_checkpoint|eval_interval|n_layer)\s*="
+
+
+def is_python(text: str) -> bool:
+    """Whether a Python file is train.py or one of its configurations."""
+    if "from model import GPTConfig" in text and "configurator.py" in text:
+        return True
+    names = set(re.findall(SIGNS, text, re.MULTILINE))
+    return len(names) > 1 and re.search(r"^\s*(def|class|from) ", text, re.MULTILINE) is None
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command starts train.py with a configuration in Python or with its keys."""
+    keys = [match[1] for word in command.words if (match := re.match(r"--(\w+)=", word))]
+    has_config = any(word.endswith(".py") for word in command.words[:1])
+    has_keys = any(key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key in keys)
+    return command.program == "train.py" and (has_config or has_keys) and all("=" in word for word in command.words[1:])
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Reads a command. Raises `InputError`, which names file and key."""
+    with reading_of(source) as reading:
+        return _launch(reading, _values(reading, {}, command.words))
+
+
+def read_python(text: str, source: Source) -> Launch:
+    """Reads a configuration, and the words that are typed behind its name."""
+    with reading_of(source) as reading:
+        names = constants(parse_python(text, source.where).body)
+        if source.where.endswith("train.py"):
+            names.pop("dtype", None)  # chosen by the device
+        return _launch(reading, _values(reading, names, source.arguments))
+
+
+def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
+    """The keys of a run: those of a file, of configurations among the words, and of `--key=value`."""
+    values = dict(names)
+    for word in words:
+        match = re.fullmatch(r"--(\w{1,60})=(.*)", word, re.DOTALL)
+        if is_unresolved(word) and (match is None or match[1] in DEFAULTS):
+            raise reading.wrong("train.py", unresolved_reason(word))
+        if match is not None:
+            try:
+                values[match[1]] = ast.literal_eval(match[2][:200])
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                values[match[1]] = match[2]
+        elif word.endswith(".py") and reading.source.read_text is not None:
+            path, text = reading.source.read_text(word)
+            values |= constants(parse_python(text, path).body)
+        else:
+            raise reading.wrong("train.py", f"{shown(word)}; expected a configuration, or --key=value")
+    return values
+
+
+def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
+    from .record import LAUNCH_FILE
+
+    known = {name: value for name, value in values.items() if name in DEFAULTS}
+    for name, value in known.items():
+        if isinstance(value, Unknown):
+            raise reading.wrong(name, f"{value.text} is not read; expected a number, a text or True or False")
+    reading.ignored += [name for name in values if name not in DEFAULTS]
+    run = {name: reading.value(known, name, default) for name, default in DEFAULTS.items()}
+    world = reading.devices(reading.source.world_size)
+    steps = size_of(reading, "gradient_accumulation_steps", run["gradient_accumulation_steps"])
+    if steps % world:
+        raise reading.wrong(
+            "gradient_accumulation_steps", f"{steps}; train.py divides it by {world} devices; expected a multiple"
+        )
+    formats: dict[str, dict[str, Any]] = {
+        "bfloat16": {"precision": "autocast"},
+        "float16": {"precision": "autocast"},
+        "float32": {"precision": "fp32"},
+    }
+    if run["dtype"] not in formats:
+        raise reading.wrong("dtype", f"{shown(run['dtype'])}; expected bfloat16, float16 or float32")
+    settings: dict[str, Any] = {
+        "phase": "training",
+        "batch": size_of(reading, "batch_size", run["batch_size"]),
+        "seq": size_of(reading, "block_size", run["block_size"]),
+        "num_microbatches": steps // world,
+        "optimizer": "adamw",
+        "optimizer_impl": "fused",
+        "attn_implementation": "flash",
+        **formats[run["dtype"]],
+    }
+    if run["compile"] is True:
+        settings["compile"] = True
+    if run["dropout"] not in (0, 0.0):
+        reading.notes.append(f"dropout = {shown(run['dropout'])}: its masks are not counted")
+    spec = _model(reading, run)
+    launch = launch_of_run(reading, LAUNCH_FILE, "torch", RunUnder(Layout(dp=world), settings), "")
+    from dataclasses import replace
+
+    return replace(launch, spec=spec)
+
+
+def _model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
+    """The model of model.py: GPT-2 with biases or without, whose head is the embedding."""
+    start = str(run["init_from"])
+    if start == "resume":
+        raise reading.wrong("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")
+    if start != "scratch" and start not in GPT2:
+        raise reading.wrong("init_from", f"{shown(start)}; expected scratch or one of {', '.join(GPT2)}")
+    if start in GPT2:
+        layers, heads, width = GPT2[start]
+        biased, words = True, EXACT
+    else:
+        layers, heads, width = (size_of(reading, name, run[name]) for name in ("n_layer", "n_head", "n_embd"))
+        biased, words = run["bias"] is True, VOCABULARIES.get(str(run["dataset"]), PADDED)
+    if width % heads:
+        raise InputError(f"n_head: {heads}; expected a divisor of n_embd {width}")
+    norm = {"type": "layernorm", "bias": biased}
+    biases = {f"{name}_bias": biased for name in "qkvo"}
+    block: dict[str, Any] = {
+        "norm": norm,
+        "norm_placement": "pre",
+        "attention": {"num_attention_heads": heads, **biases},
+        "feed_forward": {
+            "type": "mlp",
+            "intermediate_size": 4 * width,
+            "hidden_act": "gelu",
+            "gated": False,
+            "up_bias": biased,
+            "down_bias": biased,
+        },
+    }
+    position = {"type": "learned", "max_position_embeddings": size_of(reading, "block_size", run["block_size"])}
+    table = {
+        "vocab_size": words,
+        "hidden_size": width,
+        "tie_word_embeddings": True,
+        "decoder": {"num_hidden_layers": layers, "position": position, "final_norm": norm, "block": block},
+    }
+    return validate(ModelSpec, table, reading.where)

@@ -1,0 +1,223 @@
+"""Reads commands of OpenRLHF: the training of the actor in `train_ppo_ray`, and `train_sft`.
+
+Source: OpenRLHF 0.11.0 (3c3be623): openrlhf/cli/train_ppo_ray.py and train_sft.py for arguments and defaults,
+openrlhf/utils/deepspeed/deepspeed_utils.py, `get_train_ds_config`, for the DeepSpeed config. Versions before 0.10 named
+the same arguments without sections (`--zero_stage`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import shown
+from ..deepspeed.config_file import run_of_program
+from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.program_readers import launch_of_run
+from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of
+
+OLDER = {
+    "zero_stage": "ds.zero_stage",
+    "micro_train_batch_size": "train.micro_batch_size",
+    "train_batch_size": "train.batch_size",
+    "max_len": "data.max_len",
+    "prompt_max_len": "data.prompt_max_len",
+    "generate_max_len": "data.generate_max_len",
+    "param_dtype": "ds.param_dtype",
+    "adam_offload": "ds.adam_offload",
+    "packing_samples": "ds.packing_samples",
+    "attn_implementation": "ds.attn_implementation",
+    "gradient_checkpointing": "actor.gradient_checkpointing_enable",
+    "gradient_checkpointing_use_reentrant": "actor.gradient_checkpointing_reentrant",
+    "actor_num_nodes": "actor.num_nodes",
+    "actor_num_gpus_per_node": "actor.num_gpus_per_node",
+    "colocate_actor_ref": "train.colocate_actor_ref",
+    "colocate_all_models": "train.colocate_all",
+    "lora_rank": "ds.lora.rank",
+    "target_modules": "ds.lora.target_modules",
+    "load_in_4bit": "ds.load_in_4bit",
+    "ring_attn_size": "ds.ring_attn_size",
+    "zpg": "ds.zpg",
+    "pretrain": "actor.model_name_or_path",
+    "grad_accum_dtype": "ds.grad_accum_dtype",
+    "overlap_comm": "ds.overlap_comm",
+    "use_liger_kernel": "ds.use_liger_kernel",
+}
+"""Argument before 0.10 → its name since."""
+
+SFT = {
+    "model.model_name_or_path": "actor.model_name_or_path",
+    "model.gradient_checkpointing_enable": "actor.gradient_checkpointing_enable",
+    "ds.gradient_checkpointing_enable": "actor.gradient_checkpointing_enable",
+}
+"""Argument of `train_sft` → the same one of `train_ppo_ray`."""
+
+REFUSED = {
+    "ds.tensor_parallel_size": (1, "DeepSpeed's own tensor parallelism is not modelled"),
+    "ds.zpg": (1, "a second partition inside of machines is not modelled"),
+    "ds.deepcompile": (False, "DeepCompile is not modelled"),
+    "train.enable_ema": (False, "a moving average of the weights is not counted"),
+    "actor.optim": ("adam", "another optimizer than Adam is not modelled"),
+}
+"""Argument → the only value that is modelled, and why."""
+
+READ_TEXT = ("ds.attn_implementation", "ds.param_dtype", "ds.grad_accum_dtype")
+
+ACTOR_TRAININGS = ("train_ppo_ray", "train_sft")
+
+
+def _verb(command: CommandLine) -> str:
+    return command.program.removesuffix(".py").rpartition(".")[2]
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command starts a module of OpenRLHF, or one of its scripts with its arguments."""
+    return command.program.startswith("openrlhf.cli.")
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Reads a command. Raises `InputError`, which names file and argument."""
+    from .record import LAUNCH_FILE
+
+    with reading_of(source) as reading:
+        verb = _verb(command)
+        if verb not in ACTOR_TRAININGS:
+            raise reading.wrong(
+                f"line {command.line}: {verb}",
+                "trainings with preferences or rewards are not modelled; expected train_ppo_ray or train_sft",
+            )
+        arguments = {_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
+        read = frozenset(name for name in arguments if name.partition(".")[0] in ("ds", "train") or "max_len" in name)
+        data = plain_arguments(arguments, reading, read)
+        data = {_name(name): value for name, value in data.items()}
+        target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
+        _refuse(reading, data)
+        world = _actor_devices(reading, data) if verb == "train_ppo_ray" else source.world_size
+        run = run_of_program(reading, _config(reading, data, world), world, _settings(reading, data))
+        if verb == "train_ppo_ray":
+            _note_neighbours(reading, data)
+        reading.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
+        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
+
+
+IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm")
+"""Sections of arguments that change no memory of the actor's training step."""
+
+
+def _name(flag: str) -> str:
+    """The argument's name since 0.10."""
+    name = flag.lstrip("-")
+    name = OLDER.get(name, name)
+    return SFT.get(name, name)
+
+
+def _refuse(reading: Reading, data: Table) -> None:
+    for name, (value, why) in REFUSED.items():
+        if data.get(name, value) != value:
+            reading.unknown[f"--{name}"] = why
+    if data.get("ds.lora.rank") not in (None, 0) and data.get("ds.zero_stage", 2) == 3:
+        reading.unknown["--ds.lora.rank"] = "adapters with ZeRO-3 are not modelled"
+
+
+def _actor_devices(reading: Reading, data: Table) -> int:
+    """The devices of the actor: those of its placement group."""
+    per_node = size_of(reading, "--actor.num_gpus_per_node", reading.value(data, "actor.num_gpus_per_node", 8))
+    nodes = size_of(reading, "--actor.num_nodes", reading.value(data, "actor.num_nodes", 1))
+    world = per_node * nodes
+    world_option = reading.source.world_size if reading.source.devices_typed else None
+    if world_option not in (None, world):
+        raise reading.wrong(
+            "--devices", f"{world_option}; the actor has {nodes} · {per_node} = {world} devices in the file"
+        )
+    return world
+
+
+def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
+    """The DeepSpeed config of a trained model."""
+    dtype = reading.value(data, "ds.param_dtype", "bf16")
+    if dtype not in ("bf16", "fp16"):
+        raise reading.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
+    micro = reading.size(data, "train.micro_batch_size", 1)
+    total = reading.size(data, "train.batch_size", 128)
+    ranks = max(1, (world or 1) // reading.size(data, "ds.ring_attn_size", 1))
+    if data.get("train.dynamic_batch_enable"):
+        micro = 1
+    zero: dict[str, Any] = {
+        "stage": size_of(reading, "--ds.zero_stage", reading.value(data, "ds.zero_stage", 2), least=0),
+        "offload_optimizer": {"device": "cpu" if reading.flag(data, "ds.adam_offload") else "none"},
+        "reduce_bucket_size": "auto",
+        "stage3_prefetch_bucket_size": "auto",
+        "stage3_param_persistence_threshold": "auto",
+    }
+    if reading.flag(data, "ds.overlap_comm"):
+        zero["overlap_comm"] = True
+    config: dict[str, Any] = {
+        "train_micro_batch_size_per_gpu": micro,
+        "gradient_accumulation_steps": max(1, total // (micro * ranks)),
+        dtype: {"enabled": True},
+        "gradient_clipping": 1.0,
+        "zero_optimization": zero,
+    }
+    if data.get("ds.grad_accum_dtype") is not None:
+        config["data_types"] = {"grad_accum_dtype": data["ds.grad_accum_dtype"]}
+    return config
+
+
+def _settings(reading: Reading, data: Table) -> dict[str, Any]:
+    """Settings that the DeepSpeed config does not have: the length, attention, recomputation, adapters."""
+    settings: dict[str, Any] = {"optimizer": "adamw", "seq": _length(reading, data)}
+    attention = str(reading.value(data, "ds.attn_implementation", "flash_attention_2"))
+    settings["attn_implementation"] = "eager" if attention == "eager" else "flash"
+    if reading.flag(data, "actor.gradient_checkpointing_enable"):
+        reentrant = reading.flag(data, "actor.gradient_checkpointing_reentrant")
+        settings["recompute"] = "full-reentrant" if reentrant else "full"
+    if reading.flag(data, "ds.use_liger_kernel"):
+        settings |= {"norm": "fused"}
+    rank = data.get("ds.lora.rank")
+    if rank not in (None, 0):
+        settings["lora_rank"] = size_of(reading, "--ds.lora.rank", rank)
+        targets = data.get("ds.lora.target_modules", "all-linear")
+        settings["lora_targets"] = tuple(targets) if isinstance(targets, list) else (str(targets),)
+    if reading.flag(data, "ds.load_in_4bit"):
+        settings["base"] = "nf4-dq"
+    return settings
+
+
+def _length(reading: Reading, data: Table) -> int:
+    """The tokens of a micro-batch's sequences, of the longest ones; divided by ring attention."""
+    ring = reading.size(data, "ds.ring_attn_size", 1)
+    if reading.flag(data, "train.dynamic_batch_enable"):
+        length = reading.size(data, "train.max_tokens_per_gpu", 16192)
+        reading.notes.append("--train.dynamic_batch_enable: micro-batches of train.max_tokens_per_gpu tokens")
+        return length
+    if data.get("data.max_len") is None and data.get("data.generate_max_len") is not None:
+        return size_of(reading, "--generate_max_len", data["data.generate_max_len"]) + reading.size(
+            data, "data.prompt_max_len", 1024
+        )
+    length = reading.size(data, "data.max_len", 2048)
+    if ring > 1:
+        if length % ring:
+            raise reading.wrong("--ds.ring_attn_size", f"{ring}; expected a divisor of --data.max_len {length}")
+        reading.notes.append(
+            f"--ds.ring_attn_size {ring}: each rank has 1/{ring} of a sequence; what it sends is not counted"
+        )
+    return length // ring
+
+
+def _note_neighbours(reading: Reading, data: Table) -> None:
+    """Notes the models beside the actor, which are not counted."""
+    neighbours = [
+        name
+        for name, flags in (
+            ("the reference model", ("train.colocate_actor_ref", "train.colocate_all")),
+            ("the vLLM engine", ("train.colocate_all",)),
+        )
+        if any(reading.flag(data, flag) for flag in flags)
+    ]
+    reading.notes.append(
+        "the training of the actor is counted"
+        + (
+            f"; not counted on the same devices: {' and '.join(neighbours)}"
+            if neighbours
+            else ", on devices of its own"
+        )
+    )

@@ -1,0 +1,88 @@
+"""Reads commands of Pai-Megatron-Patch: arguments of Megatron-LM with tokenizers and data sets of its own.
+
+Source: Pai-Megatron-Patch at a098ca5: megatron_patch/arguments.py, and megatron_patch/tokenizer/__init__.py for the
+size of the vocabulary: the tokenizer's words and `--extra-vocab-size`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ..launch.command_line import arguments_of
+from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
+from ..launch.shell import is_unresolved, unresolved_reason
+from ..megatron.launch_file import read_megatron
+
+IGNORED = frozenset(
+    """
+    patch-tokenizer-type extra-vocab-size max-padding-length train-mode dataset train-data-path valid-data-path
+    keep-last epochs train-data generation-length data-dir intermediate-size n-head-kv task inference-output
+    num-fewshot-samples patch-size cvcuda-image-processing dataset-config image-folder convert-checkpoint-from
+    spatial-merge-size temporal-patch-size disable-vision-class-token ds_config enable-parallel-output
+    rotary-scale-factor
+    """.split()  # noqa: SIM905
+)
+"""Arguments of the patch that change no memory of the language model's step."""
+
+WORDS = {
+    "Qwen2Tokenizer": 151_643,
+    "Qwen3Tokenizer": 151_643,
+    "Qwen2VLTokenizer": 151_643,
+    "LLamaTokenizer": 32_000,
+    "LLama2Tokenizer": 32_000,
+    "LLama3Tokenizer": 128_000,
+    "MixtralTokenizer": 32_000,
+}
+"""Tokenizer of the patch → the words of the models' vocabularies."""
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command has the patch's argument of the tokenizer."""
+    return any(word.partition("=")[0] == "--patch-tokenizer-type" for word in command.words)
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Reads a command. Raises `InputError`, which names file and argument."""
+    from .record import LAUNCH_FILE
+
+    with reading_of(source) as reading:
+        if not command.program.startswith(("pretrain_", "finetune_", "train_")):
+            raise reading.wrong(f"line {command.line}: {command.program}", "is no training; expected pretrain_*.py")
+        arguments = arguments_of(command.words, source.where)
+        table: dict[str, Any] = {}
+        for flag, value in arguments.items():
+            if flag[2:] in IGNORED:
+                reading.ignored.append(flag)
+            elif flag == "--moe-shared-expert-overlap":
+                reading.notes.append(f"{flag}: shared experts are counted without overlap, an estimate")
+            else:
+                table[flag] = value
+        _vocabulary(reading, arguments, table)
+        if "--disable-vision-class-token" in arguments:
+            reading.notes.append("the vision tower, which is beside the language model, is not counted")
+        launch = read_megatron(table, source)
+        return replace(
+            launch,
+            kind=LAUNCH_FILE.name,
+            program=LAUNCH_FILE.program,
+            version=LAUNCH_FILE.version,
+            ignored=(*reading.ignored, *launch.ignored),
+            notes=(*reading.notes, *launch.notes),
+        )
+
+
+def _vocabulary(reading: Reading, arguments: dict[str, Any], table: dict[str, Any]) -> None:
+    """Puts the size of the patch's vocabulary into Megatron-LM's arguments."""
+    if "--padded-vocab-size" in arguments or "--vocab-size" in arguments:
+        return
+    name = str(arguments.get("--patch-tokenizer-type", ""))
+    if name not in WORDS:
+        raise reading.wrong(
+            "--patch-tokenizer-type",
+            f"the vocabulary of {name[:60]} is in its files alone; expected --padded-vocab-size too",
+        )
+    if is_unresolved(str(arguments.get("--extra-vocab-size"))):
+        raise reading.wrong("--extra-vocab-size", unresolved_reason(str(arguments["--extra-vocab-size"])))
+    extra = size_of(reading, "--extra-vocab-size", arguments.get("--extra-vocab-size", 0), least=0)
+    table["--padded-vocab-size"] = str(WORDS[name] + extra)

@@ -1,0 +1,200 @@
+"""Reads commands of verl with Hydra's overrides: the update of the actor by FSDP or Megatron-Core.
+
+Source: verl at b178a3cd (2026-01-29): verl/trainer/config/actor/{actor,dp_actor,megatron_actor}.yaml,
+engine/{fsdp,megatron}.yaml and model/hf_model.yaml for defaults; verl/workers/fsdp_workers.py for the devices.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import shown
+from ...parallel.layout import Layout
+from ..fsdp2.settings import TitanSettings
+from ..launch.command_line import model_name, overrides_of, plain_value
+from ..launch.program_readers import launch_of_run
+from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, Table, reading_of, size_of
+from ..launch.shell import is_unresolved, unresolved_reason
+from ..megatron.named_model import MegatronRun, megatron_run
+
+MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+
+TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
+
+READ_SECTIONS = ("trainer.n_gpus", "trainer.nnodes", MODEL, ACTOR, "data.max_")
+
+
+def runs(command: CommandLine) -> bool:
+    """Whether a command starts a trainer of verl."""
+    return command.program in TRAINERS or command.program.startswith("verl.trainer.")
+
+
+def read_command(command: CommandLine, source: Source) -> Launch:
+    """Reads a command. Raises `InputError`, which names file and key."""
+    from .record import LAUNCH_FILE
+
+    with reading_of(source) as reading:
+        if command.program not in TRAINERS:
+            raise reading.wrong(f"line {command.line}: {command.program}", f"is not read; expected {TRAINERS[0]}")
+        words = overrides_of(command.words)
+        data = {}
+        for key, value in words.items():
+            if is_unresolved(value) and key.startswith(READ_SECTIONS) and key != f"{MODEL}.path":
+                raise reading.wrong(key, unresolved_reason(value))
+            data[key] = plain_value(value)
+        target = model_name(reading, f"{MODEL}.path", words.get(f"{MODEL}.path"))
+        megatron = data.get(f"{ACTOR}.strategy") == "megatron" or any(
+            "megatron" in word for word in command.words if word.startswith("--config-name")
+        )
+        world = _devices(reading, data)
+        run = _megatron(reading, data, world) if megatron else _fsdp(reading, data, world)
+        _note_neighbours(reading, data)
+        reading.ignored += [key for key in data if not key.startswith((MODEL, ACTOR, "data.max_", "trainer.n"))]
+        return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target)
+
+
+def _devices(reading: Reading, data: Table) -> int:
+    """The devices of the trainer, all of which train the actor."""
+    per_node = size_of(reading, "trainer.n_gpus_per_node", reading.value(data, "trainer.n_gpus_per_node", 8))
+    nodes = size_of(reading, "trainer.nnodes", reading.value(data, "trainer.nnodes", 1))
+    world_option = reading.source.world_size if reading.source.devices_typed else None
+    if world_option not in (None, per_node * nodes):
+        raise reading.wrong(
+            "--devices", f"{world_option}; the file has trainer.nnodes · trainer.n_gpus_per_node = {nodes} · {per_node}"
+        )
+    return per_node * nodes
+
+
+def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
+    """The sequences of a micro-batch and their tokens, the longest that the run allows."""
+    prompt = reading.size(data, "data.max_prompt_length", 512)
+    response = reading.size(data, "data.max_response_length", 512)
+    if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
+        tokens = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+        reading.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
+        return 1, tokens
+    name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    if data.get(name) is None:
+        raise reading.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
+    return size_of(reading, name, data[name]), prompt + response
+
+
+def _micro_batches(reading: Reading, data: Table, batch: int, ranks: int) -> int:
+    """The micro-batches of one update: those of a mini-batch with all of its responses."""
+    mini = reading.size(data, f"{ACTOR}.ppo_mini_batch_size", 256)
+    responses = size_of(reading, "actor_rollout_ref.rollout.n", reading.value(data, "actor_rollout_ref.rollout.n", 1))
+    if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
+        return 2
+    return max(1, mini * responses // (batch * max(1, ranks)))
+
+
+def _common(reading: Reading, data: Table) -> dict[str, Any]:
+    settings: dict[str, Any] = {"phase": "training", "optimizer": "adamw", "attn_implementation": "flash"}
+    if reading.flag(data, f"{MODEL}.enable_activation_offload"):
+        reading.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
+    if reading.flag(data, f"{MODEL}.use_liger"):
+        settings["norm"] = "fused"
+    for name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
+        if reading.flag(data, f"{ACTOR}.{name}"):
+            reading.unknown[f"{ACTOR}.{name}"] = "it is modelled without"
+    rank = data.get(f"{MODEL}.lora_rank")
+    if rank not in (None, 0):
+        settings["lora_rank"] = size_of(reading, f"{MODEL}.lora_rank", rank)
+        settings["lora_targets"] = (str(reading.value(data, f"{MODEL}.target_modules", "all-linear")),)
+    if data.get(f"{ACTOR}.entropy_coeff") not in (None, 0, "0.0", "0."):
+        reading.notes.append("the entropy's copy of the logits is not counted")
+    return settings
+
+
+def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
+    """The actor under FSDP: fp32 shards, computing in bf16."""
+    strategy = str(reading.value(data, f"{ACTOR}.strategy", "fsdp"))
+    if strategy not in ("fsdp", "fsdp2"):
+        raise reading.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")
+    section = f"{ACTOR}.fsdp_config"
+    for name in ("param_offload", "optimizer_offload", "offload_policy"):
+        if reading.flag(data, f"{section}.{name}"):
+            reading.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
+    settings = _common(reading, data)
+    if reading.flag(data, f"{MODEL}.enable_gradient_checkpointing", True):
+        settings["recompute"] = "full"
+    cp = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    if cp > 1:
+        reading.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
+    batch, tokens = _tokens(reading, data)
+    if world % cp or tokens % cp:
+        raise reading.wrong(f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of {world} devices")
+    weights = str(reading.value(data, f"{section}.model_dtype", "fp32"))
+    if weights not in ("fp32", "bf16", "bfloat16", "float32"):
+        raise reading.wrong(f"{section}.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
+    settings |= {
+        "batch": batch,
+        "seq": tokens // cp,
+        "num_microbatches": _micro_batches(reading, data, batch, world // cp),
+        "dtype": "bf16",
+        "master_weights": "fp32" if weights in ("fp32", "float32") else "none",
+    }
+    size = size_of(reading, f"{section}.fsdp_size", reading.value(data, f"{section}.fsdp_size", -1), least=-1)
+    shards = world if size < 1 or size > world else size
+    if world % shards:
+        raise reading.wrong(f"{section}.fsdp_size", f"{size}; expected a divisor of {world} devices")
+    layout = Layout(
+        dp=world,
+        zero=3 if world > 1 else 0,
+        hsdp_replicas=world // shards,
+        reshard=reading.flag(data, f"{section}.reshard_after_forward", True),
+    )
+    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=strategy == "fsdp")
+    return RunUnder(layout, settings, own_settings)
+
+
+def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
+    """The actor under Megatron-Core."""
+    section = f"{ACTOR}.megatron"
+    for name in ("param_offload", "grad_offload", "optimizer_offload"):
+        if reading.flag(data, f"{section}.{name}"):
+            reading.notes.append(f"{section}.{name}: counted as on the device, where it is during the update")
+
+    def size(name: str, default: int = 1) -> int:
+        return reading.size(data, f"{section}.{name}", default)
+
+    override = f"{section}.override_transformer_config"
+    tp, pp, cp = (size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
+    batch, tokens = _tokens(reading, data)
+    etp = data.get(f"{section}.expert_tensor_parallel_size")
+    vpp = data.get(f"{section}.virtual_pipeline_model_parallel_size")
+    run = MegatronRun(
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=size("expert_model_parallel_size"),
+        etp=None if etp is None else size_of(reading, f"{section}.expert_tensor_parallel_size", etp),
+        vpp=1 if vpp is None else size_of(reading, f"{section}.virtual_pipeline_model_parallel_size", vpp),
+        sequence_parallel=reading.flag(data, f"{section}.sequence_parallel", True),
+        distributed_optimizer=reading.flag(data, f"{section}.use_distributed_optimizer", True),
+        batch=batch,
+        seq=tokens,
+        num_microbatches=_micro_batches(reading, data, batch, max(1, world // (tp * pp * cp))),
+        recompute_granularity=data.get(f"{override}.recompute_granularity"),
+        recompute_method=data.get(f"{override}.recompute_method"),
+        recompute_num_layers=data.get(f"{override}.recompute_num_layers"),
+    )
+    settings = {name: value for name, value in _common(reading, data).items() if name in ("lora_rank", "lora_targets")}
+    return megatron_run(reading, run, world, settings)
+
+
+def _note_neighbours(reading: Reading, data: Table) -> None:
+    """Notes what else is on the devices of the actor and not counted."""
+    neighbours = []
+    uses_reference = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
+    offloaded = any(
+        data.get(f"actor_rollout_ref.ref.{engine}.param_offload") is True for engine in ("fsdp_config", "megatron")
+    )
+    if uses_reference and not offloaded:
+        neighbours.append("the reference model")
+    if str(data.get("algorithm.adv_estimator", "gae")) == "gae":
+        neighbours.append("the critic, which is trained on the same devices after it")
+    if data.get("actor_rollout_ref.rollout.free_cache_engine") is False:
+        neighbours.append("the engine's weights and cache")
+    text = f"; not counted beside it: {', '.join(neighbours)}" if neighbours else ""
+    reading.notes.append(f"the update of the actor is counted, with rollouts at their longest{text}")

@@ -1,0 +1,242 @@
+"""Launch commands and Python files of programs: what is read of each, and what a refusal says."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.frameworks.launch.kinds import PROGRAMS, kinds, program_files
+from llmcalc.frameworks.launch.python_source import Configurations, Unknown, parse_python
+from llmcalc.frameworks.launch.read import launch_of, read_launch
+
+FOLDER = Path(__file__).parents[2] / "data" / "launch"
+ENDINGS = (".sh", ".slurm", ".py")
+FILES = {path.name: path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in ENDINGS}
+
+
+def typed(text: str) -> str:
+    """The text of `--launch` with the file's name in its folder."""
+    return " ".join(str(FOLDER / word) if word in FILES else word for word in text.split())
+
+
+READ: list[tuple[str, str, str, dict[str, Any]]] = [
+    # file · kind · framework · layout and settings
+    ("GPUS=4 NODES=2 trainer_clm.sh", "trainer", "torch", {"dp": 8, "batch": 2, "seq": 1024, "recompute": "full"}),
+    ("BATCH=1 trainer_clm.sh", "trainer", "torch", {"dp": 1, "batch": 1}),
+    ("accelerate_fsdp.sh", "trainer", "fsdp2", {"dp": 8, "zero": 3, "dtype": "bf16", "master_weights": "fp32"}),
+    ("accelerate_zero3.sh", "trainer", "deepspeed", {"dp": 4, "zero": 3, "batch": 2, "dtype": "bf16"}),
+    ("deepspeed_trainer.sh", "trainer", "deepspeed", {"dp": 4, "zero": 2, "num_microbatches": 4}),
+    ("fastchat.sh", "fastchat", "fsdp2", {"dp": 4, "seq": 2048, "attn_implementation": "flash"}),
+    ("qwen_lora.sh", "fastchat", "torch", {"lora_rank": 64, "lora_targets": ("all-linear",), "seq": 512}),
+    ("swift_full.sh", "ms-swift", "deepspeed", {"dp": 4, "zero": 3, "num_microbatches": 8, "seq": 8192}),
+    ("swift_lora.sh", "ms-swift", "torch", {"lora_rank": 16, "num_microbatches": 16, "recompute": "full"}),
+    ("swift_megatron.sh", "ms-swift", "megatron", {"tp": 2, "dp": 2, "zero": 1, "seq": 4096, "num_microbatches": 8}),
+    ("deepspeed_chat_step1.sh", "deepspeed-chat", "deepspeed", {"dp": 8, "zero": 2, "batch": 8, "dtype": "fp16"}),
+    ("deepspeed_chat_step1.sh out 1", "deepspeed-chat", "deepspeed", {"zero": 1}),
+    ("openrlhf_ppo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 2, "num_microbatches": 16}),
+    ("verl_fsdp.sh", "verl", "fsdp2", {"dp": 8, "zero": 3, "seq": 1536, "num_microbatches": 16}),
+    ("verl_megatron.sh", "verl", "megatron", {"tp": 4, "dp": 2, "sequence_parallel": True, "seq": 2048}),
+    ("verl_megatron.sh 8", "verl", "megatron", {"tp": 8, "dp": 1}),
+    ("megatron_deepspeed.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
+    ("pai_qwen2.sh dsw 7B 2 bf16", "pai-megatron-patch", "megatron", {"tp": 2, "dp": 4, "sequence_parallel": True}),
+    ("nanogpt_small.py", "nanogpt", "torch", {"dp": 1, "batch": 8, "seq": 512, "num_microbatches": 16}),
+    ("nanogpt_small.py --batch_size=4", "nanogpt", "torch", {"batch": 4}),
+    ("torchtitan_configs.py llama3_debug", "torchtitan", "fsdp2", {"batch": 4, "seq": 4096, "recompute": "full"}),
+    ("torchtitan_configs.py llama3_debug_tp", "torchtitan", "fsdp2", {"tp": 2, "compile": True, "recompute": "none"}),
+    ("megatron_bridge_recipes.py qwen25_7b_pretrain_8gpu_config", "megatron-bridge", "megatron", {"tp": 2, "dp": 2}),
+    (
+        "megatron_bridge_recipes.py qwen25_7b_pretrain_long_config model.tensor_model_parallel_size=4",
+        "megatron-bridge",
+        "megatron",
+        {"tp": 4, "cp": 2, "pp": 2, "seq": 16384, "recompute": "full", "num_microbatches": 64},
+    ),
+    ("size=2 sweep.sh", "trainer", "torch", {"batch": 2}),
+]
+
+
+@pytest.mark.parametrize(("text", "kind", "framework", "values"), READ, ids=[case[0] for case in READ])
+def test_a_run_is_read(text: str, kind: str, framework: str, values: dict[str, Any]) -> None:
+    launch = read_launch(typed(text))
+    assert (launch.kind, launch.framework) == (kind, framework)
+    for name, value in values.items():
+        actual = getattr(launch.layout, name) if hasattr(launch.layout, name) else launch.settings.get(name)
+        assert actual == value, name
+    assert launch.spec is not None or launch.target
+
+
+REFUSED = [
+    ("nanochat.sh", "scripts.base_train is nanochat's: its models"),
+    ("unsloth_sft.py", "a Python file of unsloth: it replaces kernels"),
+    ("sweep.sh", "a loop trains several times (line 2; size: 1, 2, 4); expected one of them, as in --launch 'size=1 "),
+    ("pai_qwen2.sh", "the script takes arguments, as in --launch '"),
+    ("torchtitan_configs.py", "2 configurations: llama3_debug, llama3_debug_tp; expected one of them"),
+    ("torchtitan_configs.py llama3_debug_pt", "Did you mean llama3_debug_tp, "),
+    ("megatron_bridge_recipes.py", "qwen25_7b_pretrain_8gpu_config, qwen25_7b_pretrain_long_config"),
+    ("nanogpt_small.py --n_head=5", "n_head: 5; expected a divisor of n_embd 384"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED, ids=[case[0] for case in REFUSED])
+def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_launch(typed(text))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+COMMANDS = [
+    ("swift sft --model a/b --tuner_type llamapro", "--tuner_type: 'llamapro' is not modelled; expected full or lora"),
+    ("swift rlhf --rlhf_type dpo --model a/b", "swift rlhf: trainings with preferences"),
+    ("megatron sft --model a/b --tuner_type lora", "adapters under Megatron-Core are not modelled"),
+    ("megatron rlhf --rlhf_type dpo --model a/b", "megatron rlhf: trainings with preferences"),
+    ("swift export --model a/b", "swift export: is no training; expected swift sft"),
+    ("trl grpo --model_name_or_path a/b", "trl grpo is TRL's: trainings with preferences"),
+    ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
+    ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
+    ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x", "step 3 runs four models in one process"),
+    ("python -m openrlhf.cli.train_dpo --zero_stage 2", "train_dpo: trainings with preferences or rewards"),
+    ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),
+    ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),
+    ("deepspeed pretrain_gpt.py --num-layers 2 --deepspeed --zero-stage 3", "stage 3 under Megatron-DeepSpeed"),
+    ("llamafactory-cli train my.yaml", "my.yaml: names a file, which is not read"),
+]
+
+
+@pytest.mark.parametrize(("command", "message"), COMMANDS, ids=[case[0][:30] for case in COMMANDS])
+def test_a_command_is_refused_by_its_program(command: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        launch_of(f"#!/bin/bash\n{command}\n", "x.sh")
+    assert message in str(error.value)
+
+
+def test_variables_of_the_launcher_are_named() -> None:
+    (note,) = (note for note in read_launch(FOLDER / "trainer_clm.sh").notes if "assumed;" in note)
+    assert note == (
+        "1 device is assumed; GPUS, NODES of the launcher is not set: --devices, or --launch 'GPUS=8 NODES=1 FILE', "
+        "says another number"
+    )
+
+
+def test_arguments_of_a_script_replace_its_defaults() -> None:
+    assert read_launch(typed("qwen_lora.sh --model Qwen/Qwen-14B")).target == "Qwen/Qwen-14B"
+    assert read_launch(FOLDER / "qwen_lora.sh").target == "Qwen/Qwen-7B"
+
+
+def test_defaults_of_the_program_are_listed() -> None:
+    launch = read_launch(FOLDER / "swift_lora.sh")
+    assert launch.program == "ms-swift"
+    assert launch.filled_in["tuner_type"] == "lora"
+    assert launch.filled_in["gradient_accumulation_steps"] == 16
+
+
+def test_the_config_that_a_script_writes_is_read() -> None:
+    script = FILES["megatron_deepspeed.slurm"].replace("--zero-stage ${ZERO}", "").replace("ZERO=1", "ZERO=0")
+    assert launch_of(script, "x.slurm").layout.zero == 0
+    assert launch_of(script.replace("ZERO=0", "ZERO=1"), "x.slurm").layout.zero == 1
+
+
+def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("per_device_train_batch_size: 3\nmax_length: 64\nmodel_name_or_path: a/b\n")
+    (tmp_path / "x.sh").write_text("llamafactory-cli train job.yaml\n")
+    assert read_launch(tmp_path / "x.sh").settings["batch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "kind", "values"),
+    [
+        (
+            "axolotl train axolotl_qlora.yaml --micro-batch-size 3 --sequence-len=256",
+            "axolotl",
+            {"batch": 3, "seq": 256},
+        ),
+        ("llamafactory-cli train llama_factory_qlora.yaml cutoff_len=512", "llama-factory", {"seq": 512}),
+        ("trl sft --config trl_sft.yaml --per_device_train_batch_size 5", "trl", {"batch": 5}),
+        ("litgpt finetune_lora --config litgpt_lora.yaml --train.micro_batch_size 4", "litgpt", {"batch": 4}),
+        (
+            "tune run lora_finetune_single_device --config torchtune_lora.yaml model.lora_rank=8 batch_size=1",
+            "torchtune",
+            {"batch": 1, "lora_rank": 8},
+        ),
+        (
+            "tune run lora_finetune_single_device --config=torchtune_lora.yaml model.lora_attn_modules=[q_proj]",
+            "torchtune",
+            {"batch": 2},
+        ),
+        ("trl sft --model_name_or_path a/b --max_length 64 --per_device_train_batch_size 2", "trl", {"seq": 64}),
+        ("llamafactory-cli train --model_name_or_path a/b --stage sft --cutoff_len 64", "llama-factory", {"seq": 64}),
+    ],
+)
+def test_values_typed_behind_a_config_replace_the_file_s(command: str, kind: str, values: dict[str, Any]) -> None:
+    launch = launch_of(f"#!/bin/bash\n{command}\n", "x.sh", folder=FOLDER)
+    assert launch.kind == kind
+    assert {name: launch.settings.get(name) for name in values} == values
+
+
+def test_devices_of_torchtune_are_typed_before_the_recipe() -> None:
+    text = "tune run --nproc_per_node 2 lora_finetune_distributed --config torchtune_lora.yaml\n"
+    assert launch_of(text, "x.sh", folder=FOLDER).layout.world == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("batch_size.x=1", "batch_size.x: batch_size is no table in the config file; expected one of its keys"),
+        (f"{'a.' * 30}b=1", "too many dots"),
+        ("stray --batch_size 4", "'stray' stands before every argument"),
+        ("batch_size=$UNKNOWN", "batch_size"),
+    ],
+)
+def test_values_of_another_form_are_refused(words: str, message: str) -> None:
+    with pytest.raises(InputError) as error:
+        launch_of(f"tune run recipe --config torchtune_lora.yaml {words}\n", "x.sh", folder=FOLDER)
+    assert message in str(error.value)
+
+
+def test_records_have_a_name_of_their_own() -> None:
+    names = [file.name for file in kinds()]
+    assert len(set(names)) == len(names)
+    assert len(program_files()) > len(PROGRAMS)
+    assert all(any((file.read, file.read_command, file.read_python)) for file in program_files())
+
+
+def test_nothing_in_python_is_run(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    text = f"open({str(trace)!r}, 'w')\n" + FILES["torchtitan_configs.py"]
+    launch_of(text, "configs.py", arguments=("llama3_debug",))
+    assert not trace.exists()
+
+
+def test_values_of_a_condition_are_unknown() -> None:
+    text = "def f():\n    c = Config(a=1)\n    if x():\n        c.a = 2\n    c.b.d = 2 * 3\n    return c\n"
+    config = Configurations(parse_python(text, "x.py")).of("f")
+    assert isinstance(config["a"], Unknown)
+    assert config["b.d"] == 6
+
+
+def test_functions_that_call_each_other_end() -> None:
+    with pytest.raises(InputError, match="nested too deeply"):
+        launch_of(
+            "from torchtitan.trainer import Trainer\ndef llama3_a():\n    return llama3_a()\n# Trainer.Config\n",
+            "x.py",
+            arguments=("llama3_a",),
+        )
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_damaged_files_are_read_or_refused(name: str) -> None:
+    text = FILES[name]
+    arguments = {"torchtitan_configs.py": ("llama3_debug",), "pai_qwen2.sh": ("dsw", "7B", "2", "bf16")}.get(name, ())
+    for cut in range(0, len(text), max(1, len(text) // 40)):
+        for damaged in (text[:cut], text[:cut] + "\0((${" + text[cut:], text[:cut] + "'\"" + text[cut:]):
+            start = time.perf_counter()
+            message = ""
+            try:
+                launch_of(damaged, name, 8, arguments=arguments)
+            except InputError as error:
+                message = str(error)
+            assert not set("\n\0") & set(message)
+            assert time.perf_counter() - start < 2
