@@ -175,9 +175,10 @@ def reference_settings(settings: Settings) -> Settings:
     """
     if settings.phase != "training":
         return settings
-    own = optimizer(settings.optimizer or DEFAULT).implementations[0]
+    library_choice = optimizer(settings.optimizer or DEFAULT).implementations[0]
     return settings.with_(
-        attn_implementation=settings.attn_implementation or "eager", optimizer_impl=settings.optimizer_impl or own
+        attn_implementation=settings.attn_implementation or "eager",
+        optimizer_impl=settings.optimizer_impl or library_choice,
     )
 
 
