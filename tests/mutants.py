@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant("frameworks/fsdp2/param_groups.py", "_elements * sharding.shards * width)", "_elements * width)"),
     Mutant("frameworks/deepspeed/partitions.py", "(ALIGNMENT * ranks)) * ALIGNMENT * ranks", "ranks) * ranks"),
     # the command line and its reports
-    Mutant("cli/memory.py", "if not answer.ok:", "if answer.ok is None:"),
+    Mutant("reports/memory_answer.py", 'any(fit.verdict != "no" for', 'any(fit.verdict == "no" for'),
     Mutant("reports/params.py", "if count.active != total:", "if count.active > total:"),
     Mutant("reports/formats/plain.py", "value.is_integer() and abs(value)", "abs(value)"),
 )  # fmt: skip
