@@ -43,7 +43,7 @@ def test_shapes_are_those_of_the_command(model: str, run: Run) -> None:
 @pytest.mark.parametrize("model", ["deepseek-v3", "bert-base"])
 def test_a_model_without_other_shapes_is_refused_as_by_the_command(model: str, run: Run) -> None:
     found = json.loads(bridge().call("shape", json.dumps({"model": model, **ASKED})))
-    assert run("shape", model).err == f"error: {found['error']}\n"
+    assert run("shape", model).err == f"error: {model}: {found['error']}\n"
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "deepseek-v3", "t5-11b", "falcon-mamba-7b"])

@@ -200,7 +200,11 @@ def _table(table: Table) -> dict[str, Any]:
 def _shape(model: str, seq: int, kv: str) -> dict[str, Any]:
     from llmcalc.studies.compare import DENSE_BAND
 
-    made = api.shape(_loaded(model), seq=seq, kv_dtype=kv).report()
+    preset = _loaded(model)
+    try:
+        made = api.shape(preset, seq=seq, kv_dtype=kv).report()
+    except InputError as error:  # the page names the model itself
+        raise InputError(str(error).removeprefix(f"{preset.name}: ")) from None
     return {"shape": document(made), "table": _table(made.tables[0]), "band": list(DENSE_BAND)}
 
 
