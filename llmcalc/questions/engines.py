@@ -42,7 +42,7 @@ class EngineQuestion:
             record, version = engine_and_version(text)
             flags = self.flags(record)
             memory = record.memory_on(self.preset, hardware, version, flags)
-            more = record.changes(self.preset, hardware, version, flags) if with_changes else ()
+            more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
             yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more))
 
     def flags(self, record: Engine) -> dict[str, Any]:
@@ -106,7 +106,7 @@ def ask_engine_fit(
     if question.hardware is not None:
         hardware = options[0].hardware
         unchanged = record.memory_on(question.preset, hardware, version, flags)
-        changes = [for_users(change, wanted) for change in record.changes(question.preset, hardware, version, flags)]
+        changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, flags)]
         use = EngineUse(question.preset, record, version, hardware, flags, unchanged, tuple(changes))
     else:
         use = EngineUse(question.preset, record, version, options[0].hardware, flags, options[0].memory)

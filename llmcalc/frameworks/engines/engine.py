@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from ...errors import InputError
 from ..framework import FromFile
 
 if TYPE_CHECKING:
@@ -94,7 +95,8 @@ class Engine:
     name: the word of `--engine`. title: its name on screens.
     flags: () → its flags. version: (version or "") → the `EngineVersion`.
     memory: (preset, hardware, version, flags, extra) → the `EngineMemory`.
-    changes: (preset, hardware, version, flags) → changes that give more cache, the cheapest first.
+    candidates: (preset, hardware, version, flags) → changes that may give more cache, the cheapest first: as users type
+        them, and as values of flags.
     layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
     instead: option of llmcalc → the engine's flag for it.
     """
@@ -104,7 +106,7 @@ class Engine:
     flags: FromFile
     version: FromFile
     memory: FromFile
-    changes: FromFile
+    candidates: FromFile
     layouts: FromFile
     instead: Mapping[str, str] = field(default_factory=dict)
 
@@ -119,3 +121,16 @@ class Engine:
         """Computes the memory of the engine's devices. Raises `InputError` for what is not modelled."""
         memory: EngineMemory = self.memory(preset, hardware, version, flags)
         return memory
+
+    def changes_on(
+        self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+    ) -> list[Change]:
+        """Returns changes of one flag that may give more cache, the cheapest first, with what the engine then does."""
+        changes: list[Change] = []
+        for typed, values in self.candidates(preset, hardware, version, flags):
+            try:
+                memory = self.memory_on(preset, hardware, version, {**flags, **values})
+            except InputError:  # a layout that does not divide the model
+                continue
+            changes.append(Change(typed, memory.kv_tokens, memory.max_concurrency, memory.starts))
+        return changes

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Generic, Self, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ...errors import InputError, shown
 from ...record import Record
+from ...sources.files import parse_toml, read_text, validate
+from ...sources.presets import presets_dir
 from .engine import EngineVersion
 
 Numbers = tuple[int, ...]
@@ -42,7 +44,20 @@ class VersionRange(Record):
         return None if self.to is None else numbers_of(self.to)
 
 
+class RuleRange(VersionRange):
+    """The rules of a range of versions, with the source file and the function that they were read in."""
+
+    source: str
+    function: str
+
+    @property
+    def place(self) -> str:
+        """The source file and function."""
+        return f"{self.source}, {self.function}"
+
+
 RangeType = TypeVar("RangeType", bound=VersionRange)
+RuleType = TypeVar("RuleType", bound=RuleRange)
 
 
 def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
@@ -52,6 +67,40 @@ def ranges_at(ranges: Iterable[RangeType], version: Numbers) -> list[RangeType]:
         for candidate in ranges
         if candidate.first <= version and (candidate.end is None or version < candidate.end)
     ]
+
+
+class EngineRecord(Record, Generic[RuleType]):
+    """What every file `presets/engines/NAME.toml` has."""
+
+    name: str
+    title: str
+    newest: str
+    versions: tuple[RuleType, ...] = Field(min_length=1)
+    messages: dict[str, str]
+
+    @model_validator(mode="after")
+    def _ascending(self) -> Self:
+        starts = [rules.first for rules in self.versions]
+        if starts != sorted(set(starts)):
+            raise ValueError("versions: expected each start once, ascending")
+        return self
+
+    def rules(self, version: Numbers) -> RuleType:
+        """Returns the rules of a version."""
+        return ranges_at(self.versions, version)[-1]
+
+    def version_of(self, version_text: str) -> EngineVersion:
+        """Returns the version that a user wrote, or the newest, with the range that it is in."""
+        return engine_version(self.title, version_text, (rules.start for rules in self.versions), self.newest)
+
+
+RecordType = TypeVar("RecordType", bound=Record)
+
+
+def read_engine_record(record: type[RecordType], name: str) -> RecordType:
+    """Reads the file of an engine."""
+    path = presets_dir() / "engines" / f"{name}.toml"
+    return validate(record, parse_toml(read_text(path), path.name), path.name)
 
 
 def engine_version(title: str, version_text: str, starts: Iterable[str], newest: str) -> EngineVersion:

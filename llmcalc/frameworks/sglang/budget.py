@@ -6,19 +6,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 from ...accelerator import Hardware
-from ...costs.context_length import longest_sequence
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...sources.preset import Preset
-from ...units import DTYPE_BITS
 from ..engines.engine import EngineMemory, EngineVersion, Term
 from ..engines.rank import EngineRank
-from ..engines.versions import numbers_of
+from ..engines.server import EngineServer
 from .versions import Rules, SGLangRecord, sglang_record
 
 GIB, MIB = 2**30, 2**20
@@ -26,22 +23,12 @@ GIB, MIB = 2**30, 2**20
 ROPE_BYTES = 4
 """Bytes of an element of the tables of cosines and sines, which stay in float32 (layers/rotary_embedding.py)."""
 
-DTYPES = {"half": "float16", "float": "float32"}
 
+class Server(EngineServer):
+    """An SGLang server."""
 
-@dataclass(frozen=True, eq=False)
-class Server:
-    """An SGLang server. flags: values of the flags by their names; `quantize` is a scheme of llmcalc."""
-
-    preset: Preset
-    hardware: Hardware
-    version: EngineVersion
-    flags: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        """Raises `InputError` for a model without a cache."""
-        if self.preset.model.kind != "decoder":
-            raise InputError("--engine sglang: the model has an encoder, which is not modelled; expected a decoder")
+    name = "sglang"
+    length_field = "context_length"
 
     @property
     def record(self) -> SGLangRecord:
@@ -49,19 +36,11 @@ class Server:
 
     @cached_property
     def rules(self) -> Rules:
-        return self.record.rules(numbers_of(self.version.version))
+        return self.record.rules(self.numbers)
 
     @property
     def tp(self) -> int:
         return int(self.flags.get("tp_size", 1))
-
-    @property
-    def context_length(self) -> int:
-        """The longest request. Raises `InputError` where neither the flag nor the model says it."""
-        length = self.flags.get("context_length") or longest_sequence(self.preset.model)
-        if not length:
-            raise InputError("--context-length: missing; the model does not state its context length")
-        return int(length)
 
     @property
     def fraction(self) -> float:
@@ -82,14 +61,6 @@ class Server:
         if reserve >= gib:
             raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
         return round((gib - reserve) / gib, 3)
-
-    @property
-    def dtype(self) -> str | None:
-        """The number format of weights and activations; None for the published one."""
-        name = self.flags.get("dtype", "auto")
-        dtype = DTYPES.get(name, name)
-        published = self.preset.dtype if DTYPE_BITS[self.preset.dtype] >= 16 else "bfloat16"
-        return None if dtype in ("auto", published) else dtype
 
     @property
     def cached_element_bytes(self) -> int:
@@ -161,7 +132,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
         Term("kv_cache", max(available, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )
-    length = server.context_length
+    length = server.longest_request
     message = server.record.messages["no_cache"] if tokens == 0 else ""
     shown = {"mem_fraction_static": fraction, "context_length": length, "kv_cache_dtype": "auto", "tp_size": 1}
     return EngineMemory(
@@ -174,7 +145,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         max_model_len=length,
         devices=server.tp,
         block_size=page,
-        assumed={f"--{name.replace('_', '-')}": value for name, value in shown.items() if name not in flags},
+        assumed=server.assumed(shown),
         notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message))))),
     )
 

@@ -8,28 +8,18 @@ from typing import Any
 from ...accelerator import Hardware
 from ...errors import InputError
 from ...sources.preset import Preset
-from ..engines.engine import Change, EngineMemory, EngineVersion
+from ..engines.engine import EngineMemory, EngineVersion
 from .budget import Server, memory
 
 HIGHEST_FRACTION = 0.93
 """The highest fraction that is tried: above it little is left for activations."""
 
 
-def changes(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> list[Change]:
-    """Returns changes of one flag, the cheapest first, with what SGLang then does."""
+def candidates(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
     server = Server(preset, hardware, version, flags)
-    options: list[Change] = []
-    for typed, change in _candidates(server):
-        try:
-            result = memory(preset, hardware, version, {**flags, **change})
-        except InputError:  # a layout that does not divide the model
-            continue
-        options.append(Change(typed, result.kv_tokens, result.max_concurrency, result.starts))
-    return options
-
-
-def _candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes: as users type them, and as values of flags."""
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8_e4m3", {"kv_cache_dtype": "fp8_e4m3"}
     if server.fraction < HIGHEST_FRACTION:

@@ -8,24 +8,15 @@ from typing import Literal
 from pydantic import Field
 
 from ...record import Record
-from ...sources.files import parse_toml, read_text, validate
-from ...sources.presets import presets_dir
 from ..engines.engine import EngineVersion
-from ..engines.versions import Numbers, VersionRange, engine_version, ranges_at
+from ..engines.versions import EngineRecord, RuleRange, read_engine_record
 
 
-class Rules(VersionRange):
+class Rules(RuleRange):
     """The rules of a range of versions. divided_pools: whether windowed layers and states have pools of their own."""
 
-    source: str
-    function: str
     fraction: Literal["by_tp", "by_memory", "by_reserve"]
     divided_pools: bool = False
-
-    @property
-    def place(self) -> str:
-        """The source file and function."""
-        return f"{self.source}, {self.function}"
 
 
 class FractionByTp(Record):
@@ -60,22 +51,13 @@ class Ratios(Record):
     window: float
 
 
-class SGLangRecord(Record):
+class SGLangRecord(EngineRecord[Rules]):
     """The file `presets/engines/sglang.toml`."""
 
-    name: str
-    title: str
-    newest: str
-    versions: tuple[Rules, ...] = Field(min_length=1)
     fractions_by_tp: tuple[FractionByTp, ...] = Field(min_length=1)
     devices: tuple[DeviceDefaults, ...] = Field(min_length=1)
     context: tuple[Context, ...] = Field(min_length=1)
     ratios: Ratios
-    messages: dict[str, str]
-
-    def rules(self, version: Numbers) -> Rules:
-        """Returns the rules of a version."""
-        return ranges_at(self.versions, version)[-1]
 
     def defaults(self, gib: float) -> DeviceDefaults:
         """Returns the defaults of a device with that much memory."""
@@ -93,11 +75,9 @@ class SGLangRecord(Record):
 @cache
 def sglang_record() -> SGLangRecord:
     """Returns the contents of the file."""
-    path = presets_dir() / "engines" / "sglang.toml"
-    return validate(SGLangRecord, parse_toml(read_text(path), path.name), path.name)
+    return read_engine_record(SGLangRecord, "sglang")
 
 
 def version_of(version_text: str) -> EngineVersion:
     """Returns the version that a user wrote, or the newest, with the range that it is in."""
-    record = sglang_record()
-    return engine_version(record.title, version_text, (rules.start for rules in record.versions), record.newest)
+    return sglang_record().version_of(version_text)

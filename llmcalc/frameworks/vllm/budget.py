@@ -7,19 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...accelerator import Hardware
-from ...costs.context_length import longest_sequence
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...sources.preset import Preset
-from ...units import DTYPE_BITS
 from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
 from ..engines.rank import EngineRank
-from ..engines.versions import Numbers, numbers_of
+from ..engines.server import EngineServer
 from .kv_blocks import BlockPool, block_pool
 from .profile_run import ProfileRun
 from .versions import Rules, VLLMRecord, vllm_record
@@ -35,8 +32,6 @@ LEAST_UNITS = 108
 GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 """Batch sizes of which vLLM captures CUDA graphs (vllm/config/vllm.py, `_set_cudagraph_sizes`)."""
 
-DTYPES = {"half": "float16", "float": "float32"}
-
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
@@ -44,19 +39,15 @@ MXFP4_COLUMNS = 256
 """Columns to which the hidden size of MXFP4 experts is padded (quantization/mxfp4.py)."""
 
 
-@dataclass(frozen=True, eq=False)
-class Server:
-    """A vLLM server. flags: values of the flags by their names; `quantize` is a scheme of llmcalc."""
+class Server(EngineServer):
+    """A vLLM server."""
 
-    preset: Preset
-    hardware: Hardware
-    version: EngineVersion
-    flags: Mapping[str, Any]
+    name = "vllm"
+    length_field = "max_model_len"
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
-        if self.preset.model.kind != "decoder":
-            raise InputError("--engine vllm: the model has an encoder, which is not modelled; expected a decoder")
+        super().__post_init__()
         if self.flags.get("max_num_batched_tokens", self.max_num_batched_tokens) < self.max_num_seqs:
             raise InputError(
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: is less than --max-num-seqs "
@@ -68,10 +59,6 @@ class Server:
     @property
     def record(self) -> VLLMRecord:
         return vllm_record()
-
-    @property
-    def numbers(self) -> Numbers:
-        return numbers_of(self.version.version)
 
     @cached_property
     def rules(self) -> Rules:
@@ -113,12 +100,9 @@ class Server:
     @property
     def dtype(self) -> str | None:
         """The number format of weights and activations; None for the published one."""
-        name = self.flags.get("dtype", "auto")
-        chosen = DTYPES.get(name, name)
-        published = self.preset.dtype if DTYPE_BITS[self.preset.dtype] >= 16 else "bfloat16"
-        if chosen == "auto" and published == "float32":
+        if self.flags.get("dtype", "auto") == "auto" and self.published_dtype == "float32":
             return "bfloat16"  # vllm/config/model.py, `_get_and_verify_dtype`: float32 models run in half precision
-        return None if chosen in ("auto", published) else chosen
+        return super().dtype
 
     @property
     def element_bytes(self) -> int:
@@ -154,15 +138,6 @@ class Server:
         return SCHEMES[word]
 
     @property
-    def max_model_len(self) -> int:
-        """The longest request. Raises `InputError` where neither the flag nor the model says it."""
-        chosen = self.flags.get("max_model_len")
-        length = chosen or longest_sequence(self.preset.model)
-        if not length:
-            raise InputError("--max-model-len: missing; the model does not state its context length")
-        return int(length)
-
-    @property
     def max_num_seqs(self) -> int:
         chosen = self.flags.get("max_num_seqs")
         default = min(self.record.defaults(self.numbers, self.hardware).max_num_seqs, self.max_num_batched_tokens)
@@ -175,9 +150,9 @@ class Server:
             return int(chosen)
         default = self.record.defaults(self.numbers, self.hardware).max_num_batched_tokens
         if self.rules.generation == "v0":
-            if self.max_model_len > 32768:
+            if self.longest_request > 32768:
                 return self.rules.chunk_above_32k
-            return max(self.max_model_len, default)
+            return max(self.longest_request, default)
         return max(default, int(self.flags.get("max_num_seqs", 1)))
 
     @property
@@ -194,10 +169,10 @@ class Server:
         return self.hardware.capacity_bytes
 
     @property
-    def assumed(self) -> dict[str, Any]:
-        """Flag → its default, where the user gave none."""
-        defaults = {
-            "max_model_len": self.max_model_len,
+    def defaults(self) -> dict[str, Any]:
+        """The name of a flag → its default."""
+        return {
+            "max_model_len": self.longest_request,
             "max_num_seqs": self.max_num_seqs,
             "max_num_batched_tokens": self.max_num_batched_tokens,
             "gpu_memory_utilization": self.utilization,
@@ -206,7 +181,6 @@ class Server:
             "block_size": self.block_size,
             "tensor_parallel_size": 1,
         }
-        return {f"--{name.replace('_', '-')}": value for name, value in defaults.items() if name not in self.flags}
 
     def rank(self, stage: int) -> EngineRank:
         """The model of the first rank of a stage."""
@@ -223,7 +197,7 @@ class Server:
             element_bytes=self.element_bytes,
             units=LEAST_UNITS if units is None else units.count,
             last_stage=stage == self.pp - 1,
-            chunked=self.max_model_len > 32768,
+            chunked=self.longest_request > 32768,
             stages=self.pp,
         )
 
@@ -300,7 +274,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     server = Server(preset, hardware, version, flags)
     fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     pool, blocks, rules = fullest.pool, fullest.blocks, server.rules
-    length, chunk = server.max_model_len, server.max_num_batched_tokens
+    length, chunk = server.longest_request, server.max_num_batched_tokens
     concurrency = pool.max_concurrency(blocks, length, chunk)
     message = _message(server, fullest, concurrency)
     return EngineMemory(
@@ -313,14 +287,14 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         max_model_len=length,
         devices=server.devices,
         block_size=pool.block_size,
-        assumed=server.assumed,
+        assumed=server.assumed(server.defaults),
         notes=tuple(filter(None, (version.note, *_notes(server)))),
     )
 
 
 def _message(server: Server, stage: Stage, concurrency: float) -> str:
     """Returns vLLM's message where it does not start, by its checks in their order; empty where it starts."""
-    messages, rules, length = server.record.messages, server.rules, server.max_model_len
+    messages, rules, length = server.record.messages, server.rules, server.longest_request
     budget = stage.terms[0].bytes
     if rules.checks_free_memory and server.free_at_start < budget:
         return f"{messages['free_memory']} ({server.utilization}): {server.free_at_start / GIB:.2f} GiB are free"
@@ -349,4 +323,4 @@ def longest_request(preset: Preset, hardware: Hardware, version: EngineVersion, 
     """Returns the longest `--max-model-len` with which the cache holds one request; 0 if none."""
     server = Server(preset, hardware, version, flags)
     fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
-    return fullest.pool.longest_request(fullest.blocks, server.max_num_batched_tokens, server.max_model_len)
+    return fullest.pool.longest_request(fullest.blocks, server.max_num_batched_tokens, server.longest_request)

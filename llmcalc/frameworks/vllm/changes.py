@@ -8,7 +8,7 @@ from typing import Any
 from ...accelerator import Hardware
 from ...errors import InputError
 from ...sources.preset import Preset
-from ..engines.engine import Change, EngineMemory, EngineVersion
+from ..engines.engine import EngineMemory, EngineVersion
 from .budget import Server, longest_request, memory
 
 FEWER_SEQUENCES = 64
@@ -21,26 +21,15 @@ QUANTIZED = "fp8-dynamic"
 """The scheme of a quantized checkpoint that is tried."""
 
 
-def changes(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> list[Change]:
-    """Returns changes of one flag, the cheapest first, with what vLLM then does."""
+def candidates(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
     server = Server(preset, hardware, version, flags)
-    options: list[Change] = []
-    for typed, change in _candidates(server):
-        try:
-            result = memory(preset, hardware, version, {**flags, **change})
-        except InputError:  # a layout that does not divide the model
-            continue
-        options.append(Change(typed, result.kv_tokens, result.max_concurrency, result.starts))
-    return options
-
-
-def _candidates(server: Server) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes: as users type them, and as values of flags."""
-    flags = server.flags
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
-    longest = longest_request(server.preset, server.hardware, server.version, flags)
-    if 0 < longest < server.max_model_len:
+    longest = longest_request(preset, hardware, version, flags)
+    if 0 < longest < server.longest_request:
         yield f"--max-model-len {longest}", {"max_model_len": longest}
     if server.cached_element_bytes > 1:
         yield "--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"}

@@ -11,7 +11,7 @@ ENGINE = Engine(
     flags=FromFile(__package__, "flags:flags"),
     version=FromFile(__package__, "versions:version_of"),
     memory=FromFile(__package__, "budget:memory"),
-    changes=FromFile(__package__, "changes:changes"),
+    candidates=FromFile(__package__, "changes:candidates"),
     layouts=FromFile(__package__, "changes:layouts"),
     instead={
         "--seq": "--max-model-len",

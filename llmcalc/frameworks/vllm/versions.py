@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Literal, Self
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...accelerator import Hardware
 from ...record import Record
-from ...sources.files import parse_toml, read_text, validate
-from ...sources.presets import presets_dir
 from ..engines.engine import EngineVersion
-from ..engines.versions import Numbers, VersionRange, engine_version, ranges_at
+from ..engines.versions import EngineRecord, Numbers, RuleRange, VersionRange, ranges_at, read_engine_record
 
 
-class Rules(VersionRange):
+class Rules(RuleRange):
     """The rules of a range of versions; the file explains the fields."""
 
-    source: str
-    function: str
     budget: str
     generation: Literal["v0", "v1"]
     gpu_memory_utilization: float = Field(gt=0, le=1)
@@ -30,11 +26,6 @@ class Rules(VersionRange):
     checks_free_memory: bool = False
     printed_tokens: Literal["blocks x block_size", "blocks // groups x block_size", "max_concurrency x max_model_len"]
     chunk_above_32k: int = 2048
-
-    @property
-    def place(self) -> str:
-        """The source file and function."""
-        return f"{self.source}, {self.function}"
 
 
 class BatchDefaults(VersionRange):
@@ -93,29 +84,13 @@ class GraphEstimate(Record):
         return f"{self.logs} logs of h100-sxm"
 
 
-class VLLMRecord(Record):
+class VLLMRecord(EngineRecord[Rules]):
     """The file `presets/engines/vllm.toml`."""
 
-    name: str
-    title: str
-    newest: str
-    versions: tuple[Rules, ...] = Field(min_length=1)
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     non_torch: tuple[NonTorch, ...] = Field(min_length=1)
     context: tuple[Context, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
-    messages: dict[str, str]
-
-    @model_validator(mode="after")
-    def _ascending(self) -> Self:
-        starts = [rules.first for rules in self.versions]
-        if starts != sorted(set(starts)):
-            raise ValueError("versions: expected each start once, ascending")
-        return self
-
-    def rules(self, version: Numbers) -> Rules:
-        """Returns the rules of a version."""
-        return ranges_at(self.versions, version)[-1]
 
     def defaults(self, version: Numbers, hardware: Hardware) -> BatchDefaults:
         """Returns the defaults of a version on a device, which depend on its memory and its name."""
@@ -153,11 +128,9 @@ def _has_link(hardware: Hardware, link: str) -> bool:
 @cache
 def vllm_record() -> VLLMRecord:
     """Returns the contents of the file."""
-    path = presets_dir() / "engines" / "vllm.toml"
-    return validate(VLLMRecord, parse_toml(read_text(path), path.name), path.name)
+    return read_engine_record(VLLMRecord, "vllm")
 
 
 def version_of(version_text: str) -> EngineVersion:
     """Returns the version that a user wrote, or the newest, with the range that it is in."""
-    record = vllm_record()
-    return engine_version(record.title, version_text, (rules.start for rules in record.versions), record.newest)
+    return vllm_record().version_of(version_text)
