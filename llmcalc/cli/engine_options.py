@@ -24,7 +24,7 @@ EngineOption: TypeAlias = Annotated[
     ),
 ]
 
-KEPT = (
+SHARED_OPTIONS = (
     "engine", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt", "output",
     "table", "help", "help_all",
 )  # fmt: skip
@@ -46,13 +46,15 @@ class EngineCommand(Command):
             from ..frameworks.engines.registry import engine_and_version
 
             record, _ = engine_and_version(engines[0])
-            args, values = split_arguments(record.title, record.known_flags(), args, self._kept(ctx), record.instead)
+            args, values = split_arguments(
+                record.title, record.known_flags(), args, self._llmcalc_options(ctx), record.instead
+            )
             ctx.meta[VALUES] = values
         return super().parse_args(ctx, args)
 
-    def _kept(self, ctx: Any) -> dict[str, bool]:
+    def _llmcalc_options(self, ctx: Any) -> dict[str, bool]:
         """Returns the options that stay → whether they take a value."""
-        names = (*KEPT, *self.beside_engines)
+        names = (*SHARED_OPTIONS, *self.beside_engines)
         return {
             name: not option.is_flag
             for option in self.get_params(ctx)

@@ -83,13 +83,13 @@ def with_implied_phase(
 ) -> Settings:
     """Returns the settings with the phase that is asked for: the given one, else training if an option asks for it.
 
+    An option of the settings has been heard already (`settings_with_shorthands`).
+
     is_given: parameter → whether the user gave it.
     option_of_training: an option of the command itself that asks for training; default none.
     Raises `InputError` for users of a run that is training.
     """
-    asked_by = (
-        training_option(settings) or training_option(layout) or _framework_of_training(layout) or option_of_training
-    )
+    asked_by = training_option(layout) or _framework_of_training(layout) or option_of_training
     if is_given("phase") or not asked_by:
         return settings
     if is_given("users"):

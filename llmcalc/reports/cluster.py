@@ -22,13 +22,13 @@ from .memory import (
     PHASE_COLUMNS,
     PHASE_NAMES,
     device_data,
+    estimated_parts,
     execution_data,
     fits_data,
     fits_table,
     phase_parts,
     phase_rows,
     settings_text,
-    term_name,
     untested_notes,
     workload_data,
 )
@@ -267,9 +267,7 @@ def _part_rows(peak: RankMemory) -> list[Row]:
 
     rows = [row(KIND_NAMES[kind], size, kind=kind) for kind, size in device.by_kind.items() if size]
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))
-    rows += [row(f"{term_name(term)} (estimate)", term.bytes) for term in device.terms if term.status == "estimate"][
-        -2:
-    ]
+    rows += [row(*part) for part in estimated_parts(device)]
     return [*rows, row("total", device.device_bytes, strong=True)]
 
 

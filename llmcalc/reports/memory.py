@@ -123,6 +123,12 @@ def term_name(term: Term) -> str:
     return TERM_NAMES.get(term.name, term.name)
 
 
+def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
+    """Returns the names and bytes of what the allocator and the runtime add to the tensors, as estimates."""
+    estimates = [term for term in device.terms if term.status == "estimate"]
+    return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
+
+
 def fits_table(fits: Sequence[Fit], title: str) -> Table:
     """Returns a table that says whether a run fits on each accelerator."""
     rows = [Row([fit.hardware.name, fit.capacity, fit.share, fit.left_bytes, verdict_of(fit)]) for fit in fits]
@@ -288,24 +294,17 @@ def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
         bar = None if depth or strong else Bar(part, palette.KINDS.get(kind, palette.OTHER))
         return Row([name, units.short_dtype(dtype) if dtype else None, size, part, bar], depth, strong)
 
-    formats = {"weights": memory_use.dtype, "gradients": memory_use.grad_dtype, "cache": memory_use.kv_dtype}
-    below = {"weights": _weight_rows, "optimizer": _state_rows}
+    formats = {"weights": memory_use.dtype, "cache": memory_use.kv_dtype}
     rows: list[Row] = []
     for kind, size in device.by_kind.items():
         if size:
             name, dtype = KIND_NAMES[kind], formats.get(kind, "")
             if kind == "weights" and memory_use.quantized is not None:
                 name, dtype = f"weights ({memory_use.quantized.scheme.label})", ""
-            if kind == "weights" and memory_use.adapters is not None:
-                name, dtype = "weights and adapters", ""
-            if kind == "optimizer" and memory_use.optimizer is not None:
-                name = f"optimizer ({memory_use.optimizer.name})"
             rows.append(row(name, dtype, size, kind=kind))
-            rows += below[kind](memory_use, row) if kind in below else []
+            rows += _weight_rows(memory_use, row) if kind == "weights" else []
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", "", device.peak_bytes, strong=True))
-    rows += [
-        row(f"{term_name(term)} (estimate)", "", term.bytes) for term in device.terms if term.status == "estimate"
-    ][-2:]
+    rows += [row(name, "", size) for name, size in estimated_parts(device)]
     return [*rows, row("total", "", device.device_bytes, strong=True)]
 
 
@@ -316,19 +315,6 @@ def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
         return []
     formats = {"unconverted": size.dtype}
     return [row(name, formats.get(name, ""), stored, 1) for name, stored in size.by_part.data().items() if stored]
-
-
-def _state_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
-    """Returns the states of the optimizer on the device."""
-    state = memory_use.optimizer
-    if state is None:
-        return []
-    rows = [row("master weights", "float32", memory_use.master_weights, 1)] if memory_use.has_master else []
-    return rows + [
-        row(name, "" if state.dtype == "uint8" else state.dtype, size, 1)
-        for name, size in state.states.items()
-        if name != "step"
-    ]
 
 
 def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
@@ -356,11 +342,7 @@ def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[l
             if kind == "optimizer" and whole is not None:
                 rows += _optimizer_rows(whole, list(phases.values()))
     rows.append(Row(["peak", *(sum(kinds.values()) for kinds in phases.values())], strong=True))
-    rows += [
-        Row([f"{term_name(term)} (estimate)", *at_peak(term.bytes)])
-        for term in device.terms
-        if term.status == "estimate"
-    ][-2:]
+    rows += [Row([name, *at_peak(size)]) for name, size in estimated_parts(device)]
     return columns, [*rows, Row(["required", *at_peak(device.device_bytes)], strong=True)]
 
 
@@ -380,10 +362,15 @@ def _optimizer_rows(memory_use: MemoryUse, phases: Sequence[Mapping[str, int]]) 
     if memory_use.optimizer is None or any(kinds.get("optimizer") != phases[0].get("optimizer") for kinds in phases):
         return []
 
-    def row(name: str, dtype: str, size: int, depth: int) -> Row:
-        return Row([f"{name} ({units.short_dtype(dtype)})" if dtype else name, *(size for _ in phases)], depth)
-
-    return _state_rows(memory_use, row)
+    state = memory_use.optimizer
+    parts = [("master weights", "float32", memory_use.master_weights)] if memory_use.has_master else []
+    parts += [
+        (name, "" if state.dtype == "uint8" else state.dtype, size)
+        for name, size in state.states.items()
+        if name != "step"
+    ]
+    names = [f"{name} ({units.short_dtype(dtype)})" if dtype else name for name, dtype, _ in parts]
+    return [Row([name, *(size for _ in phases)], 1) for name, (_, _, size) in zip(names, parts, strict=True)]
 
 
 def phase_rows(device: DeviceMemory) -> list[Row]:

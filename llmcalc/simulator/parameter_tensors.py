@@ -72,7 +72,7 @@ class ParameterTensors(ValueTensors):
             else tensors
         )
 
-    def made_parameter(self, key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, key: Path, template: Tensor) -> Tensor:
         """Allocates a parameter or buffer. template: a tensor of its shape and number format."""
         return empty(self.graph.meter, template.shape, template.dtype, leaf=template.leaf)
 

@@ -58,7 +58,7 @@ class ProgramLowering(CacheTensors):
             for key, weight in weights.items():  # a shared parameter has several keys
                 if id(weight) not in parameters:
                     self.graph.meter.parameter_path = key
-                    parameters[id(weight)] = self.made_parameter(key, weight)
+                    parameters[id(weight)] = self.create_parameter(key, weight)
                 self.weights[key] = parameters[id(weight)]
             self.graph.meter.parameter_path = None
         self.prepare_unread(program)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from itertools import tee
+from typing import NamedTuple
 
 from ..accelerator import Fit, Hardware
 from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.framework import Framework
-from ..frameworks.ranks import Cluster
+from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import framework, framework_of, layout_of
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
@@ -33,27 +34,22 @@ class HardwareOption:
     fit: Fit
 
 
-class _Divided:
-    """A run over a number of accelerators. Its memory is computed once for each runtime.
+class _Divided(NamedTuple):
+    """A run over a number of accelerators.
 
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
+    on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
     """
 
-    def __init__(self, memory: Memory, layout: Layout | None, record: Framework, version: str) -> None:
-        self.devices, self.layout = 1 if layout is None else layout.world, layout
-        self._memory, self._record, self._version = memory, record, version
-        self._by_runtime: dict[Runtime, DeviceMemory] = {}
+    devices: int
+    layout: Layout | None
+    on: Callable[[Runtime], DeviceMemory]
 
-    def on(self, runtime: Runtime) -> DeviceMemory:
-        """The memory of the accelerator that needs most. Raises `InputError` for an impossible layout."""
-        if runtime not in self._by_runtime:
-            if self.layout is None:
-                self._by_runtime[runtime] = self._memory.on(runtime)
-            else:
-                ranks = Cluster.of(self._memory, self.layout, self._record, self._version).on(runtime)
-                self._by_runtime[runtime] = max((rank.device for rank in ranks), key=lambda device: device.device_bytes)
-        return self._by_runtime[runtime]
+
+def _over_ranks(cluster: Cluster) -> _Divided:
+    """Returns the run over the ranks of a layout."""
+    return _Divided(cluster.layout.world, cluster.layout, lambda runtime: largest_need(cluster.on(runtime)).device)
 
 
 def hardware_options(
@@ -69,8 +65,10 @@ def hardware_options(
     trains, name = memory.settings.phase == "training", request.framework
     if trains and name is not None and replace(request, devices=1).is_undivided and framework(name).layouts.zero != 3:
         raise InputError(f"--framework {name}: its layouts are planned for one kind of accelerator; add --hardware")
-    divided = _Once(_divided_runs(memory, request))
-    options = [_option(divided, hardware, memory.runtime, runtime_of(hardware)) for hardware in accelerators]
+    divided, options = _divided_runs(memory, request), []
+    for hardware in accelerators:
+        divided, candidates = tee(divided)  # runs are made as far as an accelerator needs them, and once for all
+        options.append(_option(candidates, hardware, memory.runtime, runtime_of(hardware)))
     return tuple(
         sorted(
             options,
@@ -82,24 +80,6 @@ def hardware_options(
             ),
         )
     )
-
-
-class _Once:
-    """The items of an iterator, which is advanced only as far as needed, and once for all who iterate."""
-
-    def __init__(self, source: Iterator[_Divided]) -> None:
-        self._source, self._items = source, list[_Divided]()
-
-    def __iter__(self) -> Iterator[_Divided]:
-        index = 0
-        while True:
-            if index == len(self._items):
-                item = next(self._source, None)
-                if item is None:
-                    return
-                self._items.append(item)
-            yield self._items[index]
-            index += 1
 
 
 def _option(divided: Iterable[_Divided], hardware: Hardware, usual: Runtime, runtime: Runtime) -> HardwareOption:
@@ -128,14 +108,14 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     for devices in _numbers(request.devices):
         numbered = replace(request, devices=devices)
         if devices == 1 and numbered.is_undivided:
-            yield _Divided(memory, None, record, version)
+            yield _Divided(1, None, memory.on)
         elif memory.settings.phase == "training":
             yield from _possible(memory, _training_request(numbered), version)
         else:
             layouts = (
                 layout for layout in serving_layouts(memory, numbered, devices) if layout.dp == (numbered.dp or 1)
             )
-            yield from (_Divided(memory, layout, record, version) for layout in layouts)
+            yield from (_over_ranks(Cluster.of(memory, layout, record, version)) for layout in layouts)
 
 
 def _numbers(devices: int | None) -> list[int]:
@@ -151,7 +131,7 @@ def _training_request(request: LayoutRequest) -> LayoutRequest:
 def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
     """Yields the run in the layout of a request, unless the framework does not have it."""
     try:
-        run = _Divided(memory, layout_of(request), framework_of(request), version)
+        run = _over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
         run.on(memory.runtime)
     except InputError:
         return

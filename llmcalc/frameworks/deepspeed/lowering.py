@@ -43,10 +43,10 @@ class GatheringProfile(Eager):
 
     # --- parameters -------------------------------------------------------------------------------------------------
 
-    def made_parameter(self, key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, key: Path, template: Tensor) -> Tensor:
         """Creates a partitioned parameter, and returns its full tensor."""
         if self.coordinator is None or key in self.buffers:
-            return super().made_parameter(key, template)
+            return super().create_parameter(key, template)
         return self.coordinator.add(key, template).full_param
 
     @property

@@ -90,7 +90,7 @@ class FsdpProfile(RingAttention):
             if isinstance(module_scope, Scope) and module_scope.name in IN_HEAD
         ]
 
-    def made_parameter(self, key: Path, template: Tensor) -> Tensor:
+    def create_parameter(self, key: Path, template: Tensor) -> Tensor:
         """Creates a parameter's shard and returns the unsharded parameter. Buffers are not sharded."""
         assert self.traffic is not None
         sharding = self.traffic.sharding

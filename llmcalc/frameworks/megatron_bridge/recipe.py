@@ -136,10 +136,10 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Con
             f"is {origin[:80]} of {place[:80]}, which is not beside this file; expected --launch "
             f"'{place[:80]} {origin[:80]}'",
         ) from None
-    other = Configurations(parse_python(text, path), COMMON)
-    if origin not in other.functions:
+    imported_file = Configurations(parse_python(text, path), COMMON)
+    if origin not in imported_file.functions:
         raise reading.wrong(origin[:80], f"is no recipe of {path[:80]}")
-    return other.of(origin), origin
+    return imported_file.of(origin), origin
 
 
 def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:

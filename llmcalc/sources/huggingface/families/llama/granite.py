@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _around(
+def _decoder_with_attention(
     config: Config, feed_forward: Table, placement: str = "pre", stack: Table | None = None, **mixing: Any
 ) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
@@ -49,11 +49,13 @@ def _around(
 
 
 def _granite(config: Config) -> Table:
-    return _around(config, glu(config, config.flag("mlp_bias")))
+    return _decoder_with_attention(config, glu(config, config.flag("mlp_bias")))
 
 
 def _granitemoe(config: Config) -> Table:
-    return _around(config, moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config)))
+    return _decoder_with_attention(
+        config, moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
+    )
 
 
 def _shared(config: Config) -> Table:
@@ -67,11 +69,13 @@ def _shared(config: Config) -> Table:
 
 
 def _granitemoeshared(config: Config) -> Table:
-    return _around(config, _shared(config))
+    return _decoder_with_attention(config, _shared(config))
 
 
 def _hyperclovax(config: Config) -> Table:
-    return _around(config, glu(config, config.flag("mlp_bias")), "sandwich" if config.flag("use_post_norm") else "pre")
+    return _decoder_with_attention(
+        config, glu(config, config.flag("mlp_bias")), "sandwich" if config.flag("use_post_norm") else "pre"
+    )
 
 
 def _swa(config: Config, feed_forward: Table) -> Table:
@@ -92,7 +96,7 @@ def _swa(config: Config, feed_forward: Table) -> Table:
     for kind, base in zip(kinds, bases or [None] * depth, strict=False):
         position = {} if base is None else {"position": {**rope(config), "rope_theta": float(base)} if base else "none"}
         layers.append((kind, {"attention": {**position, **({"sliding_window": window} if kind == "sliding" else {})}}))
-    return _around(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
+    return _decoder_with_attention(config, feed_forward, stack=stack_of_layers(layers), sinks=True)
 
 
 def _granite_swa(config: Config) -> Table:

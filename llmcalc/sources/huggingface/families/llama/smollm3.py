@@ -30,7 +30,7 @@ from ...parts import (
 from ...writes import UNPADDED
 
 
-def _around(config: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
+def _pre_norm_decoder(config: Config, mixer: Table, feed_forward: Table, stack: Table | None = None) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
     return decoder(
         config,
@@ -65,19 +65,21 @@ def _smollm3(config: Config) -> Table:
         names.append(f"{'sliding' if windows else 'full'}{'' if has_rope[i] else '_no_rope'}")
         variants[names[-1]] = {"attention": {**windows, **({} if has_rope[i] else {"position": "none"})}}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    return _around(config, mixer, glu(config, config.flag("mlp_bias")), {"variants": variants, **layer_pattern(names)})
+    return _pre_norm_decoder(
+        config, mixer, glu(config, config.flag("mlp_bias")), {"variants": variants, **layer_pattern(names)}
+    )
 
 
 def _seed_oss(config: Config) -> Table:
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKV), **biases(config.flag("attention_out_bias"), "o_bias")
     )
-    return _around(config, mixer, glu(config, config.flag("mlp_bias")))
+    return _pre_norm_decoder(config, mixer, glu(config, config.flag("mlp_bias")))
 
 
 def _arcee(config: Config) -> Table:
     act = config.choice(ACTIVATIONS, "hidden_act")
-    return _around(
+    return _pre_norm_decoder(
         config,
         attention(config, **biases(config.flag("attention_bias"), *QKVO)),
         mlp(config.size("intermediate_size"), act, config.flag("mlp_bias")),
@@ -89,7 +91,7 @@ def _apertus(config: Config) -> Table:
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
     )
-    return _around(config, mixer, mlp(config.size("intermediate_size"), act, bias=False))
+    return _pre_norm_decoder(config, mixer, mlp(config.size("intermediate_size"), act, bias=False))
 
 
 def _helium(config: Config) -> Table:
@@ -98,7 +100,7 @@ def _helium(config: Config) -> Table:
         "head_dim",
         config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads")),
     )
-    return _around(
+    return _pre_norm_decoder(
         config, attention(config, **biases(config.flag("attention_bias"), *QKV)), glu(config, config.flag("mlp_bias"))
     )
 
