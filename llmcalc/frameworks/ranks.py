@@ -16,7 +16,7 @@ from ..device_memory.simulated_run import default_attention
 from ..errors import InputError
 from ..evidence import Evidence
 from ..model import ModelSpec
-from ..parallel.layout import Layout
+from ..parallel.layout import Layout, rank_chunks
 from ..parallel.messages import Message, rank_messages
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
@@ -88,6 +88,23 @@ class Cluster:
     def ranks(self) -> tuple[int, ...]:
         """One rank of every stage of the pipeline, and the last of all."""
         return tuple(sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world - 1}))
+
+    @cached_property
+    def ranks_that_may_need_most(self) -> tuple[int, ...]:
+        """Those of `ranks` among which is the one that needs the most device memory in training.
+
+        A stage that begins later in the pipeline has no more micro-batches in flight than an earlier one, so of stages
+        with the same layers, apart from the first and the last of all, the earliest needs the most. Under DualPipe
+        micro-batches enter at both ends, so every rank may.
+        """
+        if self.layout.schedule == "dualpipe":
+            return self.ranks
+        kinds = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
+        earliest: dict[tuple[object, ...], int] = {}
+        for rank in self.ranks[:-1]:
+            layers, first, last = rank_chunks(self.layout, len(kinds), self.layout.coordinates(rank).pp)[1:]
+            earliest.setdefault((first, last, *(kinds[layer] for layer in layers)), rank)
+        return *earliest.values(), self.ranks[-1]
 
     def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
         """Returns the memory of each of `ranks` on an accelerator with that runtime.

@@ -17,7 +17,7 @@ from ..device_memory.estimate import Memory
 from ..errors import InputError
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate, distinct_micro_batches
-from ..frameworks.ranks import Cluster
+from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..parallel.layout import ImpossibleLayout, Layout, Schedule
 from ..parallel.layout_request import LayoutRequest
@@ -226,7 +226,8 @@ def replayed(
         first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), memory.runtime).device.device_bytes
         if first_rank_bytes > enough:
             return first_rank_bytes
-    return cluster.device_rank.device.device_bytes
+    ranks = [cluster.rank_memory(rank, memory.runtime) for rank in cluster.ranks_that_may_need_most]
+    return largest_need(ranks).device.device_bytes
 
 
 def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:

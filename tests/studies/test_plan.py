@@ -11,6 +11,7 @@ import pytest
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.ranks import Cluster
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.studies import fit_devices
@@ -41,6 +42,23 @@ def test_the_first_are_replayed_and_all_are_counted(run: Any, framework: str) ->
     )  # fmt: skip
     assert memory["memory"]["device_bytes"] == best["device_bytes"]
     assert memory["layout"] == best["layout"]
+
+
+@pytest.mark.parametrize(
+    ("model", "framework", "layout", "micro_batches"),
+    [
+        ("qwen3-0.6b?num_hidden_layers=8", "megatron", Layout(pp=8), 16),
+        ("qwen3-0.6b?num_hidden_layers=12", "megatron", Layout(pp=6, vpp=2, schedule="interleaved"), 12),
+        ("gemma3-1b?num_hidden_layers=12", "torch", Layout(pp=6), 8),
+        ("deepseek-v2-lite?num_hidden_layers=8", "megatron", Layout(pp=8), 16),
+        ("qwen3-0.6b?num_hidden_layers=8", "fsdp2", Layout(pp=8), 8),
+    ],
+)
+def test_stages_that_may_need_most(model: str, framework: str, layout: Layout, micro_batches: int) -> None:
+    training = Settings(phase="training", seq=128, num_microbatches=micro_batches)
+    cluster = Cluster.of(memory(load(model).model, training), layout, framework)
+    assert len(cluster.ranks_that_may_need_most) < len(cluster.ranks)
+    assert cluster.device_rank.rank in cluster.ranks_that_may_need_most
 
 
 SHORT = ("--seq", "128", "--hardware", "h100")
