@@ -9,16 +9,18 @@ import shlex
 import shutil
 import subprocess
 import zlib
+from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 import pytest
 
+from .loading import WEB, module
+
 ROOT = Path(__file__).parent.parent.parent
 PAGE = (ROOT / "docs/how-to/page-links.md").read_text()
 STATE = (ROOT / "web/src/state.js").read_text()
-RUN = (ROOT / "web/src/training_settings.js").read_text()
 
 ROW = re.compile(r"^\| `([\w.]+)` \| (.*) \|$", re.MULTILINE)
 LINKS = re.findall(r"^http://\S+/#(\S+)$", PAGE, re.MULTILINE)
@@ -42,19 +44,22 @@ def rows() -> dict[str, list[str]]:
     return {name: [cell.strip() for cell in cells.split(" | ")] for name, cells in ROW.findall(PAGE)}
 
 
+@cache
 def settings() -> dict[str, tuple[str, str]]:
     """Field of a link → (option, value at the start), as training_settings.js has them."""
-    marks = dict(re.findall(r'(\w+): "(\w)"', RUN.partition("const MARKS")[2].partition("}")[0]))
-    table = RUN.partition("export const FIELDS = {")[2].partition("const MARKS")[0]
-    found, group = {}, ""
-    for line in table.splitlines():
-        group = one[1] if (one := re.match(r"  (\w+): \{", line)) else group
-        for name, option, start in re.findall(
-            r'(\w+): (?:\w+\(|\{ option: )"(--[\w-]+)"(?:, (?:start: )?([^,)]+))?', line
-        ):
-            found[f"{marks[group]}.{name}"] = (option, start.strip('"') or "null")
-    assert len(found) == len(re.findall(r'"--[\w-]+"', table))
-    return found
+    program = """
+        import { FIELDS } from "#training_settings.js";
+        for (const [group, fields] of Object.entries(FIELDS))
+          for (const [name, { option, start }] of Object.entries(fields)) console.log(JSON.stringify([group, name, option, String(start)]));"""
+    marks = {group: mark for mark, group in GROUPS.items()}
+    fields = map(json.loads, node(program, "null").splitlines())
+    return {f"{marks[group]}.{name}": (option, start) for group, name, option, start in fields}
+
+
+def test_settings_are_those_that_llmcalc_declares() -> None:
+    """`python web/declared_settings.py` writes the file."""
+    declarations = module(WEB / "declared_settings.py")
+    assert declarations.FILE.read_text(encoding="utf-8") == declarations.text()
 
 
 def test_the_fields_are_those_that_links_are_written_with() -> None:
@@ -225,7 +230,7 @@ def test_every_field_of_a_link_is_read() -> None:
     assert {**wrong, "again": ""} == {**plain, "again": ""}
     values = {"m": "gpt2", "ctx": "1024", "b": "2", "w": "fp8", "kv": "int4", "on": "2", "node": "lm_head"}
     own = {"true": "false", "null": "3", "h100-sxm": "b200", "megatron": "torch", "adamw": "sgd", "bf16-master": "bf16"}
-    own |= {"none": "full", "flash": "eager", "p2p": "a2a"}
+    own |= {"none": "full", "default": "eager", "p2p": "a2a"}
     values |= {
         name: own.get(start, str(int(start) + 1) if start.isdigit() else "") for name, (_, start) in settings().items()
     }

@@ -274,19 +274,6 @@ def test_a_model_that_cannot_have_the_first_layout_is_given_another(visit: Open,
 
 
 @pytest.mark.browser
-def test_a_model_that_flash_does_not_take_goes_on_with_eager(visit: Open, run: Run) -> None:
-    page = visit("#m=t5-small,gpt2&r.seq=128")
-    seen(page, "training")
-    shown(page, run, "training")
-    assert "flash takes no bias" in page.inner_text("#training .instead")
-    assert "r.attn_implementation=eager" in page.url
-    page.locator(".chip button").nth(2).click()
-    until(page, "!document.querySelector('#training .instead')")
-    shown(page, run, "training")
-    assert "r.attn" not in page.url
-
-
-@pytest.mark.browser
 def test_the_controls_above_do_not_wait_for_a_plan(visit: Open) -> None:
     page = visit("#m=llama3-70b&p.devices=4096", own=True)
     seen(page, "cluster")

@@ -1,41 +1,56 @@
 // How a model is trained and over which devices: the settings of the panels further down. One table says what each is in
-// the link, in a question to Python (fields of llmcalc's Settings and Asked), and as an option of the command line.
+// the link, in a question to Python (fields of llmcalc's Settings and LayoutRequest), and as an option of the command line.
+import { DECLARED, FRAMEWORKS } from "./declared_settings.js";
 
-const whole = (option, start, usual, least = 1, most = 2 ** 24) => ({ option, start, usual, read: (text) => (/^\d{1,8}$/.test(text) && +text >= least && +text <= most ? +text : undefined), word: String });
-const one = (option, start, usual, of) => ({ option, start, usual, of, read: (text) => (of.includes(text) ? text : undefined), word: String });
-const flag = (option, start, usual) => ({ option, start, usual, read: (text) => ({ true: true, false: false })[text], word: null });
-const list = (option) => ({ option, start: null, usual: null, read: (text) => (/^\d{1,4}(,\d{1,4})*$/.test(text) ? text.split(",").map(Number) : undefined), word: (value) => value.join(",") });
+const READS = {
+  number: ({ least, most }) => (text) => (/^\d{1,8}$/.test(text) && +text >= least && +text <= most ? +text : undefined),
+  numbers: () => (text) => (/^\d{1,4}(,\d{1,4})*$/.test(text) ? text.split(",").map(Number) : undefined),
+  flag: () => (text) => ({ true: true, false: false })[text],
+  word: ({ of }) => (text) => (of.includes(text) ? text : undefined),
+  name: () => (text) => (/^[a-z0-9.-]{1,40}$/.test(text) ? text : undefined),
+};
+const WRITES = { numbers: (value) => value.join(","), flag: null };
 
-/** Group → its settings. start: before anybody has changed it. usual: the value that need not be said; undefined where it
-    always is. of: all values, where they are few. */
+/** One field. start: before anybody has changed it. usual: the value that need not be said; undefined where it always is.
+    own: what the page knows of it beside its declaration. of: all values, where they are few. */
+function field(name, start, usual, own = {}) {
+  const declared = { ...DECLARED[name], of: DECLARED[name]?.words, ...own }, { kind } = declared.of ? { kind: "word" } : declared;
+  return { option: declared.option, of: declared.of, start, usual, read: READS[kind](declared), word: kind in WRITES ? WRITES[kind] : String };
+}
+
+/** Group → its settings; options, bounds and words are those that llmcalc declares. */
 export const FIELDS = {
   run: {
-    seq: whole("--seq", 2048),
-    batch: whole("--micro-batch", 1),
-    precision: one("--precision", "bf16-master", undefined, ["bf16-master", "autocast", "bf16", "fp32"]),
-    optimizer: one("--optimizer", "adamw", undefined, ["adamw", "adamw-8bit", "sgd", "adafactor", "muon"]),
-    recompute: one("--recompute", "none", "none", ["none", "attention", "attention+matmuls", "full", "every:2", "every:4"]),
-    attn_implementation: one("--attn-implementation", "flash", undefined, ["flash", "sdpa-math", "eager"]),
+    seq: field("seq", 2048),
+    batch: field("batch", 1, undefined, { option: "--micro-batch" }),
+    precision: field("precision", "bf16-master"),
+    optimizer: field("optimizer", "adamw", undefined, { of: ["adamw", "adamw-8bit", "sgd", "adafactor", "muon"] }),
+    recompute: field("recompute", "none", "none", { of: ["none", "attention", "attention+matmuls", "full", "every:2", "every:4"] }),
+    attn_implementation: field("attn_implementation", "default", "default", { of: ["default", ...DECLARED.attn_implementation.words] }),
   },
-  steps: { num_microbatches: whole("--num-microbatches", 8, 1) },
+  steps: { num_microbatches: field("num_microbatches", 8) },
   layout: {
-    framework: one("--framework", "megatron", undefined, ["megatron", "fsdp2", "deepspeed", "torch"]),
-    tp: whole("--tp", 2, 1),
-    pp: whole("--pp", 4, 1),
-    cp: whole("--cp", 1, 1),
-    ep: whole("--ep", 1, 1),
-    dp: whole("--dp", 2, 1),
-    sequence_parallel: flag("--sequence-parallel", true, false),
-    zero: whole("--zero", 0, 0, 0, 3),
-    vpp: whole("--vpp", 1, 1),
-    pp_layout: list("--pp-layout"),
-    etp: whole("--etp", null, null),
-    cp_comm: one("--cp-comm", "p2p", "p2p", ["p2p", "a2a", "allgather"]),
-    hsdp_replicas: whole("--hsdp-replicas", 1, 1),
-    reshard: flag("--reshard", true, true),
-    prefetch: whole("--prefetch", 0, 0, 0),
+    framework: field("framework", "megatron", undefined, { of: FRAMEWORKS }),
+    tp: field("tp", 2, 1),
+    pp: field("pp", 4, 1),
+    cp: field("cp", 1, 1),
+    ep: field("ep", 1, 1),
+    dp: field("dp", 2, 1),
+    sequence_parallel: field("sequence_parallel", true, false),
+    zero: field("zero", 0, 0, { least: 0, most: 3 }),
+    vpp: field("vpp", 1, 1),
+    pp_layout: field("pp_layout", null, null),
+    etp: field("etp", null, null),
+    cp_comm: field("cp_comm", "p2p", "p2p"),
+    hsdp_replicas: field("hsdp_replicas", 1, 1),
+    reshard: field("reshard", true, true),
+    prefetch: field("prefetch", 0, 0),
   },
-  plan: { devices: whole("--devices", 64), hardware: { option: "--hardware", start: "h100-sxm", read: (text) => (/^[a-z0-9.-]{1,40}$/.test(text) ? text : undefined), word: String }, global_batch: whole("--global-batch", null, null) },
+  plan: {
+    devices: field("devices", 64),
+    hardware: field("hardware", "h100-sxm", undefined, { option: "--hardware", kind: "name" }),
+    global_batch: field("global_batch", null, null, { option: "--global-batch", kind: "number", least: 1, most: 2 ** 24 }),
+  },
 };
 
 const MARKS = { run: "r", steps: "n", layout: "l", plan: "p" }; // of a group, in the link

@@ -4,7 +4,6 @@ import { $, h } from "../dom.js";
 import { check, choice, command, line, number, style } from "../fields.js";
 import { bytes, gib, integer, joined, percent } from "../format.js";
 import { bar, fitting, legend, partsOf, PHASES, words } from "../memory_bars.js";
-import { goesOn, said, usual } from "../kernels.js";
 import { FIELDS, layoutOf, options, request, same, starts } from "../training_settings.js";
 import { timetable } from "../schedule.js";
 import { commandLine } from "../shell.js";
@@ -22,10 +21,6 @@ let made = null, view = null, answer = null, planned = null, width = 0;
 let instead = null; // the layout in place of the first one, where a model cannot have that: {model, layout, why}
 
 const layouts = debouncedQuery("cluster", "cluster-status", (found, along) => {
-  if (same(along.model, asked(view.model.model)) && goesOn(found.error, along.model)) {
-    view.link();
-    return ask();
-  }
   if (found.error && unchanged() && same(along.model, asked(view.model.model))) return another(found.error, along.model);
   answer = { ...found, ...along };
   window.llmcalc.cluster = found.found?.cluster;
@@ -112,7 +107,6 @@ function more() {
 function ask() {
   first();
   const { model } = view, config = asked(model.model);
-  if (usual(config)) view.link();
   for (const one of [...made.controls, ...made.plan]) one.update();
   more();
   made.line.write(command(model.model, "run", "steps", "layout"));
@@ -188,7 +182,6 @@ function paintAll() {
   const where = layout.pp > 1 ? `rank ${worst.rank} of stage ${worst.stage}` : `rank ${worst.rank}`;
   const holder = h("div", { class: "timetable" });
   made.body.replaceChildren(
-    said(answer.model),
     instead ? h("p", { class: "quiet instead" }, `The page begins with another layout, which this model cannot have: ${instead.why}.`) : "",
     h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed by ${where}${used.peak_rank === used.device_rank ? `, whose peak is in the ${PHASES[phase]}${node ? `, ${node}` : ""}` : ""}. ${answer.title} on ${devices(layout)}; ${workload.num_microbatches} micro-batch${workload.num_microbatches === 1 ? "" : "es"} of ${workload.batch} × ${integer(workload.seq)} tokens, ${workload.precision ?? workload.dtype}, ${execution.attn_implementation} attention, with ${FRAMEWORKS[framework.name]}.`),
     legend(parts, used.device_bytes, false), grid(used, layout),

@@ -4,7 +4,6 @@ import { $, h, s } from "../dom.js";
 import { choice, command, line, slider, style } from "../fields.js";
 import { bytes, gib, integer, joined } from "../format.js";
 import { bar, fitting, legend, named, paint, partsOf, PHASES } from "../memory_bars.js";
-import { goesOn, said, usual } from "../kernels.js";
 import { request, same } from "../training_settings.js";
 import { asked, state } from "../state.js";
 
@@ -15,10 +14,6 @@ const LABEL = 21; // pixels between two names of capacities
 let made = null, view = null, answer = null, width = 0;
 
 const question = debouncedQuery("training", "training-status", (found, along) => {
-  if (same(along.model, asked(view.model.model)) && goesOn(found.error, along.model)) {
-    view.link();
-    return ask();
-  }
   answer = { ...found, ...along };
   window.llmcalc.training = found.found?.training;
   paintAll();
@@ -32,7 +27,7 @@ function make() {
     choice("run", "precision", "Precision", changed, { note: "bf16-master: weights and gradients in bf16, master weights and states in fp32; autocast: weights in fp32", names: { "bf16-master": "bf16, fp32 master", autocast: "autocast (fp32 weights)", bf16: "bf16 throughout", fp32: "fp32" } }),
     choice("run", "optimizer", "Optimizer", changed, { names: { adamw: "AdamW", "adamw-8bit": "AdamW, 8 bit", sgd: "SGD", adafactor: "Adafactor", muon: "Muon" } }),
     choice("run", "recompute", "Recompute", changed, { note: "What runs again in the backward pass instead of being kept", names: { none: "nothing", attention: "attention", "attention+matmuls": "attention and products", full: "whole layers", "every:2": "every 2nd layer", "every:4": "every 4th layer" } }),
-    choice("run", "attn_implementation", "Attention", changed, { note: "Kernels of attention: eager keeps all scores, flash none", names: { flash: "flash", "sdpa-math": "sdpa, math", eager: "eager" } }),
+    choice("run", "attn_implementation", "Attention", changed, { note: "Kernels of attention; by default those that torch, or the framework, chooses", names: { default: "default", "sdpa-math": "sdpa, math" } }),
   ];
   made = { controls, line: line(), body: h("div", {}) };
   $("training").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)),
@@ -41,7 +36,6 @@ function make() {
 
 function ask() {
   const { model } = view, config = asked(model.model);
-  if (usual(config)) view.link();
   for (const one of made.controls) one.update();
   made.line.write(command(model.model, "run"));
   question.ask({ model: config, settings: request(state, "run") }, { title: model.title, model: config });
@@ -150,7 +144,6 @@ function paintAll() {
   const key = steady(used).map(([kind]) => h("span", {}, h("i", { style: `background:${paint(kind)}` }), named(kind)));
   const tensors = joined(bytes(used.peak_bytes)), run = `${workload.batch} × ${integer(workload.seq)} tokens`;
   made.body.replaceChildren(
-    said(answer.model),
     h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed to train ${answer.title} on ${run}. The peak, ${tensors} in the allocator's blocks, is in the ${moment(used.peak_at)}; ${joined(bytes(used.after_step_bytes))} stay after a step.`),
     phases(used), h("h3", {}, "Module by module"), h("div", { class: "legend" }, key, h("span", {}, h("i", { class: "rest" }), "gradients, activations kept and temporary tensors")), place,
     h("h3", {}, "On one accelerator"), legend(parts, used.device_bytes), fitting(fits, parts, used.device_bytes));

@@ -1,0 +1,47 @@
+"""Writes `src/declared_settings.js` from the declarations of llmcalc's settings: `python web/declared_settings.py`.
+
+The page's controls take from it the option of a setting, its bounds, and its values where they are few.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+WEB = Path(__file__).resolve().parent
+FILE = WEB / "src" / "declared_settings.js"
+
+sys.path.insert(0, str(WEB.parent))
+
+from llmcalc.device_memory.settings import Settings  # noqa: E402
+from llmcalc.frameworks.registry import NAMES as FRAMEWORKS  # noqa: E402
+from llmcalc.parallel.layout_request import LayoutRequest  # noqa: E402
+from llmcalc.workload.setting import Declared, declared  # noqa: E402
+
+
+def kind(setting: Declared) -> dict[str, Any]:
+    """The values of a setting, as the page reads them."""
+    if setting.kind is int:
+        return {"kind": "number", "least": setting.setting.least, "most": setting.setting.most}
+    if setting.kind is bool:
+        return {"kind": "flag"}
+    if setting.kind == tuple[int, ...]:
+        return {"kind": "numbers"}
+    return {"kind": "word", "words": list(setting.words)} if setting.words else {"kind": "text"}
+
+
+def text() -> str:
+    """The module, with one setting a line."""
+    settings = {**declared(Settings), **declared(LayoutRequest)}
+    lines = [
+        f"  {name}: {json.dumps({'option': setting.option, **kind(setting)})},\n" for name, setting in settings.items()
+    ]
+    head = "// Written by web/declared_settings.py from the declarations of llmcalc's settings.\n"
+    listed = f"export const FRAMEWORKS = {json.dumps(FRAMEWORKS)};\n"
+    return f"{head}export const DECLARED = {{\n{''.join(lines)}}};\n{listed}"
+
+
+if __name__ == "__main__":
+    FILE.write_text(text(), encoding="utf-8")
