@@ -50,7 +50,8 @@ def settings() -> dict[str, tuple[str, str]]:
     program = """
         import { FIELDS } from "#training_settings.js";
         for (const [group, fields] of Object.entries(FIELDS))
-          for (const [name, { option, start }] of Object.entries(fields)) console.log(JSON.stringify([group, name, option, String(start)]));"""
+          for (const [name, { option, start }] of Object.entries(fields))
+            console.log(JSON.stringify([group, name, option, String(start)]));"""
     marks = {group: mark for mark, group in GROUPS.items()}
     fields = map(json.loads, node(program, "null").splitlines())
     return {f"{marks[group]}.{name}": (option, start) for group, name, option, start in fields}
