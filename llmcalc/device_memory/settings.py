@@ -134,7 +134,7 @@ class Settings:
             "training, prefill, decode or inference. prefill reads a prompt, decode adds one token after --seq tokens, "
             "inference is the larger of the two with the kernels and the cache of a server.",
             "What runs",
-            "inference, or training where an option of training is given",
+            "inference, or training with an option of training",
             metavar="WORD",
             common=True,
             every_framework=True,

@@ -50,6 +50,11 @@ def test_help_of_everything(run: Run) -> None:
         page = run(command, "--help")
         assert (page.code, page.err) == (0, "")
         assert page.out.startswith(f"Usage: llmcalc {command} ")
+        assert len(page.out.splitlines()) <= 64, command
+
+
+def test_help_of_memory_is_a_screen_and_a_half(run: Run) -> None:
+    assert len(run("memory", "--help", columns=80).out.splitlines()) <= 60
 
 
 @pytest.mark.parametrize("columns", [1, 20, 40])
