@@ -41,8 +41,8 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS'. It defines the model, or the settings with "
-            f"which TARGET is trained. Files that are read: {launch_files()}.",
+            help="The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS'. It defines the model, or the settings "
+            f"with which TARGET is trained. Files that are read: {launch_files()}.",
             rich_help_panel="What runs",
             show_default=False,
         ),
