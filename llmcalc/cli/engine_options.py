@@ -13,7 +13,7 @@ VALUES = "llmcalc.engine_flags"
 """Key of the engine's flags in the context's `meta`."""
 
 ENGINE_HELP = (
-    "A serving engine: vllm, vllm==0.19, sglang. Its own flags are options then (--max-model-len, "
+    "A serving engine: vllm, vllm==0.19, sglang, tensorrt-llm. Its own flags are options then (--max-model-len, "
     "--gpu-memory-utilization, …), and --hardware is needed. Repeatable, to compare versions."
 )
 

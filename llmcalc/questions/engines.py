@@ -37,9 +37,10 @@ class EngineQuestion:
         """Yields what each engine does. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             raise InputError("--hardware: missing; an engine's budget is a share of the device's memory (such as h100)")
-        hardware = _served(find_hardware(self.hardware))
+        accelerator = find_hardware(self.hardware)
         for text in self.engines:
             record, version = engine_and_version(text)
+            hardware = _served(record, accelerator)
             flags = self.flags(record)
             memory = record.memory_on(self.preset, hardware, version, flags)
             more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
@@ -91,12 +92,12 @@ def ask_engine_fit(
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
-        else [_served(find_hardware(question.hardware))]
+        else [_served(record, find_hardware(question.hardware))]
     )
     options = [
         option
         for hardware in names
-        if _is_served(hardware)
+        if record.runs_on(hardware)
         and (option := _fewest(question.preset, record, version, hardware, flags, wanted, devices or MOST_DEVICES))
     ]
     if not options:
@@ -119,16 +120,12 @@ def for_users(change: Change, users: int) -> Change:
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
 
-def _served(hardware: Hardware) -> Hardware:
-    """Returns the accelerator. Raises `InputError` for one on which the rules of CUDA's memory do not hold."""
-    if not _is_served(hardware):
-        raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of NVIDIA or AMD")
+def _served(record: Engine, hardware: Hardware) -> Hardware:
+    """Returns the accelerator. Raises `InputError` for one on which the engine does not run."""
+    if not record.runs_on(hardware):
+        vendors = " or ".join(record.vendors)
+        raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of {vendors}")
     return hardware
-
-
-def _is_served(hardware: Hardware) -> bool:
-    """Whether it is a GPU of NVIDIA or AMD, or one without a vendor."""
-    return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in ("NVIDIA", "AMD")
 
 
 def _fewest(

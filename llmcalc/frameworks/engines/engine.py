@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError
+from ...workload.setting import option
 from ..framework import FromFile
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ...sources.preset import Preset
     from .flags import Flag
 
-TermStatus: TypeAlias = Literal["exact", "source", "estimate"]
+TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
 
 
 class Term(NamedTuple):
@@ -25,8 +26,8 @@ class Term(NamedTuple):
 
     name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`.
     bytes: its size.
-    status: exact, source (read in the engine's code) or estimate.
-    source: the file and function, or the number of logs.
+    status: exact, source (read in the engine's code), estimate or measured (printed in a log of the user).
+    source: the file and function, the number of logs, or the log.
     origin: what the size comes from, in a few words.
     """
 
@@ -99,6 +100,8 @@ class Engine:
         them, and as values of flags.
     layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
     instead: option of llmcalc → the engine's flag for it.
+    flag_of: term → the flag that changes it.
+    vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     """
 
     name: str
@@ -109,11 +112,22 @@ class Engine:
     candidates: FromFile
     layouts: FromFile
     instead: Mapping[str, str] = field(default_factory=dict)
+    flag_of: Mapping[str, str] = field(default_factory=dict)
+    vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+
+    def runs_on(self, hardware: Hardware) -> bool:
+        """Whether the engine runs on an accelerator: one of its vendors, or one without a vendor."""
+        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in self.vendors
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the flags of the engine."""
         known: tuple[Flag, ...] = self.flags()
         return known
+
+    def typed(self, field_name: str) -> str:
+        """Returns a flag as users type it, by the name of its value: `--max-model-len` of `max_model_len`."""
+        typed_by_field = {flag.field: flag.names[0] for flag in self.known_flags()}
+        return typed_by_field.get(field_name, option(field_name))
 
     def memory_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
