@@ -64,6 +64,7 @@ __all__ = [
     "convert",
     "diff",
     "explain",
+    "explain_log",
     "fit",
     "flops",
     "hardware",
@@ -511,6 +512,30 @@ def budget(file: str | Path = "llmcalc.toml") -> ReportedAnswer:
     from .questions.witnesses import ask_budget
 
     return ask_budget(Path(file))
+
+
+def explain_log(
+    log: str | Path,
+    model: Model | None = None,
+    *,
+    engine: str | None = None,
+    hardware: str | None = None,
+    quantize: str | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Reads a start-up log or an out-of-memory message: `.result.terms` are what it prints beside what is computed.
+
+    log: its path. model: the model, where the log names none that is known.
+    engine: the engine and its version (`vllm==0.19`), where the log names none. hardware: the accelerator.
+    quantize: the scheme of the weights. options: `set`, `head`, `allow_unknown`.
+    Raises `InputError` for a log of which nothing is known.
+    """
+    from .questions.logs import LogQuestion, ask_log
+
+    reading = {name: options.pop(name) for name in READING if name in options}
+    options_of(options)
+    preset = None if model is None else preset_of(model, **reading)
+    return ask_log(LogQuestion(str(log), preset, engine, hardware, quantize))
 
 
 def verify(
