@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
+from .. import units
 from ..accelerator import Hardware
 from ..costs.cache import kv
 from ..costs.params import params
 from ..errors import InputError, one_line
-from ..frameworks.engines.engine import EngineMemory, EngineVersion
+from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
+from ..frameworks.engines.receipt import FIELD, Receipt
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..frameworks.logs.reading import LogReading, LogTerm
 from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_lines
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import find_hardware, memory_only
+from ..sources.names import normalized
 from ..sources.preset import Preset
-from ..sources.presets import find_preset, load_preset
+from ..sources.presets import find_preset, load_preset, model_names, read_preset
 
 OFF_SHARE, OFF_BYTES = 0.02, 64 * 2**20
 """A term is off where it differs by more than this share of the log's figure, and by more than these bytes."""
+
+ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
+"""A device for weights alone, which are the same on each."""
 
 CONSEQUENCES = ("budget", "kv_cache")
 """Terms that follow from others: they are named as off only where no other term is."""
@@ -98,7 +105,10 @@ class _Run:
         if self.question.preset is not None:
             return self.question.preset
         preset = known_model(self.reading.model)
-        if preset is None:
+        needs_model = self.reading.program in FOLDERS or any(
+            term.per_parameter or term.name == "kv_buffer" for term in self.reading.terms
+        )
+        if preset is None and needs_model:
             where = f"the log names {one_line(self.reading.model)}" if self.reading.model else "the log names none"
             self.missing.append(f"the model: {where}; expected TARGET too")
         return preset
@@ -107,34 +117,50 @@ class _Run:
         """The accelerator: the user's, or that of the log, with the memory that the log states."""
         total, name = self.reading.total, self.question.hardware
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
+        if hardware is None and total and total >= 2**20:
+            hardware = memory_only(f"{total // 2**20}MiB")
+            hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total)} GiB"})
         if hardware is not None and total:
             return hardware.model_copy(update={"driver_total": total, "usable_memory_bytes": None})
-        if hardware is None and total and total >= 2**20:
-            return memory_only(f"{total // 2**20}MiB")
         if hardware is None:
             self.missing.append("the device's memory: the log does not state it; expected --hardware NAME too")
         return hardware
 
-    def flags(self, name: str) -> dict[str, Any]:
-        """The flags that the engine's record knows; of those that it refuses there is a note."""
-        known = {flag.field: flag for flag in engine(name).known_flags() if not flag.is_idle}
-        flags: dict[str, Any] = {}
-        for field_name, value in self.reading.flags.items():
-            if field_name not in known or value in ("auto", ""):
-                continue
-            try:
-                flags[field_name] = known[field_name].read(value)
-            except InputError as error:
-                if value is not False:
-                    self.notes.append(f"computed without {error}")
-        return flags
+
+def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
+    """Returns the flags of a log that the engine's record knows, and a note for each that it refuses."""
+    known = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
+    flags: dict[str, Any] = {}
+    notes: list[str] = []
+    for name, value in reading.flags.items():
+        if name not in known or value in ("auto", ""):
+            continue
+        try:
+            flags[name] = known[name].read(value)
+        except InputError as error:
+            if value is not False:
+                notes.append(f"computed without {error}")
+    return flags, notes
 
 
 def known_model(name: str) -> Preset | None:
     """Returns the preset of a model's name or path in a log; None for a name that no preset has."""
     name = name.strip().rstrip("/")
-    found = next((preset for part in (name, name.rpartition("/")[2]) if part and (preset := find_preset(part))), None)
+    last = name.rpartition("/")[2]
+    found = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
+    if found is None and normalized(last):
+        found = next((preset for alias, preset in _short_aliases().items() if alias == normalized(last)), None)
     return None if found is None else load_preset(found)
+
+
+@cache
+def _short_aliases() -> dict[str, str]:
+    """Returns the name of a repository without its owner → the preset."""
+    return {
+        normalized(alias.rpartition("/")[2]): name
+        for name in model_names()
+        for alias in read_preset(name).get("aliases", ())
+    }
 
 
 def _named_hardware(name: str) -> Hardware | None:
@@ -171,9 +197,13 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
         hardware = run.hardware()
         if preset is not None and hardware is not None:
             version, memory, flag = _engine_run(run, preset, hardware)
+        elif preset is not None:
+            _, memory, _ = _engine_run(_Run(reading, question), preset, ANY_DEVICE)
     if memory is not None:
-        computed = {term.name: term.bytes for term in memory.terms}
+        computed = {term.name: term.bytes for term in memory.terms if term.bytes}
         computed |= {"kv_tokens": memory.kv_tokens, "blocks": memory.blocks}
+    if memory is not None and hardware is None:
+        computed = {"weights": computed["weights"]}
     terms = tuple(_compared(term, reading, preset, computed) for term in reading.terms)
     if reading.program not in FOLDERS and any(term.computed is None for term in terms):
         run.missing.append(f"the settings of the run: a log of {reading.title} does not have them")
@@ -192,7 +222,8 @@ def _engine_run(
     record, version = engine_and_version(name)
     if record.name != reading.program:
         raise InputError(f"--engine {run.question.engine}: the log is of {reading.title}; expected {reading.program}")
-    flags = run.flags(record.name)
+    flags, notes = read_flags(reading, record)
+    run.notes.extend(notes)
     if run.question.quantize is not None:
         flags["quantize"] = run.question.quantize
     try:
@@ -208,7 +239,9 @@ def _engine_run(
     run.notes.extend(memory.notes)
     if not reading.refused:
         return version, memory, ""
-    changes = record.changes_on(preset, hardware, version, flags)
+    measured = {term.name: term.value for term in reading.terms if term.unit == "bytes"}
+    receipt = Receipt(run.question.file, measured, memory.settings)
+    changes = record.changes_on(preset, hardware, version, {**flags, FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
 
 

@@ -178,7 +178,8 @@ def _notes(memory: EngineMemory) -> list[str]:
 
 def _from(term: Term) -> str:
     """What a term comes from: with the logs behind an estimate."""
-    return f"{term.origin} ({term.source})" if "log" in term.source or "assum" in term.source else term.origin
+    has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
+    return f"{term.origin} ({term.source})" if has_logs else term.origin
 
 
 def _signed(use: EngineUse, name: str, bytes: int, is_outside: bool) -> int:

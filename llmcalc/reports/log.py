@@ -12,7 +12,16 @@ from .summary import model_data
 if TYPE_CHECKING:
     from ..questions.logs import ComparedTerm, ExplainedLog
 
-UNIT_TITLES = {"kv_tokens": "tokens", "non_torch": "outside torch"}
+LOG_TITLES = {
+    **TITLES,
+    "kv_tokens": "tokens",
+    "process": "this process",
+    "unallocated": "reserved, not allocated",
+    "kv_buffer": "KV buffer",
+    "params": "parameters",
+    "trainable": "trainable parameters",
+}
+"""Name of a term → its title; of others the name with spaces."""
 
 LOG_COLUMNS = (
     Column("term", "term", justify="left"),
@@ -34,7 +43,7 @@ def log_report(explained: ExplainedLog) -> Report:
         *(f"not computed without {text}" for text in explained.missing),
         *explained.notes,
     ]
-    table = Table(_heading(explained), LOG_COLUMNS, rows, _aside(explained), notes, _answer(explained), name="terms")
+    table = Table(_heading(explained), LOG_COLUMNS, rows, f"of one device, in {units.GIB.name}", notes, _answer(explained), name="terms")
     target = explained.preset.target if explained.preset is not None else ""
     return Report(_data(explained), [table]).of(target)
 
@@ -48,22 +57,25 @@ def _heading(explained: ExplainedLog) -> str:
 
 
 def _answer(explained: ExplainedLog) -> str:
-    off = UNIT_TITLES.get(explained.off, TITLES.get(explained.off, explained.off.replace("_", " ")))
+    off = title_of(explained.off)
     change = f"; {explained.flag} changes it" if explained.flag else ""
     if explained.reading.kind == "oom":
-        return f"out of memory, for want of {off}{change}" if off == "free" else f"out of memory: {off}{change}"
+        return f"out of memory: {off}{change}"
     if explained.reading.refused:
         return f"it did not start: {off}{change}"
-    return f"{off} is off{change}" if off else "no computed term is off"
+    if not off:
+        is_computed = any(term.computed is not None for term in explained.terms)
+        return "no computed term is off" if is_computed else "nothing is computed"
+    return f"{off} is off{change}"
 
 
-def _aside(explained: ExplainedLog) -> str:
-    return f"of one device, in {units.GIB.name}"
+def title_of(name: str) -> str:
+    """Returns the title of a term."""
+    return LOG_TITLES.get(name, name.replace("_", " "))
 
 
 def _title(term: ComparedTerm) -> str:
-    name = term.term.name
-    title = UNIT_TITLES.get(name, TITLES.get(name, name.replace("_", " ")))
+    title = title_of(term.term.name)
     return f"{title}, {term.term.device}" if term.term.device else title
 
 

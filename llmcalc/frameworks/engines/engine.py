@@ -57,7 +57,7 @@ class EngineMemory:
     starts: whether the engine starts. message: its message where it does not, else empty.
     max_model_len: the longest request. assumed: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
-    notes: remarks for the reader.
+    notes: remarks for the reader. settings: name of a flag's value → the value in effect.
     """
 
     terms: tuple[Term, ...]
@@ -71,6 +71,7 @@ class EngineMemory:
     block_size: int
     assumed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def bytes_of(self, name: str) -> int:
         """Bytes of a term; 0 for a term that the engine does not have."""

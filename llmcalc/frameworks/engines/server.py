@@ -27,11 +27,13 @@ class EngineServer:
     """A server. flags: values of the flags by their names; `quantize` is a scheme of llmcalc.
 
     name: the word of `--engine`. length_field: the name of the flag of the longest request.
-    decided_by: term → the flags that decide it, which have to be those of the log in a receipt.
+    layout_fields: the names of the flags of the layout's sizes, each 1 by default.
+    decided_by: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
     """
 
     name: ClassVar[str]
     length_field: ClassVar[str]
+    layout_fields: ClassVar[tuple[str, ...]]
     decided_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     preset: Preset
@@ -82,17 +84,23 @@ class EngineServer:
         record = engine(self.name)
         return {record.typed(name): value for name, value in self.defaults.items() if name not in self.flags}
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The name of a flag → its value in effect, with the layout's sizes and without the receipt."""
+        values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
+        return {name: value for name, value in values.items() if name != FIELD}
+
     @cached_property
     def receipt_terms(self) -> dict[str, int]:
         """The terms of the receipt that were measured under these flags, by name, with their bytes."""
         receipt: Receipt | None = self.flags.get(FIELD)
         if receipt is None:
             return {}
-        settings = {**self.defaults, **self.flags}
         return {
             name: size
             for name, size in receipt.terms.items()
-            if name in self.decided_by and not receipt.differing(self.decided_by[name], settings)
+            if name in self.decided_by
+            and not receipt.differing((*self.layout_fields, *self.decided_by[name]), self.settings)
         }
 
     def measured(self, name: str, computed: int) -> int:

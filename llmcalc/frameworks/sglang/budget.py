@@ -29,7 +29,8 @@ class Server(EngineServer):
 
     name = "sglang"
     length_field = "context_length"
-    decided_by = {"weights": ("tp_size", "dtype", "quantize"), "non_torch": ("tp_size",)}
+    layout_fields = ("tp_size",)
+    decided_by = {"weights": ("dtype", "quantize"), "non_torch": (), "kv_cache": ("mem_fraction_static", "dtype")}
 
     @property
     def record(self) -> SGLangRecord:
@@ -137,7 +138,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     rules, fraction = server.rules, server.fraction
     weights = server.measured("weights", server.weights)
     budget = int(server.free_before * fraction)
-    available = budget - weights
+    available = server.measured("kv_cache", budget - weights)
     page = int(flags.get("page_size", 1))
     tokens = min(server.tokens_in(available), int(flags.get("max_total_tokens", 10**15))) // page * page
     context = server.record.context_of(server.tp)
@@ -162,6 +163,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         devices=server.tp,
         block_size=page,
         assumed=server.assumed,
+        settings=server.settings,
         notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message))))),
     )
 

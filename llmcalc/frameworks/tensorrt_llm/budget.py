@@ -32,18 +32,17 @@ HIDDEN_VECTORS = 10
 """Vectors of the hidden size that are alive per token in a layer; compared with published capacities."""
 
 
-LAYOUT = "tp_size", "pp_size", "ep_size"
-
-
 class Server(EngineServer):
     """A TensorRT-LLM server."""
 
     name = "tensorrt-llm"
     length_field = "max_seq_len"
+    layout_fields = "tp_size", "pp_size", "ep_size"
     decided_by = {
-        "weights": (*LAYOUT, "dtype", "quantize"),
-        "profile_run": (*LAYOUT, "max_num_tokens"),
-        "non_torch": (*LAYOUT, "max_batch_size"),
+        "weights": ("dtype", "quantize"),
+        "profile_run": ("max_num_tokens",),
+        "non_torch": ("max_batch_size",),
+        "kv_cache": ("kv_cache_free_gpu_memory_fraction", "max_num_tokens", "max_batch_size", "quantize"),
     }
 
     @property
@@ -152,7 +151,7 @@ class Server(EngineServer):
         activations = self.measured("profile_run", self.dummy_run(rank))
         beside = self.measured("non_torch", outside.mib * MIB)
         peak = weights + activations + beside
-        available = int(self.fraction * (self.hardware.capacity_bytes - peak))
+        available = self.measured("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
         blocks = self.blocks(available, self.token_bytes(rank))
         place = self.rules.place
         budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
@@ -195,6 +194,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         devices=server.tp * server.pp,
         block_size=block,
         assumed=server.assumed,
+        settings=server.settings,
         notes=tuple(filter(None, (version.note, *_notes(server, fullest.blocks * block, bool(message))))),
     )
 

@@ -1,4 +1,4 @@
-"""What `presets/engines/tensorrt_llm.toml` says of a version: rules, defaults, and overheads of published capacities."""
+"""What `presets/engines/tensorrt_llm.toml` says of a version: rules, defaults, and memory outside torch."""
 
 from __future__ import annotations
 

@@ -39,19 +39,18 @@ MXFP4_COLUMNS = 256
 """Columns to which the hidden size of MXFP4 experts is padded (quantization/mxfp4.py)."""
 
 
-LAYOUT = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
-
-
 class Server(EngineServer):
     """A vLLM server."""
 
     name = "vllm"
     length_field = "max_model_len"
+    layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
     decided_by = {
-        "weights": (*LAYOUT, "dtype", "quantization", "quantize"),
-        "profile_run": (*LAYOUT, "max_num_seqs", "max_num_batched_tokens"),
-        "non_torch": LAYOUT,
-        "cuda_graphs": (*LAYOUT, "max_num_seqs", "enforce_eager"),
+        "weights": ("dtype", "quantization", "quantize"),
+        "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
+        "non_torch": (),
+        "cuda_graphs": ("max_num_seqs", "enforce_eager"),
+        "kv_cache": ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "quantize"),
     }
 
     def __post_init__(self) -> None:
@@ -242,7 +241,7 @@ class Server(EngineServer):
         weights = self.measured("weights", self.stored_weights(rank))
         peak = self.measured("profile_run", run.peak_bytes(rank, rules))
         taken = weights + peak + beside + (graphs if rules.subtracts_graphs else 0)
-        available = int(self.flags.get("kv_cache_memory_bytes", budget - taken))
+        available = int(self.flags.get("kv_cache_memory_bytes", self.measured("kv_cache", budget - taken)))
         blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(available)))
         estimate: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if rules.subtracts_graphs else "outside the budget"
@@ -299,6 +298,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         devices=server.devices,
         block_size=pool.block_size,
         assumed=server.assumed,
+        settings=server.settings,
         notes=tuple(filter(None, (version.note, *_notes(server)))),
     )
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
 from ..logs.text import with_any
-from .versions import vllm_record
 
 GIB = 2**30
 
@@ -47,8 +46,13 @@ PATTERNS = (
     pattern("Free memory on device", r"/(?P<total_gib>[0-9.]{1,9}) ?GiB\)"),
 )
 
-MESSAGES = (*vllm_record().messages.values(), "is larger than the maximum number of tokens that can be stored in KV")
-"""Beginnings and parts of the messages with which vLLM refuses to start."""
+MESSAGES = (
+    "No available memory for the cache blocks",
+    "To serve at least one request with the model",
+    "is larger than the maximum number of tokens that can be stored in KV",
+    "is less than desired GPU memory utilization",
+)
+"""Parts of the messages with which vLLM refuses to start, of all versions."""
 
 CONFIG_FIELDS = {
     "max_seq_len": "max_model_len",
