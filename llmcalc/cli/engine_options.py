@@ -37,8 +37,8 @@ ReceiptOption: TypeAlias = Annotated[
 ]
 
 SHARED_OPTIONS = (
-    "engine", "receipt", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt", "output",
-    "table", "help", "help_all",
+    "engine", "receipt", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt",
+    "output", "table", "help", "help_all",
 )  # fmt: skip
 """Parameters of commands that are options with an engine too."""
 

@@ -67,7 +67,9 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes the first line of each command's help, without importing the command."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary_of(f"{__package__}{self.within}.{module_name(name)}")) for name in self.names])
+            formatter.write_dl(
+                [(name, summary_of(f"{__package__}{self.within}.{module_name(name)}")) for name in self.names]
+            )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.names:

@@ -15,6 +15,7 @@ from ..errors import InputError, one_line
 from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.receipt import FIELD, Receipt
 from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
 from ..frameworks.logs.reading import LogReading, LogTerm
 from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_lines
@@ -24,56 +25,11 @@ from ..sources.names import normalized
 from ..sources.preset import Preset
 from ..sources.presets import find_preset, load_preset, model_names, read_preset
 
-OFF_SHARE, OFF_BYTES = 0.02, 64 * 2**20
-"""A term is off where it differs by more than this share of the log's figure, and by more than these bytes."""
-
 ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
 """A device for weights alone, which are the same on each."""
 
 CONSEQUENCES = ("budget", "kv_cache")
 """Terms that follow from others: they are named as off only where no other term is."""
-
-
-@dataclass(frozen=True)
-class ComparedTerm:
-    """A term of a log beside the computed one. computed: None where it is not computed."""
-
-    term: LogTerm
-    computed: int | None = None
-
-    @property
-    def difference(self) -> float | None:
-        """The computed size over the log's, minus 1; None where there is none."""
-        if self.computed is None or self.term.value == 0:
-            return None
-        return self.computed / self.term.value - 1
-
-    @property
-    def is_off(self) -> bool:
-        """Whether the two differ by more than rounding and what a start varies by."""
-        if self.computed is None or self.difference is None or self.term.unit != "bytes":
-            return False
-        return abs(self.difference) > OFF_SHARE and abs(self.computed - self.term.value) > OFF_BYTES
-
-
-@dataclass(frozen=True)
-class ExplainedLog:
-    """A log with what is computed. reading: what it says. terms: its terms, each with the computed one.
-
-    preset, hardware, version: what the computation is for; None where the log and the user name none.
-    off: the term that is off or in the way; empty for none. flag: what changes it; empty for none that is known.
-    missing: what is not known, without which terms are not computed. notes: remarks.
-    """
-
-    reading: LogReading
-    terms: tuple[ComparedTerm, ...]
-    preset: Preset | None = None
-    hardware: Hardware | None = None
-    version: EngineVersion | None = None
-    off: str = ""
-    flag: str = ""
-    missing: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -213,9 +169,7 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
     )
 
 
-def _engine_run(
-    run: _Run, preset: Preset, hardware: Hardware
-) -> tuple[EngineVersion | None, EngineMemory | None, str]:
+def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVersion | None, EngineMemory | None, str]:
     """Returns the version, the memory of the engine, and the first change with which it starts where it did not."""
     reading = run.reading
     name = run.question.engine or reading.program + (f"=={reading.version}" if reading.version else "")

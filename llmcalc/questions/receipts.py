@@ -41,9 +41,7 @@ class ReceiptFile:
         """What the log says. Raises `InputError` for one of another engine, and for one that measures nothing."""
         reading = read_log(self.file, read_log_lines(self.file))
         if reading.program != self.engine.name:
-            raise InputError(
-                f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}"
-            )
+            raise InputError(f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}")
         return reading
 
     @cached_property
@@ -74,10 +72,18 @@ class ReceiptFile:
         return terms
 
     def with_receipt(self, flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
-        """Returns the flags with the receipt: what the log does not state is taken to be as in these flags."""
-        memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
+        """Returns the flags with the receipt.
+
+        What the log does not state is a default where the log lists the arguments, else it is as in `flags`.
+        """
         logged, _ = read_flags(self.reading, self.engine)
-        return {**flags, FIELD: Receipt(self.file, self.terms, {**memory.settings, **logged})}
+        typed = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
+        run = {**(typed if self.reading.has_arguments else flags), **logged}
+        try:
+            memory = self.engine.memory_on(self.preset, hardware, self.version, run)
+        except InputError:  # flags of the log that do not hold for this model
+            memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
+        return {**flags, FIELD: Receipt(self.file, self.terms, memory.settings)}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
         """Yields remarks: terms that are not used and why, and what the log does not state."""

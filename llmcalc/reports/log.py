@@ -10,7 +10,7 @@ from .engine import TITLES
 from .summary import model_data
 
 if TYPE_CHECKING:
-    from ..questions.logs import ComparedTerm, ExplainedLog
+    from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
 
 LOG_TITLES = {
     **TITLES,
@@ -43,7 +43,15 @@ def log_report(explained: ExplainedLog) -> Report:
         *(f"not computed without {text}" for text in explained.missing),
         *explained.notes,
     ]
-    table = Table(_heading(explained), LOG_COLUMNS, rows, f"of one device, in {units.GIB.name}", notes, _answer(explained), name="terms")
+    table = Table(
+        _heading(explained),
+        LOG_COLUMNS,
+        rows,
+        f"of one device, in {units.GIB.name}",
+        notes,
+        _answer(explained),
+        name="terms",
+    )
     target = explained.preset.target if explained.preset is not None else ""
     return Report(_data(explained), [table]).of(target)
 

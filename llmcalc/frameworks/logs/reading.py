@@ -53,7 +53,7 @@ class LogReading:
     program: the word of `--engine`, or the name of another program. title: its name on screens.
     terms: what it prints of memory. kind: whether it is a start-up or an out-of-memory message.
     version, model, device: as printed; empty where the log has none. total: the device's memory.
-    flags: name of a flag's value → value, as printed.
+    flags: name of a flag's value → value, as printed. has_arguments: whether flags that are not there are defaults.
     message: why the program stopped, in its words. refused: whether it refused to start by a rule of its own.
     off, flag: the term that the log itself shows to be too large, and what changes it.
     oom_flag: what makes the program allocate less while it runs.
@@ -69,6 +69,7 @@ class LogReading:
     device: str = ""
     total: int | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
+    has_arguments: bool = False
     message: str = ""
     refused: bool = False
     off: str = ""
@@ -140,7 +141,8 @@ def bytes_of(text: str) -> int:
 
 _PAIR = re.compile(
     r"['\"]?\b(?P<name>[a-z][a-z_0-9]{0,50})['\"]?[=:] ?"
-    r"(?P<value>'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|True|False|[a-z0-9][A-Za-z0-9_.+-]{0,60})"
+    r"(?P<value>'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|True|False|"
+    r"[\[{][^\[{\]}]{0,400}[\]}]|[a-z0-9][A-Za-z0-9_.+-]{0,60})"
 )
 
 

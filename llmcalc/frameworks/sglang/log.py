@@ -46,6 +46,7 @@ def read_log(lines: Sequence[str]) -> LogReading | None:
         version=facts.text("version").removeprefix("v"),
         model=str(arguments.get("model_path", "")),
         flags=stated | {name: value for name, value in arguments.items() if name in known},
+        has_arguments=bool(arguments),
         message=message.strip(),
         refused=bool(message),
         oom_flag="--mem-fraction-static",

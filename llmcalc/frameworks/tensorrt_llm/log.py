@@ -20,7 +20,9 @@ PATTERNS = (
     pattern("temporary kv cache memory during profiling ", rf"profiling (?P<dummy_cache>{AMOUNT})"),
     pattern("available KV cache memory when calculating", rf"tokens: (?P<available>{AMOUNT})"),
     pattern("fraction is set ", r"set (?P<fraction>[0-9]\.[0-9]{1,20})"),
-    pattern("[MemUsageChange] Allocated ", rf"Allocated (?P<pool>{AMOUNT}) for max tokens[^(]{{0,60}}\((?P<tokens>{COUNT})"),
+    pattern(
+        "[MemUsageChange] Allocated ", rf"Allocated (?P<pool>{AMOUNT}) for max tokens[^(]{{0,60}}\((?P<tokens>{COUNT})"
+    ),
     pattern("max_num_tokens=", rf"=(?P<max_num_tokens>{COUNT})"),
     pattern("max_seq_len=", rf"=(?P<max_seq_len>{COUNT})"),
     pattern("max_batch_size=", rf"=(?P<max_batch_size>{COUNT})"),
@@ -60,6 +62,7 @@ def read_log(lines: Sequence[str]) -> LogReading | None:
         model=str(arguments.get("model", arguments.get("model_path", ""))),
         total=facts.last_size("total"),
         flags=flags,
+        has_arguments=bool(arguments),
         oom_flag="--max_num_tokens",
     )
 

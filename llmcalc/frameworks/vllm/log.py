@@ -54,6 +54,9 @@ MESSAGES = (
 )
 """Parts of the messages with which vLLM refuses to start, of all versions."""
 
+ARGUMENTS = ("non-default args: ", "args: Namespace(")
+"""Beginnings of the lines with what the user typed."""
+
 CONFIG_FIELDS = {
     "max_seq_len": "max_model_len",
     "tensor_parallel_size": "tensor_parallel_size",
@@ -95,6 +98,7 @@ def read_log(lines: Sequence[str]) -> LogReading | None:
         model=model,
         total=total,
         flags=stated | arguments,
+        has_arguments=bool(with_any(lines, ARGUMENTS)),
         message=message.strip(),
         refused=bool(message),
         oom_flag="--max-num-seqs",
@@ -127,7 +131,7 @@ def _arguments(lines: Sequence[str]) -> dict[str, Any]:
                 arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
             elif name == "model":
                 arguments[name] = value
-    for line in with_any(lines, ("non-default args: ", "args: Namespace(")):
+    for line in with_any(lines, ARGUMENTS):
         given = argument_pairs(line[line.index("args: ") + len("args: ") :])
         arguments |= {"model": given["model_tag"]} if "model_tag" in given else {}
         arguments |= given
