@@ -64,6 +64,7 @@ __all__ = [
     "convert",
     "diff",
     "explain",
+    "explain_log",
     "fit",
     "flops",
     "hardware",
@@ -267,6 +268,7 @@ def memory(
     with_towers: bool = False,
     cublas_workspace: str | None = None,
     engine: str | Iterable[str] | None = None,
+    receipt: str | Path | None = None,
     **options: Any,
 ) -> DeviceUse | RanksUse | ReportedAnswer:
     """Computes the memory of one device, in bytes: `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind`,
@@ -281,13 +283,15 @@ def memory(
         layout (tp=8), by the names of the command line.
     engine: a serving engine (`vllm==0.19`), or several. `options` are its own flags then (max_model_len="32k"), and
         `.result` has the terms of its memory, the tokens of the cache, and whether it starts.
+    receipt: with engine, a start-up log, whose measured terms stand in place of estimates.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
     if engine is not None:
         from .questions.engines import ask_engine_memory
 
         _check_engine_options(phase=phase, launch=launch, with_mtp=with_mtp, with_towers=with_towers)
-        return ask_engine_memory(_engine_question(_require_model(model), engine, hardware, options))
+        return ask_engine_memory(_engine_question(_require_model(model), engine, hardware, options, receipt))
+    _require_no_receipt(receipt)
     from .questions.runs import ask_memory, memory_question
 
     parsed = options_of(options, run=True, layout=True)
@@ -319,7 +323,15 @@ def _check_engine_options(**options: Any) -> None:
             raise InputError(f"{name}: is not of engines; remove it, or engine")
 
 
-def _engine_question(model: Model, engine: Any, hardware: Any, options: dict[str, Any]) -> EngineQuestion:
+def _require_no_receipt(receipt: Any) -> None:
+    """Raises `InputError` for a receipt without an engine."""
+    if receipt is not None:
+        raise InputError("--receipt: only applies to an engine; add --engine, such as --engine vllm")
+
+
+def _engine_question(
+    model: Model, engine: Any, hardware: Any, options: dict[str, Any], receipt: str | Path | None = None
+) -> EngineQuestion:
     """The question about engines. options: those of reading a model, and the engines' own flags."""
     from .questions.engines import EngineQuestion
 
@@ -332,7 +344,8 @@ def _engine_question(model: Model, engine: Any, hardware: Any, options: dict[str
     if not engines or not all(isinstance(name, str) for name in engines):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
     chosen = text("--hardware", names[0], "h100") if names and names[0] is not None else None
-    return EngineQuestion(preset_of(model, **reading), engines, options, chosen, quantize)
+    file = None if receipt is None else str(receipt)
+    return EngineQuestion(preset_of(model, **reading), engines, options, chosen, quantize, file)
 
 
 def fit(
@@ -345,6 +358,7 @@ def fit(
     with_towers: bool = False,
     cublas_workspace: str | None = None,
     engine: str | None = None,
+    receipt: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
     """Whether a run fits (`.ok`), and what would make it fit; with `devices`, with some layout over them.
@@ -353,6 +367,7 @@ def fit(
     phase: default inference, or training if an option that only training has is given.
     global_batch: with devices, sequences of a training step of all. options: as of `memory`.
     engine: a serving engine (`vllm`): the fewest accelerators on which it starts and holds the users.
+    receipt: as of `memory`.
     """
     if engine is not None:
         from .questions.engines import ask_engine_fit
@@ -361,7 +376,8 @@ def fit(
         users = number("--users", options.pop("users", None))
         seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else whole("--devices", devices)
-        return ask_engine_fit(_engine_question(model, engine, hardware, options), users, seq, devices)
+        return ask_engine_fit(_engine_question(model, engine, hardware, options, receipt), users, seq, devices)
+    _require_no_receipt(receipt)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
     parsed = options_of(options, run=True, layout=True)
@@ -511,6 +527,30 @@ def budget(file: str | Path = "llmcalc.toml") -> ReportedAnswer:
     from .questions.witnesses import ask_budget
 
     return ask_budget(Path(file))
+
+
+def explain_log(
+    log: str | Path,
+    model: Model | None = None,
+    *,
+    engine: str | None = None,
+    hardware: str | None = None,
+    quantize: str | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Reads a start-up log or an out-of-memory message: `.result.terms` are what it prints beside what is computed.
+
+    log: its path. model: the model, where the log names none that is known.
+    engine: the engine and its version (`vllm==0.19`), where the log names none. hardware: the accelerator.
+    quantize: the scheme of the weights. options: `set`, `head`, `allow_unknown`.
+    Raises `InputError` for a log of which nothing is known.
+    """
+    from .questions.logs import LogQuestion, ask_log
+
+    reading = {name: options.pop(name) for name in READING if name in options}
+    options_of(options)
+    preset = None if model is None else preset_of(model, **reading)
+    return ask_log(LogQuestion(str(log), preset, engine, hardware, quantize))
 
 
 def verify(

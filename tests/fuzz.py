@@ -464,6 +464,19 @@ def difference(r: random.Random) -> Input:
     return Input(("diff", "a.json", "b.json", "--format", r.choice(("table", "json", "markdown", "csv"))), files)
 
 
+LOGS = {path.name: path.read_bytes() for path in sorted((ROOT / "data" / "logs").iterdir())}
+
+
+def log(r: random.Random) -> Input:
+    name = r.choice(list(LOGS))
+    content = broken(LOGS[name], r)
+    hardware_ = ("--hardware", "h100") if r.random() < 0.5 else ()
+    words: tuple[str, ...] = ("explain-log", name, *(("llama3-8b",) if r.random() < 0.3 else ()), *hardware_)
+    if r.random() < 0.3:
+        words = ("memory", "llama3.1-8b", "--engine", "vllm==0.19", "--hardware", "h100", "--receipt", name)
+    return Input(words, {name: content})
+
+
 READERS: dict[str, Callable[[random.Random], Input]] = {
     "config": config,
     "description": description,
@@ -476,6 +489,7 @@ READERS: dict[str, Callable[[random.Random], Input]] = {
     "safetensors": safetensors,
     "index": index,
     "diff": difference,
+    "log": log,
 }
 
 

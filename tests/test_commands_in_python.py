@@ -16,7 +16,7 @@ import llmcalc
 from llmcalc.api import __all__ as FUNCTIONS
 from llmcalc.arguments import READING
 from llmcalc.cli.help import with_help_all
-from llmcalc.cli.main import COMMANDS
+from llmcalc.cli.main import COMMANDS, module_name
 from llmcalc.errors import InputError
 from llmcalc.plots.pictures import Picture
 from tests.families import shapes_of
@@ -24,6 +24,8 @@ from tests.test_imports import PACKAGE, modules
 
 CONFIG = json.dumps(shapes_of("llama")[0])
 BUDGET = '[[model]]\ntarget = "gpt2"\nparams = "<= 1M"\n'
+
+LOG = (Path(__file__).parent / "data/logs/vllm_v1.log").read_text()
 
 ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "params": (lambda: llmcalc.params("gpt2", set=["num_hidden_layers=2"]), "params gpt2 --set num_hidden_layers=2"),
@@ -78,6 +80,14 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: llmcalc.shape(params="1B", rows=3, ffn_ratio="8/3"),
         "shape --params 1B --rows 3 --ffn-ratio 8/3",
     ),
+    "memory of an engine with a receipt": (
+        lambda: llmcalc.memory("llama3.1-8b", engine="vllm==0.19", hardware="h100", receipt="server.log"),
+        "memory llama3.1-8b --engine vllm==0.19 --hardware h100 --receipt server.log",
+    ),
+    "explain-log": (
+        lambda: llmcalc.explain_log("server.log", "llama3.1-8b", hardware="h100", engine="vllm==0.19"),
+        "explain-log server.log llama3.1-8b --hardware h100 --engine vllm==0.19",
+    ),
     "explain": (
         lambda: llmcalc.explain("gpt2", "self_attn", "flops", seq=64, kv_dtype="fp8"),
         "explain gpt2 self_attn -q flops --seq 64 --kv-dtype fp8",
@@ -103,6 +113,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model" / "config.json").write_text(CONFIG)
     (tmp_path / "llmcalc.toml").write_text(BUDGET)
     (tmp_path / "run.sh").write_text(LAUNCH)
+    (tmp_path / "server.log").write_text(LOG)
     header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
     (tmp_path / "gpt2.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(32))
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -115,12 +126,13 @@ def test_no_module_hides_a_function() -> None:
     for name in modules(PACKAGE):
         if name != "llmcalc.__main__":
             import_module(name)
-    assert all(inspect.isfunction(getattr(llmcalc, name)) for name in COMMANDS)
-    assert [name for name in COMMANDS if (PACKAGE / f"{name}.py").exists() or (PACKAGE / name).exists()] == []
+    names = [module_name(name) for name in COMMANDS]
+    assert all(inspect.isfunction(getattr(llmcalc, name)) for name in names)
+    assert [name for name in names if (PACKAGE / f"{name}.py").exists() or (PACKAGE / name).exists()] == []
 
 
 def test_every_command_is_a_function() -> None:
-    assert set(COMMANDS) <= set(FUNCTIONS) & set(llmcalc.__all__)
+    assert set(map(module_name, COMMANDS)) <= set(FUNCTIONS) & set(llmcalc.__all__)
     with_documents = {name.partition(" ")[0] for name in ASKED}
     assert set(COMMANDS) - with_documents == {"plot", "verify", "convert", "schema", "web"}  # tested below
 
@@ -192,7 +204,7 @@ OF_THE_OUTPUT = {"format", "output", "notes", "table", "junit", "offline", "help
 
 def options_of(command: str) -> set[str]:
     """The long names of a command's options, as names of Python. typer has the first one as the option's default."""
-    module = import_module(f"llmcalc.cli.{command}")
+    module = import_module(f"llmcalc.cli.{module_name(command)}")
     found = set()
     for parameter in inspect.signature(with_help_all(module.command)).parameters.values():
         for option in getattr(parameter.annotation, "__metadata__", ()):
@@ -211,7 +223,7 @@ WITH_ANY |= {"verify": {"layout": True}}
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "plot"])
 def test_options_have_the_same_names(command: str) -> None:
-    function = inspect.signature(getattr(llmcalc, command)).parameters
+    function = inspect.signature(getattr(llmcalc, module_name(command))).parameters
     taken = set(function)
     if "options" in function:
         taken |= set(READING) | groups(**WITH_ANY.get(command, {}))
@@ -252,6 +264,9 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.compare("gpt2", sort="size"), "--sort: "),
     (lambda: llmcalc.explain("gpt2", quantity="size"), "--quantity: 'size' is not known"),  # type: ignore[arg-type]
     (lambda: llmcalc.explain("gpt2", kv_dtype="bf17"), "--kv-dtype: unknown dtype 'bf17'"),
+    (lambda: llmcalc.explain_log("none.log"), "none.log: "),
+    (lambda: llmcalc.explain_log("run.sh"), "run.sh: no line is known"),
+    (lambda: llmcalc.memory("gpt2", receipt="server.log"), "--receipt: only applies to an engine"),
     (lambda: llmcalc.diff("gpt2"), "diff: 1 TARGET; expected two"),
     (lambda: llmcalc.shape("gpt2", rows=0), "--rows: 0 is too small"),
     (lambda: llmcalc.shape("gpt2", kv_ratio="x"), "gpt2: --kv-ratio: 'x' is not"),

@@ -7,13 +7,14 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
+from ..errors import InputError
 from .help import Command
 
 VALUES = "llmcalc.engine_flags"
 """Key of the engine's flags in the context's `meta`."""
 
 ENGINE_HELP = (
-    "A serving engine: vllm, vllm==0.19, sglang. Its own flags are options then (--max-model-len, "
+    "A serving engine: vllm, vllm==0.19, sglang, tensorrt-llm. Its own flags are options then (--max-model-len, "
     "--gpu-memory-utilization, …), and --hardware is needed. Repeatable, to compare versions."
 )
 
@@ -24,9 +25,20 @@ EngineOption: TypeAlias = Annotated[
     ),
 ]
 
+ReceiptOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--receipt",
+        metavar="FILE",
+        help="With --engine: a start-up log, whose measured terms stand in place of estimates (see explain-log).",
+        show_default=False,
+        rich_help_panel="What runs",
+    ),
+]
+
 SHARED_OPTIONS = (
-    "engine", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt", "output",
-    "table", "help", "help_all",
+    "engine", "receipt", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt",
+    "output", "table", "help", "help_all",
 )  # fmt: skip
 """Parameters of commands that are options with an engine too."""
 
@@ -73,6 +85,12 @@ def _engines(args: Sequence[str]) -> Iterable[str]:
             yield value
         elif argument == "--engine" and i + 1 < len(args):
             yield args[i + 1]
+
+
+def require_engine(receipt: str | None, engine: Sequence[str] | None) -> None:
+    """Raises `InputError` for a receipt without an engine."""
+    if receipt and not engine:
+        raise InputError("--receipt: only applies to an engine; add --engine, such as --engine vllm")
 
 
 def engine_flags(context: typer.Context) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import typer
 from ..device_memory.settings import Settings
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import EngineCommand, EngineOption, engine_flags
+from .engine_options import EngineCommand, EngineOption, ReceiptOption, engine_flags, require_engine
 from .hardware import accelerator_option
 from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
@@ -43,6 +43,7 @@ def command(
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     engine: EngineOption = None,
+    receipt: ReceiptOption = None,
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
@@ -57,11 +58,14 @@ def command(
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
+    require_engine(receipt, engine)
     if engine:
         from ..questions.engines import EngineQuestion, ask_engine_fit
 
         preset = reading.load(target)
-        engine_question = EngineQuestion(preset, tuple(engine), engine_flags(context), hardware, settings.quantize)
+        engine_question = EngineQuestion(
+            preset, tuple(engine), engine_flags(context), hardware, settings.quantize, receipt
+        )
         with name_in_errors(preset):
             answer = ask_engine_fit(engine_question, settings.batch, settings.seq, layout_request.devices)
             report = answer.report()

@@ -29,6 +29,7 @@ COMMANDS = (
     "diff",
     "shape",
     "explain",
+    "explain-log",
     "verify",
     "check",
     "budget",
@@ -38,7 +39,13 @@ COMMANDS = (
     "schema",
     "web",
 )
-"""Names of commands: modules of this package with a function `command`, or packages of commands."""
+"""Names of commands: modules of this package with a function `command`, or packages of commands. A module has
+underscores for hyphens."""
+
+
+def module_name(command: str) -> str:
+    """Returns the name of a command's module, which is that of its function in Python too."""
+    return command.replace("-", "_")
 
 
 class LazyGroup(TyperGroup):
@@ -60,7 +67,9 @@ class LazyGroup(TyperGroup):
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Writes the first line of each command's help, without importing the command."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary_of(f"{__package__}{self.within}.{name}")) for name in self.names])
+            formatter.write_dl(
+                [(name, summary_of(f"{__package__}{self.within}.{module_name(name)}")) for name in self.names]
+            )
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in self.names:
@@ -71,7 +80,7 @@ class LazyGroup(TyperGroup):
                 f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "
                 f"(llmcalc{self.within.replace('.', ' ')} --help lists all)"
             )
-        module = import_module(f"{self.within}.{cmd_name}", __package__)
+        module = import_module(f"{self.within}.{module_name(cmd_name)}", __package__)
         if hasattr(module, "COMMANDS"):
             return typer.main.get_command(_command_group(cmd_name, module))
         app = typer.Typer(add_completion=False, rich_markup_mode=None)

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..frameworks.launch.kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import EngineCommand, EngineOption, engine_flags
+from .engine_options import EngineCommand, EngineOption, ReceiptOption, engine_flags, require_engine
 from .hardware import complete_name
 from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given
@@ -60,6 +60,7 @@ def command(
         ),
     ] = None,
     engine: EngineOption = None,
+    receipt: ReceiptOption = None,
     cublas_workspace: CublasWorkspace = None,
     table: TableOption = None,
     *,
@@ -74,8 +75,9 @@ def command(
     from ..sources.hardware import find_all
     from ..sources.preset import name_in_errors
 
+    require_engine(receipt, engine)
     if engine:
-        _show_engines(engine, engine_flags(context), target, hardware, settings, reading, writing, table)
+        _show_engines(engine, engine_flags(context), target, hardware, settings, receipt, reading, writing, table)
         return
     include = included(with_mtp, with_towers)
     question = memory_question(
@@ -117,6 +119,7 @@ def _show_engines(
     target: str | None,
     hardware: list[str] | None,
     settings: Settings,
+    receipt: str | None,
     reading: Reading,
     writing: Writing,
     table: str | None,
@@ -131,7 +134,8 @@ def _show_engines(
         raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
     preset = reading.load(target)
     with name_in_errors(preset):
-        question = EngineQuestion(preset, tuple(engines), values, hardware[0] if hardware else None, settings.quantize)
+        accelerator = hardware[0] if hardware else None
+        question = EngineQuestion(preset, tuple(engines), values, accelerator, settings.quantize, receipt)
         answer = ask_engine_memory(question)
         report = answer.report()
     writing.show(report, table)

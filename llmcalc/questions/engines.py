@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..accelerator import Hardware
@@ -15,6 +15,7 @@ from ..frameworks.engines.use import EngineOption, EngineUse
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
+from .receipts import ReceiptFile
 
 MOST_DEVICES = 64
 """The largest number of devices on which `fit` tries an engine."""
@@ -25,6 +26,7 @@ class EngineQuestion:
     """A question about engines. engines: each `NAME` or `NAME==VERSION`. values: the flags as they were given.
 
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.
+    receipt: a log whose measured terms stand in place of estimates; None for none.
     """
 
     preset: Preset
@@ -32,18 +34,29 @@ class EngineQuestion:
     values: Mapping[str, Any]
     hardware: str | None = None
     quantize: str | None = None
+    receipt: str | None = None
 
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields what each engine does. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             raise InputError("--hardware: missing; an engine's budget is a share of the device's memory (such as h100)")
-        hardware = _served(find_hardware(self.hardware))
+        accelerator = find_hardware(self.hardware)
         for text in self.engines:
             record, version = engine_and_version(text)
+            hardware = _served(record, accelerator)
             flags = self.flags(record)
+            receipt = self.receipt_of(record, version)
+            if receipt is not None:
+                flags = receipt.with_receipt(flags, hardware)
             memory = record.memory_on(self.preset, hardware, version, flags)
+            if receipt is not None:
+                memory = replace(memory, notes=(*memory.notes, *receipt.notes(memory)))
             more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
             yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more))
+
+    def receipt_of(self, record: Engine, version: EngineVersion) -> ReceiptFile | None:
+        """Returns the receipt for an engine; None for none."""
+        return None if self.receipt is None else ReceiptFile(self.receipt, self.preset, record, version)
 
     def flags(self, record: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
@@ -91,13 +104,19 @@ def ask_engine_fit(
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
-        else [_served(find_hardware(question.hardware))]
+        else [_served(record, find_hardware(question.hardware))]
     )
+    receipt = question.receipt_of(record, version)
+
+    def flags_on(hardware: Hardware) -> dict[str, Any]:
+        return flags if receipt is None else receipt.with_receipt(flags, hardware)
+
+    most = devices or MOST_DEVICES
     options = [
         option
         for hardware in names
-        if _is_served(hardware)
-        and (option := _fewest(question.preset, record, version, hardware, flags, wanted, devices or MOST_DEVICES))
+        if record.runs_on(hardware)
+        and (option := _fewest(question.preset, record, version, hardware, flags_on(hardware), wanted, most))
     ]
     if not options:
         raise InputError("--devices: no layout divides the model over so many; expected another number")
@@ -105,13 +124,22 @@ def ask_engine_fit(
     changes: list[Change] = []
     if question.hardware is not None:
         hardware = options[0].hardware
+        flags = flags_on(hardware)
         unchanged = record.memory_on(question.preset, hardware, version, flags)
         changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, flags)]
         use = EngineUse(question.preset, record, version, hardware, flags, unchanged, tuple(changes))
     else:
         use = EngineUse(question.preset, record, version, options[0].hardware, flags, options[0].memory)
+    if receipt is not None:
+        options[0] = _with_notes(options[0], receipt)
     serves = options[0].serves
     return ReportedAnswer(options, lambda: fit_report(use, options, wanted, question.hardware is not None), serves)
+
+
+def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
+    """Returns the option with the receipt's remarks, which the answer prints."""
+    memory = option.memory
+    return replace(option, memory=replace(memory, notes=(*memory.notes, *receipt.notes(memory))))
 
 
 def for_users(change: Change, users: int) -> Change:
@@ -119,16 +147,12 @@ def for_users(change: Change, users: int) -> Change:
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
 
-def _served(hardware: Hardware) -> Hardware:
-    """Returns the accelerator. Raises `InputError` for one on which the rules of CUDA's memory do not hold."""
-    if not _is_served(hardware):
-        raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of NVIDIA or AMD")
+def _served(record: Engine, hardware: Hardware) -> Hardware:
+    """Returns the accelerator. Raises `InputError` for one on which the engine does not run."""
+    if not record.runs_on(hardware):
+        vendors = " or ".join(record.vendors)
+        raise InputError(f"--hardware {hardware.name}: is not modelled with --engine; expected a GPU of {vendors}")
     return hardware
-
-
-def _is_served(hardware: Hardware) -> bool:
-    """Whether it is a GPU of NVIDIA or AMD, or one without a vendor."""
-    return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in ("NVIDIA", "AMD")
 
 
 def _fewest(

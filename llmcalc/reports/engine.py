@@ -108,7 +108,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
             [
                 option.hardware.name,
                 option.memory.devices,
-                _typed(option.flags),
+                _typed(use, option.flags),
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
@@ -129,7 +129,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
             {
                 "hardware": option.hardware.name,
                 "devices": option.memory.devices,
-                "flags": dict(_flag_values(option.flags)),
+                "flags": dict(_flag_values(use, option.flags)),
                 "starts": option.memory.starts,
                 "fits": option.serves,
                 "kv_tokens": option.memory.kv_tokens,
@@ -164,7 +164,9 @@ def _answer(memory: EngineMemory) -> str:
 
 
 def _aside(use: EngineUse) -> str:
-    shown = ("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len")
+    shown = (
+        "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--max_num_tokens", "--max_seq_len",
+    )  # fmt: skip
     defaults = ", ".join(f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in shown)
     return f"of one device, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "")
 
@@ -176,7 +178,8 @@ def _notes(memory: EngineMemory) -> list[str]:
 
 def _from(term: Term) -> str:
     """What a term comes from: with the logs behind an estimate."""
-    return f"{term.origin} ({term.source})" if "log" in term.source or "assum" in term.source else term.origin
+    has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
+    return f"{term.origin} ({term.source})" if has_logs else term.origin
 
 
 def _signed(use: EngineUse, name: str, bytes: int, is_outside: bool) -> int:
@@ -274,9 +277,9 @@ def _changes_data(use: EngineUse) -> list[dict[str, Any]]:
     return [change._asdict() for change in use.changes]
 
 
-def _flag_values(flags: Any) -> list[tuple[str, Any]]:
-    return [(f"--{name.replace('_', '-')}", value) for name, value in flags.items()]
+def _flag_values(use: EngineUse, flags: Any) -> list[tuple[str, Any]]:
+    return [(use.engine.typed(name), value) for name, value in flags.items()]
 
 
-def _typed(flags: Any) -> str:
-    return " ".join(f"{flag} {value}" for flag, value in _flag_values(flags)) or "—"
+def _typed(use: EngineUse, flags: Any) -> str:
+    return " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags)) or "—"

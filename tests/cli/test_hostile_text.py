@@ -93,6 +93,11 @@ torchrun --nproc_per_node 2 pretrain_gpt.py --num-layers 2 --hidden-size 64 --nu
     --seq-length 64 --max-position-embeddings 64 --vocab-size 128 --tokenizer-type NullTokenizer \\
     --micro-batch-size 1 --global-batch-size 2 --transformer-impl local --no-such NAME
 """
+LOG = """INFO vLLM API server version 0.19.0
+INFO non-default args: {'model': 'NAME', 'max_model_len': 'NAME', 'NAME': 'NAME'}
+INFO Model loading took 1.00 GiB NAME
+ValueError: No available memory for the cache blocks. NAME
+"""
 SHORT = "pairs"
 """The name of the second model: nothing in it is escaped."""
 
@@ -116,6 +121,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "budget" / f"{NAME}.toml").write_text(BUDGET.replace("NAME", quoted(f"../{NAME}.toml")))
     header = json.dumps({NAME: {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}).encode()
     (path / f"{NAME}.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(16))
+    (path / f"{NAME}.log").write_text(LOG.replace("NAME", NAME))
     (path / f"{NAME}.sh").write_text(LAUNCH.replace("--no-such NAME", ""))
     writer = gguf.GGUFWriter(path / f"{NAME}.gguf", "llama")
     writer.add_tensor(NAME.encode("utf-8").decode(), np.zeros((10, 64), dtype=np.float32))
@@ -127,6 +133,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MODEL_FILE, CONFIG_FILE, TENSORS = f"{NAME}.toml", f"{NAME}/config.json", f"{NAME}.safetensors"
+LOG_FILE = f"{NAME}.log"
 HARDWARE_FILE, BUDGET_FILE = f"hardware/{NAME}.toml", f"budget/{NAME}.toml"
 
 COMMAND_LINES: list[tuple[str, ...]] = [
@@ -147,6 +154,7 @@ COMMAND_LINES: list[tuple[str, ...]] = [
     ("diff", MODEL_FILE, f"{SHORT}.toml"),
     ("diff", MODEL_FILE, f"{SHORT}.toml", "--table", "fields"),
     ("shape", MODEL_FILE),
+    ("explain-log", LOG_FILE, MODEL_FILE),
     ("explain", MODEL_FILE),
     ("explain", MODEL_FILE, "mlp"),
     ("verify", MODEL_FILE),

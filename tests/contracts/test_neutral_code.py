@@ -22,6 +22,7 @@ FRAMEWORKS = re.compile("|".join((*(name for name in NAMES if name != "torch"), 
 
 OTHERWISE = {
     "frameworks/registry.py": "the list of the frameworks",
+    "frameworks/logs/registry.py": "the list of the readers of logs",
     "frameworks/launch/refused.py": "names the options of a framework that stand for a program's file",
     "frameworks/launch/kinds.py": "the list of the programs",
     "frameworks/launch/command_line.py": "an installed program that is called after Megatron",

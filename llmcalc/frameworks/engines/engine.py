@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError
+from ...workload.setting import option
 from ..framework import FromFile
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from ...sources.preset import Preset
     from .flags import Flag
 
-TermStatus: TypeAlias = Literal["exact", "source", "estimate"]
+TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
 
 
 class Term(NamedTuple):
@@ -25,8 +26,8 @@ class Term(NamedTuple):
 
     name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`.
     bytes: its size.
-    status: exact, source (read in the engine's code) or estimate.
-    source: the file and function, or the number of logs.
+    status: exact, source (read in the engine's code), estimate or measured (printed in a log of the user).
+    source: the file and function, the number of logs, or the log.
     origin: what the size comes from, in a few words.
     """
 
@@ -56,7 +57,7 @@ class EngineMemory:
     starts: whether the engine starts. message: its message where it does not, else empty.
     max_model_len: the longest request. assumed: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
-    notes: remarks for the reader.
+    notes: remarks for the reader. settings: name of a flag's value → the value in effect.
     """
 
     terms: tuple[Term, ...]
@@ -70,6 +71,7 @@ class EngineMemory:
     block_size: int
     assumed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def bytes_of(self, name: str) -> int:
         """Bytes of a term; 0 for a term that the engine does not have."""
@@ -99,6 +101,8 @@ class Engine:
         them, and as values of flags.
     layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
     instead: option of llmcalc → the engine's flag for it.
+    flag_of: term → the flag that changes it.
+    vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     """
 
     name: str
@@ -109,11 +113,22 @@ class Engine:
     candidates: FromFile
     layouts: FromFile
     instead: Mapping[str, str] = field(default_factory=dict)
+    flag_of: Mapping[str, str] = field(default_factory=dict)
+    vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+
+    def runs_on(self, hardware: Hardware) -> bool:
+        """Whether the engine runs on an accelerator: one of its vendors, or one without a vendor."""
+        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in self.vendors
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the flags of the engine."""
         known: tuple[Flag, ...] = self.flags()
         return known
+
+    def typed(self, field_name: str) -> str:
+        """Returns a flag as users type it, by the name of its value: `--max-model-len` of `max_model_len`."""
+        typed_by_field = {flag.field: flag.names[0] for flag in self.known_flags()}
+        return typed_by_field.get(field_name, option(field_name))
 
     def memory_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]

@@ -107,8 +107,8 @@ def _amount(name: str, value: Any, share: bool) -> float:
 
 
 def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
-    """Returns spelling → flag. Long flags may have underscores for hyphens."""
-    return {name: flag for flag in flags for name in flag.names}
+    """Returns spelling, as `spelled` has it → flag."""
+    return {spelled(name): flag for flag in flags for name in flag.names}
 
 
 def spelled(argument: str) -> str:
@@ -121,18 +121,22 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
 
     Raises `InputError` for an unknown flag, with the nearest name.
     """
-    known = by_name(flags)
-    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in known.items() if name.startswith("-")}
+    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in by_name(flags).items()}
     read: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
-            near = suggest(name, {key: f"--{key.replace('_', '-')}" for key in fields})
+            near = suggest(name, {key: _typed(key, flag) for key, flag in fields.items()})
             raise InputError(f"--{name.replace('_', '-')}: {title} has no such flag.{near}")
         if value is not None and value is not False:
             read[fields[name].field] = fields[name].read(value)
         elif value is False:
             read[fields[name].field] = False
     return {name: value for name, value in read.items() if not _is_idle(flags, name)}
+
+
+def _typed(field: str, flag: Flag) -> str:
+    """Returns the spelling of a flag that has that field, such as `--max-model-len`."""
+    return next(name for name in flag.names if name.lstrip("-").replace("-", "_") == field)
 
 
 def _is_idle(flags: Sequence[Flag], field: str) -> bool:
@@ -161,7 +165,7 @@ def split_arguments(
             kept_arguments.append(argument)
             continue
         name, mark, value = argument.partition("=")
-        flag = known.get(name) or known.get(spelled(name))
+        flag = known.get(spelled(name))
         if flag is None and name in others:
             kept_arguments.append(argument)
             if others[name] and not mark and queue:
@@ -174,7 +178,8 @@ def split_arguments(
         if flag is None:
             if name in instead:
                 raise InputError(f"{name}: with --engine the flags are those of {title}; expected {instead[name]}")
-            near = suggest(spelled(name), {key: key for key in (*known, *others)})
+            names = {spelled(key): key for key in (*(name for flag in flags for name in flag.names), *others)}
+            near = suggest(spelled(name), names)
             raise InputError(f"{name}: {title} has no such flag.{near}")
         if flag.kind == "switch" and not mark:
             values[flag.field] = True

@@ -8,7 +8,7 @@ from importlib import import_module
 from ...errors import InputError, suggest
 from .engine import Engine, EngineVersion
 
-FOLDERS = {"vllm": "vllm", "sglang": "sglang"}
+FOLDERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt_llm"}
 """The words of `--engine` → the folder of the engine."""
 
 

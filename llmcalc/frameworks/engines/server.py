@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from ...accelerator import Hardware
@@ -12,7 +13,9 @@ from ...errors import InputError
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
-from .engine import EngineVersion
+from .engine import EngineVersion, Term
+from .receipt import FIELD, Receipt
+from .registry import engine
 from .versions import Numbers, numbers_of
 
 DTYPES = {"half": "float16", "float": "float32"}
@@ -24,10 +27,14 @@ class EngineServer:
     """A server. flags: values of the flags by their names; `quantize` is a scheme of llmcalc.
 
     name: the word of `--engine`. length_field: the name of the flag of the longest request.
+    layout_fields: the names of the flags of the layout's sizes, each 1 by default.
+    decided_by: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
     """
 
     name: ClassVar[str]
     length_field: ClassVar[str]
+    layout_fields: ClassVar[tuple[str, ...]]
+    decided_by: ClassVar[Mapping[str, tuple[str, ...]]] = {}
 
     preset: Preset
     hardware: Hardware
@@ -66,6 +73,54 @@ class EngineServer:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
         return int(length)
 
-    def assumed(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns flag → default of those that are not given. defaults: the flag's name → its default."""
-        return {option(name): value for name, value in defaults.items() if name not in self.flags}
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The name of a flag → its value in effect: the given one, or the default."""
+        raise NotImplementedError
+
+    @property
+    def assumed(self) -> dict[str, Any]:
+        """Flag, as users type it → default of those that are not given."""
+        record = engine(self.name)
+        return {record.typed(name): value for name, value in self.defaults.items() if name not in self.flags}
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The name of a flag → its value in effect, with the layout's sizes and without the receipt."""
+        values = {**dict.fromkeys(self.layout_fields, 1), **self.defaults, **self.flags}
+        return {name: value for name, value in values.items() if name != FIELD}
+
+    @cached_property
+    def receipt_terms(self) -> dict[str, int]:
+        """The terms of the receipt that were measured under these flags, by name, with their bytes."""
+        receipt: Receipt | None = self.flags.get(FIELD)
+        if receipt is None:
+            return {}
+        return {
+            name: size
+            for name, size in receipt.terms.items()
+            if name in self.decided_by
+            and not receipt.differing((*self.layout_fields, *self.decided_by[name]), self.settings)
+        }
+
+    def measured(self, name: str, computed: int) -> int:
+        """Returns the bytes of a term: those that the receipt has, else the computed ones."""
+        return self.receipt_terms.get(name, computed)
+
+    def with_receipt(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
+        """Returns the terms, where those of the receipt say so."""
+        if not self.receipt_terms:
+            return terms
+        file = self.flags[FIELD].file
+        return tuple(
+            term._replace(status="measured", source=file, origin=_measured_origin(term, file))
+            if term.name in self.receipt_terms
+            else term
+            for term in terms
+        )
+
+
+def _measured_origin(term: Term, file: str) -> str:
+    """The origin of a measured term: the file, and whether it is outside of the budget."""
+    outside = "outside the budget, " if term.origin.startswith("outside") else ""
+    return f"{outside}measured in {file}"

@@ -44,6 +44,22 @@ class VersionRange(Record):
         return None if self.to is None else numbers_of(self.to)
 
 
+class MeasuredOverhead(Record):
+    """Memory that no rule gives. mib: its size. logs: number of logs behind it. accelerators: those of the logs."""
+
+    mib: int
+    logs: int
+    accelerators: tuple[str, ...] = ()
+
+    @property
+    def source(self) -> str:
+        """The logs behind the figure, in words."""
+        if not self.logs:
+            return "an assumption"
+        where = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
+        return f"{self.logs} log{'s' * (self.logs > 1)}{where}"
+
+
 class RuleRange(VersionRange):
     """The rules of a range of versions, with the source file and the function that they were read in."""
 

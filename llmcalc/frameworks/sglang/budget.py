@@ -29,6 +29,8 @@ class Server(EngineServer):
 
     name = "sglang"
     length_field = "context_length"
+    layout_fields = ("tp_size",)
+    decided_by = {"weights": ("dtype", "quantize"), "non_torch": (), "kv_cache": ("mem_fraction_static", "dtype")}
 
     @property
     def record(self) -> SGLangRecord:
@@ -76,9 +78,24 @@ class Server(EngineServer):
         return EngineRank(self.preset, Layout(tp=self.tp), 0, self.flags.get("quantize"), self.dtype)
 
     @property
+    def defaults(self) -> dict[str, Any]:
+        """The name of a flag → its value in effect: the given one, or the default."""
+        return {
+            "mem_fraction_static": self.fraction,
+            "context_length": self.longest_request,
+            "kv_cache_dtype": "auto",
+            "tp_size": self.tp,
+        }
+
+    @property
+    def outside_torch(self) -> int:
+        """Bytes in use before the weights are loaded."""
+        return self.measured("non_torch", self.record.context_of(self.tp).mib * MIB)
+
+    @property
     def free_before(self) -> int:
         """Bytes that are free before the weights are loaded."""
-        return self.hardware.capacity_bytes - self.record.context_of(self.tp).mib * MIB
+        return self.hardware.capacity_bytes - self.outside_torch
 
     @property
     def weights(self) -> int:
@@ -118,9 +135,10 @@ class Server(EngineServer):
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
     """Computes what SGLang does on its devices. Raises `InputError` for flags that contradict the model."""
     server = Server(preset, hardware, version, flags)
-    rules, fraction, weights = server.rules, server.fraction, server.weights
+    rules, fraction = server.rules, server.fraction
+    weights = server.measured("weights", server.weights)
     budget = int(server.free_before * fraction)
-    available = budget - weights
+    available = server.measured("kv_cache", budget - weights)
     page = int(flags.get("page_size", 1))
     tokens = min(server.tokens_in(available), int(flags.get("max_total_tokens", 10**15))) // page * page
     context = server.record.context_of(server.tp)
@@ -128,15 +146,14 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         Term("budget", budget, "estimate", rules.place, f"{fraction} × free before loading (--mem-fraction-static)"),
         Term("weights", weights, "source", "tensors of the rank", server.rank.scheme or "as published"),
         Term("profile_run", 0, "source", rules.place, "none; activations take what the fraction leaves"),
-        Term("non_torch", context.mib * MIB, "estimate", f"{context.logs} logs of h100-sxm", "outside the budget"),
+        Term("non_torch", server.outside_torch, "estimate", f"{context.logs} logs of h100-sxm", "outside the budget"),
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
         Term("kv_cache", max(available, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )
     length = server.longest_request
     message = server.record.messages["no_cache"] if tokens == 0 else ""
-    shown = {"mem_fraction_static": fraction, "context_length": length, "kv_cache_dtype": "auto", "tp_size": 1}
     return EngineMemory(
-        terms=terms,
+        terms=server.with_receipt(terms),
         kv_tokens=tokens,
         blocks=tokens // page,
         max_concurrency=tokens / length,
@@ -145,7 +162,8 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         max_model_len=length,
         devices=server.tp,
         block_size=page,
-        assumed=server.assumed(shown),
+        assumed=server.assumed,
+        settings=server.settings,
         notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message))))),
     )
 

@@ -18,4 +18,11 @@ ENGINE = Engine(
         "-s": "--context-length",
         "--kv-dtype": "--kv-cache-dtype",
     },
+    flag_of={
+        "budget": "--mem-fraction-static",
+        "weights": "--tp-size",
+        "non_torch": "--tp-size",
+        "cuda_graphs": "--cuda-graph-max-bs",
+        "kv_cache": "--mem-fraction-static",
+    },
 )

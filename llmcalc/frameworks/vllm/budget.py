@@ -44,6 +44,14 @@ class Server(EngineServer):
 
     name = "vllm"
     length_field = "max_model_len"
+    layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
+    decided_by = {
+        "weights": ("dtype", "quantization", "quantize"),
+        "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
+        "non_torch": (),
+        "cuda_graphs": ("max_num_seqs", "enforce_eager"),
+        "kv_cache": ("gpu_memory_utilization", "max_num_seqs", "max_num_batched_tokens", "enforce_eager", "quantize"),
+    }
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
@@ -170,7 +178,7 @@ class Server(EngineServer):
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """The name of a flag → its default."""
+        """The name of a flag → its value in effect: the given one, or the default."""
         return {
             "max_model_len": self.longest_request,
             "max_num_seqs": self.max_num_seqs,
@@ -179,7 +187,7 @@ class Server(EngineServer):
             "kv_cache_dtype": "auto",
             "enforce_eager": False,
             "block_size": self.block_size,
-            "tensor_parallel_size": 1,
+            "tensor_parallel_size": self.tp,
         }
 
     def rank(self, stage: int) -> EngineRank:
@@ -227,11 +235,13 @@ class Server(EngineServer):
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         pool = block_pool(rank, self.cached_element_bytes, self.block_size, rules)
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
-        graphs = self.graph_bytes(rank.number_of_layers)
+        graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
+        beside = self.measured("non_torch", outside.mib * MIB)
         budget = math.ceil(self.utilization * self.total)
-        weights, peak = self.stored_weights(rank), run.peak_bytes(rank, rules)
-        taken = weights + peak + outside.mib * MIB + (graphs if rules.subtracts_graphs else 0)
-        available = int(self.flags.get("kv_cache_memory_bytes", budget - taken))
+        weights = self.measured("weights", self.stored_weights(rank))
+        peak = self.measured("profile_run", run.peak_bytes(rank, rules))
+        taken = weights + peak + beside + (graphs if rules.subtracts_graphs else 0)
+        available = int(self.flags.get("kv_cache_memory_bytes", self.measured("kv_cache", budget - taken)))
         blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(available)))
         estimate: TermStatus = "estimate"
         graph_origin = "subtracted from the budget" if rules.subtracts_graphs else "outside the budget"
@@ -239,13 +249,13 @@ class Server(EngineServer):
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
             Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
-            Term("non_torch", outside.mib * MIB, estimate, outside.source, "context, NCCL and libraries"),
+            Term("non_torch", beside, estimate, outside.source, "context, NCCL and libraries"),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(
                 "kv_cache", max(available, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
             ),
         )
-        return Stage(terms, pool, available, blocks, graphs)
+        return Stage(self.with_receipt(terms), pool, available, blocks, graphs)
 
     def _weights_origin(self, rank: EngineRank) -> str:
         return rank.scheme or ("as published" if self.dtype is None else self.dtype)
@@ -287,7 +297,8 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         max_model_len=length,
         devices=server.devices,
         block_size=pool.block_size,
-        assumed=server.assumed(server.defaults),
+        assumed=server.assumed,
+        settings=server.settings,
         notes=tuple(filter(None, (version.note, *_notes(server)))),
     )
 

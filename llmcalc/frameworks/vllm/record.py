@@ -20,4 +20,12 @@ ENGINE = Engine(
         "--batch": "--max-num-seqs",
         "--kv-dtype": "--kv-cache-dtype",
     },
+    flag_of={
+        "budget": "--gpu-memory-utilization",
+        "weights": "--quantization",
+        "profile_run": "--max-num-seqs",
+        "non_torch": "--tensor-parallel-size",
+        "cuda_graphs": "--enforce-eager",
+        "kv_cache": "--kv-cache-dtype",
+    },
 )

@@ -10,7 +10,15 @@ from pydantic import Field
 from ...accelerator import Hardware
 from ...record import Record
 from ..engines.engine import EngineVersion
-from ..engines.versions import EngineRecord, Numbers, RuleRange, VersionRange, ranges_at, read_engine_record
+from ..engines.versions import (
+    EngineRecord,
+    MeasuredOverhead,
+    Numbers,
+    RuleRange,
+    VersionRange,
+    ranges_at,
+    read_engine_record,
+)
 
 
 class Rules(RuleRange):
@@ -37,37 +45,23 @@ class BatchDefaults(VersionRange):
     max_num_batched_tokens: int
 
 
-class NonTorch(VersionRange):
+class NonTorch(VersionRange, MeasuredOverhead):
     """Memory outside torch.
 
     devices: tensor-parallel ranks, at least. stages: stages of a pipeline, at least. link: beginning of the link's
-    name; empty for any link. logs: number of start-up logs behind the figure. accelerators: those of the logs.
+    name; empty for any link.
     """
 
     devices: int = 1
     link: str = ""
     stages: int = 1
-    mib: int
-    logs: int
-    accelerators: tuple[str, ...] = ()
-
-    @property
-    def source(self) -> str:
-        """The logs behind the figure, in words."""
-        if not self.logs:
-            return "an assumption"
-        where = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
-        return f"{self.logs} log{'s' * (self.logs > 1)}{where}"
 
 
-class Context(Record):
+class Context(MeasuredOverhead):
     """Memory that is in use before the engine measures, by the number of devices. Fields as of `NonTorch`."""
 
     devices: int
     link: str = ""
-    mib: int
-    logs: int
-    accelerators: tuple[str, ...] = ()
 
 
 class GraphEstimate(Record):

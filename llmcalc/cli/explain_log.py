@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from .hardware import accelerator_option
+from .options import TableOption, TargetOrNone
+from .target_options import Reading, Writing, takes_target
+
+
+@takes_target
+def command(
+    log: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE",
+            help="A start-up log or an out-of-memory message of an engine or a training program, or - for stdin.",
+            show_default=False,
+        ),
+    ],
+    target: TargetOrNone = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME==VERSION", help="The engine's version, if the log does not say it.", show_default=False
+        ),
+    ] = None,
+    hardware: Annotated[str | None, accelerator_option(" Default: that of the log.")] = None,
+    quantize: Annotated[
+        str | None,
+        typer.Option(metavar="SCHEME", help="The scheme of the weights; default the checkpoint's.", show_default=False),
+    ] = None,
+    table: TableOption = None,
+    *,
+    reading: Reading,
+    writing: Writing,
+) -> None:
+    """Compare what a log prints of memory with what is computed.
+    Names the term that is off or in the way, and the flag that changes it. Of vLLM, SGLang, TensorRT-LLM, llama.cpp,
+    Ollama, torch, Megatron-LM, DeepSpeed, torchtitan and the Trainer. Exit code 2 if nothing of the log is known.
+    """
+    from ..questions.logs import LogQuestion, ask_log
+
+    preset = reading.load(target) if target else None
+    writing.show(ask_log(LogQuestion(log, preset, engine, hardware, quantize)).report(), table)

@@ -1,0 +1,58 @@
+"""Logs of DeepSpeed: its estimates of model states (runtime/zero/stage3.py, stage_1_and_2.py) and see_memory_usage."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, bytes_of, pattern
+
+PATTERNS = (
+    pattern("MA ", rf"\bMA (?P<allocated>{AMOUNT}) +Max_MA (?P<peak_allocated>{AMOUNT})"),
+    pattern("Max_MA ", rf"\bCA (?P<reserved>{AMOUNT}) +Max_CA (?P<peak_reserved>{AMOUNT})"),
+    pattern("SW: Model with ", r"with (?P<params>[0-9]{1,9})M total params"),
+    pattern("total params, ", r", (?P<largest_layer>[0-9]{1,9})M largest"),
+    pattern("HW: Setup with ", r"with (?P<nodes>[0-9]{1,6}) nodes?, (?P<devices>[0-9]{1,6}) GPUs? per node"),
+    pattern("DeepSpeed info: version=", r"=(?P<version>[0-9]{1,4}(?:\.[0-9]{1,4}){1,3})"),
+)
+
+_OPTION = re.compile(rf"(?P<host>{AMOUNT}) *\| *(?P<device>{AMOUNT}) *\| *(?P<options>[a-z_=., A-Z0-9]{{1,160}})")
+
+MILLION = 10**6
+
+
+def read_log(lines: Sequence[str]) -> LogReading | None:
+    """Reads DeepSpeed's estimates and measurements; None for a log without any."""
+    facts = Facts(lines, PATTERNS)
+    names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
+    terms = [*_estimates(lines, facts), *facts.largest(*names)]
+    if not terms:
+        return None
+    return LogReading(
+        "deepspeed",
+        "DeepSpeed",
+        tuple(terms),
+        version=facts.text("version"),
+        oom_flag="train_micro_batch_size_per_gpu",
+    )
+
+
+def _estimates(lines: Sequence[str], facts: Facts) -> list[LogTerm]:
+    """The estimate without offloading, by its rule: 18 bytes per parameter, divided, and the largest layer gathered."""
+    if "params" not in facts:
+        return []
+    terms = [LogTerm("params", facts.counts("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))]
+    devices = max(1, facts.counts("nodes")[-1] * facts.counts("devices")[-1]) if "nodes" in facts else 1
+    for line in lines:
+        match = _OPTION.search(line) if "|" in line and "offload_optimizer=none" in line else None
+        if match is None or "offload_param=cpu" in match["options"]:
+            continue
+        if "offload_param" in match["options"]:
+            layer = 4 * MILLION * max(facts.counts("largest_layer"), default=0)
+            rule = LogTerm("states", 0, per_parameter=Fraction(18, devices), constant=layer)
+        else:
+            rule = LogTerm("states", 0, per_parameter=4 + Fraction(16, devices))
+        terms.append(rule._replace(value=bytes_of(match["device"])))
+        break
+    return terms

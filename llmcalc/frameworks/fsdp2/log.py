@@ -1,0 +1,36 @@
+"""Logs of torchtitan (train.py and components/metrics.py): what is reserved after the model, and in each step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from ..logs.reading import AMOUNT, COUNT, Facts, LogReading, LogTerm, pattern
+
+PATTERNS = (
+    pattern(" GPU capacity: ", rf"capacity: (?P<gpu>.{{1,80}}?) \([0-9]{{1,3}}\) with (?P<total>{AMOUNT})"),
+    pattern("CUDA capacity: ", rf"capacity: (?P<gpu>.{{1,80}}?) \([0-9]{{1,3}}\)? with (?P<total>{AMOUNT})"),
+    pattern("Model ", rf"Model (?P<model>.{{1,80}}?) size: (?P<params>{COUNT}) total parameters"),
+    pattern("memory usage for model: ", rf": (?P<after_model>{AMOUNT})"),
+    pattern("  memory: ", rf": +(?P<peak_reserved>{AMOUNT})\("),
+)
+
+
+def read_log(lines: Sequence[str]) -> LogReading | None:
+    """Reads torchtitan's measurements; None for a log without any."""
+    facts = Facts(lines, PATTERNS)
+    terms = facts.largest("after_model", "peak_reserved")
+    if not terms:
+        return None
+    if "params" in facts:
+        params = facts.counts("params")[-1]
+        terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
+    return LogReading(
+        "torchtitan",
+        "torchtitan",
+        tuple(terms),
+        model=facts.text("model"),
+        device=facts.text("gpu"),
+        total=facts.last_size("total"),
+        oom_flag="--training.local_batch_size",
+    )

@@ -1,0 +1,92 @@
+"""Logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context), and Ollama's own lines."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, bytes_of, pattern
+
+_BUFFER = re.compile(
+    r"\b(?P<device>[A-Za-z][A-Za-z0-9_]{0,30}) +(?P<kind>model |KV |RS |compute |output |)buffer size *= *"
+    rf"(?P<size>{AMOUNT})"
+)
+_NAMES = {"model": "model_buffer", "": "model_buffer", "KV": "kv_buffer", "RS": "state_buffer"}
+
+PATTERNS = (
+    pattern("general.name", r"general\.name +(?:str +)?= (?P<model>.{1,200})"),
+    pattern("n_ctx ", r"n_ctx += (?P<ctx_size>[0-9]{1,12})"),
+    pattern("n_batch ", r"n_batch += (?P<batch_size>[0-9]{1,12})"),
+    pattern("n_ubatch ", r"n_ubatch += (?P<ubatch_size>[0-9]{1,12})"),
+    pattern("Device 0: ", r"Device 0: (?P<gpu>[^,]{1,80}),"),
+    pattern("K (", r"K \((?P<key_format>[a-z0-9_]{1,10})\).{0,40}V \((?P<value_format>[a-z0-9_]{1,10})\)"),
+    pattern("out of memory", r"(?P<stop>out of memory)"),
+    pattern("failed to allocate", r"(?P<stop>failed to allocate)"),
+    # Ollama
+    pattern("memory.weights.total=", rf'="(?P<model_buffer>{AMOUNT})'),
+    pattern("memory.required.kv=", rf'="(?P<kv_buffer>{AMOUNT})'),
+    pattern("memory.graph.full=", rf'="(?P<compute_buffer>{AMOUNT})'),
+    pattern('msg="model weights"', rf'size="(?P<model_buffer>{AMOUNT})'),
+    pattern('msg="kv cache"', rf'size="(?P<kv_buffer>{AMOUNT})'),
+    pattern('msg="compute graph"', rf'size="(?P<compute_buffer>{AMOUNT})'),
+    pattern("--ctx-size ", r"size (?P<ctx_size>[0-9]{1,12})"),
+    pattern("ollama", r"(?P<ollama>ollama)"),
+)
+
+FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
+"""Formats of the cache that are plain numbers."""
+
+
+def read_log(lines: Sequence[str]) -> LogReading | None:
+    """Reads the buffers of llama.cpp or Ollama; None for a log without any."""
+    facts = Facts(lines, PATTERNS)
+    buffers = _buffers(lines)
+    terms = tuple(LogTerm(name, size, device=device) for (name, device), size in buffers.items())
+    is_ollama = "ollama" in facts or not terms
+    if not terms:
+        names = ("model_buffer", "kv_buffer", "compute_buffer")
+        terms = tuple(LogTerm(name, facts.sizes(name)[-1]) for name in names if name in facts)
+    if not terms:
+        return None
+    is_out_of_memory = "stop" in facts
+    formats = {FORMATS.get(facts.text(name), "") for name in ("key_format", "value_format")}
+    return LogReading(
+        program="ollama" if is_ollama else "llama.cpp",
+        title="Ollama" if is_ollama else "llama.cpp",
+        terms=terms,
+        kind="oom" if is_out_of_memory else "startup",
+        model=facts.text("model"),
+        device=facts.text("gpu"),
+        flags={name: facts.text(name) for name in ("ctx_size", "batch_size", "ubatch_size") if name in facts},
+        message=next((line.strip() for line in lines if "out of memory" in line), ""),
+        off=_largest(terms) if is_out_of_memory else "",
+        flag=("num_ctx" if is_ollama else "--ctx-size") if is_out_of_memory else "",
+        oom_flag="num_ctx" if is_ollama else "--ctx-size",
+        cache_tokens=max(facts.counts("ctx_size"), default=0),
+        cache_dtype=formats.pop() if len(formats) == 1 else "",
+    )
+
+
+def _largest(terms: Sequence[LogTerm]) -> str:
+    """The largest term that a flag changes: the cache or the compute buffer."""
+    changed = [term for term in terms if term.name in ("kv_buffer", "compute_buffer")] or list(terms)
+    return max(changed, key=lambda term: term.value).name
+
+
+def _buffers(lines: Sequence[str]) -> dict[tuple[str, str], int]:
+    """Returns (term, device) → bytes. A context that is made anew, as after a trial of `--fit`, has new buffers."""
+    buffers: dict[tuple[str, str], int] = {}
+    for line in lines:
+        if "n_ctx " in line and "=" in line:
+            buffers = {key: size for key, size in buffers.items() if key[0] == "model_buffer"}
+        if "buffer size" not in line:
+            continue
+        match = _BUFFER.search(line[:400])
+        if match is None:
+            continue
+        kind = match["kind"].strip()
+        key = _NAMES.get(kind, "compute_buffer" if kind == "compute" else "output_buffer"), match["device"]
+        size = bytes_of(match["size"])
+        has_two = key[0] in ("kv_buffer", "state_buffer") and key in buffers  # full layers, and layers with a window
+        buffers[key] = buffers[key] + size if has_two else size
+    return buffers

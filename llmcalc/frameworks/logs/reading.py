@@ -1,0 +1,159 @@
+"""What a log says: the program, its model, version, flags and device, and each term of memory that it prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from ...units import exact_number
+
+LogKind: TypeAlias = Literal["startup", "oom"]
+TermUnit: TypeAlias = Literal["bytes", "tokens", "blocks", "parameters"]
+
+AMOUNT = r"-?[0-9]{1,12}(?:\.[0-9]{1,15})? ?(?:[KMGT]i?B|B|bytes)\b"
+"""An amount of memory with its unit: `14.99 GiB`, `17.12GiB`. Programs print GB and MB for GiB and MiB."""
+
+COUNT = r"[0-9][0-9,]{0,20}"
+"""A whole number, perhaps with commas."""
+
+VERSION = r"v?[0-9]{1,6}(?:\.[0-9]{1,6}){1,3}"
+"""A version; what follows its numbers is left out."""
+
+MOST_CAPTURES = 10_000
+"""Largest number of values of one name that are kept."""
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_PARTS = re.compile(r"(-?)([0-9.]+) ?([KMGT]?)")
+
+
+class LogTerm(NamedTuple):
+    """A term that a log prints.
+
+    name: `weights`, `kv_cache`, `allocated`, ….
+    value: its size, in `unit`.
+    device: the device that has it, where a log has terms of several.
+    per_parameter, constant: where the program computes it from the number of parameters: by which rule. 0 for no rule.
+    """
+
+    name: str
+    value: int
+    unit: TermUnit = "bytes"
+    device: str = ""
+    per_parameter: Fraction = Fraction(0)
+    constant: int = 0
+
+
+@dataclass(frozen=True)
+class LogReading:
+    """What a log says.
+
+    program: the word of `--engine`, or the name of another program. title: its name on screens.
+    terms: what it prints of memory. kind: whether it is a start-up or an out-of-memory message.
+    version, model, device: as printed; empty where the log has none. total: the device's memory.
+    flags: name of a flag's value → value, as printed. has_arguments: whether flags that are not there are defaults.
+    message: why the program stopped, in its words. refused: whether it refused to start by a rule of its own.
+    off, flag: the term that the log itself shows to be too large, and what changes it.
+    oom_flag: what makes the program allocate less while it runs.
+    cache_tokens, cache_dtype: the cache's length and number format, where they follow from the log alone.
+    """
+
+    program: str
+    title: str
+    terms: tuple[LogTerm, ...]
+    kind: LogKind = "startup"
+    version: str = ""
+    model: str = ""
+    device: str = ""
+    total: int | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    has_arguments: bool = False
+    message: str = ""
+    refused: bool = False
+    off: str = ""
+    flag: str = ""
+    oom_flag: str = ""
+    cache_tokens: int = 0
+    cache_dtype: str = ""
+
+
+class Pattern(NamedTuple):
+    """What a line may contain. hint: a part of the line, with which the expression begins. groups: the values' names."""
+
+    hint: str
+    expression: re.Pattern[str]
+
+
+def pattern(hint: str, expression: str) -> Pattern:
+    """Returns a pattern whose expression follows its hint in the line."""
+    return Pattern(hint, re.compile(expression))
+
+
+class Facts:
+    """Values that patterns found in a log, by the names of their groups, in the order of the lines."""
+
+    def __init__(self, lines: Iterable[str], patterns: Sequence[Pattern]) -> None:
+        self.values: dict[str, list[str]] = {}
+        for line in lines:
+            for hint, expression in patterns:
+                place = line.find(hint)
+                match = None if place < 0 else expression.search(line, place)
+                for name, value in (match.groupdict() if match else {}).items():
+                    captured = self.values.setdefault(name, [])
+                    if value is not None and len(captured) < MOST_CAPTURES:
+                        captured.append(value)
+
+    def __contains__(self, name: str) -> bool:
+        return bool(self.values.get(name))
+
+    def text(self, name: str) -> str:
+        """Returns the last value of a name; empty for none."""
+        return (self.values.get(name) or [""])[-1].strip()
+
+    def sizes(self, name: str) -> list[int]:
+        """Returns the amounts of memory of a name, in bytes."""
+        return [bytes_of(text) for text in self.values.get(name, ())]
+
+    def counts(self, name: str) -> list[int]:
+        """Returns the whole numbers of a name."""
+        return [int(text.replace(",", "")) for text in self.values.get(name, ())]
+
+    def largest(self, *names: str) -> list[LogTerm]:
+        """Returns a term for each name that is there: of the rank with the most bytes."""
+        return [LogTerm(name, max(self.sizes(name))) for name in names if name in self]
+
+    def last_size(self, name: str) -> int | None:
+        """Returns the last amount of memory of a name; None for none."""
+        sizes = self.sizes(name)
+        return sizes[-1] if sizes else None
+
+
+def bytes_of(text: str) -> int:
+    """Returns the bytes of an amount such as `14.99 GiB`; GB stands for GiB in logs."""
+    match = _PARTS.match(text.strip())
+    if match is None or match[2].count(".") > 1:
+        return 0
+    size = exact_number(match[2].rstrip("."), text) * _UNITS[match[3]]
+    return -round(size) if match[1] else round(size)
+
+
+_PAIR = re.compile(
+    r"['\"]?\b(?P<name>[a-z][a-z_0-9]{0,50})['\"]?[=:] ?"
+    r"(?P<value>'[^'\n]{0,400}'|\"[^\"\n]{0,400}\"|True|False|"
+    r"[\[{][^\[{\]}]{0,400}[\]}]|[a-z0-9][A-Za-z0-9_.+-]{0,60})"
+)
+
+
+def argument_pairs(text: str) -> dict[str, Any]:
+    """Returns name → value of arguments as Python prints them: `{'a': 1}`, `Namespace(a=1)`, `a=1, b='x'`."""
+    pairs: dict[str, Any] = {}
+    for match in _PAIR.finditer(text):
+        value: Any = match["value"]
+        if value in ("True", "False"):
+            value = value == "True"
+        elif value[0] in "'\"":
+            value = value[1:-1]
+        pairs.setdefault(match["name"], value)
+    return pairs

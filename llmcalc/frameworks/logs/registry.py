@@ -1,0 +1,50 @@
+"""The readers of logs, by folder. One line a reader: its folder has a `log.py` with `read_log`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from importlib import import_module
+
+from ...errors import InputError
+from .reading import LogReading
+
+FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llamacpp", "fsdp2", "megatron", "deepspeed")
+"""Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""
+
+OF_ANY = "torch"
+"""The folder whose messages any of these programs may print: torch's, and those of the Trainer on it."""
+
+EXPECTED = (
+    "a start-up log or an out-of-memory message of vLLM, SGLang, TensorRT-LLM, llama.cpp, Ollama, torch, Megatron-LM, "
+    "DeepSpeed, torchtitan or the Trainer"
+)
+
+
+def read_log(file: str, lines: Sequence[str]) -> LogReading:
+    """Reads a log. file: its name in errors. Raises `InputError` for a log that no reader knows."""
+    readings = sorted(_readings(lines), key=lambda reading: -len(reading.terms))
+    general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(lines)
+    if not readings:
+        if general is None:
+            raise InputError(f"{file}: no line is known; expected {EXPECTED}")
+        return general
+    reading = readings[0]
+    if general is None or general.kind != "oom":
+        return reading
+    return replace(
+        reading,
+        kind="oom",
+        terms=(*reading.terms, *general.terms),
+        total=reading.total or general.total,
+        message=general.message,
+        off=general.off,
+        flag=general.flag or reading.oom_flag,
+    )
+
+
+def _readings(lines: Sequence[str]) -> Iterator[LogReading]:
+    for folder in FOLDERS:
+        reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(lines)
+        if reading is not None:
+            yield reading

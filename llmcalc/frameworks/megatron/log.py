@@ -1,0 +1,39 @@
+"""Logs of Megatron-LM: its theoretical footprint (training/theoretical_memory_usage.py) and `report_memory`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, pattern
+
+_MB = r"[0-9]{1,12}(?:\.[0-9]{1,15})?"
+
+PATTERNS = (
+    pattern("Total number of parameters in billions: ", r": (?P<billions>[0-9]{1,6}\.[0-9]{1,6})"),
+    pattern("weight and optimizer=", rf"=(?P<weight_and_optimizer>{AMOUNT})"),
+    pattern("activation=", rf"=(?P<activation>{AMOUNT})"),
+    pattern("memory (MB) | allocated: ", rf"allocated: (?P<allocated>{_MB})"),
+    pattern("| max allocated: ", rf"allocated: (?P<peak_allocated>{_MB})"),
+    pattern("| reserved: ", rf"reserved: (?P<reserved>{_MB})"),
+    pattern("| max reserved: ", rf"reserved: (?P<peak_reserved>{_MB})"),
+)
+
+BILLION = 10**9
+
+
+def read_log(lines: Sequence[str]) -> LogReading | None:
+    """Reads Megatron-LM's footprint and measurements, of the rank with the most; None for a log without any."""
+    facts = Facts(lines, PATTERNS)
+    for name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
+        if name in facts:
+            facts.values[name] = [f"{number} MB" for number in facts.values[name]]
+    terms = facts.largest(
+        "weight_and_optimizer", "activation", "allocated", "peak_allocated", "reserved", "peak_reserved"
+    )
+    if not terms:
+        return None
+    if "billions" in facts:
+        params = round(Fraction(facts.text("billions")) * BILLION)
+        terms.insert(0, LogTerm("params", params, "parameters", per_parameter=Fraction(1)))
+    return LogReading("megatron", "Megatron-LM", tuple(terms), oom_flag="--micro-batch-size")

@@ -1,0 +1,74 @@
+"""Logs of SGLang (model_executor/model_runner.py and mem_cache/memory_pool.py); its GB are GiB."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
+from ..logs.text import with_any
+from .flags import flags
+from .versions import sglang_record
+
+PATTERNS = (
+    pattern("sglang", rf"sglang(?:\[all\])?(?:==| version:? | v)(?P<version>{VERSION})"),
+    pattern("Load weight begin.", rf"avail mem=(?P<free>{AMOUNT})"),
+    pattern("Load weight end.", rf"mem usage=(?P<weights>{AMOUNT})"),
+    pattern("KV Cache is allocated.", rf"#tokens: (?P<tokens>{COUNT})"),
+    pattern("KV Cache is allocated.", rf"\bK size: (?P<keys>{AMOUNT}), V size: (?P<values>{AMOUNT})"),
+    pattern("KV Cache is allocated.", rf"\bKV size: (?P<latents>{AMOUNT})"),
+    pattern("Capture cuda graph end.", rf"mem usage=(?P<cuda_graphs>{AMOUNT})"),
+    pattern("max_total_num_tokens=", rf"=(?P<max_total_num_tokens>{COUNT})"),
+    pattern("context_len=", rf"=(?P<context_length>{COUNT})"),
+)
+
+_RANK = re.compile(r"\bTP([0-9]{1,4})\b")
+
+
+def read_log(lines: Sequence[str]) -> LogReading | None:
+    """Reads the terms of SGLang's memory; None for a log without any."""
+    facts = Facts([line for line in lines if not _is_of_another_rank(line)], PATTERNS)
+    arguments: dict[str, Any] = {}
+    for line in with_any(lines, ("ServerArgs(",)):
+        arguments |= argument_pairs(line[line.index("ServerArgs(") :])
+    refusal = sglang_record().messages["no_cache"]
+    message = next((line for line in lines if refusal in line), "")
+    terms = tuple(_terms(facts, arguments))
+    if not terms and not message:
+        return None
+    known = {flag.field for flag in flags() if not flag.is_idle and not flag.refused}
+    stated = {name: facts.text(name).replace(",", "") for name in ("context_length",) if name in facts}
+    return LogReading(
+        program="sglang",
+        title="SGLang",
+        terms=terms,
+        version=facts.text("version").removeprefix("v"),
+        model=str(arguments.get("model_path", "")),
+        flags=stated | {name: value for name, value in arguments.items() if name in known},
+        has_arguments=bool(arguments),
+        message=message.strip(),
+        refused=bool(message),
+        oom_flag="--mem-fraction-static",
+    )
+
+
+def _is_of_another_rank(line: str) -> bool:
+    """Whether a line is of a rank other than the first: all ranks print the same lines."""
+    match = _RANK.search(line[:120])
+    return match is not None and int(match[1]) > 0
+
+
+def _terms(facts: Facts, arguments: dict[str, Any]) -> Iterator[LogTerm]:
+    fraction = str(arguments.get("mem_fraction_static", ""))
+    free = facts.last_size("free")
+    if free is not None and re.fullmatch(r"0?\.[0-9]{1,12}|1(\.0)?", fraction):
+        yield LogTerm("budget", int(free * float(fraction)))
+    yield from facts.largest("weights", "cuda_graphs")
+    cache = sum(sum(facts.sizes(name)) for name in ("keys", "values", "latents"))
+    if cache:
+        yield LogTerm("kv_cache", cache)
+    for name in ("max_total_num_tokens", "tokens"):
+        if name in facts:
+            yield LogTerm("kv_tokens", max(facts.counts(name)), "tokens")
+            return

@@ -1,0 +1,212 @@
+"""What TensorRT-LLM leaves for the cache: a fraction of what is free at the peak of a dummy run.
+
+The run is of `max_num_tokens` tokens of prompts (`_torch/pyexecutor/_util.py`, `configure_kv_cache_capacity`); its peak
+counts weights, torch's activations and all memory outside torch, but not its own cache.
+`presets/engines/tensorrt_llm.toml` has the rules of each version with their source files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ...accelerator import Hardware
+from ...errors import InputError
+from ...parallel.layout import Layout
+from ...sources.preset import Preset
+from ..engines.engine import EngineMemory, EngineVersion, Term
+from ..engines.rank import EngineRank
+from ..engines.server import EngineServer
+from .versions import Rules, TensorRTLLMRecord, tensorrt_llm_record
+
+MIB = 2**20
+
+ROPE_BYTES = 4
+"""Bytes of an element of the tables of cosines and sines, which are in float32 (attention_backend/interface.py)."""
+
+FLASH_MLA_BLOCK = 64
+"""Tokens of a block where FlashMLA runs: MLA on Hopper (_torch/pyexecutor/py_executor_creator.py)."""
+
+HIDDEN_VECTORS = 10
+"""Vectors of the hidden size that are alive per token in a layer; compared with published capacities."""
+
+
+class Server(EngineServer):
+    """A TensorRT-LLM server."""
+
+    name = "tensorrt-llm"
+    length_field = "max_seq_len"
+    layout_fields = "tp_size", "pp_size", "ep_size"
+    decided_by = {
+        "weights": ("dtype", "quantize"),
+        "profile_run": ("max_num_tokens",),
+        "non_torch": ("max_batch_size",),
+        "kv_cache": ("kv_cache_free_gpu_memory_fraction", "max_num_tokens", "max_batch_size", "quantize"),
+    }
+
+    @property
+    def record(self) -> TensorRTLLMRecord:
+        return tensorrt_llm_record()
+
+    @cached_property
+    def rules(self) -> Rules:
+        return self.record.rules(self.numbers)
+
+    @property
+    def tp(self) -> int:
+        return int(self.flags.get("tp_size", 1))
+
+    @property
+    def pp(self) -> int:
+        return int(self.flags.get("pp_size", 1))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts."""
+        experts = int(self.flags.get("ep_size", 1))
+        if self.tp % experts:
+            raise InputError(f"--ep_size {experts}: does not divide --tp_size {self.tp}; expected a divisor of it")
+        return Layout(tp=self.tp, pp=self.pp, ep=experts, etp=self.tp // experts)
+
+    @property
+    def fraction(self) -> float:
+        default = self.record.defaults.free_gpu_memory_fraction
+        return float(self.flags.get("kv_cache_free_gpu_memory_fraction", default))
+
+    @property
+    def max_num_tokens(self) -> int:
+        return int(self.flags.get("max_num_tokens", self.record.defaults.max_num_tokens))
+
+    @property
+    def max_batch_size(self) -> int:
+        return int(self.flags.get("max_batch_size", self.record.defaults.max_batch_size))
+
+    @cached_property
+    def tokens_per_block(self) -> int:
+        is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank(0).latent_projections > 0
+        default = FLASH_MLA_BLOCK if is_flash_mla else self.record.defaults.tokens_per_block
+        return int(self.flags.get("tokens_per_block", default))
+
+    @property
+    def cached_element_bytes(self) -> int:
+        """Bytes of a cached element."""
+        word = self.flags.get("kv_cache_dtype", "auto")
+        if word == "auto":
+            return 4 if self.dtype == "float32" else 2
+        return 1 if word == "fp8" else 2
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The name of a flag → its value in effect: the given one, or the default."""
+        return {
+            "max_seq_len": self.longest_request,
+            "max_batch_size": self.max_batch_size,
+            "max_num_tokens": self.max_num_tokens,
+            "kv_cache_free_gpu_memory_fraction": self.fraction,
+            "kv_cache_dtype": "auto",
+            "tokens_per_block": self.tokens_per_block,
+            "tp_size": self.tp,
+        }
+
+    def rank(self, stage: int) -> EngineRank:
+        """The model of the first rank of a stage."""
+        return EngineRank(self.preset, self.layout, self.layout.rank(pp=stage), self.flags.get("quantize"), self.dtype)
+
+    def stored_weights(self, rank: EngineRank) -> int:
+        """Bytes of the weights, with the tables of RoPE and MLA's own copies of its up-projections."""
+        return rank.weights + rank.rope_elements * ROPE_BYTES + rank.latent_projections * 2
+
+    def dummy_run(self, rank: EngineRank) -> int:
+        """The peak of torch's activations in the dummy run: in the widest layer of the rank."""
+        width, is_gated, experts = rank.widths
+        h, T = rank.hidden_size, self.max_num_tokens
+        inside = (3 if is_gated else 2) * width
+        if experts is not None:
+            k, i = experts.top_k, experts.width
+            inside = max(inside, k * (max(2 * i, h) + i + h))
+        return T * 2 * (HIDDEN_VECTORS * h + inside)
+
+    def token_bytes(self, rank: EngineRank) -> int:
+        """Bytes of one token in the cache of a rank. Layers with a window keep all tokens, as the others do."""
+        if rank.state_caches:
+            raise InputError(f"--engine {self.name}: recurrent states are not modelled; expected a model without them")
+        if not rank.token_caches:
+            raise InputError(f"--engine {self.name}: the model has no layer with keys and values; it is not modelled")
+        return sum(cache.layers * cache.width for cache in rank.token_caches) * self.cached_element_bytes
+
+    def blocks(self, available: int, token_bytes: int) -> int:
+        """Blocks of the cache: a block that the tokens begin is one of them."""
+        limits = self.rules.limits
+        if "max_gpu_total_bytes" in limits and self.flags.get("max_gpu_total_bytes"):
+            available = min(available, int(self.flags["max_gpu_total_bytes"]))
+        tokens = min(available // token_bytes, int(self.flags.get("max_tokens", 10**15)))
+        return -(-max(0, tokens) // self.tokens_per_block)
+
+    def stage(self, number: int) -> Stage:
+        """The memory of a rank of a stage."""
+        rank = self.rank(number)
+        outside = self.record.outside_torch(self.hardware, self.tp * self.pp)
+        weights = self.measured("weights", self.stored_weights(rank))
+        activations = self.measured("profile_run", self.dummy_run(rank))
+        beside = self.measured("non_torch", outside.mib * MIB)
+        peak = weights + activations + beside
+        available = self.measured("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
+        blocks = self.blocks(available, self.token_bytes(rank))
+        place = self.rules.place
+        budget_origin = f"the peak and {self.fraction} of what it leaves (--kv_cache_free_gpu_memory_fraction)"
+        tokens_origin = f"{self.max_num_tokens:,} tokens (--max_num_tokens)"
+        terms = (
+            Term("budget", peak + max(available, 0), "estimate", place, budget_origin),
+            Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
+            Term("profile_run", activations, "estimate", place, tokens_origin),
+            Term("non_torch", beside, "estimate", outside.source, "context, NCCL, libraries and CUDA graphs"),
+            Term("cuda_graphs", 0, "source", place, "measured together with the memory outside torch"),
+            Term("kv_cache", max(available, 0), "estimate", place, f"{blocks:,} blocks of {self.tokens_per_block}"),
+        )
+        return Stage(self.with_receipt(terms), blocks)
+
+
+class Stage(NamedTuple):
+    """The memory of a rank of one stage: its terms, and the blocks of its cache."""
+
+    terms: tuple[Term, ...]
+    blocks: int
+
+
+def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
+    """Computes what TensorRT-LLM does on its devices: that of the stage with the fewest blocks.
+
+    Raises `InputError` for flags that contradict the model.
+    """
+    server = Server(preset, hardware, version, flags)
+    fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
+    block, length = server.tokens_per_block, server.longest_request
+    message = server.record.messages["no_cache"] if fullest.blocks == 0 else ""
+    return EngineMemory(
+        terms=fullest.terms,
+        kv_tokens=fullest.blocks * block,
+        blocks=fullest.blocks,
+        max_concurrency=fullest.blocks / -(-length // block),
+        starts=not message,
+        message=message,
+        max_model_len=length,
+        devices=server.tp * server.pp,
+        block_size=block,
+        assumed=server.assumed,
+        settings=server.settings,
+        notes=tuple(filter(None, (version.note, *_notes(server, fullest.blocks * block, bool(message))))),
+    )
+
+
+def _notes(server: Server, tokens: int, stops: bool) -> list[str]:
+    """Notes on a cache of less than one request, which shortens the longest request, and on windows."""
+    notes = []
+    if not stops and tokens < server.longest_request:
+        notes.append(
+            f"requests of more than {tokens:,} tokens are refused: --max_seq_len {server.longest_request:,} is "
+            "shortened to what the cache holds"
+        )
+    if any(cache.window is not None for cache in server.rank(0).token_caches):
+        notes.append("layers with a window keep all tokens: without kv_cache_config.max_attention_window there is one")
+    return notes

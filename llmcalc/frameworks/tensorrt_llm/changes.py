@@ -1,0 +1,57 @@
+"""Changes of flags that leave TensorRT-LLM more memory for the cache, the cheapest first, and larger layouts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...accelerator import Hardware
+from ...errors import InputError
+from ...sources.preset import Preset
+from ..engines.engine import EngineMemory, EngineVersion
+from .budget import Server, memory
+
+FEWER_TOKENS = 2048
+"""The value of `--max_num_tokens` that is tried."""
+
+HIGHEST_FRACTION = 0.95
+"""The highest fraction of the free memory that is tried."""
+
+
+def candidates(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
+    server = Server(preset, hardware, version, flags)
+    if server.max_num_tokens > FEWER_TOKENS:
+        yield f"--max_num_tokens {FEWER_TOKENS}", {"max_num_tokens": FEWER_TOKENS}
+    if server.cached_element_bytes > 1:
+        yield "--kv_cache_dtype fp8", {"kv_cache_dtype": "fp8"}
+    if server.fraction < HIGHEST_FRACTION:
+        yield (
+            f"--kv_cache_free_gpu_memory_fraction {HIGHEST_FRACTION}",
+            {"kv_cache_free_gpu_memory_fraction": HIGHEST_FRACTION},
+        )
+    yield f"--tp_size {2 * server.tp}", {"tp_size": 2 * server.tp}
+
+
+def layouts(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields the changed flags of each possible layout, and what TensorRT-LLM then does, the fewest devices first.
+
+    That is tensor parallelism within a server of 8 devices, then stages of 8. most: the largest number of devices.
+    """
+    tensor, stages = flags.get("tp_size"), flags.get("pp_size")
+    devices = 1
+    while devices <= most:
+        tp = tensor or min(devices, 8)
+        pp = stages or max(1, devices // tp)
+        used = {name: size for name, size in (("tp_size", tp), ("pp_size", pp)) if size > 1}
+        if tp * pp == devices:
+            try:
+                yield used, memory(preset, hardware, version, {**flags, **used})
+            except InputError as error:
+                if "divide" not in str(error):
+                    raise
+        devices *= 2

@@ -1,0 +1,81 @@
+"""Logs of TensorRT-LLM's PyTorch backend (_torch/pyexecutor/_util.py), and the pool of its C++ runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
+from ..logs.text import with_any
+
+PATTERNS = (
+    pattern("TensorRT-LLM version: ", rf": (?P<version>{VERSION})"),
+    pattern("TensorRT LLM version: ", rf": (?P<version>{VERSION})"),
+    pattern("after loading model weights (inside torch)", rf"profiling: (?P<weights>{AMOUNT})"),
+    pattern("for model weights (inside torch)", rf"profiling: (?P<weights>{AMOUNT})"),
+    pattern("dynamically allocated during inference (inside torch)", rf"profiling: (?P<profile_run>{AMOUNT})"),
+    pattern("Memory used outside torch", rf"profiling: (?P<outside>{AMOUNT})"),
+    pattern("device total memory ", rf"memory (?P<total>{AMOUNT})"),
+    pattern("tmp kv_mem ", rf"kv_mem (?P<dummy_cache>{AMOUNT})"),
+    pattern("temporary kv cache memory during profiling ", rf"profiling (?P<dummy_cache>{AMOUNT})"),
+    pattern("available KV cache memory when calculating", rf"tokens: (?P<available>{AMOUNT})"),
+    pattern("fraction is set ", r"set (?P<fraction>[0-9]\.[0-9]{1,20})"),
+    pattern(
+        "[MemUsageChange] Allocated ", rf"Allocated (?P<pool>{AMOUNT}) for max tokens[^(]{{0,60}}\((?P<tokens>{COUNT})"
+    ),
+    pattern("max_num_tokens=", rf"=(?P<max_num_tokens>{COUNT})"),
+    pattern("max_seq_len=", rf"=(?P<max_seq_len>{COUNT})"),
+    pattern("max_batch_size=", rf"=(?P<max_batch_size>{COUNT})"),
+    pattern("Number of tokens per block: ", rf": (?P<tokens_per_block>{COUNT})"),
+)
+
+ARGUMENT_FIELDS = {
+    "tensor_parallel_size": "tp_size",
+    "pipeline_parallel_size": "pp_size",
+    "moe_expert_parallel_size": "ep_size",
+}
+"""Fields of the printed arguments → names of flags."""
+
+
+def read_log(lines: Sequence[str]) -> LogReading | None:
+    """Reads the terms of TensorRT-LLM's memory; None for a log without any."""
+    facts = Facts(lines, PATTERNS)
+    terms = tuple(_terms(facts))
+    if not terms or not ("available" in facts or "weights" in facts or "pool" in facts):
+        return None
+    arguments: dict[str, Any] = {}
+    for line in with_any(lines, ("LLM Args", "engine args")):
+        arguments |= argument_pairs(line)
+    flags: dict[str, Any] = {
+        ARGUMENT_FIELDS[name]: value for name, value in arguments.items() if name in ARGUMENT_FIELDS
+    }
+    for name in ("max_num_tokens", "max_seq_len", "max_batch_size", "tokens_per_block"):
+        if name in facts:
+            flags[name] = facts.text(name).replace(",", "")
+    if "fraction" in facts:
+        flags["kv_cache_free_gpu_memory_fraction"] = str(round(float(facts.text("fraction")), 4))
+    return LogReading(
+        program="tensorrt-llm",
+        title="TensorRT-LLM",
+        terms=terms,
+        version=facts.text("version").removeprefix("v"),
+        model=str(arguments.get("model", arguments.get("model_path", ""))),
+        total=facts.last_size("total"),
+        flags=flags,
+        has_arguments=bool(arguments),
+        oom_flag="--max_num_tokens",
+    )
+
+
+def _terms(facts: Facts) -> Iterator[LogTerm]:
+    """Yields the terms. The memory outside torch has the cache of the dummy run, which the engine adds back."""
+    yield from facts.largest("weights", "profile_run")
+    if "outside" in facts:
+        dummy_cache = facts.last_size("dummy_cache") or 0
+        yield LogTerm("non_torch", max(0, facts.sizes("outside")[-1] - dummy_cache))
+    if "available" in facts:
+        yield LogTerm("kv_cache", min(facts.sizes("available")))
+    elif "pool" in facts:
+        yield LogTerm("kv_cache", facts.sizes("pool")[-1])
+    if "tokens" in facts:
+        yield LogTerm("kv_tokens", facts.counts("tokens")[-1], "tokens")

@@ -1,0 +1,31 @@
+"""The record of TensorRT-LLM."""
+
+from __future__ import annotations
+
+from ..engines.engine import Engine
+from ..framework import FromFile
+
+ENGINE = Engine(
+    name="tensorrt-llm",
+    title="TensorRT-LLM",
+    flags=FromFile(__package__, "flags:flags"),
+    version=FromFile(__package__, "versions:version_of"),
+    memory=FromFile(__package__, "budget:memory"),
+    candidates=FromFile(__package__, "changes:candidates"),
+    layouts=FromFile(__package__, "changes:layouts"),
+    instead={
+        "--seq": "--max_seq_len",
+        "-s": "--max_seq_len",
+        "--users": "--max_batch_size",
+        "--batch": "--max_batch_size",
+        "--kv-dtype": "--kv_cache_dtype",
+    },
+    flag_of={
+        "budget": "--kv_cache_free_gpu_memory_fraction",
+        "weights": "--tp_size",
+        "profile_run": "--max_num_tokens",
+        "non_torch": "--tp_size",
+        "kv_cache": "--kv_cache_dtype",
+    },
+    vendors=("NVIDIA",),
+)

@@ -1,0 +1,101 @@
+"""Out-of-memory messages of torch (c10/cuda/CUDACachingAllocator.cpp), and the memory metrics of the Trainer.
+
+A message says what was requested, what the device has and what is free, each process's memory, and what of this
+process's memory torch has allocated, and has reserved without a use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..logs.reading import AMOUNT, COUNT, Facts, LogReading, LogTerm, pattern
+
+OUT_OF_MEMORY = "out of memory. Tried to allocate"
+
+PATTERNS = (
+    pattern(OUT_OF_MEMORY, rf"allocate (?P<requested>{AMOUNT})"),
+    pattern(" total capacity of ", rf"of (?P<total>{AMOUNT})"),
+    pattern(" total capacty of ", rf"of (?P<total>{AMOUNT})"),
+    pattern(" of which ", rf"which (?P<free>{AMOUNT}) is free"),
+    pattern("this process has ", rf"has (?P<process>{AMOUNT})"),
+    pattern("Of the allocated memory ", rf"memory (?P<allocated>{AMOUNT})"),
+    pattern("is allocated by PyTorch, with ", rf"with (?P<private_pools>{AMOUNT}) allocated in private"),
+    pattern("is allocated by PyTorch, and ", rf"and (?P<unallocated>{AMOUNT}) is reserved"),
+    pattern("private pools (e.g., CUDA Graphs), and ", rf"and (?P<unallocated>{AMOUNT}) is reserved"),
+    # torch 2.0 and older: GPU 0; 15.78 GiB total capacity; 14.56 GiB already allocated; …
+    pattern("(GPU ", rf"\(GPU [0-9]{{1,3}}; (?P<total>{AMOUNT}) total capacity"),
+    pattern(" total capacity; ", rf"; (?P<allocated>{AMOUNT}) already allocated"),
+    pattern(" already allocated; ", rf"; (?P<free>{AMOUNT}) free"),
+    pattern(" free; ", rf"; (?P<reserved>{AMOUNT}) reserved"),
+)
+
+TRAINER_PATTERNS = (
+    pattern("before_init_mem_gpu", rf"gpu[\" ]*[=:|] *(?P<before_init>{AMOUNT}|[0-9]{{1,15}})"),
+    pattern("init_mem_gpu_alloc_delta", rf"delta[\" ]*[=:|] *(?P<init_allocated>{AMOUNT}|[0-9]{{1,15}})"),
+    pattern("train_mem_gpu_alloc_delta", rf"delta[\" ]*[=:|] *(?P<train_allocated>{AMOUNT}|[0-9]{{1,15}})"),
+    pattern("train_mem_gpu_peaked_delta", rf"delta[\" ]*[=:|] *(?P<train_peak>{AMOUNT}|[0-9]{{1,15}})"),
+    pattern("Number of trainable parameters = ", rf"= (?P<trainable>{COUNT})"),
+)
+
+FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+"""The setting with which torch's segments grow in place of leaving gaps."""
+
+
+def read_log(lines: Sequence[str]) -> LogReading | None:
+    """Reads the last out-of-memory message of torch, else the metrics of the Trainer; None for a log without any."""
+    trainer = _trainer(lines)
+    messages = [line for line in lines if OUT_OF_MEMORY in line]
+    if not messages:
+        return trainer
+    facts = Facts(messages[-1:], PATTERNS)
+    others = sum(Facts(_processes(messages[-1]), (PROCESS,)).sizes("process_has"))
+    sizes = {name: facts.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")}
+    sizes |= {name: facts.last_size(name) for name in ("private_pools", "reserved")}
+    if sizes["process"] is None and others:  # this process is the only one of the list
+        sizes["process"], others = others, 0
+    if sizes["reserved"] is not None and sizes["allocated"] is not None:
+        sizes["unallocated"] = sizes["reserved"] - sizes["allocated"]
+    terms = [LogTerm(name, size) for name, size in sizes.items() if size is not None and name != "reserved"]
+    terms += [LogTerm("other_processes", others)] if others else []
+    total = facts.last_size("total")
+    off, flag = _diagnosis({term.name: term.value for term in terms}, total or 0)
+    return LogReading(
+        program="torch" if trainer is None else trainer.program,
+        title="torch" if trainer is None else trainer.title,
+        terms=(*(trainer.terms if trainer else ()), *terms),
+        kind="oom",
+        total=total,
+        message=messages[-1].strip(),
+        off=off,
+        flag=flag or ("" if trainer is None else trainer.oom_flag),
+    )
+
+
+PROCESS = pattern("Process ", rf"Process [0-9]{{1,12}} has (?P<process_has>{AMOUNT}) memory in use")
+
+
+def _processes(message: str) -> list[str]:
+    """Returns the message in pieces that each begin with `Process N has …`, which it has one of per process."""
+    return [f"Process {piece}" for piece in message.split("Process ")[1:200]]
+
+
+def _diagnosis(sizes: dict[str, int], total: int) -> tuple[str, str]:
+    """Returns the term that is in the way, and what changes it; the program's own flag where that is empty."""
+    requested = sizes.get("requested", 0)
+    if sizes.get("other_processes", 0) > max(requested, total // 20):
+        return "other_processes", "CUDA_VISIBLE_DEVICES"
+    if sizes.get("unallocated", 0) >= requested:
+        return "unallocated", FRAGMENTED
+    return "allocated", ""
+
+
+def _trainer(lines: Sequence[str]) -> LogReading | None:
+    """Reads the memory metrics of the Trainer (trainer_utils.py, `TrainerMemoryTracker`)."""
+    facts = Facts(lines, TRAINER_PATTERNS)
+    names = ("before_init", "init_allocated", "train_allocated", "train_peak")
+    terms = [LogTerm(name, facts.sizes(name)[-1]) for name in names if name in facts]
+    if "trainable" in facts:
+        terms.append(LogTerm("trainable", facts.counts("trainable")[-1], "parameters"))
+    if not terms:
+        return None
+    return LogReading("trainer", "Trainer", tuple(terms), oom_flag="--per_device_train_batch_size")

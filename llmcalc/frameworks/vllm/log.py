@@ -1,0 +1,138 @@
+"""Logs of vLLM: V0 (worker.py) and V1 (gpu_worker.py, kv_cache_utils.py), by the wordings of their versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
+from ..logs.text import with_any
+
+GIB = 2**30
+
+PATTERNS = (
+    pattern("vLLM API server version", rf"version (?P<version>{VERSION})"),
+    pattern("LLM engine (v", rf"\((?P<version>{VERSION})"),
+    pattern("█  version", rf"version (?P<version>{VERSION})"),
+    pattern("Starting to load model ", r"model (?P<model>[^ ]{1,300}?)\.\.\."),
+    pattern("odel loading took", rf"took (?P<weights>{AMOUNT})"),
+    pattern("oading model weights took", rf"took (?P<weights>{AMOUNT})"),
+    # 0.6.4, in one line
+    pattern("total_gpu_memory=", rf"=(?P<total>{AMOUNT})"),
+    pattern("peak_torch_memory=", rf"=(?P<peak>{AMOUNT})"),
+    pattern("non_torch_memory=", rf"=(?P<non_torch>{AMOUNT})"),
+    pattern("kv_cache_size=", rf"=(?P<kv_cache>{AMOUNT})"),
+    # 0.6.5 to 0.10 (V0)
+    pattern("total_gpu_memory (", rf"\((?P<total>{AMOUNT})"),
+    pattern("gpu_memory_utilization (", rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}})\) = (?P<budget>{AMOUNT})"),
+    pattern("model weights take ", rf"take (?P<weights>{AMOUNT})"),
+    pattern("non_torch_memory takes ", rf"takes (?P<non_torch>{AMOUNT})"),
+    pattern("activation peak memory takes ", rf"takes (?P<profile_run>{AMOUNT})"),
+    pattern("reserved for KV Cache is ", rf"is (?P<kv_cache>{AMOUNT})"),
+    pattern(" GPU blocks: ", rf": (?P<blocks>{COUNT})"),
+    pattern(" cuda blocks: ", rf": (?P<blocks>{COUNT})"),
+    pattern(" CUDA blocks: ", rf": (?P<blocks>{COUNT})"),
+    # V1
+    pattern("Requested memory: ", rf": (?P<gpu_memory_utilization>[0-9.]{{1,9}}) \(util\), (?P<budget>{AMOUNT})"),
+    pattern("torch peak memory increase: ", rf": (?P<profile_run>{AMOUNT})"),
+    pattern("non-torch forward increase memory: ", rf": (?P<non_torch>{AMOUNT})"),
+    pattern("weights memory: ", rf": (?P<weights>{AMOUNT})"),
+    pattern("Available KV cache memory: ", rf": (?P<kv_cache>{AMOUNT})"),
+    pattern("GPU KV cache size: ", rf": (?P<kv_tokens>{COUNT}) tokens"),
+    pattern("Estimated CUDA graph memory: ", rf": (?P<estimated_graphs>{AMOUNT})"),
+    pattern("Graph capturing finished in ", rf" took (?P<cuda_graphs>{AMOUNT})"),
+    pattern("Using max model len ", rf"len (?P<max_model_len>{COUNT})"),
+    pattern("max_num_batched_tokens=", rf"=(?P<max_num_batched_tokens>{COUNT})"),
+    pattern("Free memory on device", r"/(?P<total_gib>[0-9.]{1,9}) ?GiB\)"),
+)
+
+MESSAGES = (
+    "No available memory for the cache blocks",
+    "To serve at least one request with the model",
+    "is larger than the maximum number of tokens that can be stored in KV",
+    "is less than desired GPU memory utilization",
+)
+"""Parts of the messages with which vLLM refuses to start, of all versions."""
+
+ARGUMENTS = ("non-default args: ", "args: Namespace(")
+"""Beginnings of the lines with what the user typed."""
+
+CONFIG_FIELDS = {
+    "max_seq_len": "max_model_len",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "pipeline_parallel_size": "pipeline_parallel_size",
+    "data_parallel_size": "data_parallel_size",
+    "enforce_eager": "enforce_eager",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "quantization": "quantization",
+    "dtype": "dtype",
+}
+"""Fields of the printed configuration of the engine → names of flags."""
+
+
+def read_log(lines: Sequence[str]) -> LogReading | None:
+    """Reads the terms of vLLM's memory; None for a log without any."""
+    facts = Facts(lines, PATTERNS)
+    terms = tuple(_terms(facts))
+    message = next((line for line in lines if any(text in line for text in MESSAGES)), "")
+    arguments = _arguments(lines)
+    is_named = "version" in facts or any(name in facts for name in ("kv_tokens", "budget"))
+    if not (message or (terms and (is_named or len(terms) > 1 or "weights" in facts))):
+        return None
+    model = str(arguments.pop("model", "")) or facts.text("model")
+    utilization = facts.text("gpu_memory_utilization")
+    total = facts.last_size("total")
+    if total is None and "total_gib" in facts:
+        total = round(float(facts.text("total_gib").rstrip(".") or 0) * GIB)
+    if total is None and "budget" in facts and utilization and float(utilization or 0) > 0:
+        total = round(facts.sizes("budget")[-1] / float(utilization))
+    stated: dict[str, Any] = {"gpu_memory_utilization": utilization} if utilization else {}
+    for name in ("max_model_len", "max_num_batched_tokens"):
+        if name in facts:
+            stated[name] = facts.text(name).replace(",", "")
+    return LogReading(
+        program="vllm",
+        title="vLLM",
+        terms=terms,
+        version=facts.text("version").removeprefix("v"),
+        model=model,
+        total=total,
+        flags=stated | arguments,
+        has_arguments=bool(with_any(lines, ARGUMENTS)),
+        message=message.strip(),
+        refused=bool(message),
+        oom_flag="--max-num-seqs",
+    )
+
+
+def _terms(facts: Facts) -> Iterator[LogTerm]:
+    """Yields the terms: of the rank that needs most, and of the cache the smallest."""
+    yield from facts.largest("budget", "weights")
+    if "peak" in facts and "weights" in facts:
+        yield LogTerm("profile_run", max(facts.sizes("peak")) - max(facts.sizes("weights")))
+    yield from facts.largest("profile_run", "non_torch")
+    graphs = "estimated_graphs" if "estimated_graphs" in facts else "cuda_graphs"
+    if graphs in facts:
+        yield LogTerm("cuda_graphs", max(facts.sizes(graphs)))
+    if "kv_cache" in facts:
+        yield LogTerm("kv_cache", min(facts.sizes("kv_cache")))
+    if "blocks" in facts:
+        yield LogTerm("blocks", min(facts.counts("blocks")), "blocks")
+    if "kv_tokens" in facts:
+        yield LogTerm("kv_tokens", min(facts.counts("kv_tokens")), "tokens")
+
+
+def _arguments(lines: Sequence[str]) -> dict[str, Any]:
+    """Returns the model and the flags: those that the user gave, then those of the engine's configuration."""
+    arguments: dict[str, Any] = {}
+    for line in with_any(lines, ("LLM engine (v", "LLM engine with config")):
+        for name, value in argument_pairs(line).items():
+            if name in CONFIG_FIELDS:
+                arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
+            elif name == "model":
+                arguments[name] = value
+    for line in with_any(lines, ARGUMENTS):
+        given = argument_pairs(line[line.index("args: ") + len("args: ") :])
+        arguments |= {"model": given["model_tag"]} if "model_tag" in given else {}
+        arguments |= given
+    return arguments

@@ -1,0 +1,246 @@
+"""Questions about logs: what a start-up log or an out-of-memory message prints, beside what is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from .. import units
+from ..accelerator import Hardware
+from ..costs.cache import kv
+from ..costs.params import params
+from ..errors import InputError, one_line
+from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
+from ..frameworks.engines.receipt import FIELD, Receipt
+from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
+from ..frameworks.logs.reading import LogReading, LogTerm
+from ..frameworks.logs.registry import read_log
+from ..frameworks.logs.text import read_log_lines
+from ..reports.answer import ReportedAnswer
+from ..sources.hardware import find_hardware, memory_only
+from ..sources.names import normalized
+from ..sources.preset import Preset
+from ..sources.presets import find_preset, load_preset, model_names, read_preset
+
+ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
+"""A device for weights alone, which are the same on each."""
+
+CONSEQUENCES = ("budget", "kv_cache")
+"""Terms that follow from others: they are named as off only where no other term is."""
+
+
+@dataclass(frozen=True)
+class LogQuestion:
+    """A question about a log. file: its path, or `-`. preset: the model; None for the one that the log names.
+
+    engine: `NAME==VERSION`; None for those of the log. hardware: the accelerator; None for that of the log.
+    quantize: scheme of the weights; None for the checkpoint's.
+    """
+
+    file: str
+    preset: Preset | None = None
+    engine: str | None = None
+    hardware: str | None = None
+    quantize: str | None = None
+
+
+@dataclass
+class _Run:
+    """The run of a log, as far as it is known. missing, notes: filled while it is read."""
+
+    reading: LogReading
+    question: LogQuestion
+    missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def preset(self) -> Preset | None:
+        """The model: the user's, or the preset that the log names."""
+        if self.question.preset is not None:
+            return self.question.preset
+        preset = known_model(self.reading.model)
+        needs_model = self.reading.program in FOLDERS or any(
+            term.per_parameter or term.name == "kv_buffer" for term in self.reading.terms
+        )
+        if preset is None and needs_model:
+            where = f"the log names {one_line(self.reading.model)}" if self.reading.model else "the log names none"
+            self.missing.append(f"the model: {where}; expected TARGET too")
+        return preset
+
+    def hardware(self) -> Hardware | None:
+        """The accelerator: the user's, or that of the log, with the memory that the log states."""
+        total, name = self.reading.total, self.question.hardware
+        hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
+        if hardware is None and total and total >= 2**20:
+            hardware = memory_only(f"{total // 2**20}MiB")
+            hardware = hardware and hardware.model_copy(update={"title": f"1 × {units.GIB.write(total)} GiB"})
+        if hardware is not None and total:
+            return hardware.model_copy(update={"driver_total": total, "usable_memory_bytes": None})
+        if hardware is None:
+            self.missing.append("the device's memory: the log does not state it; expected --hardware NAME too")
+        return hardware
+
+
+def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
+    """Returns the flags of a log that the engine's record knows, and a note for each that it refuses."""
+    known = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
+    flags: dict[str, Any] = {}
+    notes: list[str] = []
+    for name, value in reading.flags.items():
+        if name not in known or value in ("auto", ""):
+            continue
+        try:
+            flags[name] = known[name].read(value)
+        except InputError as error:
+            if value is not False:
+                notes.append(f"computed without {error}")
+    return flags, notes
+
+
+def known_model(name: str) -> Preset | None:
+    """Returns the preset of a model's name or path in a log; None for a name that no preset has."""
+    name = name.strip().rstrip("/")
+    last = name.rpartition("/")[2]
+    found = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
+    if found is None and normalized(last):
+        found = next((preset for alias, preset in _short_aliases().items() if alias == normalized(last)), None)
+    return None if found is None else load_preset(found)
+
+
+@cache
+def _short_aliases() -> dict[str, str]:
+    """Returns the name of a repository without its owner → the preset."""
+    return {
+        normalized(alias.rpartition("/")[2]): name
+        for name in model_names()
+        for alias in read_preset(name).get("aliases", ())
+    }
+
+
+def _named_hardware(name: str) -> Hardware | None:
+    """Returns the accelerator of a name as drivers print it, such as `NVIDIA GeForce RTX 3090`; None if unknown."""
+    for prefix in ("NVIDIA ", "GeForce ", "AMD ", "Instinct "):
+        name = name.removeprefix(prefix)
+    for spelling in (name, name.partition(" HBM")[0]) if name else ():
+        try:
+            return find_hardware(spelling)
+        except InputError:
+            continue
+    return None
+
+
+def ask_log(question: LogQuestion) -> ReportedAnswer:
+    """Reads a log and compares its terms with computed ones. Raises `InputError` for a log that is not understood."""
+    from ..reports.log import log_report
+
+    explained = explained_log(question)
+    return ReportedAnswer(explained, lambda: log_report(explained))
+
+
+def explained_log(question: LogQuestion) -> ExplainedLog:
+    """Returns a log with what is computed for its run."""
+    reading = read_log(question.file, read_log_lines(question.file))
+    run = _Run(reading, question)
+    preset = run.preset()
+    computed: dict[str, int] = {}
+    memory: EngineMemory | None = None
+    hardware: Hardware | None = None
+    version: EngineVersion | None = None
+    flag = ""
+    if reading.program in FOLDERS:
+        hardware = run.hardware()
+        if preset is not None and hardware is not None:
+            version, memory, flag = _engine_run(run, preset, hardware)
+        elif preset is not None:
+            _, memory, _ = _engine_run(_Run(reading, question), preset, ANY_DEVICE)
+    if memory is not None:
+        computed = {term.name: term.bytes for term in memory.terms if term.bytes}
+        computed |= {"kv_tokens": memory.kv_tokens, "blocks": memory.blocks}
+    if memory is not None and hardware is None:
+        computed = {"weights": computed["weights"]}
+    terms = tuple(_compared(term, reading, preset, computed) for term in reading.terms)
+    if reading.program not in FOLDERS and any(term.computed is None for term in terms):
+        run.missing.append(f"the settings of the run: a log of {reading.title} does not have them")
+    off, flag = _off(reading, terms, flag)
+    return ExplainedLog(
+        reading, terms, preset, hardware, version, off, flag, tuple(run.missing), tuple(dict.fromkeys(run.notes))
+    )
+
+
+def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVersion | None, EngineMemory | None, str]:
+    """Returns the version, the memory of the engine, and the first change with which it starts where it did not."""
+    reading = run.reading
+    name = run.question.engine or reading.program + (f"=={reading.version}" if reading.version else "")
+    record, version = engine_and_version(name)
+    if record.name != reading.program:
+        raise InputError(f"--engine {run.question.engine}: the log is of {reading.title}; expected {reading.program}")
+    flags, notes = read_flags(reading, record)
+    run.notes.extend(notes)
+    if run.question.quantize is not None:
+        flags["quantize"] = run.question.quantize
+    try:
+        memory = record.memory_on(preset, hardware, version, flags)
+    except InputError as error:
+        flags.pop("quantization", None)
+        run.notes.append(f"computed without {error}")
+        try:
+            memory = record.memory_on(preset, hardware, version, flags)
+        except InputError as second:
+            run.missing.append(str(second))
+            return version, None, ""
+    run.notes.extend(memory.notes)
+    if not reading.refused:
+        return version, memory, ""
+    measured = {term.name: term.value for term in reading.terms if term.unit == "bytes"}
+    receipt = Receipt(run.question.file, measured, memory.settings)
+    changes = record.changes_on(preset, hardware, version, {**flags, FIELD: receipt})
+    return version, memory, next((change.flag for change in changes if change.starts), "")
+
+
+def _compared(term: LogTerm, reading: LogReading, preset: Preset | None, computed: Mapping[str, int]) -> ComparedTerm:
+    """Returns a term beside the computed one."""
+    if term.name in computed:
+        return ComparedTerm(term, computed[term.name])
+    if preset is not None and term.per_parameter:
+        return ComparedTerm(term, round(term.per_parameter * params(preset.model).total) + term.constant)
+    devices = [other.device for other in reading.terms if other.name == term.name]
+    if term.name == "kv_buffer" and len(devices) == 1:
+        return ComparedTerm(term, _cache_bytes(reading, preset))
+    return ComparedTerm(term)
+
+
+def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:
+    """The cache of a log that states its length and number format, of a model whose layers all keep every token."""
+    if preset is None or not (reading.cache_tokens and reading.cache_dtype):
+        return None
+    try:
+        cache = kv(preset.model, 1, reading.cache_tokens, reading.cache_dtype)
+    except InputError:
+        return None
+    is_uniform = all(group.width is not None and group.tokens == reading.cache_tokens for group in cache.groups)
+    return cache.bytes if is_uniform else None
+
+
+def _off(reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
+    """Returns the term that is off or in the way, and what changes it.
+
+    change: the change with which the engine starts, where it refused to.
+    """
+    if reading.off:
+        return reading.off, reading.flag
+    off = next(_by_size([term for term in terms if term.is_off and term.term.name not in CONSEQUENCES]), "")
+    off = off or next(_by_size([term for term in terms if term.is_off]), "")
+    if reading.refused and not off:
+        off = "kv_cache"
+    if not off:
+        return "", ""
+    known = engine(reading.program).flag_of if reading.program in FOLDERS else {}
+    return off, change or known.get(off, "")
+
+
+def _by_size(terms: list[ComparedTerm]) -> Iterator[str]:
+    """Yields the names of terms, the largest difference first."""
+    for term in sorted(terms, key=lambda term: -abs((term.computed or 0) - term.term.value)):
+        yield term.term.name

@@ -1,0 +1,100 @@
+"""Receipts: the terms that a log measured, in place of the estimates of an engine's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ..accelerator import Hardware
+from ..errors import InputError, one_line
+from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
+from ..frameworks.engines.receipt import FIELD, Receipt
+from ..frameworks.logs.reading import LogReading
+from ..frameworks.logs.registry import read_log
+from ..frameworks.logs.text import read_log_lines
+from ..sources.preset import Preset
+from .logs import known_model, read_flags
+
+MEASURED = ("weights", "profile_run", "non_torch", "cuda_graphs")
+"""Terms of a log that stand in place of computed ones."""
+
+OF_ANY_MODEL = ("non_torch",)
+"""Terms that are the same for every model."""
+
+OF_ANY_VERSION = ("weights",)
+"""Terms that are the same in every version of an engine."""
+
+
+@dataclass(frozen=True)
+class ReceiptFile:
+    """A log that is used as a receipt, as far as it holds for a model on a version of an engine. file: its path."""
+
+    file: str
+    preset: Preset
+    engine: Engine
+    version: EngineVersion
+
+    @cached_property
+    def reading(self) -> LogReading:
+        """What the log says. Raises `InputError` for one of another engine, and for one that measures nothing."""
+        reading = read_log(self.file, read_log_lines(self.file))
+        if reading.program != self.engine.name:
+            raise InputError(f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}")
+        return reading
+
+    @cached_property
+    def other_model(self) -> str:
+        """The log's model where it is known to be another one; else empty."""
+        known = known_model(self.reading.model)
+        return "" if known is None or known.model == self.preset.model else known.name
+
+    @cached_property
+    def other_version(self) -> str:
+        """The log's version where other rules hold for it; else empty."""
+        version = self.reading.version
+        return "" if not version or self.engine.version(version).record == self.version.record else version
+
+    @cached_property
+    def terms(self) -> dict[str, int]:
+        """The terms that hold, with their bytes. Raises `InputError` if none does."""
+        names = [
+            name
+            for name in MEASURED
+            if (not self.other_model or name in OF_ANY_MODEL) and (not self.other_version or name in OF_ANY_VERSION)
+        ]
+        terms = {term.name: term.value for term in self.reading.terms if term.name in names and term.value >= 0}
+        if not terms:
+            of = " and ".join(filter(None, (self.other_model, self.other_version and f"version {self.other_version}")))
+            reason = f"is of {of}" if of else f"has none of {', '.join(MEASURED)}"
+            raise InputError(f"--receipt {self.file}: {reason}; expected a log of this model and version")
+        return terms
+
+    def with_receipt(self, flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
+        """Returns the flags with the receipt.
+
+        What the log does not state is a default where the log lists the arguments, else it is as in `flags`.
+        """
+        logged, _ = read_flags(self.reading, self.engine)
+        typed = {name: value for name, value in flags.items() if name in ("quantize", "quantization")}
+        run = {**(typed if self.reading.has_arguments else flags), **logged}
+        try:
+            memory = self.engine.memory_on(self.preset, hardware, self.version, run)
+        except InputError:  # flags of the log that do not hold for this model
+            memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
+        return {**flags, FIELD: Receipt(self.file, self.terms, memory.settings)}
+
+    def notes(self, memory: EngineMemory) -> Iterator[str]:
+        """Yields remarks: terms that are not used and why, and what the log does not state."""
+        used = {term.name for term in memory.terms if term.status == "measured"}
+        dropped = [name for name in self.terms if name not in used]
+        if self.other_model:
+            yield f"{self.file} is of {self.other_model}: only {', '.join(self.terms)} of it is used"
+        if self.other_version:
+            yield f"{self.file} is of version {self.other_version}: only {', '.join(self.terms)} of it is used"
+        if dropped:
+            yield f"{self.file}: {', '.join(dropped)} was measured with other flags, and is not used"
+        if known_model(self.reading.model) is None:
+            name = one_line(self.reading.model) or "no model"
+            yield f"{self.file} names {name}; it is taken to be {self.preset.display}"

@@ -1,0 +1,325 @@
+"""`explain-log` and `--receipt`: what is read of each program's log, what is computed beside it, and what is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.logs.reading import argument_pairs, bytes_of
+from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, lines_of
+
+LOGS = Path(__file__).parents[2] / "data" / "logs"
+GIB, MIB = 2**30, 2**20
+
+
+def explained(name: str, model: str | None = None, **options: Any) -> dict[str, Any]:
+    document = llmcalc.explain_log(LOGS / f"{name}.log", model, **options).document
+    assert isinstance(document, dict)
+    return document
+
+
+def sizes(document: dict[str, Any], field: str = "log") -> dict[str, Any]:
+    return {term["name"] + (term["device"] or ""): term[field] for term in document["terms"]}
+
+
+def gib(amount: float) -> int:
+    return round(amount * GIB)
+
+
+READ: dict[str, tuple[str, str | None, str, dict[str, int]]] = {
+    "vllm_v0": (
+        "vllm", "0.6.6", "startup",
+        {
+            "budget": gib(67.34), "weights": gib(14.99), "profile_run": gib(1.90), "non_torch": gib(0.12),
+            "cuda_graphs": gib(0.22), "kv_cache": gib(50.33), "blocks": 25_768,
+        },
+    ),
+    "vllm_v1": (
+        "vllm", "0.19.0", "startup",
+        {
+            "budget": gib(71.27), "weights": gib(14.99), "profile_run": gib(1.89), "non_torch": gib(0.25),
+            "cuda_graphs": gib(0.82), "kv_cache": gib(54.15), "kv_tokens": 443_552,
+        },
+    ),
+    "vllm_refused": ("vllm", "0.11.0", "startup", {"weights": gib(14.99), "kv_cache": gib(3.54)}),
+    "vllm_out_of_memory": (
+        "vllm", "0.18.0", "oom",
+        {
+            "weights": gib(15.27), "requested": gib(1.27), "free": round(109.81 * MIB), "process": gib(79.19),
+            "allocated": gib(77.68), "unallocated": gib(1.07), "private_pools": 76 * MIB,
+        },
+    ),
+    "sglang": (
+        "sglang", None, "startup",
+        {
+            "budget": int(gib(78.68) * 0.88), "weights": gib(15.35), "cuda_graphs": gib(1.02),
+            "kv_cache": 2 * gib(26.90), "kv_tokens": 391_844,
+        },
+    ),
+    "tensorrt_llm": (
+        "tensorrt-llm", "1.2.0", "startup",
+        {
+            "weights": gib(15.28), "profile_run": gib(0.85), "non_torch": gib(4.30) - gib(1.17),
+            "kv_cache": gib(53.94), "kv_tokens": 392_800,
+        },
+    ),
+    "llamacpp": (
+        "llama.cpp", None, "startup",
+        {
+            "model_bufferCPU": round(281.81 * MIB), "model_bufferCUDA0": round(4403.49 * MIB),
+            "kv_bufferCUDA0": 64 * MIB, "output_bufferCUDA_Host": round(0.49 * MIB),
+            "compute_bufferCUDA0": round(258.5 * MIB), "compute_bufferCUDA_Host": round(9.01 * MIB),
+        },
+    ),
+    "ollama": (
+        "ollama", None, "startup",
+        {"model_buffer": gib(8.6), "kv_buffer": gib(4.5), "compute_buffer": gib(2.1)},
+    ),
+    "torch_out_of_memory": (
+        "torch", None, "oom",
+        {
+            "requested": 20 * MIB, "free": round(38.44 * MIB), "allocated": gib(14.56),
+            "unallocated": gib(14.80) - gib(14.56),
+        },
+    ),
+    "torch_other_processes": (
+        "torch", None, "oom",
+        {
+            "requested": 2 * GIB, "free": gib(1.2), "process": gib(25.95), "allocated": gib(24.1),
+            "unallocated": gib(1.35), "other_processes": gib(52.1),
+        },
+    ),
+    "deepspeed": (
+        "deepspeed", None, "startup",
+        {
+            "params": 6_738_000_000, "states": gib(28.73), "allocated": gib(28.31), "peak_allocated": gib(31.42),
+            "reserved": 32 * GIB, "peak_reserved": 32 * GIB,
+        },
+    ),
+    "megatron": (
+        "megatron", None, "startup",
+        {
+            "params": 8_030_000_000, "weight_and_optimizer": round(57438.81 * MIB), "activation": round(2048.5 * MIB),
+            "allocated": round(57550.404296875 * MIB), "peak_allocated": round(70999.5 * MIB),
+            "reserved": 78404 * MIB, "peak_reserved": 78404 * MIB,
+        },
+    ),
+    "torchtitan": (
+        "torchtitan", None, "startup",
+        {"params": 8_030_261_248, "after_model": gib(3.77), "peak_reserved": gib(47.94)},
+    ),
+    "trainer": (
+        "trainer", None, "startup",
+        {
+            "before_init": 0, "init_allocated": 6127 * MIB, "train_allocated": 12263 * MIB, "train_peak": 17444 * MIB,
+            "trainable": 3_212_749_824,
+        },
+    ),
+}  # fmt: skip
+"""Log → program, version, kind, and the terms as printed."""
+
+
+def test_every_log_is_here() -> None:
+    assert set(READ) == {path.stem for path in LOGS.iterdir()}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_what_is_read(name: str) -> None:
+    program, version, kind, terms = READ[name]
+    document = explained(name)
+    assert document["engine"]["name"] == program
+    assert document["engine"]["version"] == version
+    assert document["kind"] == kind
+    assert sizes(document) == terms
+
+
+def test_computed_terms_of_a_full_log() -> None:
+    """The log has the device's memory, the model, the version and the flags: nothing has to be typed."""
+    document = explained("vllm_v1")
+    assert document["model"]["name"] == "llama3.1-8b"
+    assert (document["off"], document["flag"], document["missing"]) == (None, None, [])
+    differences = sizes(document, "difference")
+    assert {name for name, difference in differences.items() if difference is None} == set()
+    assert max(abs(difference) for name, difference in differences.items() if name != "cuda_graphs") < 0.015
+
+
+def test_a_refusal_names_the_longest_request_that_fits() -> None:
+    """vLLM prints 28992 itself; it follows from the cache of the log, not from the computed one."""
+    document = explained("vllm_refused", hardware="rtx-4090")
+    assert (document["off"], document["flag"]) == ("kv_cache", "--max-model-len 28992")
+    assert document["message"].startswith("(EngineCore_DP0 pid=9) ERROR")
+
+
+def test_a_flag_that_is_not_modelled_is_noted() -> None:
+    notes = llmcalc.explain_log(LOGS / "vllm_refused.log", hardware="rtx-4090").document["notes"]  # type: ignore[call-overload]
+    assert any("computed without --limit-mm-per-prompt" in note for note in notes)
+
+
+def test_without_the_devices_memory_weights_alone_are_computed() -> None:
+    document = explained("vllm_refused")
+    computed = sizes(document, "computed")
+    assert computed["weights"] == pytest.approx(gib(14.99), rel=0.001)
+    assert computed["kv_cache"] is None
+    assert "--hardware" in document["missing"][0]
+
+
+def test_sglang_beside_its_rule() -> None:
+    differences = sizes(explained("sglang", hardware="h100"), "difference")
+    assert abs(differences["budget"]) < 0.001
+    assert abs(differences["kv_tokens"]) < 0.01
+    assert differences["cuda_graphs"] is None  # outside of the budget, and not modelled
+
+
+@pytest.mark.parametrize(
+    ("name", "off", "flag"),
+    [
+        ("torch_out_of_memory", "unallocated", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
+        ("torch_other_processes", "other_processes", "CUDA_VISIBLE_DEVICES"),
+        ("vllm_out_of_memory", "allocated", "--max-num-seqs"),
+        ("tensorrt_llm", "profile_run", "--max_num_tokens"),
+    ],
+)
+def test_what_is_in_the_way(name: str, off: str, flag: str) -> None:
+    document = explained(name)
+    assert (document["off"], document["flag"]) == (off, flag)
+
+
+def test_an_out_of_memory_message_of_sglang_while_it_runs(tmp_path: Path) -> None:
+    """At start the fraction has to be raised, while it runs to be lowered: the flag is the same."""
+    message = (LOGS / "torch_other_processes.log").read_text().replace("Process 1407 has 52.10 GiB memory in use. ", "")
+    file = tmp_path / "sglang.log"
+    file.write_text((LOGS / "sglang.log").read_text() + message)
+    document = llmcalc.explain_log(file, hardware="h100").document
+    assert isinstance(document, dict)
+    assert (document["kind"], document["off"], document["flag"]) == ("oom", "allocated", "--mem-fraction-static")
+
+
+def test_deepspeeds_estimate_follows_from_the_parameters() -> None:
+    # 18 bytes per parameter over 4 devices, and the largest layer of 131 M parameters in float32
+    computed = sizes(explained("deepspeed", "llama2-7b"), "computed")
+    assert computed["params"] == 6_738_415_616
+    assert computed["states"] == 6_738_415_616 * 18 // 4 + 4 * 131_000_000
+
+
+def test_the_cache_of_llama_cpp() -> None:
+    """The log's general.name is the name of a repository that a preset has as an alias."""
+    document = explained("llamacpp")
+    assert document["model"]["name"] == "llama3-8b"
+    assert sizes(document, "computed")["kv_bufferCUDA0"] == 64 * MIB
+
+
+def test_the_model_may_be_typed(tmp_path: Path) -> None:
+    file = tmp_path / "own.log"
+    file.write_text((LOGS / "vllm_v1.log").read_text().replace("meta-llama/Llama-3.1-8B-Instruct", "/models/own"))
+    assert "expected TARGET" in llmcalc.explain_log(file).document["missing"][0]  # type: ignore[call-overload]
+    assert sizes(llmcalc.explain_log(file, "llama3.1-8b").document, "computed")["weights"]  # type: ignore[arg-type]
+
+
+def test_the_command(run: Any) -> None:
+    code, out, _ = run("explain-log", str(LOGS / "vllm_v1.log"))
+    assert code == 0
+    assert "no computed term is off" in out
+    code, out, err = run("explain-log", "none.log")
+    assert (code, out) == (2, "")
+    assert err.startswith("error: none.log: ")
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "x.log"
+    for text, message in (("", "is empty"), ("hello\n" * 9, "no line is known; expected a start-up log")):
+        file.write_text(text)
+        with pytest.raises(InputError, match=message):
+            llmcalc.explain_log(file)
+    with file.open("wb") as handle:
+        handle.truncate(LARGEST_LOG + 1)
+    with pytest.raises(InputError, match="too large"):
+        llmcalc.explain_log(file)
+    with pytest.raises(InputError, match="--engine sglang: the log is of vLLM"):
+        llmcalc.explain_log(LOGS / "vllm_v1.log", engine="sglang", hardware="h100")
+
+
+def test_lines_are_bounded() -> None:
+    assert lines_of("a\n" + "x" * 10**6) == ["a", "x" * LONGEST_LINE]
+    assert lines_of("\x1b[32mINFO\x1b[0m vLLM") == ["INFO vLLM"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("14.99 GiB", gib(14.99)), ("14.9888 GB", gib(14.9888)), ("512MB", 512 * MIB), ("-1.5GiB", -gib(1.5)), ("7", 7)],
+)
+def test_amounts(text: str, size: int) -> None:
+    assert bytes_of(text) == size
+
+
+def test_arguments_as_python_prints_them() -> None:
+    text = "Namespace(a=1, b='x y', c=None, d=True, e=0.9, f=torch.bfloat16) {'g': 'h', 'i': [1], 'j': \"k\"}"
+    assert argument_pairs(text) == {
+        "a": "1", "b": "x y", "d": True, "e": "0.9", "f": "torch.bfloat16", "g": "h", "i": "[1]", "j": "k"
+    }  # fmt: skip
+
+
+# ---- receipts
+
+
+def with_receipt(model: str = "llama3.1-8b", version: str = "0.19", **options: Any) -> Any:
+    flags = {"max_model_len": 32768, **options}
+    return llmcalc.memory(
+        model, engine=f"vllm=={version}", hardware="h100", receipt=LOGS / "vllm_v1.log", **flags
+    ).result
+
+
+def measured(answer: Any) -> set[str]:
+    return {term.name for term in answer.terms if term.status == "measured"}
+
+
+def test_measured_terms_stand_in_place_of_estimates() -> None:
+    answer = with_receipt()
+    assert measured(answer) == {"weights", "profile_run", "non_torch", "cuda_graphs"}
+    assert [answer.bytes_of(name) for name in ("weights", "profile_run", "non_torch")] == list(
+        map(gib, (14.99, 1.89, 0.25))
+    )
+    taken = sum(answer.bytes_of(name) for name in ("weights", "profile_run", "non_torch"))
+    assert answer.bytes_of("kv_cache") == answer.bytes_of("budget") - taken
+    (term,) = (term for term in answer.terms if term.name == "non_torch")
+    assert (term.source, term.origin) == (str(LOGS / "vllm_v1.log"), f"measured in {LOGS / 'vllm_v1.log'}")
+
+
+def test_a_term_that_other_flags_decide_is_computed() -> None:
+    answer = with_receipt(max_num_seqs=64)
+    assert measured(answer) == {"weights", "non_torch"}
+    assert any("profile_run, cuda_graphs was measured with other flags" in note for note in answer.notes)
+
+
+def test_a_receipt_of_another_model_or_version(tmp_path: Path) -> None:
+    assert measured(with_receipt("qwen3-8b")) == {"non_torch"}
+    assert measured(with_receipt(version="0.21")) == {"weights"}
+    with pytest.raises(InputError, match=r"is of llama3.1-8b and version 0.19.0; expected a log of this model"):
+        with_receipt("qwen3-8b", version="0.21")
+    with pytest.raises(InputError, match="is a log of vLLM; expected one of SGLang"):
+        llmcalc.memory("llama3.1-8b", engine="sglang", hardware="h100", receipt=LOGS / "vllm_v1.log")
+    file = tmp_path / "tokens.log"
+    file.write_text("INFO vLLM API server version 0.19.0\nINFO GPU KV cache size: 443,552 tokens\n")
+    with pytest.raises(InputError, match=r"has none of weights, profile_run"):
+        llmcalc.memory("llama3-8b", engine="vllm==0.19", hardware="h100", receipt=file)
+
+
+def test_changes_use_the_receipt_where_they_may(run: Any) -> None:
+    words = "memory", "llama3.1-8b", "--engine", "vllm==0.19", "--hardware", "h100", "--format", "json"
+    log = str(LOGS / "vllm_v1.log")
+    plain, received = (json.loads(run(*words, *more)[1]) for more in ((), ("--receipt", log)))
+    assert received["changes"] != plain["changes"]
+    assert {term["status"] for term in received["terms"]} == {"source", "estimate", "measured"}
+
+
+def test_fit_with_a_receipt() -> None:
+    options: dict[str, Any] = {"engine": "vllm==0.19", "hardware": "h100", "users": 4, "seq": "32k"}
+    plain, received = (
+        llmcalc.fit("llama3.1-8b", **options, **more).document["options"][0]["kv_tokens"]  # type: ignore[call-overload]
+        for more in ({}, {"receipt": LOGS / "vllm_v1.log"})
+    )
+    assert 0 < abs(received / plain - 1) < 0.01

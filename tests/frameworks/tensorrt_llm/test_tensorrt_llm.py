@@ -1,0 +1,103 @@
+"""TensorRT-LLM's record: the fraction of what a dummy run leaves, with the arithmetic beside it, and its flags."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+
+GIB = 2**30
+
+CAPACITIES: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[2] / "data/engines/tensorrt_llm_capacities.json").read_text()
+)["rows"]
+
+
+def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "1.2", **flags: Any) -> Any:
+    return llmcalc.memory(target, hardware=hardware, engine=f"tensorrt-llm=={version}", **flags).result
+
+
+def test_capacities_that_were_published() -> None:
+    """Sequences that the cache holds. `pytest -s` prints the errors. The memory outside torch is from these rows."""
+    errors = {}
+    for row in CAPACITIES:
+        answer = memory(row["target"], row["hardware"], row["version"], quantize=row["quantize"], **row["flags"])
+        errors[row["id"]] = int(answer.max_concurrency) / row["max_concurrent_sequences"] - 1
+    sizes = [abs(error) for error in errors.values()]
+    print(f"\n{len(sizes)} capacities: median {median(sizes):.2%}, p90 {quantiles(sizes, n=10)[-1]:.2%}")
+    print({number: f"{error:+.1%}" for number, error in errors.items() if error})
+    assert median(sizes) == 0
+    assert max(sizes) <= 0.01
+
+
+def test_the_terms_add_up() -> None:
+    answer = memory(max_num_tokens=4096, max_seq_len=8192)
+    peak = answer.bytes_of("weights") + answer.bytes_of("profile_run") + answer.bytes_of("non_torch")
+    total = 85_029_615_042  # of the driver
+    # 4096 tokens of 10 vectors of 4096 and 3 of 14336, 2 bytes
+    assert answer.bytes_of("profile_run") == 4096 * 2 * (10 * 4096 + 3 * 14336)
+    assert answer.bytes_of("kv_cache") == int(0.9 * (total - peak))
+    assert answer.bytes_of("budget") == peak + answer.bytes_of("kv_cache")
+    # 32 layers, 8 key heads of 128, keys and values, 2 bytes; blocks of 32 tokens, the last one begun
+    assert answer.blocks == -(-(answer.bytes_of("kv_cache") // (32 * 8 * 128 * 2 * 2)) // 32)
+
+
+def test_limits_of_the_cache() -> None:
+    """86,711 tokens are 86,720 in blocks of 32, as a log prints (https://github.com/NVIDIA/TensorRT-LLM)."""
+    assert memory(max_tokens=86_711).kv_tokens == 86_720
+    assert memory(max_gpu_total_bytes=GIB).kv_tokens == GIB // (32 * 8 * 128 * 2 * 2)
+    assert memory(version="0.20", max_gpu_total_bytes=GIB).kv_tokens > 10 * GIB // 131_072  # not yet a limit
+    assert memory(tokens_per_block=64, max_tokens=65).blocks == 2
+    assert [memory("deepseek-v2-lite", name).block_size for name in ("h100", "a100")] == [64, 32]
+
+
+def test_fields_of_the_file_are_flags(run: Any) -> None:
+    words = "memory", "gpt2", "--engine", "tensorrt-llm", "--hardware", "h100", "--format", "json"
+    code, out, _ = run(*words, "--kv_cache_config.dtype", "fp8", "--kv-cache-config.tokens_per_block=64")
+    document = json.loads(out)
+    assert code == 0
+    assert document["block_size"] == 64
+    assert document["kv_tokens"] > 1.9 * json.loads(run(*words)[1])["kv_tokens"]
+    assert "--max_num_tokens" in document["assumed"]
+
+
+def test_experts_are_divided_into_groups() -> None:
+    whole, divided = (memory("qwen3-30b-a3b", tp_size=4, ep_size=size) for size in (4, 1))
+    assert whole.bytes_of("weights") == divided.bytes_of("weights")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"tp_size": 4, "ep_size": 3}, "--ep_size 3"),
+        ({"enable_attention_dp": True}, "data parallelism of attention"),
+        ({"max_batch_sise": 3}, "Did you mean --max_batch_size"),
+        ({"kv_cache_free_gpu_memory_fraction": 2}, "--kv_cache_free_gpu_memory_fraction"),
+        ({"extra_llm_api_options": "x.yaml"}, "expected its fields as flags"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        memory(**flags)
+
+
+def test_recurrent_states_are_refused() -> None:
+    with pytest.raises(InputError, match="recurrent states"):
+        memory("qwen3.5-9b")
+
+
+def test_a_gpu_of_another_vendor_is_refused() -> None:
+    with pytest.raises(InputError, match=r"expected a GPU of NVIDIA$"):
+        memory(hardware="mi300x")
+
+
+def test_too_large_weights_do_not_start() -> None:
+    answer = llmcalc.memory("llama3.1-70b", hardware="rtx-4090", engine="tensorrt-llm")
+    assert not answer.ok
+    assert "dummy run" in answer.document["message"]
