@@ -68,7 +68,8 @@ class ComputeUnits(Record):
 class Configuration(Record):
     """One memory size that an accelerator is sold with, and the figures that can differ with it, as in `Hardware`.
 
-    No figure is inherited from the accelerator: a figure that is absent here is not known for this size.
+    None of these is inherited from the accelerator: a figure that is absent here is not known for this size. The peaks
+    of the accelerator hold for a size, in proportion to its compute units where both numbers are known.
     """
 
     memory_bytes: Amount
@@ -84,6 +85,8 @@ class Hardware(Record):
     title: the vendor's full name of the accelerator.
     vendor: the manufacturer; may be empty in a user's file.
     released: the date of the vendor's announcement, as YYYY, YYYY-MM or YYYY-MM-DD.
+    preliminary: whether the vendor announced the figures before the first systems, so that they may change.
+    like: the preset that a user's file starts from, whose measured efficiencies hold for it too; None without one.
     aliases: other names that `--hardware` accepts.
     memory_bytes: nominal memory, including the share of the driver and of error correction.
     driver_total: bytes that the driver offers to programs, as CUDA and torch report them
@@ -96,6 +99,7 @@ class Hardware(Record):
     compute_capability: NVIDIA's number for a generation of GPUs, such as `9.0`.
     boost_clock_hz: the clock at which the vendor states the peaks.
     peak_flops: number format → dense peak FLOP/s of matrix products (operations/s for int8).
+    float16_accumulation_flops: number format → the same with sums in float16, for cards that then multiply faster.
     tdp_watts: TDP, of the whole board if the vendor states it.
     configurations: the memory sizes that it is sold with, smallest first. The figures above describe the largest.
     """
@@ -104,6 +108,8 @@ class Hardware(Record):
     title: str = Field(min_length=1)
     vendor: str = ""
     released: str | None = Field(default=None, pattern=r"^\d{4}(-\d{2}){0,2}$")
+    preliminary: bool = False
+    like: str | None = None
     aliases: tuple[str, ...] = ()
     memory_bytes: Amount
     driver_total: Amount | None = None
@@ -115,6 +121,7 @@ class Hardware(Record):
     compute_capability: str | None = Field(default=None, pattern=r"^\d{1,2}\.\d$")
     boost_clock_hz: Amount | None = None
     peak_flops: dict[str, Amount] = {}
+    float16_accumulation_flops: dict[str, Amount] = {}
     tdp_watts: Amount | None = None
     configurations: tuple[Configuration, ...] = ()
     sources: tuple[Source, ...] = ()
@@ -136,11 +143,12 @@ class Hardware(Record):
         sizes = [one.memory_bytes for one in self.configurations]
         if sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
-        for name in self.peak_flops:
-            if name not in PEAK_DTYPES:
-                raise ValueError(
-                    f"peak_flops: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
-                )
+        for table in ("peak_flops", "float16_accumulation_flops"):
+            for name in getattr(self, table):
+                if name not in PEAK_DTYPES:
+                    raise ValueError(
+                        f"{table}: '{name}' is not a number format; expected one of {', '.join(PEAK_DTYPES)}"
+                    )
         return self
 
     def peak(self, dtype: str) -> int:

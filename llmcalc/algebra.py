@@ -7,6 +7,7 @@ here for an integer: they are already imported if an argument is an array or an 
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, TypeAlias
 
@@ -65,6 +66,37 @@ def minimum(left: Number, right: Number) -> Number:
 
         return numpy.minimum(left, right)
     return min(left, right)
+
+
+def maximum(left: Number, right: Number) -> Number:
+    """Returns the larger of two numbers; elementwise for arrays, `Max(left, right)` for symbols."""
+    if _is_symbolic(left, right):
+        import sympy
+
+        return sympy.Max(left, right)
+    if _is_array(left, right):
+        import numpy
+
+        return numpy.maximum(left, right)
+    return max(left, right)
+
+
+def choose(condition: Any, if_true: Number, if_false: Number) -> Number:
+    """Returns one of two numbers by a condition on a size; elementwise for arrays. Not for symbols."""
+    if _is_array(condition, if_true, if_false):
+        import numpy
+
+        return numpy.where(condition, if_true, if_false)
+    return if_true if condition else if_false
+
+
+def log2(value: Number) -> Number:
+    """Returns the logarithm to base 2 as a float, or as an array of floats. Not for symbols."""
+    if _is_array(value):
+        import numpy
+
+        return numpy.log2(value)
+    return math.log2(value)
 
 
 def exact_div(dividend: Number, divisor: Number) -> Number:

@@ -81,7 +81,8 @@ def _detail_table(hardware: Hardware) -> Table:
     elif hardware.peak_flops:
         notes.insert(0, "peaks are dense")
     announced = f"announced {hardware.released}" if hardware.released else ""
-    vendor_text = ", ".join(detail for detail in (hardware.vendor, announced) if detail)
+    details = (hardware.vendor, announced, "preliminary" if hardware.preliminary else "")
+    vendor_text = ", ".join(detail for detail in details if detail)
     return Table(hardware.title, DETAIL_COLUMNS, _detail_rows(hardware), vendor_text, said(notes), target=hardware.name)
 
 
@@ -112,12 +113,15 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
         rows.append(Row(["compute capability", hardware.compute_capability, None, "", None]))
     clock = hardware.boost_clock_hz
     add("boost clock", clock, units.amount(clock or 0, "Hz"), "Hz")
-    for dtype in PEAK_DTYPES:
-        if dtype in hardware.peak_flops:
-            peak = hardware.peak_flops[dtype]
-            unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
-            ridge = None if hardware.memory_bandwidth is None else hardware.ridge(dtype)
-            rows.append(Row([f"peak {units.short_dtype(dtype)}", units.amount(peak, unit), peak, unit, ridge]))
+    for peaks, sums in ((hardware.peak_flops, ""), (hardware.float16_accumulation_flops, ", sums in fp16")):
+        for dtype in PEAK_DTYPES:
+            if dtype in peaks:
+                peak = peaks[dtype]
+                unit = "OP/s" if dtype.startswith("int") else "FLOP/s"
+                ridge = None if hardware.memory_bandwidth is None else peak / hardware.memory_bandwidth
+                rows.append(
+                    Row([f"peak {units.short_dtype(dtype)}{sums}", units.amount(peak, unit), peak, unit, ridge])
+                )
     return rows
 
 
@@ -129,6 +133,11 @@ def _sizes(hardware: Hardware) -> str:
     return f"these are the figures of the largest memory size; all of them: {', '.join(names)}"
 
 
+def _by_format(peaks: dict[str, int]) -> dict[str, int]:
+    """Returns peaks by number format, widest format first."""
+    return {dtype: peaks[dtype] for dtype in PEAK_DTYPES if dtype in peaks}
+
+
 def hardware_data(hardware: Hardware) -> dict[str, Any]:
     """Returns an accelerator as plain data in bytes, bytes/s, FLOP/s, Hz and watts; null for unknown figures."""
     link = hardware.interconnect
@@ -137,6 +146,8 @@ def hardware_data(hardware: Hardware) -> dict[str, Any]:
         "title": hardware.title,
         "vendor": hardware.vendor,
         "released": hardware.released,
+        "preliminary": hardware.preliminary,
+        "like": hardware.like,
         "aliases": list(hardware.aliases),
         "memory_bytes": hardware.memory_bytes,
         "driver_total": hardware.driver_total,
@@ -147,7 +158,8 @@ def hardware_data(hardware: Hardware) -> dict[str, Any]:
         "compute_units": hardware.compute_units and hardware.compute_units.model_dump(),
         "compute_capability": hardware.compute_capability,
         "boost_clock_hz": hardware.boost_clock_hz,
-        "peak_flops": {d: hardware.peak_flops[d] for d in PEAK_DTYPES if d in hardware.peak_flops},
+        "peak_flops": _by_format(hardware.peak_flops),
+        "float16_accumulation_flops": _by_format(hardware.float16_accumulation_flops),
         "tdp_watts": hardware.tdp_watts,
         "configurations": [size.model_dump() for size in hardware.configurations],
         "sources": source_data(hardware.sources),

@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from fractions import Fraction
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ..accelerator import Configuration, Hardware, ListedHardware
 from ..errors import InputError, suggest
@@ -85,12 +86,30 @@ def find_hardware(argument: str) -> Hardware:
 def read_hardware(file: str) -> Hardware:
     """Reads a user's accelerator from a TOML file with the fields of `Hardware`.
 
-    Only `memory_bytes` is required. Its name is the file name, `my-gpu.toml`, so that it differs from preset names.
-    Raises `InputError`, which names the wrong field.
+    Only `memory_bytes` is required, or `like = "h100-sxm"`: then the preset has the figures that the file lacks. The
+    accelerator's name is the file name, `my-gpu.toml`, so that it differs from preset names. Raises `InputError`, which
+    names the wrong field.
     """
     path = Path(file)
     data = parse_toml(read_text(path), file)
+    if isinstance(data.get("like"), str):
+        try:
+            data = _over_preset(_by_name(data["like"]), data)
+        except InputError as error:
+            raise InputError(f"{file}: like: {error}") from error
     return validate(Hardware, {"title": path.stem, **data, "name": path.name}, file)
+
+
+def _over_preset(preset: Hardware, data: dict[str, Any]) -> dict[str, Any]:
+    """Returns the figures of a preset with those of a user's file over them, table by table."""
+    base = preset.model_dump(exclude_none=True, exclude={"name", "title", "aliases", "released", "notes"})
+    if "memory_bytes" in data:  # the driver's total and the sizes that are sold are of the preset's memory
+        for field in ("driver_total", "usable_memory_bytes", "configurations"):
+            base.pop(field, None)
+    for field, value in data.items():
+        tables = isinstance(value, dict) and isinstance(base.get(field), dict)
+        base[field] = {**base[field], **value} if tables else value
+    return {**base, "like": preset.name}
 
 
 def memory_only(argument: str) -> Hardware | None:
@@ -163,6 +182,10 @@ def with_configuration(hardware: Hardware, configuration: Configuration) -> Hard
         "aliases": tuple(f"{alias}-{gib}gb" for alias in hardware.aliases),
         "configurations": (),
     }
+    units, all_units = configuration.compute_units, hardware.compute_units
+    if units is not None and all_units is not None:
+        peaks = hardware.peak_flops.items()
+        names["peak_flops"] = {dtype: rate * units.count // all_units.count for dtype, rate in peaks}
     return hardware.model_copy(update=names | dict(configuration))
 
 

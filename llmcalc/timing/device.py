@@ -1,0 +1,179 @@
+"""What a device reaches: an accelerator's datasheet figures times the shares of its generation.
+
+Closed forms of one kernel and of one message, for numbers and for arrays. Evidence for a device:
+
+profiled: kernel tables of this very device are behind its generation's figures.
+sister: those of another device of its generation.
+datasheet: none; the figures are assumed for every device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from ..accelerator import Hardware
+from ..algebra import Number, choose, floor_div, log2, maximum, minimum
+from .records import Generation, generations
+
+DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
+
+PEAKS = {
+    "fp32": ("tfloat32", "float32"),
+    "bf16": ("bfloat16", "float16"),
+    "fp8": ("float8",),
+    "int8": ("int8",),
+    "fp4": ("float4",),
+}
+"""Format of products → names of its peak in an accelerator's record, the first that it has."""
+
+UNKNOWN_DOMAIN = 8
+"""Accelerators of a scale-up domain whose size no source states."""
+
+UNKNOWN_NIC = 25_000_000_000
+"""Bytes/s of an accelerator's network where its record has none: 200 Gbit/s."""
+
+SLOW_LINK = 64_000_000_000
+"""Bytes/s of a link in one direction up to which it is PCI Express 5.0 or older."""
+
+HOST_LINK_SHARE, HOST_LINK_LATENCY = 0.4, 3e-5
+"""Share of a PCI Express link that a message reaches, and its latency in seconds: it goes through the host."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """An accelerator with what it reaches. generation: the shares that its figures are multiplied by.
+
+    name: the accelerator's name.
+    evidence: how well the generation's figures are known for this device.
+    peaks: dense FLOP/s by format.
+    bandwidth: bytes/s of the memory.
+    link, nic: bytes/s of the scale-up link and of the network, in one direction.
+    domain: devices that the link joins.
+    link_share, latency: share of the link that a message reaches, and its latency in seconds.
+    """
+
+    name: str
+    evidence: DeviceEvidence
+    generation: Generation
+    peaks: dict[str, float]
+    bandwidth: float
+    link: float
+    domain: int
+    nic: float
+    link_share: float
+    latency: float
+
+    def format_of(self, dtype: str) -> str:
+        """The format in which products of a number format run; one without units of its own runs as bf16."""
+        return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"
+
+    def product_rate(self, dtype: str, sustained: bool = False) -> float:
+        """FLOP/s of large products. sustained: under load for hours, false by default."""
+        name = self.format_of(dtype)
+        return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
+
+    def sustained(self, dtype: str = "bf16") -> float:
+        """The share of a benchmark's rate that lasts under load."""
+        shares = self.generation.sustained
+        return shares.get(dtype, shares["bf16"])
+
+    def memory_seconds(self, bytes: Number) -> Number:
+        """Seconds in which a kernel reads and writes so many bytes."""
+        return bytes / (self.bandwidth * self.generation.memory)
+
+    def cache_seconds(self, bytes: Number) -> Number:
+        """Seconds in which decoding attention reads so many bytes of the cache."""
+        return bytes / (self.bandwidth * self.generation.cache)
+
+    def attention_seconds(
+        self, flops: Number, keys: Number, dim: Number, backward: bool = False, share: float = 1.0
+    ) -> Number:
+        """Seconds of fused attention over so many keys: e(S) = e∞ / (1 + S₀ / S).
+
+        dim: width of a key; narrow heads fill the units less. share: of the best kernel's rate, 1 by default.
+        """
+        most, half = self.generation.attention_backward if backward else self.generation.attention
+        narrow = minimum(1.0, dim / 128) ** 0.5
+        return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * most * narrow)
+
+    def message_seconds(
+        self, kind: str, ranks: Number, bytes: Number, stride: Number = 1, latency: float = 1.0
+    ) -> Number:
+        """Seconds of a message among ranks that are `stride` devices apart, in rings.
+
+        bytes: as of `Collective`. latency: times the device's own.
+        Beyond a scale-up domain, the devices of a domain use their network cards side by side; the slower one counts.
+        """
+        inside = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
+        near_rate, far_rate = self.link * self.link_share, self.nic * self.generation.nic
+        if kind == "all_to_all":
+            near, far = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
+        elif kind == "send":
+            near, far = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
+        else:
+            passes = 2.0 if kind == "all_reduce" else 1.0
+            near = passes * (inside - 1) / inside * bytes / near_rate
+            far = passes * (1 - inside / ranks) * bytes / (inside * far_rate)
+        far_latency = latency * self.generation.far_latency * log2(maximum(2, ranks / inside))
+        seconds = choose(ranks > inside, far_latency + maximum(near, far), latency * self.latency + near)
+        return choose(ranks <= 1, 0.0, seconds)
+
+    def hop_seconds(self, bytes: Number, devices: Number) -> Number:
+        """Seconds of a send to the next stage of a pipeline. devices: of the whole run."""
+        rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
+        return bytes / rate + self.latency
+
+
+def device_of(hardware: Hardware, nic: float | None = None) -> Device:
+    """The device of an accelerator. nic: bytes/s of its network in place of the record's; default None.
+
+    Raises `InputError` for an accelerator without a bandwidth or without peaks.
+    """
+    bandwidth = hardware.bandwidth()
+    peaks = {
+        format_name: float(next(hardware.peak_flops[name] for name in names if name in hardware.peak_flops))
+        for format_name, names in PEAKS.items()
+        if any(name in hardware.peak_flops for name in names)
+    }
+    if "bf16" not in peaks:
+        hardware.peak("bfloat16")
+    generation = generation_of(hardware)
+    link = hardware.interconnect
+    rate = float(link.bandwidth_per_direction) if link is not None else 1e9
+    domain = (link.domain_size or UNKNOWN_DOMAIN) if link is not None else 1
+    through_host = link is not None and rate <= SLOW_LINK and domain > 1 and "NVLink" not in link.name
+    return Device(
+        name=hardware.name,
+        evidence=_evidence(hardware, generation),
+        generation=generation,
+        peaks=peaks,
+        bandwidth=float(bandwidth),
+        link=rate,
+        domain=domain,
+        nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else UNKNOWN_NIC)),
+        link_share=HOST_LINK_SHARE if through_host else generation.link,
+        latency=HOST_LINK_LATENCY if through_host else generation.latency,
+    )
+
+
+def generation_of(hardware: Hardware) -> Generation:
+    """The generation of an accelerator: the one that names it, else that of its compute capability or its vendor."""
+    every = generations().values()
+    capability = hardware.compute_capability or ""
+    for generation in every:
+        if hardware.name in generation.accelerators:
+            return generation
+    for generation in every:
+        if any(capability == known or capability.startswith(f"{known}.") for known in generation.capabilities):
+            return generation
+    for generation in every:
+        if hardware.vendor in generation.vendors:
+            return generation
+    return generations()["default"]
+
+
+def _evidence(hardware: Hardware, generation: Generation) -> DeviceEvidence:
+    if hardware.name in generation.profiled:
+        return "profiled"
+    return "sister" if generation.profiled else "datasheet"

@@ -1,0 +1,115 @@
+"""One pass of inference: a prompt, whole or in chunks, and one token of each sequence of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ..algebra import Number, maximum
+from ..errors import InputError
+from ..model import ModelSpec
+from ..parallel.layout import ONE_DEVICE, Layout
+from .device import Device
+from .price import SIXTEEN_BITS, Formats, Priced, price
+from .records import Stack
+from .work import RankPass, rank_work
+
+
+@dataclass(frozen=True)
+class InferencePass:
+    """The seconds of a pass.
+
+    seconds: of the pass.
+    parts: kernels and messages, the host's work of a step, hops between pipeline stages, and what a server adds to a
+        prompt; they add up to it.
+    priced: the passes, of a rank that has all layers: of a prompt in chunks, one for each chunk.
+    """
+
+    seconds: Number
+    parts: dict[str, Number]
+    priced: list[Priced] = field(repr=False)
+
+
+def forward_pass(
+    spec: ModelSpec, device: Device, stack: Stack, rank_pass: RankPass, formats: Formats, pp: Number = 1
+) -> InferencePass:
+    """One forward pass. pp: pipeline stages that it goes through, one after the other.
+
+    Without a captured graph, kernels cannot run faster than the host launches them.
+    """
+    priced = price(rank_work(spec, rank_pass), device, stack, formats)
+    decodes = rank_pass.phase == "decode"
+    host_kernel = stack.host_kernel if decodes else max(stack.host_kernel, stack.host_prompt_kernel)
+    kernels = maximum(priced.seconds, priced.launches * host_kernel)
+    hidden_bytes = 2.0 * priced.work.tokens * spec.hidden_size
+    hops = (pp - 1) * device.hop_seconds(hidden_bytes, rank_pass.tp * pp)
+    host = stack.host_step + (stack.host_sequence * rank_pass.batch if decodes else 0.0)
+    return InferencePass(kernels + host + hops, {"kernels": kernels, "host": host, "hops": hops}, [priced])
+
+
+def decode(
+    spec: ModelSpec,
+    device: Device,
+    stack: Stack,
+    batch: Number,
+    context: Number,
+    layout: Layout = ONE_DEVICE,
+    formats: Formats = SIXTEEN_BITS,
+) -> InferencePass:
+    """One token of each of `batch` sequences, after `context` tokens of each."""
+    return forward_pass(spec, device, stack, _rank_pass(stack, layout, batch, 1, context, "decode"), formats, layout.pp)
+
+
+def prefill(
+    spec: ModelSpec,
+    device: Device,
+    stack: Stack,
+    batch: Number,
+    seq: int,
+    context: int = 0,
+    chunk: int | None = None,
+    layout: Layout = ONE_DEVICE,
+    formats: Formats = SIXTEEN_BITS,
+    server: bool = False,
+) -> InferencePass:
+    """The prompts of `batch` sequences.
+
+    seq, context: new tokens, and tokens that are cached.
+    chunk: tokens of each sequence in one pass; None (default) for all of them.
+    server: whether the time of a server before the first token is added; false by default.
+    """
+    passes = [
+        forward_pass(spec, device, stack, _rank_pass(stack, layout, batch, size, before, "prefill"), formats, layout.pp)
+        for size, before in _chunks(seq, context, chunk)
+    ]
+    parts = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
+    parts["server"] = stack.first_token if server else 0.0
+    return InferencePass(sum(parts.values()), parts, [priced for one_pass in passes for priced in one_pass.priced])
+
+
+MAX_CHUNKS = 256
+"""Largest number of chunks of a prompt."""
+
+
+def _chunks(seq: int, context: int, chunk: int | None) -> Iterator[tuple[int, int]]:
+    """Yields the new and the earlier tokens of each chunk."""
+    size = seq if chunk is None else chunk
+    if size < 1 or -(-seq // size) > MAX_CHUNKS:
+        raise InputError(f"--chunk {size}: expected at least {-(-seq // MAX_CHUNKS)} of {seq} tokens")
+    for start in range(0, seq, size):
+        yield min(size, seq - start), context + start
+
+
+def _rank_pass(stack: Stack, layout: Layout, batch: Number, seq: Number, context: Number, phase: str) -> RankPass:
+    """The pass of one rank. Expert ranks have whole experts unless the layout says otherwise."""
+    return RankPass(
+        batch,
+        seq,
+        context,
+        phase,  # type: ignore[arg-type]
+        tp=layout.tp,
+        etp=layout.etp,
+        ep=layout.ep,
+        fused=stack.fused,
+        reduces_late=stack.reduces_late,
+    )

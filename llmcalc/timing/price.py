@@ -1,0 +1,286 @@
+"""Seconds of a rank's kernels and messages, each where it stands in the model.
+
+A kernel takes the longer of computing and of moving its bytes, and the time until it starts. Numbers may be arrays
+with an element per layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..algebra import Number, choose, maximum, minimum
+from ..parallel.placements import Collective
+from .device import Device
+from .records import Stack
+from .work import Kernel, RankPass, RankWork
+
+BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
+"""Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
+
+QUANTIZED = "quantized"
+"""The format of products whose weights the kernel decodes to 16 bits (AWQ, GPTQ, GGUF)."""
+
+KEY_HEADS_OF_LATENTS = 16
+"""Key heads by which decoding attention over latents or single keys is divided among a device's units."""
+
+DECODE_ATTENTION_RATE = 0.35
+"""Share of the 16-bit peak that decoding attention reaches where it is bound by compute."""
+
+SCAN_RATE = 0.3
+"""Share of the rate of products that scans and recurrences reach."""
+
+SCORE_BYTES = 14.0
+"""Bytes per score that attention with scores in memory moves: product, mask, softmax and product, in 16 bits."""
+
+LOSS_BACKWARD = 0.7
+"""Bytes of the loss's backward pass over those of its forward pass."""
+
+RING_EXPOSED = 0.3
+"""Share of a context-parallel exchange that attention does not hide."""
+
+TOP_K_SENT = 8
+"""Experts per token by which copies of one token to one domain are counted."""
+
+
+@dataclass(frozen=True)
+class Formats:
+    """Number formats of a run.
+
+    dtype: of products: bf16, fp32, fp8, int8, fp4 or `quantized`.
+    weight_bits, cache_bits: bits of a stored element, with its share of a scale.
+    """
+
+    dtype: str = "bf16"
+    weight_bits: float = 16.0
+    cache_bits: float = 16.0
+
+
+SIXTEEN_BITS = Formats()
+"""Weights, cache and products in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A kernel or a message with its price.
+
+    path, kind, layer, times: as of `Kernel`.
+    backward: whether it runs in the backward pass.
+    is_message: whether it is a message.
+    compute, memory, network, wait: seconds that each takes by itself; wait is the time until the kernel starts.
+    """
+
+    path: str
+    kind: str
+    layer: int
+    times: Number
+    backward: bool
+    is_message: bool
+    compute: Number
+    memory: Number
+    network: Number
+    wait: Number
+
+    @property
+    def seconds(self) -> Number:
+        """Seconds of one run: computing and loading overlap."""
+        return maximum(self.compute, self.memory) + self.network + self.wait
+
+    @property
+    def bound(self) -> str:
+        """What takes longest of it (of scalars)."""
+        return max(("compute", "memory", "network", "wait"), key=lambda name: getattr(self, name))
+
+
+@dataclass
+class Priced:
+    """Every line of one micro-batch, or of one pass, of a rank that has all layers."""
+
+    work: RankWork
+    lines: list[Line]
+
+    def layer_seconds(self, layer: int, backward: bool | None = None, kind: str = "") -> Number:
+        """Seconds of one layer of a kind.
+
+        backward: of one direction alone; None (default) for both. kind: of kernels of that kind alone; default all.
+        """
+        return sum(
+            line.times * line.seconds
+            for line in self.lines
+            if line.layer == layer and backward in (None, line.backward) and kind in ("", line.kind)
+        )
+
+    @property
+    def seconds(self) -> Number:
+        """Seconds of both passes through all layers."""
+        return sum(line.times * self.work.count(line.layer) * line.seconds for line in self.lines)
+
+    @property
+    def launches(self) -> Number:
+        """Kernels that the forward pass launches."""
+        return sum(kernel.times * self.work.count(kernel.layer) * kernel.launches[0] for kernel in self.work.kernels)
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Prices the work of a pass on a device under a stack."""
+
+    device: Device
+    stack: Stack
+    formats: Formats
+    rank_pass: RankPass
+
+    @property
+    def trains(self) -> bool:
+        return self.rank_pass.phase == "training"
+
+    @property
+    def kernel_wait(self) -> float:
+        """Seconds before a kernel starts."""
+        generation = self.device.generation
+        gap = generation.kernel_start if self.trains else generation.launch_gap * self.stack.launch
+        return max(gap, self.stack.kernel_gap)
+
+    def rate(self, dtype: str) -> float:
+        """FLOP/s of products."""
+        units = "int8" if dtype == QUANTIZED else dtype
+        return self.device.product_rate(units, self.trains) * self.stack.product * self.stack.rates.get(dtype, 1.0)
+
+    def price(self, work: RankWork) -> Priced:
+        """Prices all kernels and messages of a rank."""
+        lines: list[Line] = []
+        for kernel in work.kernels:
+            lines += self._kernel_lines(kernel)
+        for layer, message in work.messages:
+            seconds = self._message_seconds(message)
+            lines.append(
+                Line(message.node, message.kind, layer, message.times, message.backward, True, 0.0, 0.0, seconds, 0.0)
+            )
+        return Priced(work, lines)
+
+    def _kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
+        """The lines of a kernel's passes. A backward product is two kernels, for the input and for the weight."""
+        parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
+        launched: set[bool] = set()
+        for backward, compute, memory in parts:
+            if backward and not self.trains:
+                continue
+            wait = 0.0 if backward in launched else kernel.launches[backward] * self.kernel_wait
+            launched.add(backward)
+            yield Line(
+                kernel.path, kernel.kind, kernel.layer, kernel.times, backward, False, compute, memory, 0.0, wait
+            )
+
+    def _product(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """y = x·Wᵀ; backward dx = dy·W, and dW = dyᵀ·x, which is added to the gradient so far."""
+        device, m, n, k = self.device, kernel.m, kernel.n, kernel.k
+        weight = kernel.weight_elements * (self.experts_read(kernel) if kernel.kind == "experts" else 1.0)
+        if not self.trains:
+            yield (
+                False,
+                kernel.flops[0] / self.rate(self._inference_format(kernel)),
+                device.memory_seconds(self._weight_bytes(kernel, weight) + 2.0 * m * (k + n)),
+            )
+            return
+        dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
+        rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
+        cast = 0.0 if dtype in ("bf16", "fp32") else 3.0 * m * k
+        output = max(2.0, element)
+        backward = kernel.flops[1] / rate / 2
+        yield False, kernel.flops[0] / rate, device.memory_seconds(element * (weight + m * k) + output * m * n + cast)
+        if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
+            gradient = device.memory_seconds(element * (weight + m * n) + output * m * k + 2.0 * cast)
+            yield True, backward, gradient
+            yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
+
+    _experts = _product
+
+    def _inference_format(self, kernel: Kernel) -> str:
+        return "bf16" if kernel.in_16_bits and self.formats.dtype != QUANTIZED else self.formats.dtype
+
+    def _weight_bytes(self, kernel: Kernel, elements: Number) -> Number:
+        """Bytes of weights that a pass reads. The head stays in 16 bits unless all weights are quantized."""
+        in_16_bits = kernel.in_16_bits and self.formats.dtype != QUANTIZED
+        bits = max(16.0, self.formats.weight_bits) if in_16_bits else self.formats.weight_bits
+        return elements * bits / 8 / (self.stack.expert_weights if kernel.kind == "experts" else 1.0)
+
+    def experts_read(self, kernel: Kernel) -> Number:
+        """Number of experts that any token selects: E · (1 − (1 − k/E)^T).
+
+        Tokens that a batch decodes together select the same experts more often than by chance.
+        """
+        shared = self.stack.shared_experts if self.rank_pass.phase == "decode" else 0.0
+        tokens = 1 + (kernel.routed_tokens - 1) * (1 - shared)
+        return kernel.experts * (1 - (1 - kernel.chance) ** tokens)
+
+    def _attention(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        device, rank_pass = self.device, self.rank_pass
+        cache = kernel.cache_elements * self.formats.cache_bits / 8
+        if rank_pass.phase == "decode":
+            key_heads = kernel.kv_heads if kernel.kv_heads > 1 else KEY_HEADS_OF_LATENTS
+            alone = 1 + 1 / (rank_pass.batch * key_heads)  # few heads of few sequences do not fill the device
+            compute = kernel.flops[0] / (DECODE_ATTENTION_RATE * device.peaks["bf16"])
+            yield False, compute, device.cache_seconds(cache) * alone
+            return
+        if self.stack.attention == "scores":
+            scores = kernel.heads * kernel.m * kernel.n
+            unaligned = isinstance(kernel.dim, int) and kernel.dim % 8
+            products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned else 1.0)
+            compute, memory = products / self.rate("bf16"), device.memory_seconds(SCORE_BYTES * scores)
+            for backward in (False, True):
+                yield backward, (1 + backward) * compute, 0.0
+                yield backward, 0.0, (1 + backward) * memory
+            return
+        share = device.generation.older_attention.get(self.stack.attention, 1.0)
+        share *= device.sustained() if self.trains else 1.0
+        for backward in (False, True):
+            flops = kernel.flops[backward]
+            seconds = device.attention_seconds(flops, kernel.keys, kernel.dim, backward, share)
+            yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
+
+    def _scan(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """Scans and recurrences: element-wise work that moves its values a few times."""
+        weight = kernel.weight_elements * (2.0 if self.trains else self.formats.weight_bits / 8)
+        for backward in (False, True):
+            compute = kernel.flops[backward] / (SCAN_RATE * self.rate("bf16"))
+            yield backward, compute, self.device.memory_seconds(2.0 * kernel.moved[backward] + weight)
+
+    def _state(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        """A recurrent state, which a decoded token reads and writes."""
+        bytes = 2 * kernel.cache_elements * self.formats.cache_bits / 8
+        yield False, 0.0, self.device.memory_seconds(bytes)
+
+    def _elementwise(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        passes = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)
+        for backward in (False, True):
+            yield backward, 0.0, self.device.memory_seconds(2.0 * passes * kernel.moved[backward])
+
+    _look_up = _permutation = _elementwise
+
+    def _loss(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
+        memory = self.device.memory_seconds(kernel.m * kernel.n * (self.stack.logit_bytes if self.trains else 4.0))
+        yield False, 0.0, memory
+        yield True, 0.0, LOSS_BACKWARD * memory
+
+    def _message_seconds(self, message: Collective) -> Number:
+        device, rank_pass, bytes = self.device, self.rank_pass, message.bytes
+        exposed = 1 - self.stack.hidden_share(message.group)
+        if message.group == "ep":
+            domains = maximum(1.0, message.ranks / device.domain)
+            copies = choose(message.ranks > device.domain, _copies_per_domain(domains), 1.0)
+            return exposed * device.message_seconds(message.kind, message.ranks, bytes * copies)
+        if message.group == "cp":
+            ranks = minimum(message.ranks, 2) if message.kind == "send" else message.ranks
+            stride = choose(message.ranks * rank_pass.tp > device.domain, device.domain, rank_pass.tp)
+            return RING_EXPOSED * device.message_seconds(message.kind, ranks, bytes, stride)
+        return exposed * device.message_seconds(message.kind, message.ranks, bytes, latency=self.stack.latency)
+
+
+def _copies_per_domain(domains: Number, top_k: int = TOP_K_SENT) -> Number:
+    """The share of a token's rows that are sent: one copy for all of its experts in a domain."""
+    return minimum(1.0, domains * (1 - (1 - 1 / domains) ** top_k) / top_k)
+
+
+def price(work: RankWork, device: Device, stack: Stack, formats: Formats) -> Priced:
+    """Prices a rank's work."""
+    return Pricing(device, stack, formats, work.rank_pass).price(work)

@@ -1,0 +1,155 @@
+"""The constants of `presets/timing`, each with its source, its evidence and the measured rows that it was tested on."""
+
+from __future__ import annotations
+
+from datetime import date
+from functools import cache
+from typing import Any, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from ..record import Record
+from ..sources.files import parse_toml, read_text
+from ..sources.presets import presets_dir
+
+Share: TypeAlias = float
+"""A part of a datasheet figure that is reached, from 0 to 1."""
+
+FigureEvidence: TypeAlias = Literal["profiled", "measured", "assumed"]
+
+
+class FigureSource(Record):
+    """The source of some figures of a generation.
+
+    gives: names of the fields, separated by commas.
+    evidence: `profiled` by kernel tables of the generation, `measured` on runs, or `assumed`.
+    source: where they come from.
+    rows: number of measured rows that they were tested on.
+    checked: the date on which the source was read.
+    """
+
+    gives: str
+    evidence: FigureEvidence
+    source: str
+    rows: int = Field(ge=0)
+    checked: date
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.gives.split(","))
+
+
+class Generation(Record):
+    """The figures of a generation of accelerators; the head of the file explains each."""
+
+    name: str
+    like: str = ""
+    accelerators: tuple[str, ...] = ()
+    capabilities: tuple[str, ...] = ()
+    vendors: tuple[str, ...] = ()
+    profiled: tuple[str, ...] = ()
+    products: dict[str, Share]
+    sustained: dict[str, Share]
+    memory: Share
+    cache: Share
+    link: Share
+    nic: Share
+    attention: tuple[Share, float]
+    attention_backward: tuple[Share, float]
+    older_attention: dict[str, Share]
+    kernel_start: float
+    launch_gap: float
+    latency: float
+    far_latency: float
+    sources: tuple[FigureSource, ...] = Field(min_length=1)
+
+
+IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
+"""Fields of a generation that are no figures."""
+
+TABLES = ("products", "sustained", "older_attention")
+"""Figures that are tables, of which a generation may state a part."""
+
+
+@cache
+def _read(file: str) -> dict[str, dict[str, Any]]:
+    path = presets_dir() / "timing" / file
+    return parse_toml(read_text(path), path.name)
+
+
+def _with_base(data: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """A table with the values of the one that it is like."""
+    table = data[name]
+    base = _with_base(data, table["like"]) if table.get("like") else {}
+    inherited = {field: value for field, value in base.items() if field not in IDENTITY or field == "sources"}
+    merged = {field: {**inherited[field], **table[field]} for field in TABLES if field in table and field in inherited}
+    return {**inherited, **table, **merged, "name": name}
+
+
+@cache
+def generations() -> dict[str, Generation]:
+    """Every generation, by name."""
+    data = _read("generations.toml")
+    return {name: Generation(**_with_base(data, name)) for name in data}
+
+
+class Stack(Record):
+    """How software runs a model's program; the head of the file explains each field.
+
+    name: its name, for `--stack`.
+    title: its name on screens.
+    phase: whether it trains or serves.
+    versions: versions of the software that the figures hold for.
+    rows, sets: number of measured rows that the figures were tested on, and of their sources.
+    source: where the figures come from.
+    """
+
+    name: str
+    title: str
+    phase: Literal["training", "inference"]
+    like: str = ""
+    fused: bool = True
+    regathers: bool = True
+    reduces_late: bool = False
+    attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
+    hidden: dict[str, float] = {}
+    gradient_bytes: float = 4.0
+    optimizer_bytes: float = 30.0
+    logit_bytes: float = 6.0
+    product: Share = 1.0
+    rates: dict[str, Share] = {}
+    expert_weights: Share = 1.0
+    launch: float = 1.0
+    kernel_gap: float = 0.0
+    host_kernel: float = 0.0
+    host_prompt_kernel: float = 0.0
+    host_step: float = 0.0
+    host_sequence: float = 0.0
+    first_token: float = 0.0
+    latency: float = 1.0
+    layer_wait: float = 0.0
+    unaligned_heads: float = 1.0
+    shared_experts: Share = 0.0
+    host_update: float = 0.0
+    passes: dict[str, float] = {}
+    versions: str
+    rows: int = Field(ge=0)
+    sets: int = Field(ge=0)
+    source: str
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.rows == 0) != (self.sets == 0):
+            raise ValueError(f"{self.name}: rows and sets; expected both or none")
+        return self
+
+    def hidden_share(self, group: str) -> float:
+        """The share of a group's messages that runs beside products."""
+        return self.hidden.get(group, 0.0)
+
+
+@cache
+def stacks() -> dict[str, Stack]:
+    """Every stack, by name."""
+    data = _read("stacks.toml")
+    return {name: Stack(**_with_base(data, name)) for name in data}

@@ -1,0 +1,407 @@
+"""A training step: the priced micro-batch of a rank, its pipeline, the messages of data parallelism, and the update.
+
+m · slowest + (p − 1)/v · mean stands for 1F1B and interleaved schedules: equal stages take exactly as long as the
+orders of `parallel/schedules.py`, unequal ones up to 9 % more. Which layers a stage has is exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from ..algebra import Number, maximum, minimum
+from ..model import ModelSpec
+from ..parallel.layout import Layout, Schedule
+from ..parallel.schedules import pipeline, timetable
+from ..parallel.search import even_stage_sizes
+from .device import Device
+from .price import Formats, Priced, price
+from .records import Stack
+from .work import AFTER, BEFORE, LayerKind, RankPass, rank_work, share
+
+WEIGHT_BYTES = 2.0
+"""Bytes per parameter of gathered weights."""
+
+UPDATED_BYTES = 8.0
+"""Bytes per parameter of a rank that an update moves beside optimizer states: gradients, and new 16-bit weights."""
+
+BESIDE_PRODUCTS = 0.7
+"""Share of a step's work beside which gradients can be sent: its backward pass."""
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The layout and the micro-batches of a training step. Sizes are as in `Layout`.
+
+    All but tp, etp, the flags and the schedule may be arrays.
+    micro_batch, micro_batches: sequences of a micro-batch, and micro-batches of a step.
+    dtype: number format of products.
+    recompute: share of the layers whose forward pass runs again; 0 by default.
+    recompute_core: whether attention's forward pass runs again.
+    zero: ZeRO stage.
+    replicas: groups of data-parallel ranks, each with all shards.
+    stage_sizes: layers of each stage, for stages that are not even.
+    """
+
+    tp: int = 1
+    pp: Number = 1
+    dp: Number = 1
+    cp: Number = 1
+    ep: Number = 1
+    etp: int | None = None
+    vpp: Number = 1
+    seq: Number = 4096
+    micro_batch: Number = 1
+    micro_batches: Number = 1
+    dtype: str = "bf16"
+    recompute: float = 0.0
+    recompute_core: bool = False
+    sequence_parallel: bool = False
+    zero: int = 0
+    replicas: Number = 1
+    reshard: bool = True
+    cp_comm: Any = "p2p"
+    schedule: Schedule = "1f1b"
+    stage_sizes: tuple[int, ...] | None = None
+    include: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(
+        cls,
+        layout: Layout,
+        micro_batch: int,
+        micro_batches: int,
+        seq: int,
+        dtype: str = "bf16",
+        recompute: float = 0.0,
+        recompute_core: bool = False,
+        include: frozenset[str] = frozenset(),
+    ) -> StepPlan:
+        """The plan of a layout."""
+        names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
+        return cls(
+            **{name: getattr(layout, name) for name in names},
+            replicas=layout.hsdp_replicas,
+            schedule=layout.schedule,
+            stage_sizes=layout.pp_layout,
+            seq=seq,
+            micro_batch=micro_batch,
+            micro_batches=micro_batches,
+            dtype=dtype,
+            recompute=recompute,
+            recompute_core=recompute_core,
+            include=include,
+        )
+
+    def rank_pass(self, stack: Stack) -> RankPass:
+        """The pass of a micro-batch on one rank."""
+        return RankPass(
+            self.micro_batch,
+            self.seq,
+            0,
+            "training",
+            tp=self.tp,
+            etp=self.etp,
+            ep=self.ep,
+            cp=self.cp,
+            cp_comm=self.cp_comm,
+            sequence_parallel=self.sequence_parallel,
+            fused=stack.fused,
+            regathers=stack.regathers,
+            include=self.include,
+        )
+
+    @property
+    def devices(self) -> Number:
+        return self.tp * self.cp * self.dp * self.pp
+
+    @property
+    def tokens(self) -> Number:
+        """Tokens of a micro-batch on one rank."""
+        return share(self.micro_batch * self.seq, self.cp)
+
+    @property
+    def expert_replicas(self) -> Number:
+        """Ranks with the same shard of the same experts."""
+        expert_tp = self.tp if self.etp is None else self.etp
+        return maximum(1, self.dp * self.cp * self.tp / (self.ep * expert_tp))
+
+
+@dataclass(frozen=True)
+class Step:
+    """The seconds of a training step.
+
+    seconds: of the step.
+    parts: work of the slowest stage, pipeline bubble, data parallelism and update, which add up to it.
+    priced: the micro-batch of a rank that has all layers.
+    slowest, mean: seconds of a micro-batch on the slowest rank of the pipeline, and on average.
+    """
+
+    seconds: Number
+    parts: dict[str, Number]
+    priced: Priced = field(repr=False)
+    slowest: Number = 0.0
+    mean: Number = 0.0
+
+
+class LayerCosts(NamedTuple):
+    """Seconds and parameters of a micro-batch by kind of layer, without recomputation of layers.
+
+    both, forward: seconds of both passes and of the forward pass, per kind.
+    start, head: seconds of what runs before the first and after the last layer.
+    dense, experts: parameters per kind; of experts, those of all expert ranks.
+    end_params: parameters before and after the layers.
+    """
+
+    kinds: tuple[LayerKind, ...]
+    both: list[Number]
+    forward: list[Number]
+    start: Number
+    head: Number
+    dense: list[Number]
+    experts: list[Number]
+    end_params: Number
+
+    def at(self, index: Any) -> LayerCosts:
+        """The same costs at some positions of their arrays."""
+
+        def pick(value: Number) -> Number:
+            return value[index] if getattr(value, "ndim", 0) else value
+
+        return LayerCosts(
+            self.kinds,
+            list(map(pick, self.both)),
+            list(map(pick, self.forward)),
+            pick(self.start),
+            pick(self.head),
+            list(map(pick, self.dense)),
+            list(map(pick, self.experts)),
+            pick(self.end_params),
+        )
+
+
+def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> LayerCosts:
+    """Sums a priced micro-batch by kind of layer."""
+    work = priced.work
+    layers = range(len(work.layer_kinds))
+    wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
+    forward = [priced.layer_seconds(layer, backward=False) + wait for layer in layers]
+    both = [seconds + priced.layer_seconds(layer, backward=True) + wait for layer, seconds in enumerate(forward)]
+    if recompute_core:
+        cores = [priced.layer_seconds(layer, backward=False, kind="attention") for layer in layers]
+        both = [seconds + core for seconds, core in zip(both, cores, strict=True)]
+    return LayerCosts(
+        tuple(work.layer_kinds),
+        both,
+        forward,
+        priced.layer_seconds(BEFORE),
+        priced.layer_seconds(AFTER),
+        [work.params.get((layer, False), 0) for layer in layers],
+        [work.params.get((layer, True), 0) for layer in layers],
+        sum(number for (layer, _), number in work.params.items() if layer < 0),
+    )
+
+
+@cache
+def rank_layers(
+    kinds: tuple[LayerKind, ...], pp: int, vpp: int, sizes: tuple[int, ...] | None
+) -> tuple[tuple[int, ...], ...]:
+    """Number of layers of each kind on each rank of a pipeline. sizes: layers of each stage; None for even stages."""
+    counts = tuple(len(kind.indices) for kind in kinds)
+    if pp == 1:
+        return (counts,)
+    stage_sizes = sizes or even_stage_sizes(sum(counts), pp * vpp)
+    stages = [range(end - size, end) for size, end in zip(stage_sizes, accumulate(stage_sizes), strict=True)]
+    return tuple(
+        tuple(sum(i in stage for stage in stages[rank::pp] for i in kind.indices) for kind in kinds)
+        for rank in range(pp)
+    )
+
+
+class PipelineRanks(NamedTuple):
+    """The ranks of a pipeline.
+
+    slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
+    dense, experts: parameters of the rank that has most of each.
+    """
+
+    slowest: Number
+    mean: Number
+    dense: Number
+    experts: Number
+
+
+def pipeline_ranks(
+    costs: LayerCosts, pp: int, vpp: int, recompute: float = 0.0, sizes: tuple[int, ...] | None = None
+) -> PipelineRanks:
+    """Sums the layers of each rank of a pipeline."""
+    layers = rank_layers(costs.kinds, pp, vpp, sizes)
+    seconds = [both + recompute * forward for both, forward in zip(costs.both, costs.forward, strict=True)]
+    ranks = [_weighted(counts, seconds) for counts in layers]
+    ranks[0] = ranks[0] + costs.start
+    ranks[-1] = ranks[-1] + costs.head
+    dense = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
+    experts = _largest([_weighted(counts, costs.experts) for counts in layers])
+    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts)
+
+
+def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
+    return sum(count * value for count, value in zip(counts, values, strict=True))
+
+
+def _largest(values: Sequence[Number]) -> Number:
+    largest = values[0]
+    for value in values[1:]:
+        largest = maximum(largest, value)
+    return largest
+
+
+@cache
+def idle_passes(schedule: Schedule, pp: int) -> float:
+    """Idle time of a rank in schedules of their own, in micro-batches through a rank (forward and backward)."""
+    batches = 4 * pp
+    times = timetable(pipeline(Layout(pp=pp, schedule=schedule), batches))
+    return float(times.time) / 3 - batches
+
+
+def training_step(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan) -> Step:
+    """The seconds of a training step (of scalars).
+
+    Raises `InputError` for sizes that the layout does not divide, and for parts that it divides in a way that is not
+    modelled.
+    """
+    priced = price(rank_work(spec, plan.rank_pass(stack)), device, stack, Formats(plan.dtype))
+    return step_of(spec, device, stack, plan, priced, layer_costs(priced, stack, plan.recompute_core))
+
+
+def step_of(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, priced: Priced, costs: LayerCosts) -> Step:
+    """The step of a micro-batch that has been priced."""
+    ranks = pipeline_ranks(costs, plan.pp, plan.vpp, plan.recompute, plan.stage_sizes)
+    return _assemble(spec, device, stack, plan, ranks, priced)
+
+
+def _assemble(
+    spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, ranks: PipelineRanks, priced: Priced
+) -> Step:
+    """Adds bubble, data parallelism and update to the work of a pipeline's ranks."""
+    token_ranks = plan.tp if plan.sequence_parallel else 1
+    hop = device.hop_seconds(2.0 * plan.tokens * spec.hidden_size / token_ranks, plan.devices)
+    if plan.schedule in ("zb-h1", "dualpipe") and isinstance(plan.pp, int) and plan.pp > 1:
+        idle = idle_passes(plan.schedule, plan.pp) * ranks.mean
+    else:
+        idle = (plan.pp - 1) / plan.vpp * ranks.mean
+    bubble = idle + 2 * hop * (plan.pp - 1)
+    work = plan.micro_batches * ranks.slowest
+    data, updated = _data_parallel(plan, device, stack, ranks, work)
+    parameters = ranks.dense + share(ranks.experts, plan.ep)
+    update = (
+        stack.host_update * updated
+        if stack.host_update
+        else device.memory_seconds(stack.optimizer_bytes * updated + UPDATED_BYTES * parameters)
+    )
+    parts = {"work": work, "bubble": bubble, "data": data, "update": update}
+    return Step(work + bubble + data + update, parts, priced, ranks.slowest, ranks.mean)
+
+
+def _data_parallel(
+    plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks, work: Number
+) -> tuple[Number, Number]:
+    """Seconds of gradients and gathered weights that the work does not hide, and parameters that a rank updates."""
+    replicated = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
+    sent: Number = 0.0
+    updated: Number = 0.0
+    for group_ranks, parameters in replicated:
+        seconds, shards = _group_seconds(plan, device, stack, group_ranks, parameters)
+        sent, updated = sent + seconds, updated + parameters / shards
+    hidden = stack.hidden_share("dp")
+    available = work if plan.zero == 3 else BESIDE_PRODUCTS * work
+    if plan.zero == 3:
+        return maximum(0.0, sent - available) + (1 - hidden) * minimum(sent, available), updated
+    return sent * (1 - hidden) + maximum(0.0, sent * hidden - available), updated
+
+
+def _group_seconds(
+    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number
+) -> tuple[Number, Number]:
+    """Seconds of the messages of weights that the same ranks have, and over how many ranks states are sharded."""
+    stride = plan.tp * plan.cp
+    gradients = stack.gradient_bytes * parameters
+    if not plan.zero:
+        return device.message_seconds("all_reduce", ranks, gradients, stride), 1
+    shards = maximum(1, ranks / plan.replicas)
+    gather = device.message_seconds("all_gather", shards, WEIGHT_BYTES * parameters, stride)
+    scatter = device.message_seconds("reduce_scatter", shards, gradients, stride)
+    between = device.message_seconds("all_reduce", plan.replicas, gradients / shards, shards * plan.tp)
+    if plan.zero == 3:
+        return plan.micro_batches * ((2 if plan.reshard else 1) * gather + scatter) + between, shards
+    return gather + scatter + between, shards
+
+
+# --- many layouts ----------------------------------------------------------------------------------------------------
+
+
+class StepPrices:
+    """Steps of one model under one stack, each combination of tp, ep, cp and micro-batch priced once."""
+
+    def __init__(self, spec: ModelSpec, device: Device, stack: Stack) -> None:
+        self.spec, self.device, self.stack = spec, device, stack
+        self._priced: dict[tuple[Any, ...], tuple[Priced, LayerCosts]] = {}
+
+    def step(self, plan: StepPlan) -> Step:
+        """The step of a plan, as `training_step`."""
+        key = plan.rank_pass(self.stack), plan.dtype, plan.recompute_core
+        if key not in self._priced:
+            work = rank_work(self.spec, key[0])
+            priced = price(work, self.device, self.stack, Formats(plan.dtype))
+            self._priced[key] = priced, layer_costs(priced, self.stack, plan.recompute_core)
+        return step_of(self.spec, self.device, self.stack, plan, *self._priced[key])
+
+
+COLUMNS = ("pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches", "replicas")
+"""Fields of a plan that `training_steps` takes as columns, beside tp."""
+
+
+def training_steps(spec: ModelSpec, device: Device, stack: Stack, plan: StepPlan, columns: Mapping[str, Any]) -> Any:
+    """Seconds of many layouts as an array (needs NumPy).
+
+    plan: what all layouts have in common. columns: name → array, of `tp` and any of `COLUMNS`.
+    """
+    import numpy
+
+    seconds = numpy.empty(len(columns["tp"]))
+    for tp in numpy.unique(columns["tp"]):
+        here = columns["tp"] == tp
+        some = {name: column[here].astype(float) for name, column in columns.items() if name != "tp"}
+        base = replace(plan, tp=int(tp), **some)
+        priced_names = [name for name in ("ep", "cp", "micro_batch") if name in some]
+        distinct, which = _distinct([some[name] for name in priced_names])
+        few = replace(plan, tp=int(tp), **dict(zip(priced_names, distinct, strict=True)))
+        priced = price(rank_work(spec, few.rank_pass(stack)), device, stack, Formats(plan.dtype))
+        costs = layer_costs(priced, stack, plan.recompute_core).at(which)
+        seconds[here] = _assemble(spec, device, stack, base, _pipelines(base, costs, len(which)), priced).seconds
+    return seconds
+
+
+def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
+    """The ranks of many pipelines, each different pipeline summed once."""
+    import numpy
+
+    pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
+    (pipelines, chunks), which = _distinct([pp, vpp])
+    sums = numpy.empty((4, count))
+    for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
+        here = numpy.flatnonzero(which == i)
+        ranks = pipeline_ranks(costs.at(here), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
+        for row, value in zip(sums, ranks, strict=True):
+            row[here] = value
+    return PipelineRanks(*sums)
+
+
+def _distinct(columns: Sequence[Any]) -> tuple[Any, Any]:
+    """The distinct combinations of some columns, a row for each column, and the combination of each position."""
+    import numpy
+
+    return numpy.unique(numpy.stack(list(columns)), axis=1, return_inverse=True)

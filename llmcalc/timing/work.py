@@ -1,0 +1,617 @@
+"""The work of one pass of one rank: matrix products with their sizes, bytes that are moved, and messages.
+
+This is the walk that places values and finds messages (`parallel/placements.py`); at every step it also records what
+the step computes and moves. There is no constant in it and no device: FLOPs equal those of `llmcalc flops`, parameters
+and cache those of the counts, messages those of `parallel/messages.py`.
+
+Neighbouring element-wise steps are one kernel where a stack fuses them; products of the same input are one product.
+Batch, tokens and the ranks of experts and of sequences may be arrays, with an element per layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+from ..algebra import Number, exact_div, is_zero, minimum
+from ..costs.params import total_of
+from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
+from ..flow.tree import Node
+from ..flow.value import Value
+from ..model import ModelSpec
+from ..ops import AttentionCore
+from ..parallel.layout import ContextExchange, Layout
+from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
+from ..parallel.rank_program import RankFlow, is_divided, rank_program
+from ..workload.counting import Counting, Pairs
+from ..workload.execution import AttentionImplementation, Execution
+from ..workload.rows import LOGITS, ONCE, TOKENS, Routed
+from ..workload.run_config import RunConfig
+from ..workload.workload import Phase, Workload
+
+KernelKind: TypeAlias = Literal[
+    "product", "experts", "attention", "scan", "elementwise", "look-up", "permutation", "state", "loss"
+]
+"""What a kernel does; `scan` is any other operation with FLOPs, whose cost only its op knows."""
+
+BEFORE, AFTER = -1, -2
+"""The layer index of what runs before the first layer, and after the last one."""
+
+NO_KERNEL = frozenset(
+    {
+        "hold", "keep", "enter", "leave", "also", "mask", "split", "take", "copies", "positions", "vector", "buffer",
+        "unread_table", "zeros", "resumed", "carry", "select", "local_mask", "cache",
+    }
+)  # fmt: skip
+"""Verbs of the recorder that run no kernel of their own: views, masks inside of kernels, writes of a few rows."""
+
+IDENTITIES = frozenset({"dropout", "repeat"})
+"""Verbs whose result is their input: dropout of probability 0, and heads that an attention kernel repeats itself."""
+
+SUMMED_LATER = frozenset({"combine", "to_tokens", "add", "dropout"})
+"""Verbs that can run on partial sums, which ranks reduce later (`RankPass.reduces_late`)."""
+
+IN_16_BITS = frozenset({"lm_head", "router"})
+"""Parts whose products stay in 16 bits in a run of narrower formats."""
+
+READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
+"""Element-wise verbs whose backward pass reads the input again."""
+
+ROW_COPIES = 3
+"""Times that a permutation of routed rows moves each row: it reads the indices' rows, writes them, and sorts."""
+
+MEASURED_RANKS = 2
+"""Ranks of an expert or sequence group in the walk; messages of other group sizes follow from theirs."""
+
+
+@dataclass(slots=True)
+class Kernel:
+    """A kernel, or a product that runs beside another one.
+
+    path: the path of its node in the model.
+    kind: what it does.
+    layer: the index of its kind of layer in `RankWork.layer_kinds`, or BEFORE or AFTER.
+    times: how often it runs in one such layer.
+    verb: the recorder's verb of its first step.
+    m, n, k: rows, outputs and inputs of a product. Of attention, m is the queries of a sequence, n the keys, k the
+        width of a value.
+    weight_elements: elements of the weight; of experts, of a single expert.
+    flops: FLOPs of its matrix products in the forward and in the backward pass.
+    moved: elements of activations that the forward and the backward pass read and write.
+    cache_elements: elements of the cache that it reads.
+    heads, kv_heads, dim, keys: attention heads, key heads, width of a key, and keys per query.
+    experts: number of experts of this rank.
+    chance: the chance that a token selects a certain expert.
+    routed_tokens: tokens that select among these experts.
+    launches: kernels that the forward and the backward pass launch; 0 for a product beside another one.
+    in_16_bits: whether it stays in 16 bits in a run of narrower formats.
+    """
+
+    path: str
+    kind: KernelKind
+    layer: int
+    times: Number
+    verb: str = ""
+    m: Number = 0
+    n: Number = 0
+    k: Number = 0
+    weight_elements: Number = 0
+    flops: tuple[Number, Number] = (0, 0)
+    moved: tuple[Number, Number] = (0, 0)
+    cache_elements: Number = 0
+    heads: Number = 1
+    kv_heads: Number = 1
+    dim: Number = 128
+    keys: Number = 0
+    experts: Number = 1
+    chance: float = 1.0
+    routed_tokens: Number = 1
+    launches: tuple[int, int] = (1, 2)
+    in_16_bits: bool = False
+
+
+class LayerMessage(NamedTuple):
+    """A collective or a point-to-point message of one layer. layer: as of `Kernel`. collective: the message."""
+
+    layer: int
+    collective: Collective
+
+
+class LayerKind(NamedTuple):
+    """Equal layers of the model. label: the label of their node. indices: their indices among all layers."""
+
+    label: str
+    indices: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RankPass:
+    """One pass of one rank.
+
+    batch, seq, context: sequences, new tokens and cached tokens of each whole sequence.
+    phase: training, prefill or decode.
+    tp, etp: ranks that divide heads and widths, and ranks that divide one expert (default tp).
+    ep, cp: ranks that divide the experts, and each sequence.
+    cp_comm: exchange of keys and values between the ranks of a sequence.
+    sequence_parallel: whether activations between tensor-parallel products are divided by tokens.
+    fused: whether neighbouring element-wise steps are one kernel.
+    regathers: whether products gather their input tokens again in the backward pass.
+    reduces_late: whether partial sums of experts are weighted and added before ranks reduce them.
+    attention: implementation of attention, which decides the FLOPs of its backward pass.
+    pairs: convention of the query-key pairs that FLOPs count.
+    include: optional parts of the model that run.
+    """
+
+    batch: Number = 1
+    seq: Number = 4096
+    context: Number = 0
+    phase: Phase = "training"
+    tp: int = 1
+    etp: int | None = None
+    ep: Number = 1
+    cp: Number = 1
+    cp_comm: ContextExchange = "p2p"
+    sequence_parallel: bool = False
+    fused: bool = True
+    regathers: bool = True
+    reduces_late: bool = False
+    attention: AttentionImplementation = "flash"
+    pairs: Pairs = "causal"
+    include: frozenset[str] = frozenset()
+
+    @property
+    def expert_tp(self) -> int:
+        """Ranks that divide one expert."""
+        return self.tp if self.etp is None else self.etp
+
+    @property
+    def divides_tokens(self) -> bool:
+        """Whether tensor-parallel ranks divide the tokens between products."""
+        return self.sequence_parallel and self.tp > 1
+
+    def run_config(self, parts: Number = 1) -> RunConfig:
+        """The run as ops see it, with one of `parts` equal parts of each sequence."""
+        workload = Workload(self.batch, share(self.seq, parts), self.context, phase=self.phase)
+        return RunConfig(workload, Counting(self.pairs), Execution(self.attention))
+
+
+@dataclass
+class RankWork:
+    """The work of one pass of a rank that has all layers.
+
+    rank_pass: the pass.
+    kernels, messages: in the order in which the pass runs them.
+    layer_kinds: the kinds of layers.
+    params: (layer, whether they are experts) → parameters of one such layer; of experts, of all expert ranks together.
+    cache: layer → elements that one such layer caches.
+    """
+
+    rank_pass: RankPass
+    kernels: list[Kernel] = field(default_factory=list)
+    messages: list[LayerMessage] = field(default_factory=list)
+    layer_kinds: list[LayerKind] = field(default_factory=list)
+    params: dict[tuple[int, bool], Number] = field(default_factory=dict)
+    cache: dict[int, Number] = field(default_factory=dict)
+
+    def count(self, layer: int) -> int:
+        """Number of layers of a kind; 1 for what is before and after all layers."""
+        return len(self.layer_kinds[layer].indices) if layer >= 0 else 1
+
+    @property
+    def tokens(self) -> Number:
+        """Tokens that the rank's part of each sequence has, over all sequences."""
+        return self.rank_pass.run_config(self.rank_pass.cp).rows(TOKENS)
+
+    @property
+    def forward_flops(self) -> Number:
+        """FLOPs of the forward pass through all layers."""
+        return sum(kernel.flops[0] * kernel.times * self.count(kernel.layer) for kernel in self.kernels)
+
+    @property
+    def backward_flops(self) -> Number:
+        """FLOPs of the backward pass through all layers."""
+        return sum(kernel.flops[1] * kernel.times * self.count(kernel.layer) for kernel in self.kernels)
+
+    @property
+    def parameters(self) -> Number:
+        """Parameters of a rank that has all layers."""
+        return sum(
+            (share(number, self.rank_pass.ep) if routed else number) * self.count(layer)
+            for (layer, routed), number in self.params.items()
+        )
+
+    @property
+    def cache_elements(self) -> Number:
+        """Elements that all layers cache."""
+        return sum(number * self.count(layer) for layer, number in self.cache.items())
+
+
+def share(number: Number, ranks: Number) -> Number:
+    """The part of a number that one of `ranks` ranks has: an integer where they divide it."""
+    if isinstance(number, int) and isinstance(ranks, int) and number % ranks == 0:
+        return number // ranks
+    return number / ranks
+
+
+@dataclass
+class WorkRecorder(Placements):
+    """Records the kernels and messages of a rank's program. rank_pass: the pass. work: what it has recorded."""
+
+    rank_pass: RankPass = field(default_factory=RankPass)
+    work: RankWork = field(init=False)
+
+    def record(self, program: RankFlow) -> RankWork:
+        """Runs through the program, and returns its work."""
+        self.work = RankWork(self.rank_pass)
+        self.full_run = self.rank_pass.run_config()
+        self.layer, self.layers = BEFORE, 1
+        self.cache_reads: dict[str, Number] = {}
+        self.aliases: dict[int, Value] = {}
+        self.group: list[Step] = []
+        self.group_position: tuple[str, Number] = "", 1
+        self.shared_inputs: set[tuple[int, int]] = set()
+        self.shares_parameters = False
+        self.scopes = {id(scope.items): scope for scope in self._running_scopes(program.root)}
+        self.readers: dict[int, int] = {}
+        for step in self._running_steps(program.root.items):
+            for value in step.ins if step.verb not in NO_KERNEL and step.verb not in IDENTITIES else ():
+                self._count_reader(value)
+        for scope in self.scopes.values():
+            if scope.gives is not None and scope.about.get("kind") == "layer":
+                self._count_reader(scope.gives)
+        self.run(program)
+        self._flush()
+        self._record_loss(program)
+        return self.work
+
+    def _record_loss(self, program: RankFlow) -> None:
+        if program.result is None or program.result.rows is not LOGITS:
+            return
+        rows, width = self.run_config.rows(LOGITS), program.result.width
+        self.where, self.repeats = "loss", 1
+        self._add_kernel("loss", "loss", m=rows, n=width, launches=(2, 2))
+        if is_divided(program.result.axes) and self.rank_pass.phase == "training":
+            message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, rows * FLOAT32, 3)
+            self.work.messages.append(LayerMessage(AFTER, message))
+
+    def _count_reader(self, value: Value) -> None:
+        storage = id(self._storage(value))
+        self.readers[storage] = self.readers.get(storage, 0) + 1
+
+    def _storage(self, value: Value) -> Value:
+        """The value whose memory a value is, through views and identities."""
+        while id(value.storage) in self.aliases:
+            value = self.aliases[id(value.storage)]
+        return value.storage
+
+    # --- the walk ----------------------------------------------------------------------------------------------------
+
+    def _chosen_items(self, items: Iterable[Item]) -> Iterator[Step | Scope]:
+        """The items, with the branch of alternatives that runs in their place."""
+        for item in items:
+            if not isinstance(item, Alternatives):
+                yield item
+                continue
+            form = self.full_run.execution.form(item.branches, self.full_run.workload)
+            first, chosen = next(iter(item.branches.values())).gives, item.branches[form]
+            if chosen.gives is not None and first is not None and chosen.gives is not first:
+                self.aliases[id(first.storage)] = chosen.gives
+            yield from self._chosen_items(chosen.items)
+
+    def _running_scopes(self, scope: Scope) -> Iterator[Scope]:
+        """A scope and every scope below it, in the branches that run."""
+        yield scope
+        for item in self._chosen_items(scope.items):
+            if isinstance(item, Scope):
+                yield from self._running_scopes(item)
+
+    def _running_steps(self, items: Iterable[Item]) -> Iterator[Step]:
+        """Every step that runs, in order; records which values are identities of others."""
+        for item in self._chosen_items(items):
+            if item.about.get("role") in NEVER_RUN or item.about.get("optional", "") not in ("", *self.include):
+                continue
+            if isinstance(item, Scope):
+                yield from self._running_steps(item.items)
+                continue
+            if item.verb in IDENTITIES and item.ins:
+                self.aliases[id(item.outs[0].storage)] = item.ins[0]
+            yield item
+
+    def _run_items(self, items: Iterable[Item], path: str, repeats: Number) -> None:
+        scope, shares_parameters = self.scopes.get(id(items)), self.shares_parameters
+        about = {} if scope is None else scope.about
+        self.shares_parameters = shares_parameters or about.get("role") == "shared"
+        if about.get("kind") == "layer":
+            self._run_layer(about, items, path, repeats)
+        else:
+            self._run_scope(items, path, repeats)
+        self.shares_parameters = shares_parameters
+
+    def _run_scope(self, items: Iterable[Item], path: str, repeats: Number) -> None:
+        chosen = list(self._chosen_items(items))
+        super()._run_items(chosen, path, repeats)
+        for item in chosen:  # parameters that this pass does not use
+            if item.about.get("role") in NEVER_RUN and item.about.get("optional", "") in ("", *self.include):
+                node = item.node() if isinstance(item, Scope) else Node(item.name, item.op, role=item.about["role"])
+                self._count_parameters(node.total(total_of), exact_div(repeats, self.layers))
+
+    def _run_layer(self, about: Mapping[str, Any], items: Iterable[Item], path: str, repeats: Number) -> None:
+        self._flush()
+        indices = about.get("indices")
+        kind = LayerKind(about.get("label", ""), tuple(range(repeats) if indices is None else indices))
+        self.work.layer_kinds.append(kind)
+        self.layer, self.layers = len(self.work.layer_kinds) - 1, repeats
+        self._run_scope(items, path, repeats)
+        self._flush()
+        self.layer, self.layers = AFTER, 1
+
+    def _run_step(self, step: Step) -> None:
+        reduced = step.ins if step.verb == "add" else step.ins[:1]
+        if self.rank_pass.reduces_late and step.verb in SUMMED_LATER and all(map(self._is_partial, reduced)):
+            self.placements[id(step.outs[0].storage)] = "partial"
+        else:
+            super()._run_step(step)
+        self._count_storage(step)
+        if step.verb in NO_KERNEL or step.verb in IDENTITIES:
+            return
+        lowering = getattr(self, f"_lower_{step.verb}", None)
+        if lowering is None and (step.op is None or "forward_flops" not in step.op.effects):
+            if step.outs and not step.outs[0].fixed:  # masks and angles are computed once per pass, or inside kernels
+                self._add_to_group(step)
+            return
+        self._flush()
+        (lowering or self._add_operation)(step)
+
+    def _is_partial(self, value: Value) -> bool:
+        return self.placement(value) == "partial"
+
+    def _count_storage(self, step: Step) -> None:
+        """Counts the parameters and the cache of a step."""
+        if step.op is None:
+            return
+        if "params" in step.op.effects and not self.shares_parameters and step.about.get("role") != "shared":
+            self._count_parameters(step.op.params(), self._times(), step.verb == "experts")
+        if "cache_bits" in step.op.effects:
+            elements = step.op.cache_bits(self.full_run, 1)  # type: ignore[attr-defined]
+            self.work.cache[self.layer] = self.work.cache.get(self.layer, 0) + elements * self._times()
+            self.cache_reads[step.name] = elements
+
+    def _count_parameters(self, parameters: Number, times: Number, experts: bool = False) -> None:
+        key = self.layer, experts
+        self.work.params[key] = self.work.params.get(key, 0) + parameters * times
+
+    def _add_message(
+        self,
+        kind: CollectiveKind,
+        value: Value,
+        group: Group = "tp",
+        backward: bool = False,
+        elements: Number = None,
+        messages: int = 1,
+    ) -> None:
+        count = len(self.messages)
+        super()._add_message(kind, value, group, backward, elements, messages)
+        if len(self.messages) == count:
+            return
+        self._flush()
+        message = self.messages[-1]
+        if message.backward and self.rank_pass.phase != "training":
+            return
+        message = message._replace(times=exact_div(message.times, self.layers))
+        self.work.messages.append(LayerMessage(self.layer, self._with_group_size(message)))
+
+    def _with_group_size(self, message: Collective) -> Collective:
+        """The message in the pass's own group of experts or of a sequence, of which the walk had `MEASURED_RANKS`."""
+        if message.group == "ep":
+            return message._replace(ranks=self.rank_pass.ep)
+        if message.group != "cp":
+            return message
+        ranks = self.rank_pass.cp
+        if message.kind == "send":  # a ring has one send fewer than ranks
+            return message._replace(ranks=ranks, times=message.times * (ranks - 1) // (MEASURED_RANKS - 1))
+        if message.kind == "all_to_all":
+            return message._replace(ranks=ranks)
+        return message._replace(ranks=ranks, bytes=message.bytes * ranks // MEASURED_RANKS)
+
+    # --- sizes -------------------------------------------------------------------------------------------------------
+
+    def _times(self) -> Number:
+        """How often the current step runs in one layer of its kind."""
+        return exact_div(self.repeats, self.layers)
+
+    def _rows(self, value: Value) -> Number:
+        """Rows of a value on this rank."""
+        if value.rows is ONCE:
+            return 1
+        rows = self.run_config.rows(value.rows)
+        if isinstance(value.rows, Routed):  # expert ranks receive as many rows as they send
+            return share(rows * self.layout.expert_tp, self.layout.tp)
+        return share(rows, self.layout.tp) if self.placement(value) == "rows" else rows
+
+    def _elements(self, value: Value) -> Number:
+        return self._rows(value) * value.width
+
+    # --- kernels -----------------------------------------------------------------------------------------------------
+
+    def _add_kernel(self, kind: KernelKind, verb: str, **sizes: Any) -> Kernel:
+        kernel = Kernel(self.where or verb, kind, self.layer, self._times(), verb, **sizes)
+        self.work.kernels.append(kernel)
+        return kernel
+
+    def _lower_linear(self, step: Step) -> None:
+        x, y = step.ins[0], step.outs[0]
+        divided = is_divided(y.axes) or is_divided(x.axes)
+        rows = 1 if y.rows is ONCE else self.run_config.rows(y.rows)
+        rows = share(rows, self.layout.tp) if self.placement(x) == "rows" and not divided else rows
+        region = id(self._storage(x)), self.layer
+        beside = region in self.shared_inputs and self.rank_pass.fused
+        self.shared_inputs.add(region)
+        flops = 2 * rows * y.width * x.width
+        constant = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
+        gradient_flops = 0 if x.fixed else 2 * (rows - constant) * y.width * x.width
+        names = {step.about.get("kind"), self.where.rpartition(".")[2]}
+        self._add_kernel(
+            "product",
+            "linear",
+            m=rows,
+            n=y.width,
+            k=x.width,
+            weight_elements=y.width * x.width,
+            flops=(flops, flops + gradient_flops if self.has_gradient else 0),
+            launches=(0, 0) if beside else (1, 2),
+            in_16_bits=not names.isdisjoint(IN_16_BITS),
+        )
+
+    _lower_again = _lower_linear
+
+    def _lower_absorb(self, step: Step) -> None:
+        x, y, heads = step.ins[0], step.outs[0], step.ins[0].axes[0].size  # type: ignore[union-attr]
+        m, n, k = self._rows(x), y.width, exact_div(x.width, heads)
+        flops = 2 * m * n * k
+        self._add_kernel("product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
+
+    def _lower_experts(self, step: Step) -> None:
+        x, y, top_k = step.ins[0], step.outs[0], step.options["top_k"]
+        experts, ep = step.options["experts"].size, self.rank_pass.ep
+        rows = self._rows(x)
+        flops = 2 * rows * x.width * y.width
+        self._add_kernel(
+            "experts",
+            "experts",
+            m=rows,
+            n=y.width,
+            k=x.width,
+            weight_elements=x.width * y.width,
+            flops=(flops, 2 * flops),
+            experts=share(experts, ep),
+            chance=min(1.0, top_k / experts),
+            routed_tokens=share(rows * ep, top_k),
+        )
+
+    def _lower_attention(self, step: Step) -> None:
+        op, ranks, run = step.op, self.rank_pass.cp, self.full_run
+        assert isinstance(op, AttentionCore)
+        limit = op.window if op.window is not None else op.chunk
+        keys = run.held(op.rows if op.keys is None else op.keys)
+        cache_name = step.options.get("cache") or ""
+        reads_cache = run.phase == "decode" or not is_zero(run.workload.context)
+        self._add_kernel(
+            "attention",
+            "attention",
+            flops=(share(op.forward_flops(run), ranks), share(op.backward_flops(run), ranks)),
+            cache_elements=self.cache_reads.get(cache_name, 0) if reads_cache else 0,
+            m=share(run.rows(op.rows), ranks),
+            n=keys,
+            k=op.v_dim,
+            heads=op.heads,
+            kv_heads=getattr(step.options.get("kv_heads"), "size", 1),
+            dim=op.qk_dim,
+            keys=keys if limit is None else minimum(keys, limit),
+        )
+
+    def _lower_table(self, step: Step) -> None:
+        if step.outs:
+            moved = 2 * self._elements(step.outs[0])
+            self._add_kernel("look-up", "table", moved=(moved, moved), launches=(1, 1))
+
+    def _lower_dispatch(self, step: Step) -> None:
+        moved = ROW_COPIES * self._elements(step.outs[0] if step.verb == "dispatch" else step.ins[0])
+        self._add_kernel("permutation", step.verb, moved=(moved, moved), launches=(3, 4))
+
+    _lower_combine = _lower_dispatch
+
+    def _lower_state(self, step: Step) -> None:
+        if self.rank_pass.phase == "decode":
+            self._add_kernel("state", "state", cache_elements=self.cache_reads[step.name], launches=(0, 0))
+
+    def _add_operation(self, step: Step) -> None:
+        op = step.op
+        assert op is not None
+        moved = sum(self._elements(value) for value in (*step.ins, *step.outs))
+        backward = op.backward_flops(self.full_run) if self.has_gradient else 0
+        self._add_kernel(
+            "scan",
+            step.verb,
+            flops=(share(op.forward_flops(self.full_run), self.rank_pass.cp), share(backward, self.rank_pass.cp)),
+            weight_elements=op.params() if "params" in op.effects else 0,
+            moved=(moved, 2 * moved),
+            launches=(2, 4),
+        )
+
+    def _add_to_group(self, step: Step) -> None:
+        if not self.group:
+            self.group_position = self.where, self.repeats
+        self.group.append(step)
+        if not self.rank_pass.fused:
+            self._flush()
+
+    def _flush(self) -> None:
+        """Records the open group of element-wise steps as one kernel.
+
+        It reads the values that come from outside of the group, and writes those that are read outside of it.
+        """
+        if not self.group:
+            return
+        group, self.group = self.group, []
+        outputs = {id(self._storage(value)) for step in group for value in step.outs}
+        inner_readers: dict[int, int] = {}
+        reads: dict[int, Value] = {}
+        writes: dict[int, Value] = {}
+        for step in group:
+            for value in step.ins:
+                storage = id(self._storage(value))
+                inner_readers[storage] = inner_readers.get(storage, 0) + 1
+                if storage not in outputs:
+                    reads[storage] = value
+        for step in group:
+            for value in step.outs:
+                storage = id(self._storage(value))
+                if self.readers.get(storage, 0) > inner_readers.get(storage, 0):
+                    writes[storage] = value
+        read = sum(map(self._elements, reads.values()))
+        moved = read + sum(map(self._elements, writes.values()))
+        read_again = read if any(step.verb in READ_AGAIN for step in group) else 0
+        where, repeats = self.where, self.repeats
+        self.where, self.repeats = self.group_position
+        self._add_kernel("elementwise", group[0].verb, moved=(moved, moved + read_again), launches=(1, 1))
+        self.where, self.repeats = where, repeats
+
+
+_programs: dict[tuple[int, Layout], tuple[ModelSpec, RankFlow]] = {}
+"""Recorded programs by model and layout; the model is kept so that no other one gets its id."""
+
+MAX_PROGRAMS = 64
+"""Number of recorded programs that are kept."""
+
+
+def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
+    """The work of one rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
+    tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
+    program_layout = Layout(tp=tp, etp=etp, dp=etp, sequence_parallel=divides_tokens)
+    placed = Layout(
+        tp=tp,
+        etp=etp,
+        ep=_measured(rank_pass.ep),
+        dp=MEASURED_RANKS * etp,
+        cp=_measured(rank_pass.cp),
+        cp_comm=rank_pass.cp_comm,
+        sequence_parallel=divides_tokens,
+    )
+    key = id(spec), program_layout
+    if key not in _programs:
+        if len(_programs) >= MAX_PROGRAMS:
+            _programs.clear()
+        _programs[key] = spec, rank_program(spec, program_layout)
+    recorder = WorkRecorder(
+        placed,
+        rank_pass.run_config(rank_pass.cp),
+        include=rank_pass.include,
+        regathers=rank_pass.regathers,
+        rank_pass=rank_pass,
+    )
+    return recorder.record(_programs[key][1])
+
+
+def _measured(ranks: Number) -> int:
+    return MEASURED_RANKS if not isinstance(ranks, int) or ranks > 1 else 1

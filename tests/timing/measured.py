@@ -1,0 +1,462 @@
+"""How far estimates of time are from measured runs: `python -m tests.timing.measured [SET …]`.
+
+Every folder of `tests/data/timing` is a set: rows.csv, and a README with its source and what its seconds are. A row is
+turned into a question of `llmcalc.timing`; no constant is fitted here. Errors are |estimate / measured − 1|.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from llmcalc import api
+from llmcalc.accelerator import Hardware
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.hardware import load_hardware
+from llmcalc.timing.device import Device, device_of
+from llmcalc.timing.inference import decode, prefill
+from llmcalc.timing.price import Formats
+from llmcalc.timing.records import Stack, stacks
+from llmcalc.timing.step import StepPlan, StepPrices
+
+DATA = Path(__file__).parents[1] / "data" / "timing"
+
+STACKS = {
+    "megatron-bridge": "megatron",
+    "nemo": "megatron",
+    "megatron-no-overlap": "megatron-no-overlap",
+    "nanotron": "nanotron",
+    "internevo": "internevo",
+    "megatron-deepspeed-2022": "megatron-2021",
+    "megatron-deepspeed-2021": "megatron-2021",
+    "megatron-lm-2021": "megatron-2021",
+    "llm-foundry": "llm-foundry-2023",
+    "torchtitan": "fsdp2",
+    "torchtitan-compile": "fsdp2-compile",
+    "fms-fsdp": "fsdp2-compile",
+    "deepspeed": "deepspeed",
+    "deepspeed-offload": "deepspeed-offload",
+    "trl": "fsdp2",
+    "halo": "fsdp2",
+    "paddlenlp": "paddle",
+    "maxtext": "maxtext",
+    "trtllm": "tensorrt-llm",
+    "llama.cpp": "llamacpp",
+    "autoawq": "transformers",
+    "mlc-llm": "gpt-fast",
+    "vllm-ascend": "vllm-npu",
+    "vllm-v100": "vllm-eager",
+    "megatron-lm-inference": "fastertransformer",
+}
+"""Software of the rows → stack of `presets/timing`; others have its name. A stack that is not there: `SIMILAR`."""
+
+SIMILAR = {"nanotron": "torch", "internevo": "torch"}
+"""A stack that llmcalc does not have → the nearest that it has."""
+
+RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
+"""What a run recomputes → share of the layers' forward passes. selective-op: every second product; custom (MaxText's
+recipes, which keep or offload the inputs of products of attention): the feed-forward network.
+"""
+
+NODES = {"v100-32gb": 4, "v100-16gb": 4}
+"""Accelerators whose measured nodes are smaller than a scale-up domain of the record."""
+
+UNDER_LOAD = 0.8
+"""Share of a prompt by which it delays each token of the batch that it joins: rows at a concurrency."""
+
+NAIVE_MFU = 0.45
+"""MFU that the rule 6ND (2ND of a prompt) is used with."""
+
+DENSE, NEW, MOE = "training, dense, known stack", "training, dense, new stack or device", "training, MoE"
+SERVERS, CAPTURED = "decode, NVIDIA servers", "decode, llama.cpp or captured torch"
+PROMPTS, OTHERS = "prompts, TTFT", "other vendors"
+CLASSES = (DENSE, NEW, MOE, SERVERS, CAPTURED, PROMPTS, OTHERS)
+
+KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan", "train_llm_foundry"}
+"""Sets on whose rows constants of their stack were found."""
+
+SERVER_STACKS = {"vllm", "sglang", "tensorrt-llm", "fastertransformer", "vllm-eager", "vllm-2024", "vllm-npu"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measured run. set: its folder. values: its columns; seconds: what was measured."""
+
+    set: str
+    values: dict[str, str] = field(repr=False)
+
+    def __getitem__(self, name: str) -> str:
+        return self.values.get(name, "")
+
+    def whole(self, name: str, default: int = 1) -> int:
+        """A whole number of a column; the default where it is empty."""
+        return int(self[name] or default)
+
+    @property
+    def id(self) -> str:
+        return self["id"]
+
+    @property
+    def seconds(self) -> float:
+        return float(self["seconds"])
+
+    @property
+    def trains(self) -> bool:
+        return not self["measure"]
+
+    @property
+    def hardware(self) -> Hardware:
+        return load_hardware(self["hardware"])
+
+    @property
+    def stack(self) -> Stack:
+        software, _, version = self["stack"].partition("==")
+        name = STACKS.get(software, software)
+        if name == "vllm" and version and _before(version, (0, 7)):
+            name = "vllm-2024"
+        elif name == "vllm" and version and _before(version, (0, 8)):
+            name = "vllm-eager" if self.whole("input", 0) + self.whole("output", 0) > EAGER_FROM else "vllm"
+        return stacks()[name if name in stacks() else SIMILAR[name]]
+
+    @property
+    def kind(self) -> str:
+        """Its class of the issue on time."""
+        if self.hardware.vendor != "NVIDIA":
+            return OTHERS
+        if self.trains:
+            if has_experts(self["model"]):
+                return MOE
+            return DENSE if self.set in KNOWN_SETS else NEW
+        if self["measure"] in ("prompt", "ttft"):
+            return PROMPTS
+        return SERVERS if self.stack.name in SERVER_STACKS else CAPTURED
+
+
+EAGER_FROM = 8192
+"""Tokens of a sequence beyond which vLLM before 0.8 captures no graph."""
+
+
+def _before(version: str, release: tuple[int, int]) -> bool:
+    parts = [int(part) for part in version.split(".")[:2] if part.isdigit()]
+    return tuple(parts) < release
+
+
+def read_sets(names: Sequence[str] = ()) -> dict[str, list[Row]]:
+    """The rows of all sets, or of these."""
+    sets = {}
+    for path in sorted(DATA.glob("*/rows.csv")):
+        if not names or path.parent.name in names:
+            with path.open(newline="") as file:
+                sets[path.parent.name] = [Row(path.parent.name, values) for values in csv.DictReader(file)]
+    return sets
+
+
+@cache
+def _configs() -> dict[str, Any]:
+    return dict(json.loads((DATA / "models.json").read_text()))
+
+
+@cache
+def spec_of(model: str) -> ModelSpec:
+    """The model of a row: a preset, or a config of `models.json`."""
+    return api.load(_configs().get(model, model)).model
+
+
+@cache
+def params_of(model: str) -> dict[str, int]:
+    """total, active and embedding parameters."""
+    counted = api.params(_configs().get(model, model)).document["params"]
+    return {name: counted[name] for name in ("total", "active", "embedding")}
+
+
+@cache
+def has_experts(model: str) -> bool:
+    counted = params_of(model)
+    return counted["active"] < 0.9 * counted["total"]
+
+
+class NotAsked(Exception):
+    """Raised for a row that is no question yet."""
+
+
+@cache
+def _device(name: str, nic: str) -> Device:
+    hardware = load_hardware(name)
+    link = hardware.interconnect
+    if name in NODES and link is not None:
+        hardware = hardware.model_copy(
+            update={"interconnect": link.model_copy(update={"domain_size": NODES[name]})}
+        )
+    return device_of(hardware, float(nic) * 1e9 if nic else None)
+
+
+@cache
+def _prices(model: str, device: tuple[str, str], stack: str) -> StepPrices:
+    return StepPrices(spec_of(model), _device(*device), stacks()[stack])
+
+
+def estimate(row: Row) -> float:
+    """The seconds that `llmcalc.timing` estimates for a row.
+
+    Raises `NotAsked` for what it has no question for, and `InputError` for what it refuses.
+    """
+    return _step_seconds(row) if row.trains else _inference_seconds(row)
+
+
+def _step_seconds(row: Row) -> float:
+    if row["lora"]:
+        raise NotAsked("LoRA")
+    zero, dp = row.whole("zero"), row.whole("dp")
+    layout = Layout(
+        tp=row.whole("tp"),
+        pp=row.whole("pp"),
+        dp=dp,
+        cp=row.whole("cp"),
+        ep=row.whole("ep"),
+        etp=row.whole("etp") if row["etp"] else None,
+        vpp=row.whole("vpp"),
+        sequence_parallel=row["sequence_parallel"] == "1",
+        zero=zero,  # type: ignore[arg-type]
+        hsdp_replicas=dp // row.whole("shard") if row["shard"] and zero == 3 else 1,
+        schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
+    )
+    stack, precision = row.stack, row["precision"]
+    dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
+    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), stack.name)
+    micro_batch = float(row["micro_batch"])
+    plan = StepPlan.of(
+        layout,
+        int(micro_batch) if micro_batch.is_integer() else micro_batch,  # type: ignore[arg-type]
+        row.whole("micro_batches"),
+        row.whole("seq"),
+        dtype,
+        recompute=RECOMPUTED[row["recompute"]],
+    )
+    return float(prices.step(plan).seconds)
+
+
+def _inference_seconds(row: Row) -> float:
+    measure = row["measure"]
+    if measure == "throughput":
+        raise NotAsked("throughput of batches under load")
+    tp, ep, dp = row.whole("tp"), row.whole("ep"), row.whole("dp")
+    layout = Layout(tp=tp, ep=ep, dp=dp, pp=row.whole("pp"), etp=max(1, tp * dp // ep) if ep > 1 else None)
+    dtype = {"q": "quantized"}.get(row["precision"], row["precision"])
+    formats = Formats(dtype, float(row["weight_bits"]), float(row["kv_bits"]))
+    spec, stack = spec_of(row["model"]), row.stack
+    device = _device(row["hardware"], "")
+    batch, given, output = max(1, row.whole("batch") // dp), row.whole("input", 0), row.whole("output", 0)
+
+    def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
+        seconds = prefill(spec, device, stack, sequences, given, context, None, layout, formats, server).seconds
+        return float(seconds)
+
+    def token(sequences: int) -> float:
+        return float(decode(spec, device, stack, sequences, given + output // 2, layout, formats).seconds)
+
+    if measure == "ttft":
+        return prompt(1, server=True)
+    if measure == "prompt":
+        return prompt(batch, context=output if row["stack"] == "llama.cpp" and batch == 1 else 0)
+    if measure == "end_to_end":
+        return prompt(batch) + output * token(batch)
+    load = UNDER_LOAD * batch * prompt(1) / output if row["under_load"] == "1" and batch > 1 and given else 0.0
+    return token(batch) + load
+
+
+def naive(row: Row) -> float:
+    """The rules of thumb: 6ND and 2ND at 45 % of the peak; active weights over the memory bandwidth of all devices."""
+    hardware, devices = row.hardware, row.whole("devices")
+    peaks = hardware.peak_flops
+    peak = peaks.get("bfloat16", peaks.get("float16", 1))
+    if row["precision"] in ("fp8", "mxfp8", "nvfp4", "fp4"):
+        peak = peaks.get("float8", peak)
+    used = params_of(row["model"])["active"]
+    if row.trains:
+        tokens = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp") * row.whole("seq")
+        return 6 * used * tokens / (peak * devices * NAIVE_MFU)
+    batch, given, output = row.whole("batch"), row.whole("input", 0), row.whole("output", 0)
+    prompt = 2 * used * batch * given / (peak * devices * NAIVE_MFU)
+    token = used * float(row["weight_bits"]) / 8 / (hardware.bandwidth() * devices)
+    if row["measure"] in ("prompt", "ttft"):
+        return prompt
+    return prompt + output * token if row["measure"] == "end_to_end" else token
+
+
+@dataclass(frozen=True)
+class Score:
+    """A row with its estimate. ratio, naive_ratio: over what was measured."""
+
+    row: Row
+    seconds: float
+    naive_seconds: float
+
+    @property
+    def ratio(self) -> float:
+        return self.seconds / self.row.seconds
+
+    @property
+    def error(self) -> float:
+        return abs(self.ratio - 1)
+
+    @property
+    def naive_error(self) -> float:
+        return abs(self.naive_seconds / self.row.seconds - 1)
+
+
+def score(rows: Iterable[Row]) -> tuple[list[Score], dict[str, list[str]]]:
+    """The estimates of rows, and the rows without one by reason."""
+    scores, without = [], defaultdict(list)
+    for row in rows:
+        try:
+            scores.append(Score(row, estimate(row), naive(row)))
+        except NotAsked as reason:
+            without[str(reason)].append(row.id)
+        except InputError as error:
+            without[f"refused: {error}"].append(row.id)
+    return scores, dict(without)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
+    """Spearman's correlation."""
+    if len(pairs) < 3:
+        return float("nan")
+
+    def ranks(values: Sequence[float]) -> list[float]:
+        order = sorted(range(len(values)), key=values.__getitem__)
+        places = [0.0] * len(values)
+        for place, index in enumerate(order):
+            places[index] = place
+        return places
+
+    left, right = (ranks(column) for column in zip(*pairs, strict=True))
+    middle = (len(pairs) - 1) / 2
+    spread = sum((place - middle) ** 2 for place in left)
+    return sum((a - middle) * (b - middle) for a, b in zip(left, right, strict=True)) / spread
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Errors of some rows. bias: median of estimate / measured − 1; below 0 the estimates are too fast."""
+
+    rows: int
+    median: float
+    p90: float
+    bias: float
+    correlation: float
+    naive: float
+
+    @classmethod
+    def of(cls, scores: Sequence[Score]) -> Summary:
+        """Summarizes scores. The correlation is the mean of those of the sets and measures."""
+        errors = [one.error for one in scores]
+        groups = defaultdict(list)
+        for one in scores:
+            groups[one.row.set, one.row["measure"]].append((one.seconds, one.row.seconds))
+        correlations = [rank_correlation(pairs) for pairs in groups.values() if len(pairs) >= 5]
+        return cls(
+            len(scores),
+            median(errors),
+            percentile(errors, 0.9),
+            median(one.ratio for one in scores) - 1,
+            mean(correlations) if correlations else float("nan"),
+            median(one.naive_error for one in scores),
+        )
+
+    def text(self) -> str:
+        return (
+            f"{self.rows:5d} {self.median:7.1%} {self.p90:7.1%} {self.bias:+7.1%} {self.correlation:6.2f} "
+            f"{self.naive:8.1%}"
+        )
+
+
+HEADING = f"{'':46}{'rows':>5} {'median':>7} {'p90':>7} {'bias':>7} {'rho':>6} {'naive':>8}"
+
+MIN_LAYOUTS = 3
+"""Layouts of one model, cluster and batch from which a group is a choice."""
+
+
+def layout_groups(scores: Iterable[Score]) -> dict[tuple[str, ...], list[Score]]:
+    """Runs that differ in their layout alone: one model, batch, number of devices and software."""
+    groups: dict[tuple[str, ...], list[Score]] = defaultdict(list)
+    for one in scores:
+        row = one.row
+        if row.trains:
+            batch = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp")
+            recompute = row["recompute"]
+            groups[row.set, row["model"], row["hardware"], row["devices"], row["stack"], recompute, f"{batch:g}"].append(one)
+    return {name: group for name, group in groups.items() if len({_layout(one.row) for one in group}) >= MIN_LAYOUTS}
+
+
+def _layout(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in ("tp", "pp", "dp", "cp", "ep", "vpp", "zero", "micro_batch"))
+
+
+def regret(group: Sequence[Score], first: int = 1, order: Callable[[Score], float] = lambda one: one.seconds) -> float:
+    """How much longer the best of the first choices takes than the best of all."""
+    chosen = sorted(group, key=order)[:first]
+    return min(one.row.seconds for one in chosen) / min(one.row.seconds for one in group) - 1
+
+
+def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[str]:
+    """The lines of the report: by class, by set, by groups of layouts, and rows without an estimate."""
+    yield HEADING
+    for kind in CLASSES:
+        some = [one for one in scores if one.row.kind == kind]
+        if some:
+            yield f"{kind:46}" + Summary.of(some).text()
+    yield ""
+    by_set = defaultdict(list)
+    for one in scores:
+        by_set[one.row.set, one.row["measure"] or "step"].append(one)
+    for (name, measure), some in sorted(by_set.items()):
+        yield f"{f'{name}, {measure}':46}" + Summary.of(some).text()
+    groups = layout_groups(scores)
+    if groups:
+        yield ""
+        yield f"{'groups of layouts':46}{'groups':>6} {'regret':>8} {'of 3':>8} {'naive':>8} {'random':>8}"
+        sizes = defaultdict(list)
+        for group in groups.values():
+            sizes[group[0].row.set, _nodes(group[0].row)].append(group)
+        for (name, nodes), some in sorted(sizes.items(), key=lambda item: (item[0][0], int(item[0][1]))):
+            yield f"{f'{name}, {nodes} devices':46}{len(some):6d} " + " ".join(
+                f"{mean(value(group) for group in some):8.2%}"
+                for value in (
+                    regret,
+                    lambda group: regret(group, 3),
+                    lambda group: regret(group, order=lambda one: one.naive_seconds),
+                    lambda group: mean(one.row.seconds for one in group) / min(one.row.seconds for one in group) - 1,
+                )
+            )
+    if without:
+        yield ""
+        for reason, rows in sorted(without.items(), key=lambda item: -len(item[1])):
+            yield f"no estimate of {len(rows)}: {reason[:110]} ({rows[0]})"
+
+
+def _nodes(row: Row) -> str:
+    return row["devices"]
+
+
+def main(names: Sequence[str]) -> None:
+    scores, without = score(row for rows in read_sets(names).values() for row in rows)
+    print("\n".join(report(scores, without)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

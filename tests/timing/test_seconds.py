@@ -1,0 +1,249 @@
+"""What holds of seconds without any measured run: identities, orders, and every accelerator's answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.schedules import pipeline, timetable
+from llmcalc.sources.hardware import find_hardware, hardware_names, load_hardware
+from llmcalc.sources.presets import load_preset
+from llmcalc.timing.device import Device, device_of
+from llmcalc.timing.inference import decode, prefill
+from llmcalc.timing.price import Formats, price
+from llmcalc.timing.records import generations, stacks
+from llmcalc.timing.stack import find_stack, stack_names, with_overlap
+from llmcalc.timing.step import StepPlan, StepPrices, pipeline_ranks, training_step, training_steps
+from llmcalc.timing.work import LayerKind, RankPass, rank_work
+
+MEGATRON, VLLM = find_stack("megatron"), find_stack("vllm")
+
+IDENTITY_FIELDS = {"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"}
+
+
+def llama() -> ModelSpec:
+    return load_preset("llama3-8b").model
+
+
+def h100() -> Device:
+    return device_of(find_hardware("h100"))
+
+
+def simulated_seconds(layout: Layout, micro_batches: int, forward: Sequence[float], backward: Sequence[float]) -> float:
+    """Seconds in which the orders of a layout's schedule run. forward, backward: seconds of each stage."""
+    order = pipeline(layout, micro_batches)
+    ended: dict[tuple[str, int, int], float] = {}
+    position, free = [0] * order.ranks, [0.0] * order.ranks
+    last_stage, progress = order.stages - 1, True
+    while progress:
+        progress = False
+        for rank, actions in enumerate(order.orders):
+            while position[rank] < len(actions):
+                kind, chunk, batch, _ = actions[position[rank]]
+                stage = order.stage(rank, chunk)
+                if kind == "F":
+                    needs = None if stage == 0 else ("F", stage - 1, batch)
+                else:
+                    needs = ("F", stage, batch) if stage == last_stage else (kind, stage + 1, batch)
+                if needs is not None and needs not in ended:
+                    break
+                start = max(free[rank], 0.0 if needs is None else ended[needs])
+                free[rank] = start + (forward[stage] if kind == "F" else backward[stage])
+                ended[kind, stage, batch] = free[rank]
+                position[rank] += 1
+                progress = True
+    return max(free)
+
+
+def closed_form(layout: Layout, micro_batches: int, forward: Sequence[float]) -> float:
+    """m · slowest + (p − 1)/v · mean, of stages whose backward pass takes twice as long."""
+    kinds = tuple(LayerKind("", (i,)) for i in range(len(forward)))
+    costs: Any = load_costs(kinds, [3 * seconds for seconds in forward], list(forward))
+    ranks = pipeline_ranks(costs, layout.pp, layout.vpp)
+    return float(micro_batches * ranks.slowest + (layout.pp - 1) / layout.vpp * ranks.mean)
+
+
+def load_costs(kinds: tuple[LayerKind, ...], both: list[float], forward: list[float]) -> Any:
+    from llmcalc.timing.step import LayerCosts
+
+    return LayerCosts(kinds, both, forward, 0.0, 0.0, [0] * len(kinds), [0] * len(kinds), 0)
+
+
+PIPELINES = [Layout(pp=p, vpp=v, schedule="interleaved" if v > 1 else "1f1b") for p in (2, 4, 8) for v in (1, 2, 4)]
+
+
+@pytest.mark.parametrize("layout", PIPELINES, ids=lambda layout: layout.options())
+def test_pipelines_take_as_long_as_their_orders(layout: Layout) -> None:
+    """Equal stages exactly; unequal ones within 9 %."""
+    equal = [1.0] * (layout.pp * layout.vpp)
+    for micro_batches in (8, 32):
+        expected = simulated_seconds(layout, micro_batches, equal, [2.0] * len(equal))
+        assert closed_form(layout, micro_batches, equal) == pytest.approx(expected, rel=1e-12)
+        assert expected == float(timetable(pipeline(layout, micro_batches)).time)
+    rng = random.Random(layout.pp * 10 + layout.vpp)
+    for _ in range(20):
+        micro_batches = rng.choice((8, 16, 32))
+        forward = [1 + 0.3 * rng.random() for _ in equal]
+        simulated = simulated_seconds(layout, micro_batches, forward, [2 * seconds for seconds in forward])
+        assert abs(closed_form(layout, micro_batches, forward) / simulated - 1) < 0.09
+
+
+def test_the_orders_of_zero_bubble_schedules_wait_less() -> None:
+    def bubble(schedule: Any) -> float:
+        plan = StepPlan.of(Layout(pp=4, schedule=schedule), 1, 16, 4096)
+        return float(training_step(llama(), h100(), MEGATRON, plan).parts["bubble"])
+
+    assert bubble("zb-h1") < 0.5 * bubble("1f1b")
+    assert bubble("dualpipe") < bubble("1f1b")
+
+
+def test_layers_of_stages_are_exact() -> None:
+    """DeepSeek-V3's 3 dense layers are all on the first of 16 stages, which has fewer experts."""
+    spec = load_preset("deepseek-v3").model
+    plan = StepPlan.of(Layout(tp=2, pp=16, dp=64, ep=64, etp=1, zero=1, sequence_parallel=True), 1, 240, 4096, "fp8")
+    step = training_step(spec, h100(), MEGATRON, plan)
+    assert step.slowest > step.mean
+    uneven = replace(plan, stage_sizes=(5, 5, *[4] * 12, 3, 0))
+    assert training_step(spec, h100(), MEGATRON, uneven).slowest > 1.2 * step.slowest
+
+
+def test_parts_and_lines_add_up() -> None:
+    step = training_step(llama(), h100(), MEGATRON, StepPlan.of(Layout(tp=2, dp=4, zero=1), 1, 8, 4096))
+    assert sum(step.parts.values()) == pytest.approx(step.seconds, rel=1e-12)
+    assert step.priced.seconds * 8 == pytest.approx(step.parts["work"], rel=1e-12)
+    for answer in (
+        decode(llama(), h100(), VLLM, 8, 1000),
+        prefill(llama(), h100(), VLLM, 1, 1000, chunk=300, server=True),
+    ):
+        assert sum(answer.parts.values()) == pytest.approx(answer.seconds, rel=1e-12)
+
+
+def test_a_scalar_equals_its_column() -> None:
+    numpy = pytest.importorskip("numpy")
+    spec = load_preset("deepseek-v3").model
+    rng = random.Random(0)
+    names = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch", "micro_batches")
+    choices = ((1, 2, 4), (1, 4, 8, 16), (16, 64), (1, 2), (1, 8, 32), (1, 2), (1, 2), (32, 240))
+    rows = [tuple(map(rng.choice, choices)) for _ in range(60)]
+    rows = [row if row[1] > 1 else (*row[:5], 1, *row[6:]) for row in rows]
+    columns = {name: numpy.array(column) for name, column in zip(names, zip(*rows, strict=True), strict=True)}
+    base = StepPlan(etp=1, dtype="fp8", sequence_parallel=True, zero=1, recompute=1.0)
+    seconds = training_steps(spec, h100(), MEGATRON, base, columns)
+    prices = StepPrices(spec, h100(), MEGATRON)
+    for row, column in zip(rows, seconds, strict=True):
+        plan = replace(base, **dict(zip(names, row, strict=True)))
+        alone = training_step(spec, h100(), MEGATRON, plan).seconds
+        assert column == pytest.approx(alone, rel=1e-12)
+        assert prices.step(plan).seconds == alone
+
+
+def test_more_hardware_is_never_slower() -> None:
+    plan = StepPlan.of(Layout(tp=2, dp=16, zero=1, sequence_parallel=True), 1, 8, 4096)
+    device = h100()
+    seconds = training_step(llama(), device, MEGATRON, plan).seconds
+    token = decode(llama(), device, VLLM, 8, 1000, Layout(tp=2)).seconds
+    doubled: tuple[dict[str, Any], ...] = (
+        {"bandwidth": 2 * device.bandwidth},
+        {"link": 2 * device.link},
+        {"nic": 2 * device.nic},
+        {"peaks": {name: 2 * peak for name, peak in device.peaks.items()}},
+    )
+    for change in doubled:
+        faster = replace(device, **change)
+        assert training_step(llama(), faster, MEGATRON, plan).seconds <= seconds
+        assert decode(llama(), faster, VLLM, 8, 1000, Layout(tp=2)).seconds <= token
+
+
+def test_more_work_takes_longer() -> None:
+    def step(**changes: Any) -> float:
+        plan = StepPlan.of(Layout(tp=2, dp=4, zero=1), 1, 8, 4096)
+        return float(training_step(llama(), h100(), MEGATRON, replace(plan, **changes)).seconds)
+
+    assert step(seq=8192) > step(micro_batches=16) > step()
+    assert step(recompute=1.0) > step(recompute_core=True) > step()
+    assert prefill(llama(), h100(), VLLM, 1, 4096, 4096).seconds > prefill(llama(), h100(), VLLM, 1, 4096).seconds
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "deepseek-v3", "qwen3-30b-a3b", "mamba2-2.7b", "gpt-oss-20b"])
+def test_time_per_token_and_tokens_per_second_grow_with_the_batch(name: str) -> None:
+    batches = (1, 2, 4, 8, 16, 32, 64, 128)
+    spec = load_preset(name).model
+    seconds = [decode(spec, h100(), VLLM, batch, 1024).seconds for batch in batches]
+    rates = [batch / time for batch, time in zip(batches, seconds, strict=True)]
+    assert seconds == sorted(seconds)
+    assert rates == sorted(rates)
+
+
+def test_every_accelerator_with_a_bandwidth_and_a_peak_answers() -> None:
+    answered = 0
+    for name in hardware_names():
+        hardware = load_hardware(name)
+        has_figures = {"bfloat16", "float16"} & set(hardware.peak_flops) and hardware.memory_bandwidth
+        if not has_figures:
+            with pytest.raises(InputError, match=r"no peak|no memory bandwidth"):
+                device_of(hardware)
+            continue
+        device = device_of(hardware)
+        assert 0 < decode(llama(), device, VLLM, 1, 512).seconds < 1
+        assert training_step(llama(), device, MEGATRON, StepPlan()).seconds > 0
+        answered += 1
+    assert answered >= 53
+
+
+@pytest.mark.parametrize("name", stack_names())
+def test_every_stack_prices_a_pass(name: str) -> None:
+    stack = find_stack(name)
+    if stack.phase == "training":
+        assert training_step(llama(), h100(), stack, StepPlan(tp=2, dp=4, zero=1)).seconds > 0
+    else:
+        assert decode(llama(), h100(), stack, 1, 512).seconds > 0
+
+
+def test_quantized_weights_and_caches_are_read_faster() -> None:
+    def token(**formats: Any) -> float:
+        return float(decode(llama(), h100(), VLLM, 64, 4096, formats=Formats(**formats)).seconds)
+
+    assert token(dtype="fp8", weight_bits=8, cache_bits=8) < token(dtype="fp8", weight_bits=8) < token()
+    assert token(dtype="quantized", weight_bits=4.5) < token()
+
+
+def test_experts_that_no_token_selects_are_not_read() -> None:
+    spec = load_preset("mixtral-8x7b").model
+    one = price(rank_work(spec, RankPass(1, 1, 100, "decode")), h100(), VLLM, Formats())
+    many = price(rank_work(spec, RankPass(64, 1, 100, "decode")), h100(), VLLM, Formats())
+
+    def expert_memory(priced: Any) -> float:
+        return float(sum(line.memory for line in priced.lines if line.kind == "experts"))
+
+    assert 3.5 < expert_memory(many) / expert_memory(one) < 4.2  # 8 of 8 experts, in place of 2
+
+
+def test_every_figure_of_a_generation_has_a_source() -> None:
+    for name, generation in generations().items():
+        figures = set(type(generation).model_fields) - IDENTITY_FIELDS
+        sourced = [field for source in generation.sources for field in source.fields]
+        assert set(sourced) == figures if name == "default" else set(sourced) <= figures
+        assert len(sourced) == len(set(sourced))
+
+
+def test_the_range_of_overlap_is_refused_and_applied() -> None:
+    plan = StepPlan.of(Layout(tp=4, dp=16, zero=1, sequence_parallel=True), 1, 8, 4096)
+    seconds = {
+        overlap: training_step(llama(), h100(), with_overlap(MEGATRON, overlap), plan).seconds
+        for overlap in (None, "none", "dp", "tp", "all")
+    }
+    assert seconds["none"] > seconds["dp"] > seconds["all"] == seconds[None]
+    with pytest.raises(InputError, match="--overlap: 'pp' is not known; expected one of none, dp, tp, all"):
+        with_overlap(MEGATRON, "pp")
+    with pytest.raises(InputError, match="--stack: 'vlm' is not known"):
+        find_stack("vlm")
+    with pytest.raises(InputError, match="--stack vllm: is for inference"):
+        find_stack("vllm", "training")
+    assert set(stacks()) == set(stack_names())

@@ -1,0 +1,130 @@
+"""The work of a rank's pass has no constant: it equals the counts of FLOPs, parameters, cache and messages exactly."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.cache import cache_bits
+from llmcalc.costs.flops import backward_of, forward_of
+from llmcalc.costs.params import total_of
+from llmcalc.errors import InputError
+from llmcalc.frameworks.registry import framework
+from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.parallel.messages import rank_messages
+from llmcalc.parallel.rank_model import rank_model
+from llmcalc.sources.presets import load_preset, model_names
+from llmcalc.timing.work import RankPass, rank_work
+from llmcalc.workload.workload import Workload
+from tests.builders import SOME_PRESETS
+
+PASSES = (
+    RankPass(2, 256, phase="training"),
+    RankPass(2, 256, phase="prefill"),
+    RankPass(2, 128, 128, phase="prefill"),
+    RankPass(2, 1, 255, phase="decode"),
+)
+
+LAYOUTS = (
+    ("llama3-8b", Layout(tp=4, sequence_parallel=True)),
+    ("llama3-8b", Layout(tp=8)),
+    ("llama3-8b", Layout(tp=2, cp=4, sequence_parallel=True)),
+    ("llama3-8b", Layout(cp=2, cp_comm="allgather")),
+    ("llama3-8b", Layout(cp=4, cp_comm="a2a")),
+    ("mixtral-8x7b", Layout(tp=2)),
+    ("mixtral-8x7b", Layout(dp=4, ep=4)),
+    ("deepseek-v3", Layout(tp=2, dp=4, ep=8, etp=1, sequence_parallel=True)),
+    ("qwen3-30b-a3b", Layout(tp=4, dp=2, ep=8, etp=1, sequence_parallel=True)),
+    ("gpt-oss-120b", Layout(tp=8)),
+)
+
+
+def model(name: str) -> ModelSpec:
+    return load_preset(name).model
+
+
+def check_counts(spec: ModelSpec, rank_pass: RankPass) -> None:
+    tree, run, work = spec.tree(), rank_pass.run_config(), rank_work(spec, rank_pass)
+    assert work.forward_flops == tree.total(forward_of, run)
+    assert work.parameters == tree.total(total_of)
+    assert work.cache_elements == tree.total(cache_bits(1), run)
+    if rank_pass.phase == "training":
+        assert work.backward_flops == tree.total(backward_of, run)
+
+
+@pytest.mark.parametrize("name", SOME_PRESETS)
+def test_work_equals_the_counts_in_every_phase(name: str) -> None:
+    for rank_pass in PASSES:
+        check_counts(model(name), rank_pass)
+
+
+def test_work_of_every_preset_equals_the_counts() -> None:
+    """Each preset in one phase, in turns: all of them in all phases take four times as long."""
+    unequal: list[str] = []
+    for i, name in enumerate(model_names()):
+        try:
+            check_counts(model(name), PASSES[i % len(PASSES)])
+        except AssertionError:
+            unequal.append(name)
+    assert not unequal
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=lambda value: getattr(value, "options", lambda: value)())
+def test_work_of_a_rank_equals_that_rank_s_counts(name: str, layout: Layout) -> None:
+    spec, rank_pass = model(name), of_layout(layout)
+    work, tree = rank_work(spec, rank_pass), rank_model(spec, layout, 0).tree()
+    run = rank_pass.run_config()
+    assert work.forward_flops * layout.cp == tree.total(forward_of, run)
+    assert work.backward_flops * layout.cp == tree.total(backward_of, run)
+    assert work.parameters == tree.total(total_of)
+
+
+@pytest.mark.parametrize(("name", "layout"), LAYOUTS, ids=lambda value: getattr(value, "options", lambda: value)())
+def test_messages_equal_those_of_parallel_messages(name: str, layout: Layout) -> None:
+    spec, rank_pass, groups = model(name), of_layout(layout), ("tp", "ep", "etp", "cp")
+    expected = per_micro_batch(spec, layout, rank_pass)
+    work = rank_work(spec, rank_pass)
+    messages: Counter[Any] = Counter()
+    for layer, message in work.messages:
+        key = message.group, message.ranks, message.kind, message.bytes
+        messages[key] += message.times * work.count(layer)
+    assert {key: n for key, n in messages.items() if key[0] in groups and key[1] > 1 and n} == expected
+
+
+def of_layout(layout: Layout) -> RankPass:
+    """A micro-batch of 1,024 tokens of a layout."""
+    names = ("tp", "etp", "ep", "cp", "cp_comm", "sequence_parallel")
+    return RankPass(1, 1024, **{name: getattr(layout, name) for name in names})
+
+
+def per_micro_batch(spec: ModelSpec, layout: Layout, rank_pass: RankPass) -> dict[Any, Any]:
+    """Messages that a further micro-batch adds to a step: those of gradients are not among them."""
+    workload, gradients = Workload(rank_pass.batch, rank_pass.seq, phase="training"), framework("megatron")
+    counts: Counter[Any] = Counter()
+    for batches, sign in ((2, 1), (1, -1)):
+        for message in rank_messages(spec, layout, workload, gradients.gradient_rules(), batches):
+            if message.group in ("tp", "ep", "etp", "cp"):
+                counts[message.group, message.ranks, message.kind, message.bytes] += sign * message.count
+    return {key: n for key, n in counts.items() if n}
+
+
+def test_arrays_equal_scalars() -> None:
+    numpy = pytest.importorskip("numpy")
+    spec = model("deepseek-v3")
+    columns = list(product((1, 2, 4), (1, 8, 64), (1, 2)))
+    batch, ep, cp = (numpy.array(column, float) for column in zip(*columns, strict=True))
+    work = rank_work(spec, RankPass(batch, 4096, ep=ep, cp=cp, etp=1))
+    forward, parameters = work.forward_flops, work.parameters
+    for i, (batch_i, ep_i, cp_i) in enumerate(columns):
+        alone = rank_work(spec, RankPass(batch_i, 4096, ep=ep_i, cp=cp_i, etp=1))
+        assert forward[i] == pytest.approx(alone.forward_flops, rel=1e-12)
+        assert parameters[i] == alone.parameters
+
+
+def test_a_size_that_ranks_do_not_divide_is_refused() -> None:
+    with pytest.raises(InputError, match="--tp 3: does not divide"):
+        rank_work(model("llama3-8b"), RankPass(tp=3))
