@@ -23,11 +23,13 @@ TermStatus: TypeAlias = Literal["exact", "source", "estimate"]
 class Term(NamedTuple):
     """A term of an engine's memory.
 
-    name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`.
+    name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`; of engines that divide a model
+        over GPUs and the host: `model_buffer`, `kv_buffer` or `compute_buffer`.
     bytes: its size.
     status: exact, source (read in the engine's code) or estimate.
     source: the file and function, or the number of logs.
     origin: what the size comes from, in a few words.
+    device: the device that has it, such as `CUDA0` or `CPU`; empty for any rank's.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Term(NamedTuple):
     status: TermStatus
     source: str
     origin: str
+    device: str = ""
 
 
 class Change(NamedTuple):
@@ -57,6 +60,7 @@ class EngineMemory:
     max_model_len: the longest request. assumed: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
     notes: remarks for the reader.
+    host: what the host needs: `ram_bytes`, `disk_bytes` and whether the file is mapped (`mmap`); empty if not known.
     """
 
     terms: tuple[Term, ...]
@@ -70,10 +74,11 @@ class EngineMemory:
     block_size: int
     assumed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    host: Mapping[str, int | bool] = field(default_factory=dict)
 
-    def bytes_of(self, name: str) -> int:
-        """Bytes of a term; 0 for a term that the engine does not have."""
-        return sum(term.bytes for term in self.terms if term.name == name)
+    def bytes_of(self, name: str, device: str | None = None) -> int:
+        """Bytes of a term, on one device or on all; 0 for a term that the engine does not have."""
+        return sum(term.bytes for term in self.terms if term.name == name and device in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
@@ -99,6 +104,10 @@ class Engine:
         them, and as values of flags.
     layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
     instead: option of llmcalc → the engine's flag for it.
+    serving: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the longest
+        request); default the flag of the length.
+    vendors: the vendors of accelerators that it runs on.
+    shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     """
 
     name: str
@@ -109,6 +118,9 @@ class Engine:
     candidates: FromFile
     layouts: FromFile
     instead: Mapping[str, str] = field(default_factory=dict)
+    serving: FromFile | None = None
+    vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+    shows_alternatives: bool = False
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the flags of the engine."""
