@@ -95,12 +95,8 @@ def ask_engine_fit(
     if len(question.engines) != 1:
         raise InputError("--engine: fit answers for one engine; expected it once")
     record, version = engine_and_version(question.engines[0])
-    flags, wanted = question.flags(record), users or 1
-    length_flag = record.instead["--seq"]
-    length_field = length_flag.lstrip("-").replace("-", "_")
-    if seq is not None and flags.get(length_field, seq) != seq:
-        raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
-    flags |= {} if seq is None else {length_field: seq}
+    wanted = users or 1
+    flags = _flags_for_users(record, question.preset, question.flags(record), wanted, seq)
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
@@ -116,7 +112,7 @@ def ask_engine_fit(
         option
         for hardware in names
         if record.runs_on(hardware)
-        and (option := _fewest(question.preset, record, version, hardware, flags_on(hardware), wanted, most))
+        for option in _fewest(question.preset, record, version, hardware, flags_on(hardware), wanted, most)
     ]
     if not options:
         raise InputError("--devices: no layout divides the model over so many; expected another number")
@@ -147,6 +143,20 @@ def for_users(change: Change, users: int) -> Change:
     return change._replace(starts=change.starts and change.max_concurrency >= users)
 
 
+def _flags_for_users(
+    record: Engine, preset: Preset, flags: dict[str, Any], users: int, seq: int | None
+) -> dict[str, Any]:
+    """Returns the flags of a server for so many users of `seq` tokens. Raises `InputError` for a second length."""
+    if record.serving is not None:
+        served: dict[str, Any] = record.serving(preset, flags, users, seq)
+        return served
+    length_flag = record.instead["--seq"]
+    length_field = length_flag.lstrip("-").replace("-", "_")
+    if seq is not None and flags.get(length_field, seq) != seq:
+        raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
+    return flags | ({} if seq is None else {length_field: seq})
+
+
 def _served(record: Engine, hardware: Hardware) -> Hardware:
     """Returns the accelerator. Raises `InputError` for one on which the engine does not run."""
     if not record.runs_on(hardware):
@@ -163,12 +173,19 @@ def _fewest(
     flags: Mapping[str, Any],
     users: int,
     most: int,
-) -> EngineOption | None:
-    """Returns the layout with the fewest devices that holds all users, else the largest; None if none is possible."""
-    option = None
+) -> list[EngineOption]:
+    """Returns the layout with the fewest devices that holds all users, else the largest; none if none is possible.
+
+    Of an engine that shows alternatives, those are all layouts of that many devices that hold all users.
+    """
+    serving: list[EngineOption] = []
+    last: list[EngineOption] = []
     for layout_flags, memory in record.layouts(preset, hardware, version, flags, most):
         serves = memory.starts and memory.max_concurrency >= users
-        option = EngineOption(hardware, layout_flags, memory, serves)
-        if serves:
-            return option
-    return option
+        if serving and memory.devices > serving[0].memory.devices:
+            break
+        last = [EngineOption(hardware, layout_flags, memory, serves)]
+        serving += last if serves else []
+        if serving and not record.shows_alternatives:
+            break
+    return serving or last

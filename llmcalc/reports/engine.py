@@ -20,7 +20,16 @@ TITLES = {
     "non_torch": "outside torch",
     "cuda_graphs": "CUDA graphs",
     "kv_cache": "KV cache",
+    "model_buffer": "model buffer",
+    "kv_buffer": "KV buffer",
+    "compute_buffer": "compute buffer",
 }
+
+HOST = "CPU"
+"""The device of a term that the host has."""
+
+CACHE_TERMS = ("kv_cache", "kv_buffer")
+"""Names of the terms that are the cache."""
 
 TERM_COLUMNS = (
     Column("term", "term", justify="left"),
@@ -72,7 +81,7 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
         Row(
             [
                 _engine_name(use),
-                use.memory.bytes_of("kv_cache"),
+                _cache_bytes(use.memory),
                 use.memory.blocks,
                 use.memory.block_size,
                 use.memory.kv_tokens,
@@ -87,7 +96,7 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
         {key: value for key, value in _data(use).items() if key not in ("terms", "changes", "memory")}
         | {
             "cache": {
-                "bytes": use.memory.bytes_of("kv_cache"),
+                "bytes": _cache_bytes(use.memory),
                 "blocks": use.memory.blocks,
                 "block_size": use.memory.block_size,
             }
@@ -166,9 +175,11 @@ def _answer(memory: EngineMemory) -> str:
 def _aside(use: EngineUse) -> str:
     shown = (
         "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--max_num_tokens", "--max_seq_len",
+        "--ctx-size", "--ubatch-size", "num_ctx",
     )  # fmt: skip
     defaults = ", ".join(f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in shown)
-    return f"of one device, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "")
+    of_device = "of each device" if any(term.device for term in use.memory.terms) else "of one device"
+    return f"{of_device}, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "")
 
 
 def _notes(memory: EngineMemory) -> list[str]:
@@ -182,17 +193,24 @@ def _from(term: Term) -> str:
     return f"{term.origin} ({term.source})" if has_logs else term.origin
 
 
-def _signed(use: EngineUse, name: str, bytes: int, is_outside: bool) -> int:
-    return bytes if name in ("budget", "kv_cache") or is_outside else -bytes
+def _cache_bytes(memory: EngineMemory) -> int:
+    return sum(memory.bytes_of(name) for name in CACHE_TERMS)
+
+
+def _signed(term: Term, has_budget: bool) -> int:
+    """Bytes of a term: negative where it is taken from a budget."""
+    is_taken = has_budget and term.name not in ("budget", "kv_cache") and not term.origin.startswith("outside")
+    return -term.bytes if is_taken else term.bytes
 
 
 def _terms_table(use: EngineUse) -> Table:
     """The terms, in the order in which they are taken from the budget."""
     rows = []
+    has_budget = any(term.name == "budget" for term in use.memory.terms)
     for term in use.memory.terms:
-        is_outside = term.origin.startswith("outside")
-        size = _signed(use, term.name, term.bytes, is_outside)
-        rows.append(Row([TITLES[term.name], size, term.status, _from(term)], strong=term.name == "kv_cache"))
+        title = f"{TITLES[term.name]}, {term.device}" if term.device else TITLES[term.name]
+        cells = [title, _signed(term, has_budget), term.status, _from(term)]
+        rows.append(Row(cells, strong=term.name in CACHE_TERMS))
     memory = use.memory
     cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users(memory.max_concurrency)} users at once"]
     rows.append(Row(cells))
@@ -235,17 +253,23 @@ def _columns_table(uses: Sequence[EngineUse]) -> Table:
 def _data(use: EngineUse) -> dict[str, Any]:
     """The JSON document of an engine on an accelerator."""
     memory = use.memory
-    outside = sum(term.bytes for term in memory.terms if term.origin.startswith("outside"))
-    inside = sum(term.bytes for term in memory.terms if term.name != "budget") - outside
+    by_device: dict[str, int] = {}
+    by_kind: dict[str, int] = {}
+    for term in memory.terms:
+        if term.name != "budget":
+            by_device[term.device] = by_device.get(term.device, 0) + term.bytes
+            by_kind[term.name] = by_kind.get(term.name, 0) + term.bytes
+    fullest = max((size for device, size in by_device.items() if device != HOST), default=0)
     return {
         "model": model_data(use.preset),
         "hardware": use.hardware.name,
         "devices": memory.devices,
         "engine": _engine_data(use),
         "memory": {
-            "device_bytes": inside + outside,
+            "device_bytes": fullest,
             "capacity_bytes": use.hardware.capacity_bytes,
-            "by_kind": {term.name: term.bytes for term in memory.terms if term.name != "budget"},
+            "by_kind": by_kind,
+            **({"by_device": by_device} if set(by_device) != {""} else {}),
         },
         "terms": [
             {
@@ -254,6 +278,7 @@ def _data(use: EngineUse) -> dict[str, Any]:
                 "status": term.status,
                 "source": term.source,
                 "from": term.origin,
+                **({"device": term.device} if term.device else {}),
             }
             for term in memory.terms
         ],
@@ -266,6 +291,7 @@ def _data(use: EngineUse) -> dict[str, Any]:
         "message": memory.message,
         "changes": _changes_data(use),
         "assumed": dict(memory.assumed),
+        **({"host": dict(memory.host)} if memory.host else {}),
     }
 
 

@@ -24,11 +24,13 @@ TermStatus: TypeAlias = Literal["exact", "source", "estimate", "measured"]
 class Term(NamedTuple):
     """A term of an engine's memory.
 
-    name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`.
+    name: `budget`, `weights`, `profile_run`, `non_torch`, `cuda_graphs` or `kv_cache`; of engines that divide a model
+        over GPUs and the host: `model_buffer`, `kv_buffer` or `compute_buffer`.
     bytes: its size.
     status: exact, source (read in the engine's code), estimate or measured (printed in a log of the user).
     source: the file and function, the number of logs, or the log.
     origin: what the size comes from, in a few words.
+    device: the device that has it, such as `CUDA0` or `CPU`; empty for any rank's.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Term(NamedTuple):
     status: TermStatus
     source: str
     origin: str
+    device: str = ""
 
 
 class Change(NamedTuple):
@@ -58,6 +61,7 @@ class EngineMemory:
     max_model_len: the longest request. assumed: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
     notes: remarks for the reader. settings: name of a flag's value → the value in effect.
+    host: what the host needs: `ram_bytes`, `disk_bytes` and whether the file is mapped (`mmap`); empty if not known.
     """
 
     terms: tuple[Term, ...]
@@ -72,10 +76,11 @@ class EngineMemory:
     assumed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
+    host: Mapping[str, int | bool] = field(default_factory=dict)
 
-    def bytes_of(self, name: str) -> int:
-        """Bytes of a term; 0 for a term that the engine does not have."""
-        return sum(term.bytes for term in self.terms if term.name == name)
+    def bytes_of(self, name: str, device: str | None = None) -> int:
+        """Bytes of a term, on one device or on all; 0 for a term that the engine does not have."""
+        return sum(term.bytes for term in self.terms if term.name == name and device in (None, term.device))
 
 
 class EngineVersion(NamedTuple):
@@ -102,7 +107,10 @@ class Engine:
     layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
     instead: option of llmcalc → the engine's flag for it.
     flag_of: term → the flag that changes it.
+    serving: (preset, flags, users, seq) → the flags of a server for so many users of so many tokens (None: the longest
+        request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
+    shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     """
 
     name: str
@@ -114,11 +122,14 @@ class Engine:
     layouts: FromFile
     instead: Mapping[str, str] = field(default_factory=dict)
     flag_of: Mapping[str, str] = field(default_factory=dict)
+    serving: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
+    shows_alternatives: bool = False
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on an accelerator: one of its vendors, or one without a vendor."""
-        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in self.vendors
+        vendors = [vendor.upper() for vendor in self.vendors]
+        return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in vendors
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the flags of the engine."""

@@ -22,7 +22,9 @@ class Flag(NamedTuple):
 
     names: its spellings, the usual one first.
     kind: how its value is read: tokens (`32k`, `32K`), number, share (0 to 1), gib, switch (no value), word or text.
-    words: the values that are modelled, for a word.
+    words: the values that are modelled, for a word; words that may stand for a number.
+    bare: the value of a flag that is written without one, for a word; empty if it needs a value.
+    repeats: whether it may be written several times, with the values joined by commas.
     refused: why the flag is not modelled, in words; empty if it is.
     is_idle: whether it changes no memory of the device.
     least, most: bounds of a number.
@@ -35,6 +37,8 @@ class Flag(NamedTuple):
     is_idle: bool = False
     least: int = 1
     most: int = MOST
+    bare: str = ""
+    repeats: bool = False
 
     @property
     def field(self) -> str:
@@ -48,6 +52,8 @@ class Flag(NamedTuple):
             raise InputError(f"{name}: {self.refused}")
         if self.kind == "switch":
             return _switch(name, value)
+        if self.kind in ("tokens", "number") and str(value).lower() in self.words:
+            return str(value).lower()
         if self.kind == "tokens":
             return self._bounded(_tokens(name, value))
         if self.kind == "number":
@@ -79,7 +85,7 @@ def _switch(name: str, value: Any) -> bool:
 def _number(name: str, value: Any) -> int:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    if isinstance(value, str) and re.fullmatch(r"[0-9_,]{1,20}", value):
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9][0-9_,]{0,19}", value):
         return int(value.replace(",", "").replace("_", ""))
     raise InputError(f"{name}: {shown(value)}; expected a whole number")
 
@@ -184,9 +190,11 @@ def split_arguments(
         if flag.kind == "switch" and not mark:
             values[flag.field] = True
             continue
-        if not mark:
+        if not mark and flag.bare and not (queue and queue[0].lower() in flag.words):
+            value = flag.bare
+        elif not mark:
             if not queue:
                 raise InputError(f"{name}: the value is missing")
             value = queue.pop(0)
-        values[flag.field] = value
+        values[flag.field] = f"{values[flag.field]},{value}" if flag.repeats and flag.field in values else value
     return kept_arguments, values

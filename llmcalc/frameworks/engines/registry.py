@@ -8,7 +8,13 @@ from importlib import import_module
 from ...errors import InputError, suggest
 from .engine import Engine, EngineVersion
 
-FOLDERS = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt_llm"}
+FOLDERS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "tensorrt-llm": "tensorrt_llm",
+    "llama.cpp": "llama_cpp",
+    "ik_llama.cpp": "ik_llama_cpp",
+}
 """The words of `--engine` → the folder of the engine."""
 
 

@@ -20,7 +20,7 @@ Numbers = tuple[int, ...]
 def numbers_of(version: str) -> Numbers:
     """Returns the numbers of a version: `0.9.2` → (0, 9, 2). Raises `InputError` for any other text."""
     match = re.fullmatch(
-        r"v?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version.strip()
+        r"[vb]?([0-9]{1,6}(?:\.[0-9]{1,6}){0,4})(?:[.+-]?(?:post|rc|dev|a|b)[0-9]{0,6})?", version.strip()
     )
     if match is None:
         raise InputError(f"--engine: {shown(version)} is not a version; expected numbers such as 0.19 or 0.9.2")

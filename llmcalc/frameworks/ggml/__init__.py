@@ -1,0 +1,5 @@
+"""What llama.cpp, ik_llama.cpp and Ollama share: GGUF tensors, their placement on devices, caches and compute buffers.
+
+The shapes of `model` and `compute_graph` are what the engines' folders rely on; a file may be changed without reading
+those folders.
+"""

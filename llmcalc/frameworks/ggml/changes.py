@@ -1,0 +1,173 @@
+"""What a server of llama.cpp or its fork does, changes that leave more room on its GPUs, and placements that fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...errors import InputError
+from ...sources.preset import Preset
+from ..engines.engine import EngineMemory
+from .fit import fit
+from .placement import Placement
+from .server import Buffers, GgmlServer, engine_memory
+
+SMALL_CACHE = "q8_0"
+"""The type of a cache that is tried."""
+
+SMALL_BATCH = 128
+"""The micro-batch that is tried."""
+
+
+def memory(server: GgmlServer) -> EngineMemory:
+    """Computes the buffers of a server, after --fit."""
+    fitted = fit(server)
+    changed = engine_memory(fitted.server, fitted.placement, fitted.buffers, fitted.notes)
+    if not fitted.notes:
+        return changed
+    assumed = {**engine_memory(server, fitted.placement, fitted.buffers).assumed}
+    if "--ctx-size" in assumed:
+        assumed["--ctx-size"] = fitted.server.context
+    return EngineMemory(**{**changed.__dict__, "assumed": assumed})
+
+
+def _holds(server: GgmlServer, buffers: Buffers) -> bool:
+    return all(buffers.total(device) <= server.free for device in server.devices)
+
+
+def _fixed(server: GgmlServer, **flags: Any) -> GgmlServer:
+    """A server whose layers are as the flags say."""
+    everything = {} if server.asks_for_layers else {"n_gpu_layers": "all"}
+    return server.with_flags(fit="off", **(everything | flags))
+
+
+def _smallest(server: GgmlServer, flag: str, least: int, most: int, is_growing: bool) -> int | None:
+    """The value nearest to `least` (growing) or `most` with which all GPUs hold their buffers; None if none does."""
+
+    def holds(value: int) -> bool:
+        changed = _fixed(server, **{flag: value})
+        return _holds(changed, changed.buffers(changed.placement))
+
+    good, bad = (most, least - 1) if is_growing else (least, most + 1)
+    if not holds(good):
+        return None
+    while abs(good - bad) > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return good
+
+
+def fewest_host_experts(server: GgmlServer) -> int | None:
+    """The fewest layers whose experts are on the host (-ncmoe) with which the GPUs hold the rest."""
+    number = len(server.model.layers)
+    if not any(layer.experts for layer in server.model.layers):
+        return None
+    return _smallest(server, "n_cpu_moe", 0, number, True)
+
+
+def most_layers(server: GgmlServer) -> int | None:
+    """The most layers (-ngl, with the output as one) that the GPUs hold."""
+    return _smallest(server, "n_gpu_layers", 0, len(server.model.layers) + 1, False)
+
+
+def longest_context(server: GgmlServer) -> int | None:
+    """The longest context (-c), a multiple of 256, with which the GPUs hold everything."""
+    steps = max(1, server.context // 256)
+
+    def holds(step: int) -> bool:
+        changed = _fixed(server, ctx_size=256 * step)
+        return _holds(changed, changed.buffers(changed.placement))
+
+    if not holds(1):
+        return None
+    good, bad = 1, steps + 1
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return 256 * good
+
+
+def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes that leave more room on the GPUs, the cheapest first: as users type them, and as flags."""
+    fixed = _fixed(server)
+    everything_fits = _holds(fixed, fixed.buffers(fixed.placement))
+    small_cache = {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
+    if server.micro_batch > SMALL_BATCH and not everything_fits:
+        yield f"-ub {SMALL_BATCH}", {"ubatch_size": SMALL_BATCH}
+    if server.key_type in ("f16", "bf16", "f32"):
+        yield f"-ctk {SMALL_CACHE} -ctv {SMALL_CACHE} -fa on", small_cache
+    if everything_fits or not server.devices:
+        return
+    context = longest_context(server)
+    if context is not None and context < server.context:
+        yield f"-c {context}", {"ctx_size": context, **_placed(server)}
+    experts = fewest_host_experts(server)
+    if experts:
+        yield f"-ngl all -ncmoe {experts}", {"n_cpu_moe": experts, **_placed(server)}
+    layers = most_layers(server)
+    if layers is not None and layers <= len(server.model.layers):
+        yield f"-ngl {layers}", {"n_gpu_layers": layers}
+    number = 2 * len(server.devices)
+    yield f"-ts {','.join(['1'] * number)}", {"tensor_split": ",".join(["1"] * number)}
+
+
+def _placed(server: GgmlServer) -> dict[str, Any]:
+    return {} if server.asks_for_layers else {"n_gpu_layers": "all"}
+
+
+def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields the changed flags of each placement and what the server then does, the fewest devices first.
+
+    Of as many devices: everything on GPUs, a smaller cache, experts on the host, layers on the host. A placement that
+    the user's flags fix is the only one.
+    """
+    chosen = [name for name in ("tensor_split", "device") if name in server.flags]
+    is_fixed = server.asks_for_layers or any(
+        name in server.flags for name in ("n_cpu_moe", "cpu_moe", "override_tensor", "fit")
+    )
+    devices = len(server.devices) if chosen else 1
+    while devices <= most:
+        split = {} if chosen or devices == 1 else {"tensor_split": ",".join(["1"] * devices)}
+        spread = server.with_flags(**split)
+        if is_fixed:
+            yield split, memory(spread)
+        else:
+            yield from _placements(spread, split)
+        if chosen or not server.devices:
+            return
+        devices *= 2
+
+
+def _placements(server: GgmlServer, split: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    trials: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
+    fixed = _fixed(server)
+    if not _holds(fixed, fixed.buffers(fixed.placement)):
+        if server.key_type == "f16" and "cache_type_v" not in server.flags:
+            trials.append(trials[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"})
+        experts = fewest_host_experts(server)
+        trials += [trials[0] | {"n_cpu_moe": experts}] if experts else []
+        layers = most_layers(server)
+        trials += [{"n_gpu_layers": layers}] if layers is not None else []
+    for trial in trials:
+        try:
+            yield {**split, **trial}, memory(server.with_flags(fit="off", **trial))
+        except InputError:  # a type that the model's widths do not have
+            continue
+
+
+def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
+    """Returns the flags of a server with a slot for each user, and `seq` tokens for each slot.
+
+    Raises `InputError` for flags that say another context.
+    """
+    served = dict(flags)
+    if users > 1 and "parallel" not in flags:
+        served |= {"parallel": users}
+    if seq is not None:
+        if flags.get("ctx_size", seq * users) != seq * users:
+            raise InputError(f"--seq {seq}: --ctx-size says {flags['ctx_size']}; expected one of the two")
+        served["ctx_size"] = seq * users
+    return served
+
+
+__all__ = ["Placement", "candidates", "layouts", "memory", "serving"]

@@ -1,0 +1,237 @@
+"""What --fit changes until a margin is left on every GPU: the context, then experts, then layers.
+
+Source: common/fit.cpp, `common_params_fit_impl`. It searches with the method of false position; as memory grows with
+the layers, a search by halves finds the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ...errors import InputError
+from .compute_graph import HOST
+from .placement import Layers, Placement
+from .server import MIB, Buffers, GgmlServer
+
+PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
+"""What of a layer is on its GPU, beside its attention → the parts of its experts that are not."""
+
+
+class Fitted(NamedTuple):
+    """A server after --fit: with its context, its placement, its buffers, and what was changed, in words."""
+
+    server: GgmlServer
+    placement: Placement
+    buffers: Buffers
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The layers of one GPU. layers: all. hosted: those of them with experts on the host, which come last.
+
+    overflow: of the first hosted layer, the parts that are not on the GPU; empty for all experts.
+    """
+
+    layers: int = 0
+    hosted: int = 0
+    overflow: tuple[str, ...] = ()
+
+
+def fit(server: GgmlServer) -> Fitted:
+    """Changes what the user did not set, until each GPU has its margin left. Without --fit, changes nothing."""
+    placement = server.placement
+    fitted = Fitted(server, placement, server.buffers(placement))
+    if not server.fits or not server.devices:
+        return fitted
+    targets = [server.free - margin for margin in margins(server)]
+    if _holds(fitted, targets):
+        return fitted
+    fitted = _with_less_context(fitted, targets)
+    if fitted.notes and len(server.devices) == 1 and _holds(fitted, targets):
+        return fitted
+    kept = [name for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "tensor_split") if server.flags.get(name)]
+    if server.asks_for_layers or kept:
+        flag = "n_gpu_layers" if server.asks_for_layers else kept[0]
+        note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
+        return fitted._replace(notes=(*fitted.notes, note))
+    return _Fit(fitted, targets).layers()
+
+
+def margins(server: GgmlServer) -> list[int]:
+    """The bytes that stay free on each GPU (--fit-target, in MiB)."""
+    text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
+    parts = text.split(",")
+    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
+        raise InputError(f"--fit-target {text[:40]}: expected MiB, with commas for several GPUs")
+    mib = [int(part) for part in parts]
+    number = len(server.devices)
+    return [size * MIB for size in (mib * number if len(mib) == 1 else [*mib, *[mib[-1]] * number])[:number]]
+
+
+def _holds(fitted: Fitted, targets: list[int]) -> bool:
+    totals = [fitted.buffers.total(device) for device in fitted.server.devices]
+    return all(total <= target for total, target in zip(totals, targets, strict=True))
+
+
+def _used(fitted: Fitted) -> int:
+    return sum(fitted.buffers.total(device) for device in fitted.server.devices)
+
+
+def _with_less_context(fitted: Fitted, targets: list[int]) -> Fitted:
+    """Reduces a context that the user did not set, to no less than --fit-ctx."""
+    server = fitted.server
+    longest, used = server.context, _used(fitted)
+    least = int(server.flags.get("fit_ctx", server.record.fit_ctx)) * server.streams
+    if used <= sum(targets) or not server.has_automatic_context or longest <= least:
+        return fitted
+    goal, number = sum(targets), len(server.devices)
+    if number > 1:
+        layer_bytes = sum(fitted.buffers.model[device] for device in server.devices) // max(
+            1, min(server.layers_on_gpus, len(server.model.layers))
+        )
+        goal -= (number + 1) * layer_bytes // (6 if any(layer.experts for layer in server.model.layers) else 2)
+    shortest = _with_context(server, least)
+    smallest = _used(shortest)
+    if goal <= smallest:
+        return shortest
+    context = least + (longest - least) * (goal - smallest) // (used - smallest)
+    step = 256 * server.streams
+    return _with_context(server, max(context - context % step, least))
+
+
+def _with_context(server: GgmlServer, context: int) -> Fitted:
+    changed = server.with_flags(ctx_size=context)
+    note = f"--fit reduces --ctx-size from {server.context:,} to {context:,}"
+    return Fitted(changed, server.placement, changed.buffers(server.placement), (note,))
+
+
+@dataclass
+class _Fit:
+    """The search for the layers of each GPU. fitted: the server with its context. targets: bytes to use at most."""
+
+    fitted: Fitted
+    targets: list[int]
+
+    @property
+    def server(self) -> GgmlServer:
+        return self.fitted.server
+
+    def place(self, shares: list[_Share]) -> Placement:
+        """The placement of layers: the last ones on GPUs, in the order of the GPUs."""
+        number, on_gpus = len(self.server.model.layers), sum(share.layers for share in shares)
+        split = tuple(float(share.layers) for share in shares) if on_gpus else self.server.split
+        layers = Layers(number, self.server.devices, on_gpus, split, True)
+        hosted: set[int] = set()
+        partial: list[tuple[int, tuple[str, ...], str]] = []
+        layer = number + 1 - on_gpus
+        for i, share in enumerate(shares):
+            layer += share.layers - share.hosted
+            for j in range(layer, layer + share.hosted):
+                if j == layer and share.overflow:
+                    following = self.server.devices[i + 1] if i + 1 < len(shares) else HOST
+                    partial.append((j, share.overflow, following))
+                else:
+                    hosted.add(j)
+            layer += share.hosted
+        return Placement(layers, (), frozenset(hosted), tuple(partial))
+
+    def buffers(self, shares: list[_Share]) -> Buffers:
+        placement = self.place(shares)
+        on_gpus = sum(share.layers for share in shares)
+        return self.server.with_flags(n_gpu_layers=on_gpus).buffers(placement)
+
+    def holds(self, shares: list[_Share], *numbers: int) -> bool:
+        """Whether GPUs of these numbers keep their margin."""
+        buffers = self.buffers(shares)
+        return all(buffers.total(self.server.devices[i]) <= self.targets[i] for i in numbers if i < len(shares))
+
+    def layers(self) -> Fitted:
+        """Fills the GPUs from the last to the first with layers without experts, then from the first with experts."""
+        number = len(self.server.model.layers)
+        has_experts = any(layer.experts for layer in self.server.model.layers)
+        last = len(self.server.devices) - 1
+        shares = [_Share()] * (last + 1)
+
+        def filled(i: int, layers: int) -> list[_Share]:
+            hosted = (layers - (i == last) if layers else 0) if has_experts else 0
+            return [*shares[:i], _Share(layers, hosted), *shares[i + 1 :]]
+
+        for i in range(last, -1, -1):
+            rest = number + 1 - sum(share.layers for share in shares)
+            shares = filled(i, _largest(rest, lambda n, i=i: self.holds(filled(i, n), i)))  # type: ignore[misc]
+        if has_experts and sum(share.layers for share in shares) == number + 1:
+            shares = self._with_experts(shares)
+        on_gpus = sum(share.layers for share in shares)
+        placement = self.place(shares)
+        server = self.server.with_flags(n_gpu_layers=on_gpus)
+        note = f"--fit places {on_gpus} of {number + 1} layers on GPUs (with the output)"
+        hosted = len(placement.host_experts) + len(placement.partial)
+        note += f", the experts of {hosted} of them on the host" if hosted else ""
+        return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
+
+    def _with_experts(self, shares: list[_Share]) -> list[_Share]:
+        """Gives experts back to GPUs, the first GPU first, and parts of one more layer."""
+        last = len(shares) - 1
+        for i in range(last + 1):
+            most = sum(share.hosted for share in shares)
+            if not most:
+                break
+            moved = _largest(most, lambda n, i=i: self.holds(_converted(shares, i, n), i))  # type: ignore[misc]
+            shares = _converted(shares, i, moved)
+            if sum(share.hosted for share in shares) and not shares[i].overflow:
+                shares = self._with_part(shares, i)
+        return shares
+
+    def _with_part(self, shares: list[_Share], i: int) -> list[_Share]:
+        """Puts parts of the next layer's experts on a GPU, as many as it holds."""
+        source = next((j for j, share in enumerate(shares) if share.hosted), None)
+        if source is None or source < i:
+            return shares
+        chosen = shares
+        for parts in ("up", "gate"):
+            trial = _with_overflow(shares, source, i, PARTS[parts])
+            if not self.holds(trial, i, i + 1):
+                break
+            chosen = trial
+        if chosen is shares:
+            trial = _with_overflow(shares, source, i, PARTS["attention"])
+            chosen = trial if source > i and self.holds(trial, i, i + 1) else shares
+        return chosen
+
+
+def _converted(shares: list[_Share], i: int, number: int) -> list[_Share]:
+    """Takes layers with hosted experts from the GPUs, first to last, and gives them to a GPU with their experts."""
+    changed = list(shares)
+    left = number
+    for j, share in enumerate(changed):
+        taken = min(left, share.hosted)
+        changed[j] = replace(share, layers=share.layers - taken, hosted=share.hosted - taken)
+        left -= taken
+    changed[i] = replace(changed[i], layers=changed[i].layers + number)
+    return changed
+
+
+def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[str, ...]) -> list[_Share]:
+    """Moves one layer to a GPU, where only a part of its experts is not."""
+    changed = list(shares)
+    if source != i:
+        changed[source] = replace(
+            changed[source], layers=changed[source].layers - 1, hosted=changed[source].hosted - 1
+        )
+        changed[i] = replace(changed[i], layers=changed[i].layers + 1, hosted=changed[i].hosted + 1)
+    changed[i] = replace(changed[i], overflow=overflow)
+    return changed
+
+
+def _largest(most: int, holds: Callable[[int], bool]) -> int:
+    """Returns the largest number up to `most` that holds, where smaller ones hold too; 0 if none does."""
+    if holds(most):
+        return most
+    low, high = 0, most
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low

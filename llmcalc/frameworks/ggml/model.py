@@ -1,0 +1,313 @@
+"""A model as llama.cpp loads it: its tensors by their GGUF names, and the sizes of its layers.
+
+Names: gguf-py/gguf/tensor_mapping.py. Types: those of a GGUF file's header, else those that llama-quantize chooses.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple
+
+from ...costs.context_length import longest_sequence
+from ...costs.quantization.base import WeightSite, sites
+from ...costs.quantization.gguf import GGUFMix
+from ...costs.quantization.named import scheme_named
+from ...errors import InputError
+from ...flow.tree import Place
+from ...ops import AttentionCore, Conv1d, ExpertLinear, KVCache, Linear, State
+from ...sources.checkpoints.read import read_checkpoint
+from ...sources.names import is_checkpoint
+from ...sources.preset import Preset
+from ...units import DTYPE_BITS
+
+MXFP4 = "mxfp4-moe"
+"""The scheme of models that are published in MXFP4."""
+
+EMBEDDING, OUTPUT = "token_embd.weight", "output.weight"
+"""Names of the token embeddings and of the output matrix."""
+
+NAMES = {
+    "embed_tokens": "token_embd",
+    "embed_positions": "position_embd",
+    "norm": "output_norm",
+    "lm_head": "output",
+}
+"""Path of a module outside the layers → the name of its tensor."""
+
+LAYER_NAMES = {
+    "self_attn_pre_norm": "attn_norm",
+    "linear_attn_pre_norm": "attn_norm",
+    "self_attn_post_norm": "post_attention_norm",
+    "mlp_pre_norm": "ffn_norm",
+    "mlp_post_norm": "post_ffw_norm",
+    "q_proj": "attn_q",
+    "k_proj": "attn_k",
+    "v_proj": "attn_v",
+    "o_proj": "attn_output",
+    "q_norm": "attn_q_norm",
+    "k_norm": "attn_k_norm",
+    "sinks": "attn_sinks",
+    "q_a_proj": "attn_q_a",
+    "q_a_norm": "attn_q_a_norm",
+    "q_b_proj": "attn_q_b",
+    "kv_a_proj": "attn_kv_a_mqa",
+    "kv_a_norm": "attn_kv_a_norm",
+    "kv_b_proj": "attn_kv_b",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "mlp.router": "ffn_gate_inp",
+    "experts.gate_proj": "ffn_gate_exps",
+    "experts.up_proj": "ffn_up_exps",
+    "experts.down_proj": "ffn_down_exps",
+    "shared_expert.gate_proj": "ffn_gate_shexp",
+    "shared_expert.up_proj": "ffn_up_shexp",
+    "shared_expert.down_proj": "ffn_down_shexp",
+    "shared_expert_gate": "ffn_gate_inp_shexp",
+    "linear_attn.q_proj": "attn_q",
+    "linear_attn.k_proj": "attn_k",
+    "linear_attn.v_proj": "attn_v",
+    "linear_attn.g_proj": "attn_gate",
+    "linear_attn.o_proj": "ssm_out",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.a_proj": "ssm_alpha",
+    "linear_attn.b_proj": "ssm_beta",
+    "linear_attn.dt_bias": "ssm_dt",
+    "linear_attn.norm": "ssm_norm",
+    "conv1d": "ssm_conv1d",
+    "A_log": "ssm_a",
+    "D": "ssm_d",
+    "in_proj": "ssm_in",
+    "x_proj": "ssm_x",
+    "dt_proj": "ssm_dt",
+    "out_proj": "ssm_out",
+}
+"""The end of a module's path within a layer → the name of its tensor; the longest end that is listed holds."""
+
+
+class GgufTensor(NamedTuple):
+    """A tensor of a GGUF file. layer: index of its layer; None outside of layers."""
+
+    name: str
+    nbytes: int
+    layer: int | None
+
+
+class Latent(NamedTuple):
+    """The sizes of latent attention. query_rank: 0 where the query is not compressed."""
+
+    rank: int
+    rope: int
+    nope: int
+    value: int
+    query_rank: int
+
+
+@dataclass
+class LayerShape:
+    """The sizes of a layer.
+
+    heads: query heads. key_width, value_width: cached elements of a token, over all heads. window: tokens that it
+    attends to; None for all. latent: the sizes of latent attention.
+    state_elements: elements of its recurrent states and of the inputs that its convolutions keep.
+    width: width of a dense network. is_gated: whether networks have a gate.
+    experts, top_k, expert_width, shared_width: experts, how many a token uses, their width, and that of the shared one.
+    """
+
+    heads: int = 0
+    head_dim: int = 0
+    key_width: int = 0
+    value_width: int = 0
+    window: int | None = None
+    latent: Latent | None = None
+    state_elements: int = 0
+    width: int = 0
+    is_gated: bool = False
+    experts: int = 0
+    top_k: int = 0
+    expert_width: int = 0
+    shared_width: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class GgufModel:
+    """A model as llama.cpp loads it. quantize: a scheme of llmcalc; None for the file's or the published one."""
+
+    preset: Preset
+    quantize: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for schemes that no GGUF file has."""
+        if self.quantize is not None and self._mix is None:
+            raise InputError(f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0")
+
+    @property
+    def hidden_size(self) -> int:
+        return int(self.preset.model.hidden_size)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.preset.model.vocab_size)
+
+    @property
+    def trained_context(self) -> int:
+        """The context length that the model was trained for; 0 if it states none."""
+        return int(longest_sequence(self.preset.model) or 0)
+
+    @cached_property
+    def file(self) -> Path | None:
+        """The GGUF file that is the TARGET; None for any other."""
+        path = Path(self.preset.asked) if self.preset.asked else None
+        return path if path is not None and path.suffix == ".gguf" and is_checkpoint(path) else None
+
+    @property
+    def _mix(self) -> GGUFMix | None:
+        scheme = None if self.quantize is None else scheme_named(self.quantize)
+        return scheme if isinstance(scheme, GGUFMix) else None
+
+    @property
+    def scheme(self) -> str:
+        """The number format of the weights, in words."""
+        if self.quantize is not None:
+            return self.quantize
+        if self.file is not None:
+            return "as in the file"
+        return MXFP4 if DTYPE_BITS[self.preset.dtype] == 4 else "bf16"
+
+    @cached_property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """The layers, first to last."""
+        by_index: dict[int, LayerShape] = {}
+        for place in _layer_places(self.preset.model.tree().place()):
+            shape = _shape(place)
+            for i in place.node.indices or ():
+                by_index[i] = shape
+        return tuple(by_index[i] for i in sorted(by_index))
+
+    @cached_property
+    def stored(self) -> tuple[GgufTensor, ...]:
+        """The tensors of the file."""
+        if self.file is None or self.quantize is not None:
+            return tuple(self._chosen())
+        return tuple(
+            GgufTensor(tensor.name, tensor.nbytes, _layer_of(tensor.name))
+            for path in _shards(self.file)
+            for tensor in read_checkpoint(path).tensors
+        )
+
+    @cached_property
+    def tensors(self) -> tuple[GgufTensor, ...]:
+        """The tensors as they are loaded. A tied output is loaded a second time, with the output layer."""
+        if any(tensor.name == OUTPUT for tensor in self.stored):
+            return self.stored
+        return (*self.stored, *(t._replace(name=OUTPUT) for t in self.stored if t.name == EMBEDDING))
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the tensors in the file."""
+        return sum(tensor.nbytes for tensor in self.stored)
+
+    def _chosen(self) -> Iterator[GgufTensor]:
+        """Yields the tensors with the types that llama-quantize chooses, or in the published format."""
+        model = self.preset.model
+        scheme = self._mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
+        weight_sites = list(sites(model.tree()))
+        bits = 32 if self.preset.dtype == "float32" else 16
+        if scheme is not None:
+            sizes = [(site, int(parts.total)) for site, parts in scheme.store(model, weight_sites, "float32")]
+        else:
+            sizes = [
+                (site, int(site.tensor.size) * (bits if site.tensor.role in ("matrix", "table") else 32) // 8)
+                for site in weight_sites
+            ]
+        for site, nbytes in sizes:
+            yield GgufTensor(_gguf_name(site), nbytes, site.layer)
+
+
+def _layer_places(place: Place) -> Iterator[Place]:
+    """Yields the places of groups of equal layers of the decoder."""
+    for child in place.children():
+        if child.optional:
+            continue
+        if child.kind == "layer" and child.node.indices is not None:
+            yield child
+        else:
+            yield from _layer_places(child)
+
+
+def _shape(layer: Place) -> LayerShape:
+    """Returns the sizes of a layer from its operations."""
+    shape = LayerShape()
+    query_rank = 0
+    for place in layer.walk():
+        op, name = place.node.op, place.node.name
+        if place.roles & {"kept", "idle"}:
+            continue
+        if isinstance(op, AttentionCore):
+            shape.heads, shape.head_dim = int(op.heads), int(op.qk_dim)
+            shape.window = None if op.window is None else int(op.window)
+            absorbed = place.node.forms.get("absorbed")
+            if isinstance(absorbed, AttentionCore):
+                rank = int(absorbed.v_dim)
+                rope = int(absorbed.qk_dim) - rank
+                shape.latent = Latent(rank, rope, int(op.qk_dim) - rope, int(op.v_dim), 0)
+        elif isinstance(op, KVCache):
+            widths = [int(heads) * int(size) for heads, size in op.vectors]
+            shape.key_width = widths[0] if len(widths) > 1 else int(op.width)
+            shape.value_width = sum(widths[1:])
+            if op.limit is not None and shape.window is None:
+                shape.window = int(op.limit)
+        elif isinstance(op, State):
+            shape.state_elements += 0 if op.kind == "conv_state" else int(op.size)
+        elif isinstance(op, Conv1d):
+            shape.state_elements += int(op.n_out) * (int(op.kernel) - 1)
+        elif isinstance(op, ExpertLinear) and name in ("up_proj", "fc1"):
+            shape.experts, shape.top_k, shape.expert_width = int(op.num_experts), int(op.top_k), int(op.n_out)
+        elif isinstance(op, Linear):
+            if name == "q_a_proj":
+                query_rank = int(op.n_out)
+            elif name in ("up_proj", "fc1") and place.kind == "shared_expert":
+                shape.shared_width = int(op.n_out)
+            elif name in ("up_proj", "fc1") and place.kind == "feed_forward":
+                shape.width = int(op.n_out)
+            shape.is_gated |= name == "gate_proj" and place.kind in ("feed_forward", "shared_expert")
+    if shape.experts:
+        shape.is_gated |= any(place.node.name == "gate_proj" and place.kind == "experts" for place in layer.walk())
+    if shape.latent is not None:
+        shape.latent = shape.latent._replace(query_rank=query_rank)
+        shape.key_width, shape.value_width = shape.latent.rank + shape.latent.rope, 0
+    return shape
+
+
+def _gguf_name(site: WeightSite) -> str:
+    """The name that a tensor has in a GGUF file."""
+    is_weight = site.tensor.role != "vector" or site.name.endswith("norm") or site.name == "sinks"
+    end = "weight" if is_weight else "bias"
+    if site.layer is None:
+        return f"{NAMES.get(site.path, site.path)}.weight"
+    inside = site.path.split(".", 2)[-1]
+    parts = inside.split(".")
+    ends = [".".join(parts[i:]) for i in range(len(parts))]
+    name = next((LAYER_NAMES[part] for part in ends if part in LAYER_NAMES), parts[-1])
+    return f"blk.{site.layer}.{name}.{end}"
+
+
+def _layer_of(name: str) -> int | None:
+    match = re.match(r"blk\.([0-9]{1,6})\.", name)
+    return None if match is None else int(match[1])
+
+
+MOST_SHARDS = 1000
+
+
+def _shards(path: Path) -> list[Path]:
+    """Returns all files of a split GGUF file (`-00001-of-00003.gguf`), or the file alone."""
+    match = re.fullmatch(r"(.*)-([0-9]{5})-of-([0-9]{5})\.gguf", path.name)
+    if match is None or int(match[3]) > MOST_SHARDS:
+        return [path]
+    return [path.with_name(f"{match[1]}-{i:05d}-of-{match[3]}.gguf") for i in range(1, int(match[3]) + 1)]

@@ -1,0 +1,251 @@
+"""Regular expressions of `--override-tensor`, matched in time linear in the name whatever the pattern is.
+
+A pattern is the user's text, and Python's `re` needs exponential time for some. So a pattern becomes a small automaton
+that is in all of its states at once. The syntax is ECMAScript's, as std::regex reads it, without look-ahead and
+references.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from ...errors import InputError, shown
+
+MOST_CHARACTERS = 2_000
+"""Longest pattern."""
+
+MOST_STATES = 5_000
+"""Largest automaton; counted repeats are written out."""
+
+MOST_STEPS = 20_000_000
+"""Most states that a pattern visits over all names."""
+
+LONGEST_NAME = 256
+"""Characters of a tensor's name that are matched."""
+
+Test: TypeAlias = Callable[[str], bool]
+
+CLASSES: dict[str, Test] = {
+    "d": lambda c: c in string.digits,
+    "D": lambda c: c not in string.digits,
+    "w": lambda c: c in string.ascii_letters + string.digits + "_",
+    "W": lambda c: c not in string.ascii_letters + string.digits + "_",
+    "s": str.isspace,
+    "S": lambda c: not c.isspace(),
+}
+
+ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where a pattern begins to match: only at the start of the name, or only at its end."""
+
+    is_end: bool
+
+
+_Step: TypeAlias = Test | _Start | None
+"""How a state is left: by a character, at an end of the name, or freely."""
+
+
+class Pattern:
+    """A compiled pattern. Raises `InputError` for a wrong one, with the flag that it came from."""
+
+    def __init__(self, text: str, flag: str) -> None:
+        self._text, self._flag, self._at, self._depth, self._steps = text, flag, 0, 0, 0
+        if len(text) > MOST_CHARACTERS:
+            raise InputError(f"{flag}: a pattern of {len(text):,} characters; expected at most {MOST_CHARACTERS:,}")
+        self._edges: list[list[tuple[_Step, int]]] = [[]]
+        self._end = self._alternatives(0)
+        if self._at < len(text):
+            raise self._error("an unmatched )")
+
+    def matches(self, name: str) -> bool:
+        """Whether the pattern occurs anywhere in a name (std::regex_search)."""
+        name = name[:LONGEST_NAME]
+        states: set[int] = set()
+        for i in range(len(name) + 1):
+            self._follow(0, states, i == 0, i == len(name))
+            if self._end in states:
+                return True
+            following: set[int] = set()
+            if i < len(name):
+                for state in states:
+                    for step, target in self._edges[state]:
+                        if step is not None and not isinstance(step, _Start) and step(name[i]):
+                            self._follow(target, following, False, i + 1 == len(name))
+            states = following
+        return False
+
+    def _follow(self, state: int, states: set[int], at_start: bool, at_end: bool) -> None:
+        """Adds a state, and all that are reached from it without a character."""
+        pending = [state]
+        while pending:
+            current = pending.pop()
+            if current in states:
+                continue
+            self._steps += 1
+            if self._steps > MOST_STEPS:
+                raise InputError(f"{self._flag} {shown(self._text)}: the pattern is too slow; expected a simpler one")
+            states.add(current)
+            for step, target in self._edges[current]:
+                if step is None or (isinstance(step, _Start) and (at_end if step.is_end else at_start)):
+                    pending.append(target)
+
+    def _state(self) -> int:
+        if len(self._edges) >= MOST_STATES:
+            raise InputError(f"{self._flag} {shown(self._text)}: the pattern's repeats are too many")
+        self._edges.append([])
+        return len(self._edges) - 1
+
+    def _error(self, what: str) -> InputError:
+        return InputError(f"{self._flag} {shown(self._text)}: {what} at character {self._at + 1} of the pattern")
+
+    def _next(self) -> str:
+        return self._text[self._at] if self._at < len(self._text) else ""
+
+    def _alternatives(self, start: int) -> int:
+        self._depth += 1
+        if self._depth > 50:
+            raise self._error("too many groups in one another")
+        ends = [self._sequence(start)]
+        while self._next() == "|":
+            self._at += 1
+            ends.append(self._sequence(start))
+        end = self._state()
+        for state in ends:
+            self._edges[state].append((None, end))
+        self._depth -= 1
+        return end
+
+    def _sequence(self, start: int) -> int:
+        state = self._state()
+        self._edges[start].append((None, state))
+        while self._next() not in ("", "|", ")"):
+            state = self._repeated(state)
+        return state
+
+    def _repeated(self, start: int) -> int:
+        """Reads an atom with its repeat count, and writes it out as often as that says."""
+        begin = self._at
+        end = self._atom(start)
+        after = self._at
+        least, most = self._counts()
+        resume = self._at
+        if (least, most) == (1, 1):
+            return end
+        self._edges[start].clear()
+        state = start
+        for _ in range(least):
+            state = self._copy(begin, after, state)
+        if most is None:
+            loop = self._state()
+            self._edges[state].append((None, loop))
+            self._edges[self._copy(begin, after, loop)].append((None, loop))
+            state = loop
+        else:
+            exits = [state]
+            for _ in range(most - least):
+                state = self._copy(begin, after, state)
+                exits.append(state)
+            state = self._state()
+            for exit_state in exits:
+                self._edges[exit_state].append((None, state))
+        self._at = resume
+        return state
+
+    def _copy(self, begin: int, after: int, start: int) -> int:
+        self._at = begin
+        fresh = self._state()
+        self._edges[start].append((None, fresh))
+        end = self._atom(fresh)
+        assert self._at == after
+        return end
+
+    def _counts(self) -> tuple[int, int | None]:
+        """Reads `*`, `+`, `?` or `{m,n}`: the fewest and the most times; None for any number."""
+        sign = self._next()
+        if sign and sign in "*+?":
+            self._at += 1
+            counts: tuple[int, int | None] = {"*": (0, None), "+": (1, None), "?": (0, 1)}[sign]
+        elif sign == "{":
+            body, mark, _ = self._text[self._at + 1 :].partition("}")
+            low, comma, high = body.partition(",")
+            if not mark or not low.isdecimal() or (high and not high.isdecimal()) or len(body) > 9:
+                raise self._error("a wrong repeat")
+            self._at += len(body) + 2
+            counts = (int(low), int(high) if high else (None if comma else int(low)))
+            if counts[1] is not None and counts[1] < counts[0]:
+                raise self._error("a wrong repeat")
+        else:
+            return 1, 1
+        if self._next() == "?":  # lazy: the same names match
+            self._at += 1
+        return counts
+
+    def _atom(self, start: int) -> int:
+        sign = self._next()
+        if sign == "(":
+            return self._group(start)
+        if sign in "*+?{":
+            raise self._error("a repeat of nothing")
+        self._at += 1
+        end = self._state()
+        step: _Step
+        if sign in "^$":
+            step = _Start(sign == "$")
+        elif sign == "[":
+            step = self._set()
+        elif sign == "\\":
+            step = self._escape()
+        elif sign == ".":
+            step = lambda c: c not in "\n\r"  # noqa: E731
+        else:
+            step = sign.__eq__
+        self._edges[start].append((step, end))
+        return end
+
+    def _group(self, start: int) -> int:
+        self._at += 1
+        if self._next() == "?":
+            if self._text[self._at : self._at + 2] != "?:":
+                raise self._error("look-ahead is not modelled")
+            self._at += 2
+        end = self._alternatives(start)
+        if self._next() != ")":
+            raise self._error("an unmatched (")
+        self._at += 1
+        return end
+
+    def _escape(self) -> Test:
+        sign = self._next()
+        if not sign or sign in "bB" or sign.isdecimal():
+            raise self._error("an escape that is not modelled")
+        self._at += 1
+        return CLASSES.get(sign) or ESCAPES.get(sign, sign).__eq__
+
+    def _set(self) -> Test:
+        negated = self._next() == "^"
+        self._at += negated
+        tests: list[Test] = []
+        while self._next() != "]":
+            if not self._next():
+                raise self._error("an unmatched [")
+            low = self._next()
+            self._at += 1
+            if low == "\\":
+                tests.append(self._escape())
+                continue
+            if self._next() == "-" and self._text[self._at + 1 : self._at + 2] not in ("]", ""):
+                high = self._text[self._at + 1]
+                self._at += 2
+                if high < low:
+                    raise self._error("a wrong range")
+                tests.append(lambda c, low=low, high=high: low <= c <= high)  # type: ignore[misc]
+            else:
+                tests.append(low.__eq__)
+        self._at += 1
+        return lambda c: any(test(c) is True for test in tests) != negated

@@ -1,0 +1,116 @@
+"""Where llama.cpp loads tensors: layers by -ngl over the devices of -ts, then overrides of -ot, -ncmoe and -cmoe.
+
+Source: src/llama-model.cpp (`load_tensors`), src/llama-model-loader.cpp (`create_tensor`), common/arg.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ...errors import InputError, shown
+from .compute_graph import HOST
+from .model import EMBEDDING, GgufTensor
+from .patterns import Pattern
+
+EXPERTS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
+"""The tensors that -ncmoe moves."""
+
+MOST_OVERRIDES = 4_096
+"""Largest number of overrides."""
+
+
+@dataclass(frozen=True)
+class Override:
+    """Tensors that a pattern matches go to a device."""
+
+    pattern: Pattern
+    device: str
+
+
+def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
+    """Reads `pattern=device,…`. Raises `InputError` for a wrong pattern and for an unknown device."""
+    overrides = []
+    parts = text.split(",")
+    if len(parts) > MOST_OVERRIDES:
+        raise InputError(f"--override-tensor: {len(parts):,} patterns; expected at most {MOST_OVERRIDES:,}")
+    pending = ""
+    for part in parts:
+        pending = f"{pending},{part}" if pending else part
+        pattern, mark, device = pending.rpartition("=")
+        if not mark:  # a comma within a pattern, such as {1,2}
+            continue
+        name = device.strip().upper().removesuffix("_HOST")
+        known = {known_device.upper(): known_device for known_device in devices} | {HOST: HOST}
+        name = HOST if device.strip().upper().endswith("_HOST") else name
+        if name not in known:
+            expected = ", ".join(known.values())
+            raise InputError(f"--override-tensor {shown(pending)}: no device {shown(device)}; expected one of {expected}")
+        overrides.append(Override(Pattern(pattern, "--override-tensor"), known[name]))
+        pending = ""
+    if pending:
+        raise InputError(f"--override-tensor {shown(pending)}: expected a pattern and a device, such as exps=CPU")
+    return tuple(overrides)
+
+
+@dataclass(frozen=True)
+class Layers:
+    """The devices of layers. number: layers of the model. devices: the GPUs. on_gpus: layers on GPUs, with the output.
+
+    split: the share of each GPU. output_counts_first: whether the output is the first of the layers on GPUs.
+    """
+
+    number: int
+    devices: tuple[str, ...]
+    on_gpus: int
+    split: tuple[float, ...]
+    output_counts_first: bool
+
+    def device(self, layer: int) -> str:
+        """The device of a layer; that of the output is the layer after the last one."""
+        active = min(self.on_gpus, self.number + 1) if self.devices else 0
+        start = max(self.number + self.output_counts_first - self.on_gpus, 0)
+        if layer < start or layer - start >= active:
+            return HOST
+        total = sum(self.split)
+        ends = [end / total for end in accumulate(self.split)]
+        return self.devices[min(bisect_right(ends, (layer - start) / active), len(self.devices) - 1)]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where tensors are. overrides: the user's, in their order. host_experts: layers whose experts are on the host.
+
+    partial: layers of which only some experts' tensors are on the host: layer → the parts that are
+        (`up`, `gate`, `down`), and the device that has them.
+    """
+
+    layers: Layers
+    overrides: tuple[Override, ...] = ()
+    host_experts: frozenset[int] = frozenset()
+    partial: tuple[tuple[int, tuple[str, ...], str], ...] = ()
+
+    def device(self, tensor: GgufTensor) -> str:
+        """The device of a tensor. Token embeddings are on the host."""
+        for override in self.overrides:
+            if override.pattern.matches(tensor.name):
+                return override.device
+        if tensor.layer is not None:
+            match = EXPERTS.match(tensor.name)
+            if tensor.layer in self.host_experts and match is not None:
+                return HOST
+            for layer, parts, device in self.partial:
+                if layer == tensor.layer and any(
+                    re.match(rf"blk\.{layer}\.ffn_{part}(_|\.)", tensor.name) for part in parts
+                ):
+                    return device
+            return self.layers.device(tensor.layer)
+        return HOST if tensor.name == EMBEDDING or "embd" in tensor.name else self.layers.device(self.layers.number)
+
+    @property
+    def has_overrides(self) -> bool:
+        """Whether tensors are moved away from their layer, which turns pipeline parallelism off."""
+        return bool(self.overrides or self.host_experts or self.partial)

@@ -1,0 +1,465 @@
+"""A server of llama.cpp or of its fork: its flags with their defaults, and its buffers on each device and the host.
+
+`presets/engines/llama_cpp.toml` and `ik_llama_cpp.toml` have the rules of each version with their source files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from ...accelerator import Hardware
+from ...errors import InputError
+from ...sources.checkpoints.gguf import TYPES
+from ...sources.preset import Preset
+from ..engines.engine import EngineMemory, EngineVersion, Term
+from ..engines.server import EngineServer
+from .compute_graph import HOST, buffer_sizes
+from .model import GgufModel, LayerShape
+from .placement import Layers, Placement, read_overrides
+from .transformer_graph import GraphSettings, model_graph
+from .versions import GgmlRecord, GgmlRules
+
+GIB, MIB = 2**30, 2**20
+
+MOST_DEVICES = 64
+
+DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
+"""Vendor → the name of llama.cpp's devices of it."""
+
+MORE_TYPES = {"q6_0": (32, 26), "q8_kv": (32, 34)}
+"""Types of caches that only ik_llama.cpp has: elements and bytes of a block."""
+
+
+def cache_bytes(type_name: str, elements: int) -> int:
+    """Bytes of cached elements of a ggml type."""
+    sizes = {name.lower(): (block, nbytes) for name, block, nbytes in TYPES.values()} | MORE_TYPES
+    block, nbytes = sizes[type_name]
+    return -(-elements // block) * nbytes
+
+
+class Buffers(NamedTuple):
+    """Bytes of each device, with the host, by name: of tensors, of caches, and of graphs."""
+
+    model: Mapping[str, int]
+    cache: Mapping[str, int]
+    compute: Mapping[str, int]
+
+    def total(self, device: str) -> int:
+        """All bytes of a device."""
+        return sum(by_device.get(device, 0) for by_device in self)
+
+
+@dataclass(frozen=True, eq=False)
+class GgmlServer(EngineServer):
+    """A server. record_file: what is known of its versions. name, title: of the engine."""
+
+    name: ClassVar[str] = "llama.cpp"
+    length_field: ClassVar[str] = "ctx_size"
+    has_cache_modes: ClassVar[bool] = False
+
+    record: GgmlRecord
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for flags that contradict each other or the model."""
+        super().__post_init__()
+        if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.flash:
+            raise InputError(
+                f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
+            )
+        for layer in self.model.layers:
+            if not layer.heads and not layer.state_elements:
+                raise InputError(f"--engine {self.name}: a layer without attention or states is not modelled")
+
+    @cached_property
+    def rules(self) -> GgmlRules:
+        return self.record.rules(self.numbers)
+
+    @cached_property
+    def model(self) -> GgufModel:
+        return GgufModel(self.preset, self.flags.get("quantize"))
+
+    # -- settings --------------------------------------------------------------------------------------------------
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the GPUs: those of --device, or as many as --tensor-split has shares, or one."""
+        vendor = self.hardware.vendor.split(" ")[0].upper()
+        word = DEVICE_NAMES.get(vendor, "CUDA")
+        listed = self.flags.get("device")
+        if listed is not None:
+            names = [part.strip() for part in str(listed).split(",")]
+            if names == ["none"]:
+                return ()
+            number = len(names)
+        else:
+            number = len(self.split_shares) or 1
+        if number > MOST_DEVICES:
+            raise InputError(f"--device: {number} devices; expected at most {MOST_DEVICES}")
+        if self.flags.get("split_mode") == "none":
+            number = 1
+        return tuple(f"{word}{i}" for i in range(number))
+
+    @property
+    def split_shares(self) -> tuple[float, ...]:
+        """The shares of --tensor-split."""
+        text = self.flags.get("tensor_split")
+        if text is None:
+            return ()
+        try:
+            shares = tuple(float(part[:20]) for part in str(text).replace("/", ",").split(","))
+        except ValueError:
+            shares = ()
+        if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
+            raise InputError("--tensor-split: expected shares with commas, such as 3,1")
+        return shares
+
+    @property
+    def split(self) -> tuple[float, ...]:
+        """The share of each device; default equal shares, as all have the same free memory."""
+        shares = self.split_shares or (1.0,) * len(self.devices)
+        if len(shares) > max(len(self.devices), 1):
+            raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
+        return (*shares, *(0.0,) * (len(self.devices) - len(shares)))
+
+    @property
+    def sequences(self) -> int:
+        """The slots of the server (--parallel)."""
+        number = int(self.flags.get("parallel", -1))
+        return number if number > 0 else self.rules.parallel
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether all sequences share one cache: where it is said, or by default of an automatic --parallel."""
+        if "kv_unified" in self.flags:
+            return bool(self.flags["kv_unified"])
+        is_automatic = int(self.flags.get("parallel", -1)) < 1
+        return self.sequences == 1 or (self.rules.kv_unified and is_automatic)
+
+    @property
+    def streams(self) -> int:
+        return 1 if self.is_unified else self.sequences
+
+    @property
+    def has_automatic_context(self) -> bool:
+        """Whether the context is that of the model, which --fit may reduce."""
+        return not self.flags.get("ctx_size", self.rules.ctx_size)
+
+    @property
+    def context(self) -> int:
+        """The tokens of the cache before padding (-c). Raises `InputError` where nothing says it."""
+        number = int(self.flags.get("ctx_size", self.rules.ctx_size))
+        if number:
+            return number
+        if not self.model.trained_context:
+            raise InputError("--ctx-size: missing; the model does not state its context length")
+        return self.model.trained_context * (self.streams if self.fits else 1)
+
+    @property
+    def sequence_cells(self) -> int:
+        """Cells of one stream of the cache, padded."""
+        padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
+        return _padded(_padded(self.context, padding) // self.streams, padding)
+
+    @property
+    def cells(self) -> int:
+        """Cells of all streams."""
+        return self.sequence_cells * self.streams
+
+    @property
+    def micro_batch(self) -> int:
+        """Tokens of a micro-batch (-ub), no more than -b and the context."""
+        batch = min(int(self.flags.get("batch_size", 2048)), self.cells)
+        return min(int(self.flags.get("ubatch_size", 512)), batch)
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention is one operation. `auto` is on: GPUs and hosts support it."""
+        return str(self.flags.get("flash_attn", self.rules.flash_attn)) in ("on", "auto", "1", "true")
+
+    @property
+    def key_type(self) -> str:
+        return str(self.flags.get("cache_type_k", "f16"))
+
+    @property
+    def value_type(self) -> str:
+        return str(self.flags.get("cache_type_v", "f16"))
+
+    @property
+    def latent_mode(self) -> int:
+        """How latents are cached: 0 expanded, 1 with their transpose, 2 and 3 alone (ik's -mla); else 3 for absorbed."""
+        if self.rules.latent_cache == "modes":
+            return int(self.flags.get("mla_use", self.rules.mla_use))
+        return 0 if self.rules.latent_cache == "expanded" else 3
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether a layer's cache is where the layer is (--no-kv-offload: on the host)."""
+        return not self.flags.get("no_kv_offload", False)
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of the longest request of a slot."""
+        return self.sequence_cells if self.is_unified or self.streams == 1 else self.context // self.streams
+
+    def window_cells(self, window: int | None) -> int:
+        """Cells of one stream for layers with a window; all where the version has no cache of windows."""
+        full = self.sequence_cells
+        if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
+            return full
+        needed = window * (self.sequences if self.is_unified else 1) + self.micro_batch
+        padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
+        return min(full, _padded(needed, padding))
+
+    # -- placement -------------------------------------------------------------------------------------------------
+
+    @property
+    def asks_for_layers(self) -> bool:
+        """Whether the user says how many layers are on GPUs."""
+        return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
+
+    @property
+    def layers_on_gpus(self) -> int:
+        """Layers on GPUs, with the output as one more."""
+        word = str(self.flags.get("n_gpu_layers", "auto"))
+        everything = len(self.model.layers) + 1
+        if word == "auto" or (word == "-1" and self.rules.n_gpu_layers == "all"):
+            return everything if self.rules.n_gpu_layers == "all" else 0
+        return everything if word == "all" or int(word) < 0 else min(int(word), everything)
+
+    @cached_property
+    def placement(self) -> Placement:
+        """Where tensors go as the flags say, before --fit."""
+        layers = Layers(
+            len(self.model.layers), self.devices, self.layers_on_gpus, self.split, self.rules.output_counts_first
+        )
+        text = self.flags.get("override_tensor")
+        overrides = () if text is None else read_overrides(str(text), self.devices)
+        number = len(self.model.layers) if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
+        return Placement(layers, overrides, frozenset(range(min(number, len(self.model.layers)))))
+
+    # -- memory ----------------------------------------------------------------------------------------------------
+
+    def model_buffers(self, placement: Placement) -> dict[str, int]:
+        """Bytes of the tensors on each device."""
+        sizes: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
+        for tensor in self.model.tensors:
+            sizes[placement.device(tensor)] += tensor.nbytes
+        return sizes
+
+    def layer_cache(self, layer: LayerShape) -> tuple[int, int]:
+        """Bytes of the keys and of the values of a layer, over all streams. A state has no values."""
+        if layer.latent is not None:
+            return self._latent_cache(layer)
+        cells = self.window_cells(layer.window) * self.streams
+        keys = cells * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
+        values = cells * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
+        return keys + 4 * layer.state_elements * self.sequences, values
+
+    def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
+        assert layer.latent is not None
+        cells, (rank, rope, nope, value, _) = self.cells, layer.latent
+        if self.latent_mode == 0:
+            keys = cells * cache_bytes(self.key_type, layer.heads * (nope + rope))
+            return keys, cells * cache_bytes(self.value_type, layer.heads * value)
+        is_alone = self.rules.latent_cache != "modes" or self.flash or self.latent_mode == 1
+        keys = cells * cache_bytes(self.key_type if is_alone else self.value_type, rank + rope)
+        has_values = self.rules.latent_cache == "keys and values" or (
+            self.rules.latent_cache == "modes" and self.latent_mode == 1 and not self.flash
+        )
+        return keys, cells * cache_bytes(self.value_type, rank) if has_values else 0
+
+    def cache_buffers(self, placement: Placement) -> dict[str, int]:
+        """Bytes of the caches on each device: where their layers are."""
+        sizes: dict[str, int] = {}
+        for i, layer in enumerate(self.model.layers):
+            device = placement.layers.device(i) if self.keeps_cache else HOST
+            sizes[device] = sizes.get(device, 0) + sum(self.layer_cache(layer))
+        return sizes
+
+    def compute_buffers(self, placement: Placement) -> dict[str, int]:
+        """Bytes of the graph of one micro-batch on each device."""
+        places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in self.model.tensors}
+        kept = self._distinct_layers(placement, places)
+        rules, number = self.rules, len(self.model.layers)
+        outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, self.sequences)
+        windows = {layer.window for layer in self.model.layers}
+        settings = GraphSettings(
+            tokens=self.micro_batch,
+            outputs=outputs,
+            cells={window: self.window_cells(window) for window in windows},
+            flash=self.flash,
+            layer_cache=self.layer_cache,
+            key_type_bytes=cache_bytes(self.key_type, 256),
+            streams=self.streams,
+            mla=self.latent_mode,
+            attention_batch_mib=int(self.flags.get("attention_max_batch", rules.attention_max_batch)),
+            fused_experts=bool(self.flags.get("fused_moe", rules.fused_moe)),
+            has_gpus=bool(self.devices),
+            keeps_attention=self.keeps_cache,
+            full_offload=self.layers_on_gpus > number,
+            moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
+        )
+        graph = model_graph(
+            rules.graph,
+            settings,
+            self.model.hidden_size,
+            self.model.vocab_size,
+            {i: self.model.layers[i] for i in kept},
+            number,
+            placement.layers.device,
+            places.get,
+        )
+        pipeline = (
+            len(self.devices) > 1
+            and self.layers_on_gpus > number
+            and self.flags.get("split_mode", "layer") == "layer"
+            and self.keeps_cache
+            and not placement.has_overrides
+        )
+        return buffer_sizes(graph, self.devices, pipeline)
+
+    def _distinct_layers(self, placement: Placement, places: Mapping[str, tuple[int, str]]) -> list[int]:
+        """The layers whose graphs are laid out: of a run of equal layers at one place, the first ones and the last.
+
+        Memory repeats from the second layer of a run on.
+        """
+        of_layer: dict[int, list[tuple[str, int, str]]] = {}
+        for tensor in self.model.tensors:
+            if tensor.layer is not None:
+                name = tensor.name.partition(f"blk.{tensor.layer}.")[2]
+                of_layer.setdefault(tensor.layer, []).append((name, *places[tensor.name]))
+        keys = [
+            (id(layer), placement.layers.device(i), tuple(of_layer.get(i, ())))
+            for i, layer in enumerate(self.model.layers)
+        ]
+        kept = []
+        for i, key in enumerate(keys):
+            is_inside = i >= 3 and i + 1 < len(keys) and all(keys[j] == key for j in (i - 3, i - 2, i - 1, i + 1))
+            if not is_inside:
+                kept.append(i)
+        return kept
+
+    def buffers(self, placement: Placement) -> Buffers:
+        """All buffers of each device."""
+        return Buffers(
+            self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
+        )
+
+    @property
+    def free(self) -> int:
+        """Bytes of a GPU that are free when the server starts."""
+        return max(0, self.hardware.capacity_bytes - self.record.context.mib * MIB)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the server reduces what does not fit (--fit)."""
+        word = self.flags.get("fit")
+        return self.rules.fits if word is None else str(word) in ("on", "true", "True")
+
+    def with_flags(self, **changed: Any) -> GgmlServer:
+        """The same server with other flags."""
+        return replace(self, flags={**self.flags, **changed})
+
+
+def _padded(number: int, padding: int) -> int:
+    return -(-number // padding) * padding
+
+
+@cache
+def _logs(number: int) -> str:
+    return f"{number} log{'s' * (number != 1)}"
+
+
+def engine_memory(
+    server: GgmlServer, placement: Placement, buffers: Buffers, notes: Iterable[str] = ()
+) -> EngineMemory:
+    """Returns what a server does with the memory of its devices and of the host."""
+    rules, record, model = server.rules, server.record, server.model
+    terms = []
+    devices = (*server.devices, HOST)
+    has_drawn = {HOST, *server.devices}
+    placed = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
+    for device in devices:
+        terms.append(
+            Term("model_buffer", buffers.model.get(device, 0), "source", placed, _model_origin(server, device), device)
+        )
+    for device in devices:
+        size = buffers.cache.get(device, 0)
+        if size or device != HOST:
+            terms.append(Term("kv_buffer", size, "source", rules.place, _cache_origin(server), device))
+    for device in devices:
+        if device in has_drawn:
+            source = f"{_logs(record.compute_logs)} compared"
+            origin = f"graph of {server.micro_batch:,} tokens (--ubatch-size)"
+            terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
+    message = _message(server, buffers)
+    length = server.longest_request
+    return EngineMemory(
+        terms=tuple(terms),
+        kv_tokens=server.cells,
+        blocks=server.cells,
+        max_concurrency=float(server.streams) if server.streams > 1 else server.cells / length,
+        starts=not message,
+        message=message,
+        max_model_len=length,
+        devices=max(1, len(server.devices)),
+        block_size=1,
+        assumed=server.assumed(_defaults(server)),
+        notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
+        host={
+            "ram_bytes": buffers.total(HOST),
+            "disk_bytes": model.file_bytes,
+            "mmap": not server.flags.get("no_mmap", False),
+        },
+    )
+
+
+def _model_origin(server: GgmlServer, device: str) -> str:
+    if device == HOST:
+        return f"{server.model.scheme}; token embeddings, and what is not on a GPU"
+    return server.model.scheme
+
+
+def _cache_origin(server: GgmlServer) -> str:
+    types = server.key_type if server.key_type == server.value_type else f"{server.key_type}, {server.value_type}"
+    return f"{server.cells:,} cells of {types}"
+
+
+def _message(server: GgmlServer, buffers: Buffers) -> str:
+    """The message of the first GPU that is too small; empty where all buffers fit."""
+    for device in server.devices:
+        needed = buffers.total(device)
+        if needed > server.free:
+            text = server.record.messages["no_memory"]
+            return f"{text}: {device} needs {needed / GIB:.2f} GiB and has {server.free / GIB:.2f} GiB free"
+    return ""
+
+
+def _defaults(server: GgmlServer) -> dict[str, Any]:
+    return {
+        "ctx_size": server.context,
+        "n_gpu_layers": "auto" if server.rules.fits else server.layers_on_gpus,
+        "ubatch_size": server.micro_batch,
+        "batch_size": 2048,
+        "parallel": server.sequences,
+        "flash_attn": server.rules.flash_attn,
+        "cache_type_k": "f16",
+        "cache_type_v": "f16",
+    } | ({} if not server.rules.fits else {"fit": "on"})
+
+
+def _notes(server: GgmlServer) -> list[str]:
+    notes = []
+    if server.model.file is None and server.model.scheme == "bf16":
+        notes.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
+    if server.preset.model.towers:
+        notes.append("the encoder of images (--mmproj) is a file of its own and is not counted")
+    if not server.flags.get("no_mmap") and not server.flags.get("mlock"):
+        notes.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
+    return notes
+
+
+__all__ = ["Buffers", "EngineVersion", "GgmlServer", "Hardware", "Preset", "cache_bytes", "engine_memory"]

@@ -1,0 +1,475 @@
+"""The graph of one micro-batch of a model, as llama.cpp and ik_llama.cpp build it, for its compute buffers.
+
+Sources: src/llama-graph.cpp and src/models/*.cpp of llama.cpp, src/llama.cpp of ik_llama.cpp (`llm_build_context`).
+Operations on a few bytes per token (the choice of experts, positions) are left out or merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from .compute_graph import HOST, Graph, Tensor
+from .model import EMBEDDING, OUTPUT, LayerShape
+
+F32, F16, I32, I64 = 4, 2, 4, 8
+
+MASK_ROWS = 64
+"""Rows to which masks are padded (GGML_KQ_MASK_PAD)."""
+
+MIB = 2**20
+
+Style: TypeAlias = Literal["ik", "glu", "silu"]
+"""How networks and norms are computed.
+
+ik: norms and gates are one operation each, experts are summed at once. glu: gates are one operation, experts are summed
+one by one. silu: activation and product are two operations, in place.
+"""
+
+
+@dataclass(frozen=True)
+class GraphRules:
+    """How a version builds its graph; `presets/engines/llama_cpp.toml` explains the fields."""
+
+    style: Style
+    mask_f16: bool = False
+    store_rows: bool = False
+    pad_mask: bool = True
+    least_moved_tokens: int = 32
+    moves_by_expert: bool = False
+
+
+@dataclass(frozen=True)
+class GraphSettings:
+    """The settings of a run that its graph depends on.
+
+    tokens: tokens of a micro-batch. outputs: rows of logits. streams: caches with sequences of their own.
+    cells: cells of the cache by window (None: full layers). flash: whether attention is one operation.
+    layer_cache: a layer → the bytes of its keys and of its values. key_type_bytes: bytes of 256 cached keys.
+    mla: 0 where latent attention is expanded; ik's mode of it. attention_batch_mib: ik's bound on one product of latent
+        attention, 0 for none. fused_experts: ik's -fmoe.
+    has_gpus: whether there is a GPU at all. keeps_attention: whether attention is where its layer is.
+    full_offload: whether all layers and the output are on GPUs. moves_weights: whether products of weights on the host
+        may run on a GPU.
+    """
+
+    tokens: int
+    outputs: int
+    cells: Mapping[int | None, int]
+    flash: bool
+    layer_cache: Callable[[LayerShape], tuple[int, int]]
+    key_type_bytes: int = 512
+    streams: int = 1
+    mla: int = 0
+    attention_batch_mib: int = 0
+    fused_experts: bool = False
+    has_gpus: bool = True
+    keeps_attention: bool = True
+    full_offload: bool = True
+    moves_weights: bool = True
+
+    @property
+    def key_type_is_f16(self) -> bool:
+        return self.key_type_bytes == 512
+
+
+@dataclass
+class _Builder:
+    rules: GraphRules
+    settings: GraphSettings
+    hidden: int
+    vocab: int
+    layers: Mapping[int, LayerShape]
+    number: int
+    layer_device: Callable[[int], str]
+    weight: Callable[[str], tuple[int, str] | None]
+    graph: Graph = field(default_factory=Graph)
+    _masks: dict[int | None, Tensor] = field(default_factory=dict)
+    _mask_inputs: dict[int | None, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        tokens = self.settings.tokens
+        self.positions = Tensor(tokens * I32, operation="input", layout=(tokens,))
+        self.row_numbers = Tensor(tokens * I64, operation="input", layout=(tokens, 8))
+
+    # -- primitives ----------------------------------------------------------------------------------------------
+
+    def _weight(self, name: str, layer: int | None) -> Tensor:
+        known = self.weight(name)
+        device = HOST if layer is None else self.layer_device(layer)
+        nbytes, place = known if known is not None else (0, device)
+        return Tensor(nbytes, operation="weight", device=place)
+
+    def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, **more: bool) -> Tensor:
+        size = bytes
+        for axis in elements:
+            size *= axis
+        return Tensor(size, sources, "new", (*elements, bytes), **more)
+
+    def _typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
+        """A new tensor of a type whose 256 elements have so many bytes."""
+        size = block_bytes
+        for axis in elements:
+            size *= axis
+        return Tensor(size // 256, sources)
+
+    def _inplace(self, like: Tensor, *sources: Tensor) -> Tensor:
+        return Tensor(like.nbytes, sources, "inplace", like.layout)
+
+    def _view(self, source: Tensor, elements: tuple[int, ...] | None, part: int = 1, offset: bool = False) -> Tensor:
+        """A view: with a layout where it is contiguous. part: the share of the source that it is of."""
+        layout = None if elements is None else (*elements, source.layout[-1] if source.layout else F32)
+        return Tensor(source.nbytes // part, (source,), "view", layout, has_offset=offset)
+
+    def matmul(self, name: str, layer: int | None, rows: int, source: Tensor, tokens: int, **more: bool) -> Tensor:
+        weight = self._weight(name, layer)
+        moves = tokens >= self.rules.least_moved_tokens and self.settings.moves_weights
+        return self._new((rows, tokens), weight, source, may_move=moves, **more)
+
+    def norm(self, name: str, layer: int | None, source: Tensor) -> Tensor:
+        weight = self._weight(name, layer)
+        if self.rules.style == "ik":
+            return Tensor(source.nbytes, (source, weight), "new", source.layout)
+        normed = self._inplace(source, source)
+        if layer is not None and self.settings.full_offload:
+            normed.device = self.layer_device(layer)
+        return self._inplace(normed, normed, weight)
+
+    def mask(self, window: int | None) -> Tensor:
+        """The mask of layers with a window, converted to 16 bits where flash attention needs it."""
+        if window not in self._masks:
+            tokens = self.settings.tokens // self.settings.streams
+            rows = -(-tokens // MASK_ROWS) * MASK_ROWS if self.rules.pad_mask else tokens
+            cells = self.settings.cells[window] * self.settings.streams
+            flash = self.settings.flash
+            stored = F16 if flash and self.rules.mask_f16 else F32
+            source = Tensor(cells * rows * stored, operation="input", layout=(cells, rows, stored))
+            self._mask_inputs[window] = source
+            converts = flash and not self.rules.mask_f16
+            self._masks[window] = self._new((cells, rows), source, bytes=F16) if converts else source
+        return self._masks[window]
+
+    # -- attention -----------------------------------------------------------------------------------------------
+
+    def _store(self, cache: Tensor, source: Tensor, row_numbers: Tensor | None = None) -> Tensor:
+        numbers = (row_numbers or self.row_numbers,) if self.rules.store_rows else ()
+        return Tensor(0, (source, *numbers, cache), "store")
+
+    def attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
+        settings, tokens = self.settings, self.settings.tokens
+        cache_device = self.layer_device(i) if settings.keeps_attention else HOST
+        keys, values = (
+            Tensor(size, operation="cache", device=cache_device) for size in settings.layer_cache(layer)
+        )
+        head, heads = layer.head_dim, layer.heads
+        key_heads = max(1, layer.key_width // head) if head else 1
+        value_dim = layer.value_width // key_heads
+        query = self.matmul(f"blk.{i}.attn_q.weight", i, heads * head, normed, tokens)
+        key = self.matmul(f"blk.{i}.attn_k.weight", i, layer.key_width, normed, tokens)
+        value = self.matmul(f"blk.{i}.attn_v.weight", i, layer.value_width, normed, tokens)
+        query, key = self._view(query, (head, heads, tokens)), self._view(key, (head, key_heads, tokens))
+        if self.weight(f"blk.{i}.attn_q_norm.weight") is not None:
+            query = self.norm(f"blk.{i}.attn_q_norm.weight", i, query)
+            key = self.norm(f"blk.{i}.attn_k_norm.weight", i, key)
+        query = self._inplace(query, query, self.positions)
+        key = self._inplace(key, key, self.positions)
+        self.graph.expand(query, *((value, key) if self.rules.store_rows else (key, value)))
+        self.graph.expand(self._store(keys, key))
+        if not settings.flash:
+            value = self._view(value, None)
+        self.graph.expand(self._store(values, value))
+        mixed = self._mix(self._view(query, None), keys, values, heads, value_dim, layer.window)
+        self.graph.expand(mixed)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, mixed, tokens)
+
+    def _mix(
+        self, query: Tensor, keys: Tensor, values: Tensor, heads: int, value_dim: int, window: int | None
+    ) -> Tensor:
+        """Attention over the cache: one operation, or scores, their softmax in place, and the mixed values."""
+        settings, tokens = self.settings, self.settings.tokens
+        cells = settings.cells[window]
+        if settings.flash:
+            mixed = self._new((value_dim, heads, tokens), query, keys, values, self.mask(window))
+            return self._view(mixed, (value_dim * heads, tokens))
+        scores = self._new((cells, tokens, heads), keys, query)
+        scores = self._inplace(scores, scores, self.mask(window))
+        mixed = self._new((value_dim, tokens, heads), values, scores)
+        merged = self._new((value_dim * heads, tokens), self._view(mixed, None))
+        if not settings.keeps_attention:
+            merged.device = HOST
+        return merged
+
+    def latent_attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
+        """Latent attention: expanded keys and values, absorbed products, or ik's modes."""
+        assert layer.latent is not None
+        settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
+        rank, rope, nope, value_dim, query_rank = latent
+        heads, head = layer.heads, nope + rope
+        cache_device = self.layer_device(i) if settings.keeps_attention else HOST
+        cache = Tensor(settings.layer_cache(layer)[0], operation="cache", device=cache_device)
+        source = normed
+        if query_rank:
+            source = self.norm(
+                f"blk.{i}.attn_q_a_norm.weight",
+                i,
+                self.matmul(f"blk.{i}.attn_q_a.weight", i, query_rank, normed, tokens),
+            )
+        query = self.matmul(
+            f"blk.{i}.attn_q_b.weight" if query_rank else f"blk.{i}.attn_q.weight", i, heads * head, source, tokens
+        )
+        query_nope = self._view(query, None)
+        query_rope = self._new((rope, heads, tokens), self._view(query, None, offset=True), self.positions)
+        compressed = self.matmul(f"blk.{i}.attn_kv_a_mqa.weight", i, rank + rope, normed, tokens)
+        key_rope = self._new((rope, tokens), self._view(compressed, None, offset=True), self.positions)
+        normed_latent = self._new(
+            (rank, tokens), self._view(compressed, None), self._weight(f"blk.{i}.attn_kv_a_norm.weight", i)
+        )
+        if settings.mla == 0:
+            expanded = self._expanded(i, layer, normed_latent, key_rope, query_nope, query_rope, cache_device)
+        else:
+            stored = self._new((rank + rope, tokens), key_rope, normed_latent)
+            self.graph.expand(self._store(cache, stored))
+            if self.rules.style == "ik" and settings.mla > 1 and settings.flash and tokens >= 128:
+                expanded = self._by_groups_of_heads(i, layer, cache, query_nope, query_rope)
+            else:
+                expanded = self._absorbed(i, layer, cache, query_nope, query_rope)
+        self.graph.expand(expanded)
+        return self.matmul(f"blk.{i}.attn_output.weight", i, self.hidden, expanded, tokens)
+
+    def _expanded(
+        self,
+        i: int,
+        layer: LayerShape,
+        normed_latent: Tensor,
+        key_rope: Tensor,
+        query_nope: Tensor,
+        query_rope: Tensor,
+        cache_device: str,
+    ) -> Tensor:
+        """Keys and values of every head, in a cache of their own size."""
+        assert layer.latent is not None
+        tokens, (_, rope, nope, value_dim, _) = self.settings.tokens, layer.latent
+        heads = layer.heads
+        keys, values = (
+            Tensor(size, operation="cache", device=cache_device) for size in self.settings.layer_cache(layer)
+        )
+        both = self.matmul(f"blk.{i}.attn_kv_b.weight", i, heads * (nope + value_dim), normed_latent, tokens)
+        value = self._new((value_dim, heads, tokens), self._view(both, None, offset=True))
+        query = self._new((nope + rope, heads, tokens), query_nope, query_rope)
+        repeated = self._new((rope, heads, tokens), key_rope, query_rope)
+        key = self._new((nope + rope, heads, tokens), self._view(both, None), repeated)
+        value = self._view(value, (value_dim * heads, tokens))
+        self.graph.expand(query, key, value, self._store(keys, key))
+        self.graph.expand(self._store(values, value if self.settings.flash else self._view(value, None)))
+        return self._mix(self._view(query, None), keys, values, heads, value_dim, layer.window)
+
+    def _by_groups_of_heads(
+        self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor
+    ) -> Tensor:
+        """ik's -mla 2 and 3 with flash attention: keys and values are expanded from the cache for some heads at a time.
+
+        -amb bounds the MiB of the expanded keys and values of one group of heads.
+        """
+        assert layer.latent is not None
+        settings, tokens = self.settings, self.settings.tokens
+        _, rope, nope, value_dim, _ = layer.latent
+        cells, heads = settings.cells[layer.window], layer.heads
+        group, mib = heads, heads * (nope + value_dim) * cells * F32 // MIB
+        bound = settings.attention_batch_mib
+        while bound and mib > bound and group % 2 == 0:
+            group, mib = group // 2, mib // 2
+        copies_as = F16 * 256 if settings.has_gpus else settings.key_type_bytes
+        rotated: Tensor = self._view(cache, None)
+        if not settings.key_type_is_f16 and settings.has_gpus:
+            rotated = self._new((rope, cells), rotated, bytes=F16)
+        rotated = self._typed((rope, cells, group), copies_as, rotated)
+        query = self._new((nope + rope, heads, tokens), query_rope, query_nope)
+        self.graph.expand(query)
+        result: Tensor | None = None
+        for _ in range(heads // group):
+            weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
+            both = self._new((group * (nope + value_dim), cells), weight, self._view(cache, None))
+            value = self._typed((value_dim, cells, group), copies_as, self._view(both, None, offset=True))
+            key_nope = self._typed((nope, cells, group), copies_as, self._view(both, None))
+            self.graph.expand(key_nope, value)
+            key = self._typed((nope + rope, cells, group), copies_as, rotated, key_nope)
+            self.graph.expand(key)
+            mixed = self._new((value_dim, group, tokens), self._view(query, None), key, value, self.mask(layer.window))
+            flat = self._view(mixed, (value_dim * group, tokens))
+            done = 0 if result is None or result.layout is None else result.layout[0]
+            result = flat if result is None else self._new((done + value_dim * group, tokens), result, flat)
+        assert result is not None
+        return result
+
+    def _absorbed(self, i: int, layer: LayerShape, cache: Tensor, query_nope: Tensor, query_rope: Tensor) -> Tensor:
+        """Attention over the latents themselves."""
+        assert layer.latent is not None
+        settings, tokens = self.settings, self.settings.tokens
+        rank, rope, _, value_dim, _ = layer.latent
+        cells, heads = settings.cells[layer.window], layer.heads
+        weight = self._weight(f"blk.{i}.attn_kv_b.weight", i)
+        absorbed = self._new((rank, tokens, heads), weight, query_nope)
+        if self.rules.style == "ik":
+            query = self._new((rank + rope, tokens, heads), self._view(query_rope, None), absorbed)
+        else:
+            query = self._new((rank + rope, heads, tokens), self._view(absorbed, None), query_rope)
+        uses_flash = settings.flash and (self.rules.style != "ik" or settings.mla in (1, 3))
+        if uses_flash:
+            mixed = self._new((rank, heads, tokens), query, cache, self.mask(layer.window))
+        else:
+            values: Tensor = cache
+            if self.rules.style != "ik" or settings.mla > 1:
+                values = self._new((cells, rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32)
+            mixed = self._scored(query, cache, values, cells, heads, rank, layer.window)
+        expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), mixed)
+        return self._new((value_dim * heads, tokens), self._view(expanded, None))
+
+    def _scored(
+        self, query: Tensor, cache: Tensor, values: Tensor, cells: int, heads: int, rank: int, window: int | None
+    ) -> Tensor:
+        """Scores and mixed latents; ik's -amb bounds the MiB of the scores of some heads at a time."""
+        tokens, bound = self.settings.tokens, self.settings.attention_batch_mib
+        mib = cells * tokens * heads * F32 // MIB
+        steps = 1 if not bound or bound >= mib else min(-(-mib // bound), heads)
+        each, result, done = -(-heads // steps), None, 0
+        while done < heads:
+            group = min(each, heads - done)
+            part = query if steps == 1 else self._view(query, None, offset=True)
+            scores = self._new((cells, tokens, group), cache, part)
+            scores = self._inplace(scores, scores, self.mask(window))
+            mixed = self._new((rank, tokens, group), values, scores)
+            done += group
+            result = mixed if result is None else self._new((rank, tokens, done), result, mixed)
+            if steps > 1:
+                self.graph.expand(result)
+        assert result is not None
+        return result
+
+    # -- networks ------------------------------------------------------------------------------------------------
+
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+        if self.rules.style == "silu":
+            activated = self._inplace(gate, gate)
+            return self._inplace(activated, activated, up)
+        return Tensor(up.nbytes, (gate, up), "new", up.layout)
+
+    def network(self, i: int, end: str, width: int, is_gated: bool, source: Tensor, tokens: int) -> Tensor:
+        up = self.matmul(f"blk.{i}.ffn_up{end}.weight", i, width, source, tokens)
+        if is_gated:
+            up = self.gated(self.matmul(f"blk.{i}.ffn_gate{end}.weight", i, width, source, tokens), up)
+        else:
+            up = self._inplace(up, up)
+        return self.matmul(f"blk.{i}.ffn_down{end}.weight", i, self.hidden, up, tokens)
+
+    def experts(self, i: int, layer: LayerShape, source: Tensor, tokens: int) -> Tensor:
+        n, k, width = layer.experts, layer.top_k, layer.expert_width
+        least = self.rules.least_moved_tokens
+        moves = tokens * k >= least * n if self.rules.moves_by_expert else tokens >= least
+        moves = moves and tokens >= least and self.settings.moves_weights
+
+        def product(name: str, rows: int, *sources: Tensor) -> Tensor:
+            return self._new((rows, k, tokens), self._weight(f"blk.{i}.{name}.weight", i), *sources, may_move=moves)
+
+        logits = self.matmul(f"blk.{i}.ffn_gate_inp.weight", i, n, source, tokens)
+        probabilities = self._inplace(logits, logits)
+        order = self._new((n, tokens), probabilities, bytes=I32)
+        chosen = self._view(order, None)
+        weights = self._new((1, k, tokens), self._view(probabilities, (1, n, tokens)), chosen)
+        if self.rules.store_rows:
+            self.graph.expand(weights)
+        rows = self._view(source, (self.hidden, 1, tokens))
+        if self.rules.style == "ik" and self.settings.fused_experts and layer.is_gated:
+            gate_weight = self._weight(f"blk.{i}.ffn_gate_exps.weight", i)
+            inner = product("ffn_up_exps", width, gate_weight, rows, chosen)
+        else:
+            up = product("ffn_up_exps", width, rows, chosen)
+            inner = (
+                self.gated(product("ffn_gate_exps", width, rows, chosen), up)
+                if layer.is_gated
+                else self._inplace(up, up)
+            )
+        down = product("ffn_down_exps", self.hidden, inner, chosen)
+        down = self._inplace(down, down, weights)
+        if self.rules.style == "ik" or k == 1:
+            return self._new((self.hidden, tokens), self._view(down, None))
+        total = self._new((self.hidden, tokens), self._view(down, None), self._view(down, None, offset=True))
+        for _ in range(k - 2):
+            total = self._inplace(total, total, self._view(down, None, offset=True))
+        return total
+
+    def recurrence(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
+        """A recurrent layer: its input projection, its states, and its output projection."""
+        tokens = self.settings.tokens
+        width = max(self.hidden, 2 * layer.heads * layer.head_dim)
+        states = Tensor(0, operation="cache", device=self.layer_device(i))
+        inner = self.matmul(f"blk.{i}.ssm_in.weight", i, 2 * width, normed, tokens)
+        mixed = self._new((width, tokens), inner, states)
+        self.graph.expand(mixed, self._store(states, mixed))
+        return self.matmul(f"blk.{i}.ssm_out.weight", i, self.hidden, mixed, tokens)
+
+    # -- the model -----------------------------------------------------------------------------------------------
+
+    def build(self) -> Graph:
+        tokens = self.settings.tokens
+        numbers = Tensor(tokens * I32, operation="input", layout=(tokens,))
+        output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
+        table = Tensor(0, operation="weight", device=HOST)
+        stream = self._new((self.hidden, tokens), table, numbers)
+        for i, layer in self.layers.items():
+            residual = stream
+            normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)
+            if layer.latent is not None:
+                mixed = self.latent_attention(i, layer, normed)
+            elif layer.heads and layer.key_width:
+                mixed = self.attention(i, layer, normed)
+            else:
+                mixed = self.recurrence(i, layer, normed)
+            if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:
+                mixed = self.norm(f"blk.{i}.post_attention_norm.weight", i, mixed)
+            if i == self.number - 1:
+                tokens = self.settings.outputs
+                mixed = self._new((self.hidden, tokens), mixed, output_rows)
+                residual = self._new((self.hidden, tokens), residual, output_rows)
+            stream = self._inplace(mixed, mixed, residual)
+            stream = self._with_network(i, layer, stream, tokens)
+        final = self.norm("output_norm.weight", self.number, stream)
+        self.graph.expand(self.matmul(OUTPUT, self.number, self.vocab, final, tokens))
+        return self.graph
+
+    def _with_network(self, i: int, layer: LayerShape, stream: Tensor, tokens: int) -> Tensor:
+        if not layer.width and not layer.experts:
+            return stream
+        normed = self.norm(f"blk.{i}.ffn_norm.weight", i, stream)
+        if layer.experts:
+            result = self.experts(i, layer, normed, tokens)
+            if layer.shared_width:
+                shared = self.network(i, "_shexp", layer.shared_width, layer.is_gated, normed, tokens)
+                result = self._inplace(result, result, shared)
+        else:
+            result = self.network(i, "", layer.width, layer.is_gated, normed, tokens)
+        if self.weight(f"blk.{i}.post_ffw_norm.weight") is not None:
+            result = self.norm(f"blk.{i}.post_ffw_norm.weight", i, result)
+        return self._inplace(result, result, stream)
+
+
+def model_graph(
+    rules: GraphRules,
+    settings: GraphSettings,
+    hidden: int,
+    vocab: int,
+    layers: Mapping[int, LayerShape],
+    number: int,
+    layer_device: Callable[[int], str],
+    weight: Callable[[str], tuple[int, str] | None],
+) -> Graph:
+    """Builds the graph of one micro-batch.
+
+    layers: the layers that are laid out, by their index. number: layers of the model.
+    layer_device: index of a layer → its device; the index after the last one is the output's.
+    weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
+    """
+    return _Builder(rules, settings, hidden, vocab, layers, number, layer_device, weight).build()
+
+
+__all__ = ["EMBEDDING", "GraphRules", "GraphSettings", "model_graph"]

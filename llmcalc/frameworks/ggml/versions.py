@@ -1,0 +1,58 @@
+"""What the files of llama.cpp, ik_llama.cpp and Ollama say of a version (`presets/engines/*.toml`)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ...record import Record
+from ..engines.versions import EngineRecord, RuleRange
+from .transformer_graph import GraphRules, Style
+
+
+class GgmlRules(RuleRange):
+    """The rules of a range of versions; `presets/engines/llama_cpp.toml` explains the fields."""
+
+    ctx_size: int = Field(ge=0)
+    parallel: int = Field(ge=1)
+    kv_unified: bool = True
+    flash_attn: Literal["on", "off", "auto"] = "auto"
+    n_gpu_layers: Literal["all", "zero"] = "all"
+    output_counts_first: bool = False
+    fits: bool = False
+    cell_padding: int = 256
+    cell_padding_flash: int = 256
+    windowed_cache: bool = True
+    latent_cache: Literal["keys", "keys and values", "expanded", "modes"] = "keys"
+    outputs: Literal["tokens", "sequences"] = "tokens"
+    style: Style
+    mask_f16: bool = False
+    store_rows: bool = False
+    pad_mask: bool = True
+    moves_by_expert: bool = False
+    mla_use: int = 0
+    attention_max_batch: int = 0
+    fused_moe: bool = False
+
+    @property
+    def graph(self) -> GraphRules:
+        """How the version builds its graph."""
+        return GraphRules(self.style, self.mask_f16, self.store_rows, self.pad_mask, 32, self.moves_by_expert)
+
+
+class DeviceContext(Record):
+    """Memory that a program has on a GPU before llama.cpp allocates. logs: number of logs behind it."""
+
+    mib: int = Field(ge=0)
+    logs: int = Field(ge=0)
+
+
+class GgmlRecord(EngineRecord[GgmlRules]):
+    """A file of llama.cpp or ik_llama.cpp. compute_logs: logs whose compute buffers were compared."""
+
+    context: DeviceContext
+    fit_margin_mib: int = Field(ge=0)
+    fit_ctx: int = Field(ge=0)
+    compute_logs: int = Field(ge=0)
+    kv_logs: int = Field(ge=0)

@@ -1,0 +1,64 @@
+"""ik_llama.cpp's rules by version, for the functions of its record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+from ...accelerator import Hardware
+from ...sources.preset import Preset
+from ..engines.engine import EngineMemory, EngineVersion
+from ..engines.versions import read_engine_record
+from ..ggml import changes
+from ..ggml.server import GgmlServer
+from ..ggml.versions import GgmlRecord
+
+
+@cache
+def record() -> GgmlRecord:
+    """Returns the contents of `presets/engines/ik_llama_cpp.toml`."""
+    return read_engine_record(GgmlRecord, "ik_llama_cpp")
+
+
+def version_of(version_text: str) -> EngineVersion:
+    """Returns the build that a user wrote, or the newest, with the range that it is in."""
+    return record().version_of(version_text)
+
+
+class IkServer(GgmlServer):
+    """A server of ik_llama.cpp."""
+
+    name = "ik_llama.cpp"
+
+
+def server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
+    """Returns a server. Raises `InputError` for flags that contradict each other or the model."""
+    chosen = dict(flags)
+    if chosen.pop("no_fused_moe", False):
+        chosen["fused_moe"] = False
+    if chosen.pop("no_flash_attn", False):
+        chosen["flash_attn"] = "off"
+    return IkServer(preset, hardware, version, chosen, record())
+
+
+def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
+    """Computes the buffers of each device and of the host."""
+    return changes.memory(server(preset, hardware, version, flags))
+
+
+def candidates(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes that leave more room on the GPUs, the cheapest first."""
+    return changes.candidates(server(preset, hardware, version, flags))
+
+
+def layouts(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields the flags of each placement with what the server then does, the cheapest first."""
+    return changes.layouts(server(preset, hardware, version, flags), most)
+
+
+serving = changes.serving

@@ -1,0 +1,78 @@
+"""Buffers of llama.cpp and ik_llama.cpp against start-up logs. `pytest -s` prints errors and the rows that are off."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import llmcalc
+from llmcalc.frameworks.engines.engine import EngineMemory
+from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.sources.hardware import find_hardware
+
+FILE = Path(__file__).parents[2] / "data/engines/llama_cpp_logs.json"
+LOGS: list[dict[str, Any]] = json.loads(FILE.read_text())["rows"]
+MIB = 2**20
+
+
+@cache
+def computed(number: int) -> EngineMemory:
+    """What llmcalc computes for a log, on a GPU that holds everything."""
+    row = LOGS[number]
+    record, version = engine_and_version(f"{row['engine']}=={row['version']}")
+    flags = {**row["flags"], "quantize": row["quantize"]}
+    return record.memory_on(llmcalc.load(row["target"]), find_hardware("b300"), version, flags)
+
+
+def fullest(sizes: dict[str, float]) -> float:
+    """The largest size of a GPU, or that of the host where there is none."""
+    gpus = [size for device, size in sizes.items() if re.fullmatch(r"CUDA\d+", device)]
+    return max(gpus or [sizes.get("CPU", 0.0)])
+
+
+def compute_rows() -> list[tuple[float, dict[str, Any], float, float]]:
+    """Error, row, computed and logged compute buffer of the fullest device. Rows divided tensors are left out."""
+    rows = []
+    for number, row in enumerate(LOGS):
+        log = fullest(row["compute_mib"])
+        if not log or row["note"] == "split by rows":
+            continue
+        terms = computed(number).terms
+        size = fullest({term.device: term.bytes / MIB for term in terms if term.name == "compute_buffer"})
+        rows.append(((size - log) / log, row, size, log))
+    return rows
+
+
+def test_kv_buffers_are_those_of_the_logs() -> None:
+    rows = [(row, computed(number).bytes_of("kv_buffer") / MIB) for number, row in enumerate(LOGS)]
+    off = [f"#{row['id']} {row['target']}: {size:.2f}, log {row['kv_mib']}" for row, size in rows
+           if abs(size - row["kv_mib"]) > 0.011]  # fmt: skip
+    print(f"\nKV buffers: {len(rows)} logs, exact {len(rows) - len(off)}; off: {off}")
+    assert len(off) <= 0.02 * len(rows)
+
+
+def test_compute_buffers_are_near_those_of_the_logs() -> None:
+    rows = compute_rows()
+    errors = [abs(error) for error, *_ in rows]
+    exact, near = sum(error < 0.002 for error in errors), sum(error <= 0.05 for error in errors)
+    print(f"\ncompute buffers: {len(rows)} logs, median {median(errors):.2%}, exact {exact}, within 5 % {near}")
+    for error, row, size, log in sorted(rows, key=lambda found: -abs(found[0]))[:12]:
+        print(f"  {error:+8.2%} {size:10,.2f} {log:10,.2f} #{row['id']} {row['target']} {row['note']}")
+    assert median(errors) < 0.001
+    assert near >= 0.87 * len(rows)
+    assert exact >= 0.74 * len(rows)
+
+
+def test_compute_buffers_of_the_host() -> None:
+    errors = []
+    for number, row in enumerate(LOGS):
+        log = row["compute_mib"].get("CUDA_Host")
+        if log and not row["note"] and not row["flags"].get("no_kv_offload"):
+            size = computed(number).bytes_of("compute_buffer", "CPU") / MIB
+            errors.append(abs(size - log) / log)
+    print(f"\nhost's compute buffers: {len(errors)} logs, within 5 % {sum(error <= 0.05 for error in errors)}")
+    assert sum(error <= 0.05 for error in errors) >= 0.9 * len(errors)
