@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.logs.reading import argument_pairs, bytes_of
-from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, lines_of
+from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 GIB, MIB = 2**30, 2**20
@@ -244,8 +244,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_lines_are_bounded() -> None:
-    assert lines_of("a\n" + "x" * 10**6) == ["a", "x" * LONGEST_LINE]
-    assert lines_of("\x1b[32mINFO\x1b[0m vLLM") == ["INFO vLLM"]
+    assert LogText("a\n" + "x" * 10**6).lines_with("a", "x") == ["a", "x" * LONGEST_LINE]
+    assert LogText("\x1b[32mINFO\x1b[0m vLLM").lines_with("vLLM") == ["INFO vLLM"]
+    assert len(LogText("a\n" * 20_000).lines_with("a")) == MOST_LINES
 
 
 @pytest.mark.parametrize(
