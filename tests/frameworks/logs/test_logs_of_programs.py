@@ -46,6 +46,15 @@ READ: dict[str, tuple[str, str | None, str, dict[str, int]]] = {
             "cuda_graphs": gib(0.82), "kv_cache": gib(54.15), "kv_tokens": 443_552,
         },
     ),
+    "vllm_fewer_sequences": (
+        "vllm",
+        "0.19.0",
+        "startup",
+        {
+            "budget": gib(71.27), "weights": gib(14.99), "profile_run": gib(0.92), "non_torch": gib(0.25),
+            "kv_cache": gib(55.11), "kv_tokens": 451_456,
+        },
+    ),
     "vllm_refused": ("vllm", "0.11.0", "startup", {"weights": gib(14.99), "kv_cache": gib(3.54)}),
     "vllm_out_of_memory": (
         "vllm", "0.18.0", "oom",
@@ -181,6 +190,7 @@ def test_sglang_beside_its_rule() -> None:
         ("torch_out_of_memory", "unallocated", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         ("torch_other_processes", "other_processes", "CUDA_VISIBLE_DEVICES"),
         ("vllm_out_of_memory", "allocated", "--max-num-seqs"),
+        ("vllm_fewer_sequences", "profile_run", "--max-num-seqs"),
         ("tensorrt_llm", "profile_run", "--max_num_tokens"),
     ],
 )
