@@ -31,6 +31,7 @@ PYTHON = {
         "diff",
         "shape",
         "explain",
+        "explain_log",
         "verify",
         "check",
         "budget",

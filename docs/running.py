@@ -43,6 +43,8 @@ CONFIG = {
     "tie_word_embeddings": True,
 }
 
+LOGS = Path(__file__).resolve().parent.parent / "tests/data/logs"
+
 TEXTS = {
     "config.json": json.dumps(CONFIG),
     "my-gpu.toml": "memory_bytes = 25769803776\n",
@@ -61,6 +63,9 @@ TEXTS = {
         "--num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 128 --micro-batch-size 1 "
         "--global-batch-size 2 --bf16 --use-mcore-models --train-iters 1\n"
     ),
+    "server.log": (LOGS / "vllm_v1.log").read_text(),
+    "oom.log": (LOGS / "torch_other_processes.log").read_text(),
+    "buffers.log": (LOGS / "llamacpp.log").read_text(),
     "llmcalc.toml": """\
 [[model]]
 target = "llama3-8b"

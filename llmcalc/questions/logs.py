@@ -18,7 +18,7 @@ from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
 from ..frameworks.logs.explained import ComparedTerm, ExplainedLog
 from ..frameworks.logs.reading import LogReading, LogTerm
 from ..frameworks.logs.registry import read_log
-from ..frameworks.logs.text import read_log_lines
+from ..frameworks.logs.text import read_log_text
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import find_hardware, memory_only
 from ..sources.names import normalized
@@ -141,7 +141,7 @@ def ask_log(question: LogQuestion) -> ReportedAnswer:
 
 def explained_log(question: LogQuestion) -> ExplainedLog:
     """Returns a log with what is computed for its run."""
-    reading = read_log(question.file, read_log_lines(question.file))
+    reading = read_log(question.file, read_log_text(question.file))
     run = _Run(reading, question)
     preset = run.preset()
     computed: dict[str, int] = {}

@@ -13,7 +13,7 @@ from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
 from ..frameworks.engines.receipt import FIELD, Receipt
 from ..frameworks.logs.reading import LogReading
 from ..frameworks.logs.registry import read_log
-from ..frameworks.logs.text import read_log_lines
+from ..frameworks.logs.text import read_log_text
 from ..sources.preset import Preset
 from .logs import known_model, read_flags
 
@@ -39,7 +39,7 @@ class ReceiptFile:
     @cached_property
     def reading(self) -> LogReading:
         """What the log says. Raises `InputError` for one of another engine, and for one that measures nothing."""
-        reading = read_log(self.file, read_log_lines(self.file))
+        reading = read_log(self.file, read_log_text(self.file))
         if reading.program != self.engine.name:
             raise InputError(f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}")
         return reading

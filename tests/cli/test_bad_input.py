@@ -233,8 +233,8 @@ def test_a_wrong_override(override: str, run: Run) -> None:
 
 
 APART = ("check", "plot", "diff", "budget", "schema", "web", "explain-log")
-"""Commands of other words: check takes a checkpoint first and explain-log a log, plot has commands of its own, diff takes
-two TARGETs, budget a file, schema and web nothing.
+"""Commands of other words: check takes a checkpoint first and explain-log a log, plot has commands of its own, diff
+takes two TARGETs, budget a file, schema and web nothing.
 """
 
 

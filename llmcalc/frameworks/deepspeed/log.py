@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from fractions import Fraction
 
 from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, bytes_of, pattern
+from ..logs.text import LogText
 
 PATTERNS = (
     pattern("MA ", rf"\bMA (?P<allocated>{AMOUNT}) +Max_MA (?P<peak_allocated>{AMOUNT})"),
@@ -22,11 +22,11 @@ _OPTION = re.compile(rf"(?P<host>{AMOUNT}) *\| *(?P<device>{AMOUNT}) *\| *(?P<op
 MILLION = 10**6
 
 
-def read_log(lines: Sequence[str]) -> LogReading | None:
+def read_log(log: LogText) -> LogReading | None:
     """Reads DeepSpeed's estimates and measurements; None for a log without any."""
-    facts = Facts(lines, PATTERNS)
+    facts = Facts(log, PATTERNS)
     names = ("allocated", "peak_allocated", "reserved", "peak_reserved")
-    terms = [*_estimates(lines, facts), *facts.largest(*names)]
+    terms = [*_estimates(log, facts), *facts.largest(*names)]
     if not terms:
         return None
     return LogReading(
@@ -38,14 +38,14 @@ def read_log(lines: Sequence[str]) -> LogReading | None:
     )
 
 
-def _estimates(lines: Sequence[str], facts: Facts) -> list[LogTerm]:
+def _estimates(log: LogText, facts: Facts) -> list[LogTerm]:
     """The estimate without offloading, by its rule: 18 bytes per parameter, divided, and the largest layer gathered."""
     if "params" not in facts:
         return []
     terms = [LogTerm("params", facts.counts("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))]
     devices = max(1, facts.counts("nodes")[-1] * facts.counts("devices")[-1]) if "nodes" in facts else 1
-    for line in lines:
-        match = _OPTION.search(line) if "|" in line and "offload_optimizer=none" in line else None
+    for line in log.lines_with("offload_optimizer=none"):
+        match = _OPTION.search(line)
         if match is None or "offload_param=cpu" in match["options"]:
             continue
         if "offload_param" in match["options"]:

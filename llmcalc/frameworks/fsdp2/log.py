@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 
 from ..logs.reading import AMOUNT, COUNT, Facts, LogReading, LogTerm, pattern
+from ..logs.text import LogText
 
 PATTERNS = (
     pattern(" GPU capacity: ", rf"capacity: (?P<gpu>.{{1,80}}?) \([0-9]{{1,3}}\) with (?P<total>{AMOUNT})"),
@@ -16,9 +16,9 @@ PATTERNS = (
 )
 
 
-def read_log(lines: Sequence[str]) -> LogReading | None:
+def read_log(log: LogText) -> LogReading | None:
     """Reads torchtitan's measurements; None for a log without any."""
-    facts = Facts(lines, PATTERNS)
+    facts = Facts(log, PATTERNS)
     terms = facts.largest("after_model", "peak_reserved")
     if not terms:
         return None

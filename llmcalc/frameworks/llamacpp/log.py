@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, bytes_of, pattern
+from ..logs.text import LogText
 
 _BUFFER = re.compile(
     r"\b(?P<device>[A-Za-z][A-Za-z0-9_]{0,30}) +(?P<kind>model |KV |RS |compute |output |)buffer size *= *"
@@ -37,10 +38,10 @@ FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 """Formats of the cache that are plain numbers."""
 
 
-def read_log(lines: Sequence[str]) -> LogReading | None:
+def read_log(log: LogText) -> LogReading | None:
     """Reads the buffers of llama.cpp or Ollama; None for a log without any."""
-    facts = Facts(lines, PATTERNS)
-    buffers = _buffers(lines)
+    facts = Facts(log, PATTERNS)
+    buffers = _buffers(log)
     terms = tuple(LogTerm(name, size, device=device) for (name, device), size in buffers.items())
     is_ollama = "ollama" in facts or not terms
     if not terms:
@@ -58,7 +59,7 @@ def read_log(lines: Sequence[str]) -> LogReading | None:
         model=facts.text("model"),
         device=facts.text("gpu"),
         flags={name: facts.text(name) for name in ("ctx_size", "batch_size", "ubatch_size") if name in facts},
-        message=next((line.strip() for line in lines if "out of memory" in line), ""),
+        message=next((line.strip() for line in log.lines_with("out of memory")), ""),
         off=_largest(terms) if is_out_of_memory else "",
         flag=("num_ctx" if is_ollama else "--ctx-size") if is_out_of_memory else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
@@ -73,10 +74,10 @@ def _largest(terms: Sequence[LogTerm]) -> str:
     return max(changed, key=lambda term: term.value).name
 
 
-def _buffers(lines: Sequence[str]) -> dict[tuple[str, str], int]:
+def _buffers(log: LogText) -> dict[tuple[str, str], int]:
     """Returns (term, device) → bytes. A context that is made anew, as after a trial of `--fit`, has new buffers."""
     buffers: dict[tuple[str, str], int] = {}
-    for line in lines:
+    for line in log.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in line and "=" in line:
             buffers = {key: size for key, size in buffers.items() if key[0] == "model_buffer"}
         if "buffer size" not in line:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...units import exact_number
+from .text import LogText
 
 LogKind: TypeAlias = Literal["startup", "oom"]
 TermUnit: TypeAlias = Literal["bytes", "tokens", "blocks", "parameters"]
@@ -21,9 +22,6 @@ COUNT = r"[0-9][0-9,]{0,20}"
 
 VERSION = r"v?[0-9]{1,6}(?:\.[0-9]{1,6}){1,3}"
 """A version; what follows its numbers is left out."""
-
-MOST_CAPTURES = 10_000
-"""Largest number of values of one name that are kept."""
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _PARTS = re.compile(r"(-?)([0-9.]+) ?([KMGT]?)")
@@ -80,7 +78,10 @@ class LogReading:
 
 
 class Pattern(NamedTuple):
-    """What a line may contain. hint: a part of the line, with which the expression begins. groups: the values' names."""
+    """What a line may contain.
+
+    hint: a part of the line. expression: matches in the hint or after it; its groups are named as the values.
+    """
 
     hint: str
     expression: re.Pattern[str]
@@ -91,19 +92,24 @@ def pattern(hint: str, expression: str) -> Pattern:
     return Pattern(hint, re.compile(expression))
 
 
+def _none(line: str) -> bool:
+    """Whether a line is left out: no line is."""
+    return False
+
+
 class Facts:
     """Values that patterns found in a log, by the names of their groups, in the order of the lines."""
 
-    def __init__(self, lines: Iterable[str], patterns: Sequence[Pattern]) -> None:
-        self.values: dict[str, list[str]] = {}
-        for line in lines:
-            for hint, expression in patterns:
-                place = line.find(hint)
-                match = None if place < 0 else expression.search(line, place)
-                for name, value in (match.groupdict() if match else {}).items():
-                    captured = self.values.setdefault(name, [])
-                    if value is not None and len(captured) < MOST_CAPTURES:
-                        captured.append(value)
+    def __init__(self, log: LogText, patterns: Sequence[Pattern], is_left_out: Callable[[str], bool] = _none) -> None:
+        """log: the log. patterns: what is looked for. is_left_out: whether a line is not read; by default none."""
+        matches: dict[str, list[tuple[int, str]]] = {}
+        for hint, expression in patterns:
+            for start, place, end in log.places(hint):
+                match = expression.search(log.text, place, end)
+                if match is not None and not is_left_out(log.text[start:end]):
+                    for name, value in match.groupdict().items():
+                        matches.setdefault(name, []).append((place, value))
+        self.values = {name: [value for _, value in sorted(found)] for name, found in matches.items()}
 
     def __contains__(self, name: str) -> bool:
         return bool(self.values.get(name))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 
 from ...errors import InputError
 from .reading import LogReading
+from .text import LogText
 
 FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llamacpp", "fsdp2", "megatron", "deepspeed")
 """Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""
@@ -21,10 +22,10 @@ EXPECTED = (
 )
 
 
-def read_log(file: str, lines: Sequence[str]) -> LogReading:
+def read_log(file: str, log: LogText) -> LogReading:
     """Reads a log. file: its name in errors. Raises `InputError` for a log that no reader knows."""
-    readings = sorted(_readings(lines), key=lambda reading: -len(reading.terms))
-    general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(lines)
+    readings = sorted(_readings(log), key=lambda reading: -len(reading.terms))
+    general: LogReading | None = import_module(f"..{OF_ANY}.log", __package__).read_log(log)
     if not readings:
         if general is None:
             raise InputError(f"{file}: no line is known; expected {EXPECTED}")
@@ -43,8 +44,8 @@ def read_log(file: str, lines: Sequence[str]) -> LogReading:
     )
 
 
-def _readings(lines: Sequence[str]) -> Iterator[LogReading]:
+def _readings(log: LogText) -> Iterator[LogReading]:
     for folder in FOLDERS:
-        reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(lines)
+        reading: LogReading | None = import_module(f"..{folder}.log", __package__).read_log(log)
         if reading is not None:
             yield reading

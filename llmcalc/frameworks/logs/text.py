@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 
 from ...errors import InputError
@@ -16,11 +16,38 @@ LARGEST_LOG = 20_000_000
 LONGEST_LINE = 20_000
 """Characters of a line that are read: the arguments of a server are one line of a few thousand."""
 
+MOST_LINES = 10_000
+"""Largest number of lines that are read for one hint."""
+
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 
 
-def read_log_lines(file: str) -> list[str]:
-    """Returns the lines of a log. file: its path, or `-` for standard input.
+class LogText:
+    """A log: its lines without colours, cut to `LONGEST_LINE`, in one text in which hints are looked up."""
+
+    def __init__(self, text: str) -> None:
+        lines = _COLOUR.sub("", text).splitlines()
+        self.text = "\n".join(line[:LONGEST_LINE] for line in lines)
+
+    def places(self, hint: str) -> Iterator[tuple[int, int, int]]:
+        """Yields start, place of the hint and end of each line that contains it, at most `MOST_LINES` of them."""
+        end = -1
+        for _ in range(MOST_LINES):
+            place = self.text.find(hint, end + 1)
+            if place < 0:
+                return
+            start, end = self.text.rfind("\n", 0, place) + 1, self.text.find("\n", place)
+            end = len(self.text) if end < 0 else end
+            yield start, place, end
+
+    def lines_with(self, *hints: str) -> list[str]:
+        """Returns the lines that contain one of the hints, in their order."""
+        spans = {(start, end) for hint in hints for start, _, end in self.places(hint)}
+        return [self.text[start:end] for start, end in sorted(spans)]
+
+
+def read_log_text(file: str) -> LogText:
+    """Returns a log. file: its path, or `-` for standard input.
 
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
@@ -28,12 +55,7 @@ def read_log_lines(file: str) -> list[str]:
     text = data.decode("utf-8", "replace")
     if not text.strip():
         raise InputError(f"{file}: is empty; expected a log")
-    return lines_of(text)
-
-
-def lines_of(text: str) -> list[str]:
-    """Returns the lines of a text, without colours and cut to `LONGEST_LINE`."""
-    return [_COLOUR.sub("", line[:LONGEST_LINE]) for line in text.splitlines()]
+    return LogText(text)
 
 
 def _standard_input() -> bytes:
@@ -44,9 +66,3 @@ def _standard_input() -> bytes:
     if len(data) > LARGEST_LOG:
         raise InputError(f"-: standard input is too large for a log (at most {LARGEST_LOG:,} bytes)")
     return bytes(data)
-
-
-def with_any(lines: Iterable[str], hints: Iterable[str]) -> list[str]:
-    """Returns the lines that contain one of the hints."""
-    hints = tuple(hints)
-    return [line for line in lines if any(hint in line for hint in hints)]

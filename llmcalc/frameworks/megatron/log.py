@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from fractions import Fraction
 
 from ..logs.reading import AMOUNT, Facts, LogReading, LogTerm, pattern
+from ..logs.text import LogText
 
 _MB = r"[0-9]{1,12}(?:\.[0-9]{1,15})?"
 
@@ -22,9 +22,9 @@ PATTERNS = (
 BILLION = 10**9
 
 
-def read_log(lines: Sequence[str]) -> LogReading | None:
+def read_log(log: LogText) -> LogReading | None:
     """Reads Megatron-LM's footprint and measurements, of the rank with the most; None for a log without any."""
-    facts = Facts(lines, PATTERNS)
+    facts = Facts(log, PATTERNS)
     for name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
         if name in facts:
             facts.values[name] = [f"{number} MB" for number in facts.values[name]]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
-from ..logs.text import with_any
+from ..logs.text import LogText
 from .flags import flags
 from .versions import sglang_record
 
@@ -26,14 +26,14 @@ PATTERNS = (
 _RANK = re.compile(r"\bTP([0-9]{1,4})\b")
 
 
-def read_log(lines: Sequence[str]) -> LogReading | None:
+def read_log(log: LogText) -> LogReading | None:
     """Reads the terms of SGLang's memory; None for a log without any."""
-    facts = Facts([line for line in lines if not _is_of_another_rank(line)], PATTERNS)
+    facts = Facts(log, PATTERNS, _is_of_another_rank)
     arguments: dict[str, Any] = {}
-    for line in with_any(lines, ("ServerArgs(",)):
+    for line in log.lines_with("ServerArgs("):
         arguments |= argument_pairs(line[line.index("ServerArgs(") :])
     refusal = sglang_record().messages["no_cache"]
-    message = next((line for line in lines if refusal in line), "")
+    message = next(iter(log.lines_with(refusal)), "")
     terms = tuple(_terms(facts, arguments))
     if not terms and not message:
         return None

@@ -21,7 +21,6 @@ ENGINE = Engine(
     flag_of={
         "budget": "--mem-fraction-static",
         "weights": "--tp-size",
-        "non_torch": "--tp-size",
         "cuda_graphs": "--cuda-graph-max-bs",
         "kv_cache": "--mem-fraction-static",
     },

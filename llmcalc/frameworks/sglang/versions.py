@@ -61,7 +61,7 @@ class SGLangRecord(EngineRecord[Rules]):
 
     def defaults(self, gib: float) -> DeviceDefaults:
         """Returns the defaults of a device with that much memory."""
-        return next(row for row in self.devices if gib < row.below_gib)
+        return next((row for row in self.devices if gib < row.below_gib), self.devices[-1])
 
     def context_of(self, devices: int) -> Context:
         """Returns the memory in use before the weights are loaded."""

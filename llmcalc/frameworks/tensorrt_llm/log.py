@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
-from ..logs.text import with_any
+from ..logs.text import LogText
 
 PATTERNS = (
     pattern("TensorRT-LLM version: ", rf": (?P<version>{VERSION})"),
@@ -37,14 +37,14 @@ ARGUMENT_FIELDS = {
 """Fields of the printed arguments → names of flags."""
 
 
-def read_log(lines: Sequence[str]) -> LogReading | None:
+def read_log(log: LogText) -> LogReading | None:
     """Reads the terms of TensorRT-LLM's memory; None for a log without any."""
-    facts = Facts(lines, PATTERNS)
+    facts = Facts(log, PATTERNS)
     terms = tuple(_terms(facts))
     if not terms or not ("available" in facts or "weights" in facts or "pool" in facts):
         return None
     arguments: dict[str, Any] = {}
-    for line in with_any(lines, ("LLM Args", "engine args")):
+    for line in log.lines_with("LLM Args", "engine args"):
         arguments |= argument_pairs(line)
     flags: dict[str, Any] = {
         ARGUMENT_FIELDS[name]: value for name, value in arguments.items() if name in ARGUMENT_FIELDS

@@ -24,7 +24,6 @@ ENGINE = Engine(
         "budget": "--kv_cache_free_gpu_memory_fraction",
         "weights": "--tp_size",
         "profile_run": "--max_num_tokens",
-        "non_torch": "--tp_size",
         "kv_cache": "--kv_cache_dtype",
     },
     vendors=("NVIDIA",),

@@ -6,9 +6,8 @@ process's memory torch has allocated, and has reserved without a use.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..logs.reading import AMOUNT, COUNT, Facts, LogReading, LogTerm, pattern
+from ..logs.text import LogText
 
 OUT_OF_MEMORY = "out of memory. Tried to allocate"
 
@@ -41,13 +40,13 @@ FRAGMENTED = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 """The setting with which torch's segments grow in place of leaving gaps."""
 
 
-def read_log(lines: Sequence[str]) -> LogReading | None:
+def read_log(log: LogText) -> LogReading | None:
     """Reads the last out-of-memory message of torch, else the metrics of the Trainer; None for a log without any."""
-    trainer = _trainer(lines)
-    messages = [line for line in lines if OUT_OF_MEMORY in line]
+    trainer = _trainer(log)
+    messages = log.lines_with(OUT_OF_MEMORY)
     if not messages:
         return trainer
-    facts = Facts(messages[-1:], PATTERNS)
+    facts = Facts(LogText(messages[-1]), PATTERNS)
     others = sum(Facts(_processes(messages[-1]), (PROCESS,)).sizes("process_has"))
     sizes = {name: facts.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")}
     sizes |= {name: facts.last_size(name) for name in ("private_pools", "reserved")}
@@ -74,9 +73,9 @@ def read_log(lines: Sequence[str]) -> LogReading | None:
 PROCESS = pattern("Process ", rf"Process [0-9]{{1,12}} has (?P<process_has>{AMOUNT}) memory in use")
 
 
-def _processes(message: str) -> list[str]:
-    """Returns the message in pieces that each begin with `Process N has …`, which it has one of per process."""
-    return [f"Process {piece}" for piece in message.split("Process ")[1:200]]
+def _processes(message: str) -> LogText:
+    """Returns the message with a line for each `Process N has …`."""
+    return LogText(message.replace("Process ", "\nProcess "))
 
 
 def _diagnosis(sizes: dict[str, int], total: int) -> tuple[str, str]:
@@ -89,9 +88,9 @@ def _diagnosis(sizes: dict[str, int], total: int) -> tuple[str, str]:
     return "allocated", ""
 
 
-def _trainer(lines: Sequence[str]) -> LogReading | None:
+def _trainer(log: LogText) -> LogReading | None:
     """Reads the memory metrics of the Trainer (trainer_utils.py, `TrainerMemoryTracker`)."""
-    facts = Facts(lines, TRAINER_PATTERNS)
+    facts = Facts(log, TRAINER_PATTERNS)
     names = ("before_init", "init_allocated", "train_allocated", "train_peak")
     terms = [LogTerm(name, facts.sizes(name)[-1]) for name in names if name in facts]
     if "trainable" in facts:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from ..logs.reading import AMOUNT, COUNT, VERSION, Facts, LogReading, LogTerm, argument_pairs, pattern
-from ..logs.text import with_any
+from ..logs.text import LogText
 
 GIB = 2**30
 
@@ -70,12 +70,12 @@ CONFIG_FIELDS = {
 """Fields of the printed configuration of the engine → names of flags."""
 
 
-def read_log(lines: Sequence[str]) -> LogReading | None:
+def read_log(log: LogText) -> LogReading | None:
     """Reads the terms of vLLM's memory; None for a log without any."""
-    facts = Facts(lines, PATTERNS)
+    facts = Facts(log, PATTERNS)
     terms = tuple(_terms(facts))
-    message = next((line for line in lines if any(text in line for text in MESSAGES)), "")
-    arguments = _arguments(lines)
+    message = next(iter(log.lines_with(*MESSAGES)), "")
+    arguments = _arguments(log)
     is_named = "version" in facts or any(name in facts for name in ("kv_tokens", "budget"))
     if not (message or (terms and (is_named or len(terms) > 1 or "weights" in facts))):
         return None
@@ -98,7 +98,7 @@ def read_log(lines: Sequence[str]) -> LogReading | None:
         model=model,
         total=total,
         flags=stated | arguments,
-        has_arguments=bool(with_any(lines, ARGUMENTS)),
+        has_arguments=bool(log.lines_with(*ARGUMENTS)),
         message=message.strip(),
         refused=bool(message),
         oom_flag="--max-num-seqs",
@@ -122,16 +122,16 @@ def _terms(facts: Facts) -> Iterator[LogTerm]:
         yield LogTerm("kv_tokens", min(facts.counts("kv_tokens")), "tokens")
 
 
-def _arguments(lines: Sequence[str]) -> dict[str, Any]:
+def _arguments(log: LogText) -> dict[str, Any]:
     """Returns the model and the flags: those that the user gave, then those of the engine's configuration."""
     arguments: dict[str, Any] = {}
-    for line in with_any(lines, ("LLM engine (v", "LLM engine with config")):
+    for line in log.lines_with("LLM engine (v", "LLM engine with config"):
         for name, value in argument_pairs(line).items():
             if name in CONFIG_FIELDS:
                 arguments[CONFIG_FIELDS[name]] = str(value).removeprefix("torch.") if name == "dtype" else value
             elif name == "model":
                 arguments[name] = value
-    for line in with_any(lines, ARGUMENTS):
+    for line in log.lines_with(*ARGUMENTS):
         given = argument_pairs(line[line.index("args: ") + len("args: ") :])
         arguments |= {"model": given["model_tag"]} if "model_tag" in given else {}
         arguments |= given

@@ -24,7 +24,6 @@ ENGINE = Engine(
         "budget": "--gpu-memory-utilization",
         "weights": "--quantization",
         "profile_run": "--max-num-seqs",
-        "non_torch": "--tensor-parallel-size",
         "cuda_graphs": "--enforce-eager",
         "kv_cache": "--kv-cache-dtype",
     },

@@ -11,7 +11,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.logs.reading import argument_pairs, bytes_of
-from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, lines_of
+from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 GIB, MIB = 2**30, 2**20
@@ -44,6 +44,15 @@ READ: dict[str, tuple[str, str | None, str, dict[str, int]]] = {
         {
             "budget": gib(71.27), "weights": gib(14.99), "profile_run": gib(1.89), "non_torch": gib(0.25),
             "cuda_graphs": gib(0.82), "kv_cache": gib(54.15), "kv_tokens": 443_552,
+        },
+    ),
+    "vllm_fewer_sequences": (
+        "vllm",
+        "0.19.0",
+        "startup",
+        {
+            "budget": gib(71.27), "weights": gib(14.99), "profile_run": gib(0.92), "non_torch": gib(0.25),
+            "kv_cache": gib(55.11), "kv_tokens": 451_456,
         },
     ),
     "vllm_refused": ("vllm", "0.11.0", "startup", {"weights": gib(14.99), "kv_cache": gib(3.54)}),
@@ -181,6 +190,7 @@ def test_sglang_beside_its_rule() -> None:
         ("torch_out_of_memory", "unallocated", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"),
         ("torch_other_processes", "other_processes", "CUDA_VISIBLE_DEVICES"),
         ("vllm_out_of_memory", "allocated", "--max-num-seqs"),
+        ("vllm_fewer_sequences", "profile_run", "--max-num-seqs"),
         ("tensorrt_llm", "profile_run", "--max_num_tokens"),
     ],
 )
@@ -244,8 +254,9 @@ def test_what_is_refused(tmp_path: Path) -> None:
 
 
 def test_lines_are_bounded() -> None:
-    assert lines_of("a\n" + "x" * 10**6) == ["a", "x" * LONGEST_LINE]
-    assert lines_of("\x1b[32mINFO\x1b[0m vLLM") == ["INFO vLLM"]
+    assert LogText("a\n" + "x" * 10**6).lines_with("a", "x") == ["a", "x" * LONGEST_LINE]
+    assert LogText("\x1b[32mINFO\x1b[0m vLLM").lines_with("vLLM") == ["INFO vLLM"]
+    assert len(LogText("a\n" * 20_000).lines_with("a")) == MOST_LINES
 
 
 @pytest.mark.parametrize(
