@@ -147,6 +147,32 @@ GLM_SHAPES: list[dict[str, Any]] = [
     },
 ]
 
+QWEN_2_5 = {k: v for k, v in QWEN.items() if k != "num_position_embeddings"}
+VIDEO_LLAMA = {
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+}
+INTERNVL = {
+    "hidden_size": 24,
+    "intermediate_size": 20,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 24,
+    "patch_size": 4,
+}
+WHISPER = {
+    "hidden_size": 24,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_mel_bins": 10,
+    "max_source_positions": 12,
+}
+WHISPER_NAMES = {"d_model": 32, "encoder_ffn_dim": 20, "encoder_layers": 1, "encoder_attention_heads": 2}
+AUDIO_AND_PROJECTOR = {"audio_tower": ("audio_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 TOWER_AND_PROJECTOR = {"vision_tower": ("vision_tower",), "multi_modal_projector": ("multi_modal_projector",)}
 VISUAL = {"visual": ("visual", "visual_merger")}
 SEEN_AND_HEARD = {
@@ -556,6 +582,98 @@ WRAPPERS: dict[str, Shapes] = {
                 }
             },
         ],
+    ),
+    "llava_next_video": (
+        "LlavaNextVideoForConditionalGeneration",
+        {"vision_tower": ("vision_tower",), "multi_modal_projector + image_newline": ("multi_modal_projector",)},
+        [{"vision_config": CLIP}, {"vision_config": SIGLIP, "multimodal_projector_bias": False}],
+    ),
+    "video_llava": (
+        "VideoLlavaForConditionalGeneration",
+        {
+            "image_tower": ("image_tower",),
+            "video_tower": ("video_tower",),
+            "multi_modal_projector": ("multi_modal_projector",),
+        },
+        [{"vision_config": CLIP}, {"vision_config": {**CLIP, "patch_size": 8}, "multimodal_projector_bias": False}],
+    ),
+    "vipllava": (
+        "VipLlavaForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [{"vision_config": CLIP, "vision_feature_layer": -2}, {"vision_config": SIGLIP, "vision_feature_layer": -1}],
+    ),
+    "deepseek_vl": (
+        "DeepseekVLForConditionalGeneration",
+        {"vision_model": ("vision_model",), "aligner": ("aligner",)},
+        [{"vision_config": SIGLIP}, {"vision_config": {**SIGLIP, "vision_use_head": True, "num_channels": 1}}],
+    ),
+    "qianfan_ocr": (
+        "QianfanOCRForConditionalGeneration",
+        TOWER_AND_PROJECTOR,
+        [
+            {"vision_config": {**INTERNVL, "image_size": [24, 24], "patch_size": [4, 4]}},
+            {
+                "vision_config": {**INTERNVL, "attention_bias": False, "use_qk_norm": True, "use_mean_pooling": False},
+                "downsample_ratio": 0.25,
+            },
+        ],
+    ),
+    "video_llama_3": (
+        "VideoLlama3ForConditionalGeneration",
+        {"vision_model": ("vision_model",), "projector": ("projector",)},
+        [
+            {"vision_config": VIDEO_LLAMA},
+            {"vision_config": {**VIDEO_LLAMA, "num_hidden_layers": 3, "num_channels": 1, "patch_size": 8}},
+        ],
+    ),
+    "lighton_ocr": (
+        "LightOnOcrForConditionalGeneration",
+        {"vision_encoder": ("vision_encoder",), "vision_projection": ("vision_projection",)},
+        [{"vision_config": PIXTRAL}, {"vision_config": {**PIXTRAL, "num_channels": 1}, "spatial_merge_size": 3}],
+    ),
+    "exaone4_5": (
+        "Exaone4_5_ForConditionalGeneration",
+        VISUAL,
+        [
+            {"vision_config": {**QWEN_2_5, "num_key_value_heads": 1}},
+            {"vision_config": {**QWEN_2_5, "num_key_value_heads": 2, "out_hidden_size": 40, "spatial_merge_size": 3}},
+        ],
+    ),
+    "hyperclovax_vision_v2": (
+        "HyperCLOVAXVisionV2ForConditionalGeneration",
+        {"vision_model": ("vision_model", "vision_merger"), "projector": ("projector",)},
+        [
+            {"vision_config": {"model_type": "qwen2_5_vl_vision", **QWEN_2_5, "out_hidden_size": 40}},
+            {"vision_config": {"model_type": "qwen2_5_vl", **QWEN_2_5, "in_channels": 1, "depth": 3}},
+        ],
+    ),
+    "cosmos3_omni": (
+        "Cosmos3OmniForConditionalGeneration",
+        {"visual": ("visual", "visual_merger", "visual_deepstack_0", "visual_deepstack_1")},
+        [
+            {"vision_config": {**QWEN, "deepstack_visual_indexes": [0, 1]}},
+            {"vision_config": {"model_type": "qwen3_vl", **QWEN, "depth": 3, "deepstack_visual_indexes": []}},
+        ],
+    ),
+    "glm46v": ("Glm46VForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
+    "glmga": ("Glm46VForConditionalGeneration", GLM_PLACES, GLM_SHAPES),
+    "audioflamingo3": (
+        "AudioFlamingo3ForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [{"audio_config": WHISPER}, {"audio_config": WHISPER_NAMES, "projector_bias": False}],
+    ),
+    "musicflamingo": (
+        "MusicFlamingoForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [
+            {"audio_config": {"model_type": "audioflamingo3_encoder", **WHISPER}},
+            {"audio_config": {"model_type": "musicflamingo_encoder", **WHISPER_NAMES}, "projector_bias": False},
+        ],
+    ),
+    "moss_transcribe_diarize": (
+        "MossTranscribeDiarizeForConditionalGeneration",
+        AUDIO_AND_PROJECTOR,
+        [{"audio_config": WHISPER}, {"audio_config": WHISPER_NAMES, "projector_bias": False, "audio_merge_size": 3}],
     ),
     "phi4_multimodal": (
         "Phi4MultimodalForCausalLM",

@@ -70,7 +70,7 @@ def _read_section(
     model_type = fields.get("model_type", next(iter(section.kinds)))
     if not isinstance(model_type, str) or model_type not in section.kinds:
         raise InputError(f"{name}.model_type: {model_type!r}; expected one of {', '.join(section.kinds)}")
-    config = Config(fields, section.kinds[model_type], model_type, where=f"{name}.")
+    config = Config(fields, section.kinds[model_type], model_type, where=f"{name}.", aliases=section.aliases)
     tables = section.read(Config(wrapper, section.above, kind), config, width)
     for tower, table in tables.items():
         try:

@@ -1,6 +1,6 @@
 """Whisper's encoder with a text model, and the vision and audio encoders of Phi-4-multimodal.
 
-transformers: models/qwen2_audio, models/voxtral, models/phi4_multimodal.
+transformers: models/qwen2_audio, voxtral, audioflamingo3, musicflamingo, moss_transcribe_diarize, phi4_multimodal.
 """
 
 from __future__ import annotations
@@ -45,6 +45,21 @@ def _voxtral(wrapper: Config, config: Config, width: int) -> Table:
         "audio_tower": tower,
         "multi_modal_projector": projector(h, (width, False, act), (width, False, "identity"), frames=frames),
     }
+
+
+def _audio_flamingo(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Audio Flamingo 3: consecutive positions are averaged before the last norm."""
+    tower = _whisper(config, "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    bias, act = wrapper.flag("projector_bias"), wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    maps = ((width, bias, act), (width, bias, "identity"))
+    return {"audio_tower": tower, "multi_modal_projector": projector(config.size("hidden_size"), *maps)}
+
+
+def _moss(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MOSS-Transcribe-Diarize: consecutive positions are concatenated, and a norm after the linear layers."""
+    towers = _audio_flamingo(wrapper, config, width)
+    merged: Table = {"frames": wrapper.size("audio_merge_size"), "out_norm": layernorm()}
+    return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], **merged}}
 
 
 def _phi4_vision(wrapper: Config, config: Config, width: int) -> Table:
@@ -191,11 +206,48 @@ SOUND = frozenset(
     """.split()  # noqa: SIM905
 )
 
+WHISPER_NAMES = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+}
+
+FLAMINGO = {
+    "audio_config": Section(
+        _audio_flamingo,
+        {"audioflamingo3_encoder": VOXTRAL, "musicflamingo_encoder": VOXTRAL},
+        {"projector_hidden_act": "gelu", "projector_bias": True},
+        ignored=SOUND,
+        aliases=WHISPER_NAMES,
+    )
+}
+
 WRAPPERS = {
     "qwen2_audio": {"audio_config": Section(_qwen2_audio, {"qwen2_audio_encoder": QWEN2_AUDIO}, ignored=SOUND)},
     "voxtral": {
         "audio_config": Section(
             _voxtral, {"voxtral_encoder": VOXTRAL}, {"projector_hidden_act": "gelu"}, ignored=SOUND | {"head_dim"}
+        )
+    },
+    "audioflamingo3": FLAMINGO,
+    "musicflamingo": FLAMINGO,
+    "moss_transcribe_diarize": {
+        "audio_config": Section(
+            _moss,
+            {
+                "moss_transcribe_diarize_audio": {
+                    **VOXTRAL,
+                    "hidden_size": 1024,
+                    "intermediate_size": 4096,
+                    "num_hidden_layers": 24,
+                    "num_attention_heads": 16,
+                    "num_mel_bins": 80,
+                }
+            },
+            {"projector_hidden_act": "silu", "projector_bias": True, "audio_merge_size": 4},
+            ignored=SOUND,
+            aliases=WHISPER_NAMES,
         )
     },
     "phi4_multimodal": {

@@ -1,4 +1,4 @@
-"""GLM-V's vision encoder. transformers: models/glm4v, models/glm4v_moe."""
+"""GLM-V's vision encoder. transformers: models/glm4v, glm4v_moe, glm46v, glmga."""
 
 from __future__ import annotations
 
@@ -67,5 +67,7 @@ GLM4V: Table = {
 
 WRAPPERS = {
     "glm4v": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V, "glm4v": GLM4V})},
+    "glm46v": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V})},
+    "glmga": {"vision_config": Section(_glm4v, {"glm4v_vision": GLM4V})},
     "glm4v_moe": {"vision_config": Section(_glm4v, {"glm4v_moe_vision": GLM4V, "glm4v_moe": GLM4V})},
 }

@@ -1,7 +1,8 @@
-"""A vision encoder with any text model: LLaVA models, Idefics 3 and SmolVLM, InternVL.
+"""A vision encoder with any text model: LLaVA models, DeepSeek-VL, Idefics 3 and SmolVLM, InternVL, Qianfan-OCR.
 
-LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3). transformers: models/llava, llava_next, llava_onevision, idefics3,
-smolvlm, internvl.
+LLaVA (Liu 2023, arXiv:2304.08485; 2310.03744, §3.3), Video-LLaVA (Lin 2023, arXiv:2311.10122), ViP-LLaVA (Cai 2023,
+arXiv:2312.00784), DeepSeek-VL (Lu 2024, arXiv:2403.05525). transformers: models/llava, llava_next, llava_next_video,
+llava_onevision, video_llava, vipllava, deepseek_vl, idefics3, smolvlm, internvl, qianfan_ocr.
 """
 
 from __future__ import annotations
@@ -28,6 +29,33 @@ def _llava_next(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
     towers = _llava(wrapper, config, width)
     return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1}}
+
+
+def _video_llava(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Video-LLaVA: an encoder of images and an encoder of videos of the same sizes, with one projector."""
+    towers = _llava(wrapper, config, width)
+    return {
+        "image_tower": towers["vision_tower"],
+        "video_tower": towers["vision_tower"],
+        "multi_modal_projector": towers["multi_modal_projector"],
+    }
+
+
+def _vipllava(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several layers of the encoder are not supported."""
+    one_layer(wrapper)
+    act, norm = wrapper.choice(ACTIVATIONS, "projector_hidden_act"), layernorm(wrapper.number("projector_layernorm_eps"))
+    maps = ((width, True, act), (width, True, "identity"))
+    return {
+        "vision_tower": ENCODERS[config.model_type](config),
+        "multi_modal_projector": projector(config.size("hidden_size"), *maps, norm=norm),
+    }
+
+
+def _deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads DeepSeek-VL: SigLIP and two linear layers."""
+    aligner = projector(config.size("hidden_size"), (width, True, "gelu"), (width, True, "identity"))
+    return {"vision_model": siglip(config), "aligner": aligner}
 
 
 def _idefics3(wrapper: Config, config: Config, width: int) -> Table:
@@ -122,11 +150,51 @@ VIT_L: Table = {
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
 }
+INTERNVL: Table = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "attention_bias": False,
+    "use_qk_norm": False,
+    "intermediate_size": 4096,
+    "hidden_act": "gelu",
+    "norm_type": "layer_norm",
+    "layer_norm_eps": 1e-6,
+    "image_size": (448, 448),
+    "patch_size": (14, 14),
+    "num_channels": 3,
+    "use_mask_token": False,
+    "use_absolute_position_embeddings": True,
+    "use_mean_pooling": True,
+}
+INTERNVL_PROJECTOR: Table = {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1}
+BEIT = frozenset(
+    """
+    dropout drop_path_rate initializer_factor layer_scale_init_value projection_dropout qk_normalization qkv_bias
+    shared_relative_position_bias use_relative_position_bias
+    """.split()  # noqa: SIM905
+)
+"""Fields of InternVL's vision encoder that change no count; some are BEiT's, which its class does not read."""
 KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PIXTRAL}
 
 WRAPPERS = {
     "llava": {"vision_config": Section(_llava, KINDS, LLAVA, VIT_L)},
     "llava_next": {"vision_config": Section(_llava_next, KINDS, LLAVA, VIT_L)},
+    "llava_next_video": {"vision_config": Section(_llava_next, KINDS, LLAVA, VIT_L)},
+    "video_llava": {"vision_config": Section(_video_llava, KINDS, LLAVA, {**VIT_L, "image_size": 224})},
+    "vipllava": {
+        "vision_config": Section(
+            _vipllava,
+            KINDS,
+            {
+                "projector_hidden_act": "gelu",
+                "projector_layernorm_eps": 1e-5,
+                "vision_feature_layer": (-2, -5, -8, -11, 6),
+            },
+            VIT_L,
+        )
+    },
+    "deepseek_vl": {"vision_config": Section(_deepseek_vl, {"siglip_vision_model": SIGLIP})},
     "llava_onevision": {
         "vision_config": Section(
             _llava_next,
@@ -141,42 +209,10 @@ WRAPPERS = {
     "smolvlm": {
         "vision_config": Section(_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2})
     },
-    "internvl": {
+    "internvl": {"vision_config": Section(_internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored=BEIT)},
+    "qianfan_ocr": {
         "vision_config": Section(
-            _internvl,
-            {
-                "internvl_vision": {
-                    "hidden_size": 1024,
-                    "num_hidden_layers": 24,
-                    "num_attention_heads": 16,
-                    "attention_bias": False,
-                    "use_qk_norm": False,
-                    "intermediate_size": 4096,
-                    "hidden_act": "gelu",
-                    "norm_type": "layer_norm",
-                    "layer_norm_eps": 1e-6,
-                    "image_size": (448, 448),
-                    "patch_size": (14, 14),
-                    "num_channels": 3,
-                    "use_mask_token": False,
-                    "use_absolute_position_embeddings": True,
-                    "use_mean_pooling": True,
-                }
-            },
-            {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1},
-            ignored=frozenset(
-                {
-                    "dropout",
-                    "drop_path_rate",
-                    "initializer_factor",
-                    "layer_scale_init_value",
-                    "projection_dropout",
-                    "qk_normalization",
-                    "qkv_bias",
-                    "shared_relative_position_bias",
-                    "use_relative_position_bias",
-                }
-            ),
+            _internvl, {"qianfan_ocr_vision": {**INTERNVL, "attention_bias": True}}, INTERNVL_PROJECTOR, ignored=BEIT
         )
     },
 }

@@ -1,7 +1,7 @@
-"""Vision encoders with RoPE, of Mistral 3, Llama 4, LFM3-VL; and HunyuanOCR's.
+"""Vision encoders with RoPE, of Mistral 3, LightOnOCR, Llama 4, LFM3-VL; and HunyuanOCR's.
 
-Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3; models/llama4, lfm3_vl,
-hunyuan_vl.
+Pixtral (Agrawal 2024, arXiv:2410.07073). transformers: models/pixtral with models/mistral3, lighton_ocr; models/llama4,
+lfm3_vl, hunyuan_vl.
 """
 
 from __future__ import annotations
@@ -32,6 +32,16 @@ def _mistral3(wrapper: Config, config: Config, width: int) -> Table:
     return {
         "vision_tower": pixtral(config),
         "multi_modal_projector": {**maps, "maps": [{"size": config.size("hidden_size")}, *maps["maps"]]},
+    }
+
+
+def _lighton(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LightOnOCR: like Mistral 3, without biases in its projector."""
+    edge, h = wrapper.size("spatial_merge_size"), config.size("hidden_size")
+    maps = ((h, False, "identity"), (width, False, "gelu"), (width, False, "identity"))
+    return {
+        "vision_encoder": pixtral(config),
+        "vision_projection": projector(h, *maps, merge=edge, norm=rmsnorm(1e-6)),
     }
 
 
@@ -147,6 +157,14 @@ WRAPPERS = {
                 "spatial_merge_size": 2,
             },
             {"patch_size": 14, "image_size": 1540},
+        )
+    },
+    "lighton_ocr": {
+        "vision_config": Section(
+            _lighton,
+            {"pixtral": PIXTRAL},
+            {"spatial_merge_size": 2},
+            {"patch_size": 14, "image_size": 1540, "hidden_act": "silu"},
         )
     },
     "llama4": {

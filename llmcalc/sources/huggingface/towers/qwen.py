@@ -1,9 +1,9 @@
 """Vision encoders that merge square blocks of patches at their output: Qwen's, Kimi's, ERNIE's and MiniMax's.
 
-Cohere Compass has Qwen's.
+Cohere Compass, Cosmos 3, EXAONE 4.5 and HyperCLOVA X Vision 2 have Qwen's.
 
-transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, kimi_k25, ernie4_5_vl_moe,
-    minimax_m3_vl.
+transformers: models/qwen2_vl, qwen2_5_vl, qwen3_vl, qwen3_vl_moe, qwen3_5, qwen3_5_moe, exaone4_5, cosmos3_omni,
+    hyperclovax_vision_v2, kimi_k25, ernie4_5_vl_moe, minimax_m3_vl.
 """
 
 from __future__ import annotations
@@ -66,6 +66,26 @@ def _qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
     return {
         "visual": tower,
         "visual_merger": _merger(config, config.size("hidden_size"), config.size("out_hidden_size"), norm),
+    }
+
+
+def _exaone(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads EXAONE 4.5: like Qwen2.5-VL, with fewer heads of keys and values than of queries."""
+    towers = _qwen2_5(wrapper, config, width)
+    heads, kv_heads = config.size("num_heads"), config.size("num_key_value_heads")
+    config.divided("num_key_value_heads", heads, kv_heads)
+    attention = towers["visual"]["stack"]["block"]["attention"]
+    attention["num_key_value_heads"] = kv_heads
+    return towers
+
+
+def _hyperclovax(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads HyperCLOVA X Vision 2: Qwen2.5-VL's encoder, and one linear layer on the merger's output."""
+    towers = _qwen2_5(wrapper, config, width)
+    return {
+        "vision_model": towers["visual"],
+        "vision_merger": towers["visual_merger"],
+        "projector": projector(config.size("out_hidden_size"), (width, True, "identity")),
     }
 
 
@@ -221,6 +241,13 @@ WRAPPERS = {
     "qwen2_5_vl": {
         "vision_config": Section(_qwen2_5, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=WINDOWS)
     },
+    "exaone4_5": {
+        "vision_config": Section(_exaone, {"exaone4_5_vision": {**QWEN2_5, "num_key_value_heads": 8}}, ignored=WINDOWS)
+    },
+    "hyperclovax_vision_v2": {
+        "vision_config": Section(_hyperclovax, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=WINDOWS)
+    },
+    "cosmos3_omni": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},
     "qwen3_vl": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},
     "qwen3_vl_moe": {"vision_config": Section(_qwen3, {"qwen3_vl_moe_vision": QWEN3, "qwen3_vl_moe": QWEN3})},
     "cohere_compass": {"vision_config": Section(_qwen3, {"cohere_compass_vision": QWEN3, "cohere_compass": QWEN3})},

@@ -22,6 +22,7 @@ class Section:
     above: defaults of the wrapper's fields that `read` reads.
     built: the encoder that the wrapper's class builds without a section; None if it builds none.
     ignored: fields of the section that change no count.
+    aliases: usual name of a field of the section → another name for it, which its class reads too.
     """
 
     read: Reader
@@ -29,6 +30,7 @@ class Section:
     above: Table = field(default_factory=dict)
     built: Table | None = field(default_factory=dict)
     ignored: frozenset[str] = frozenset()
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
 
 def vit(

@@ -1,7 +1,7 @@
 """SigLIP (Zhai 2023, arXiv:2303.15343) and CLIP (Radford 2021, arXiv:2103.00020) with a text model.
 
 transformers: models/siglip, siglip2 and clip, in models/gemma3, shieldgemma2, paligemma, aya_vision, cohere2_vision,
-    lfm2_vl, t5gemma2.
+    lfm2_vl, t5gemma2, video_llama_3.
 """
 
 from __future__ import annotations
@@ -39,6 +39,19 @@ def _siglip(config: Config, rows: int, has_pooling: bool) -> Table:
         positions={"rows": rows},
         **fields,
     )
+
+
+def _video_llama(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads VideoLLaMA 3: SigLIP with RoPE instead of a position embedding, and two linear layers."""
+    norm = layernorm(config.number("layer_norm_eps"))
+    tower = vit(
+        config,
+        biased(config, norm, position={"type": "rope"}),
+        stack={"final_norm": norm},
+        patches={"num_channels": config.size("num_channels"), "bias": True},
+    )
+    maps = ((width, True, "gelu"), (width, True, "identity"))
+    return {"vision_model": tower, "projector": projector(config.size("hidden_size"), *maps)}
 
 
 def clip(config: Config) -> Table:
@@ -192,6 +205,13 @@ WRAPPERS = {
                 "num_hidden_layers": 27,
                 "num_attention_heads": 12,
             },
+        )
+    },
+    "video_llama_3": {
+        "vision_config": Section(
+            _video_llama,
+            {"video_llama_3_vision": {k: v for k, v in COMMON.items() if k != "vision_use_head"}},
+            ignored=frozenset({"rope_parameters"}),
         )
     },
     "lfm2_vl": {

@@ -1,7 +1,6 @@
-"""Multimodal wrappers of any text model: LLaVA models, InternVL, Idefics 3, SmolVLM, Qwen2-Audio, Voxtral.
+"""Multimodal wrappers of any text model: their vision and audio encoders are read in `towers`.
 
-Their vision and audio encoders are read in `towers`. transformers: models/llava, llava_next, llava_onevision, internvl,
-idefics3, smolvlm, qwen2_audio, voxtral.
+transformers: the folders of `models` that the model types name.
 """
 
 from __future__ import annotations
@@ -51,5 +50,73 @@ FAMILIES = {
             "head_dim": 128,
         },
         tower_file="audio",
+    ),
+    "llava_next_video": Family(None, UNTIED, text="llama", ties="either", tower_file="llava"),
+    "video_llava": Family(None, UNTIED, text="llama", tower_file="llava"),
+    "vipllava": Family(
+        None,
+        UNTIED,
+        text="llama",
+        tower_file="llava",
+        modules={"towers.multi_modal_projector.norm": "projector_layernorm"},
+    ),
+    "deepseek_vl": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="llama",
+        tower_file="llava",
+        modules={"towers.map_1": "linear1", "towers.map_2": "linear2"},
+    ),
+    "qianfan_ocr": Family(None, UNTIED, text="qwen3", tower_file="llava"),
+    "video_llama_3": Family(
+        None,
+        UNTIED,
+        text="qwen2",
+        ties="either",
+        tower_file="siglip",
+        modules={"towers.map_1": "readout.0", "towers.map_2": "readout.2"},
+    ),
+    "lighton_ocr": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="qwen3",
+        tower_file="pixtral",
+        modules={
+            "towers.vision_projection.map_1": "patch_merger.merging_layer",
+            "towers.vision_projection.map_2": "linear_1",
+            "towers.vision_projection.map_3": "linear_2",
+        },
+    ),
+    "exaone4_5": Family(
+        None,
+        UNTIED,
+        text="exaone4",
+        tower_file="qwen",
+        modules={"towers.q_proj": "qkv", "towers.k_proj": "qkv", "towers.v_proj": "qkv"},
+    ),
+    "hyperclovax_vision_v2": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="hyperclovax",
+        tower_file="qwen",
+        modules={
+            "towers.vision_merger": "vision_model.merger",
+            "towers.vision_merger.norm": "ln_q",
+            "towers.vision_merger.map_1": "mlp.0",
+            "towers.vision_merger.map_2": "mlp.2",
+            "towers.projector.map_1": "projector",
+        },
+    ),
+    "cosmos3_omni": Family(None, UNTIED, text="qwen3_vl_text", tower_file="qwen"),
+    "glm46v": Family(None, UNTIED, text="glm4v_text", tower_file="glm"),
+    "glmga": Family(None, UNTIED, text="glm4v_text", tower_file="glm"),
+    "audioflamingo3": Family(None, text="qwen2", ties="never", tower_file="audio"),
+    "musicflamingo": Family(None, text="qwen2", ties="never", tower_file="audio"),
+    "moss_transcribe_diarize": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="qwen3",
+        tower_file="audio",
+        modules={"towers.multi_modal_projector.out_norm": "norm"},
     ),
 }
