@@ -148,6 +148,7 @@ def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
             values[name] = "none" if device in (None, False) else _convert(reading, path, field_types[name], device)
+            values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
         elif name in field_types:
             if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
                 values[name] = _convert(reading, path, field_types[name], value)

@@ -348,8 +348,10 @@ TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
         ({}, {"batch": 2, "num_microbatches": 1, "precision": "fp32", "optimizer": "adamw", "optimizer_impl": "fused"}),
         ({"bf16": True}, {"precision": "autocast"}),
         ({"torch_dtype": "bfloat16"}, {"dtype": "bf16", "master_weights": "none"}),
-        ({"optim": "paged_adamw_8bit"}, {"optimizer": "adamw-8bit"}),
-        ({"optim": "paged_adamw_32bit"}, {"optimizer": "adamw", "optimizer_dtype": "fp32"}),
+        ({"optim": "paged_adamw_8bit"}, {"optimizer": "paged-adamw-8bit"}),
+        ({"optim": "paged_adamw_32bit"}, {"optimizer": "paged-adamw"}),
+        ({"optim": "lion_8bit"}, {"optimizer": "lion-8bit"}),
+        ({"optim": "schedule_free_adamw"}, {"optimizer": "schedule-free-adamw"}),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
@@ -389,7 +391,7 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
     ("more", "said"),
     [
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: 0; expected a whole number of at least 1"),
-        ({"optim": "lion_8bit"}, "optim ('lion_8bit' is not modelled)"),
+        ({"optim": "galore_adamw"}, "optim ('galore_adamw' is not modelled)"),
         ({"fsdp": "full_shard offload"}, "fsdp_config.fsdp_offload_params"),
         ({"fsdp": "half_shard"}, "fsdp: 'half_shard'; expected full_shard"),
         ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),

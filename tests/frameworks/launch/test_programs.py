@@ -107,7 +107,7 @@ def test_qlora_of_axolotl() -> None:
         "batch": 2,
         "num_microbatches": 4,
         "seq": 1024,
-        "optimizer": "adamw-8bit",
+        "optimizer": "paged-adamw-8bit",
         "dtype": "bf16",
         "recompute": "full-reentrant",
         "attn_implementation": "flash",
