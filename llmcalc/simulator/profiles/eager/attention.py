@@ -168,7 +168,7 @@ class AttentionKernels(Lowering):
         sinks = self.weight("sinks", (q.shape[1],)) if step.options.get("sinks") else None
         cap, dropout = step.options["cap"], step.options["dropout"]
         output = self.run_attention_core(
-            lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias, dropout=dropout), q, k, v, bias
+            lambda q, k, v, bias=None: self.core(q, k, v, mask, cap, sinks, bias, dropout), q, k, v, bias
         )
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
