@@ -349,7 +349,7 @@ class ProgramLowering(CacheTensors):
 
     def dropped(self, x: Tensor, probability: float) -> Tensor:
         """Returns a tensor after dropout: itself outside of training, and with probability 0."""
-        return self.t.dropout(x) if probability and self.trained else x
+        return self.t.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 
 
 WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})

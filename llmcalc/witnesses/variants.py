@@ -28,8 +28,9 @@ from ..workload.recompute import PRODUCTS, Recompute
 def use_kernels(
     module: nn.Module, choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
 ) -> None:
-    """Makes a reference run these kernels, inside `kernel_context`."""
-    with_dropout(module)
+    """Makes a reference run these kernels, inside `kernel_context`; with dropout where it is in training mode."""
+    if module.training:
+        with_dropout(module)
     if adapters is not None:
         with_adapters(module, adapters, device)
     if choices.attention != "eager":

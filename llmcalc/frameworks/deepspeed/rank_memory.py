@@ -64,7 +64,7 @@ def cast_adapters(training: Training) -> Training:
 def _check(training: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     if settings.stage not in (1, 2, 3):
-        raise InputError(f"--zero {settings.stage or 0}: DeepSpeed without ZeRO is not modelled; expected 1, 2 or 3")
+        raise InputError("stage 0: DeepSpeed without ZeRO is not modelled; expected --zero 1, 2 or 3")
     for applies, option in (
         (training.autocast, "--precision autocast"),
         (training.keeps_gradients, "--zero-grad zeros"),

@@ -306,7 +306,10 @@ def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int)
         ({"train_batch_size": 6}, "train_batch_size: 6; expected"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both are enabled"),
         ({"bf16": True}, "bf16: True; expected a table"),
-        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type ('OneBitAdam' is not modelled)"),
+        (
+            {"optimizer": {"type": "OneBitAdam"}},
+            "optimizer.type ('OneBitAdam', which compresses gradients to one bit, is not modelled)",
+        ),
         ({"somehow": 1}, "somehow (no key that is known)"),
     ],
 )

@@ -150,7 +150,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             queries
         )
         masked = limited or (causal and queries != keys)
-        dropout = step.options["dropout"] if self.trained else 0.0
+        dropout = step.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
         call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, masked, recorded(self.graph, (q, k, v)), dropout)
         backend = sdpa_backend(choices.capability, call)
         by_groups = not masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
