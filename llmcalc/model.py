@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from .components.base import Context, Flag, HiddenSize, Part, Positions, Standing, Vocab, Width
 from .components.choice import only
 from .components.choices import Head
+from .components.dropout import ATTENTION_ALONE, Dropout
 from .components.head import Classifier, LMHead, NoHead
 from .components.output import ModelOutput, OutputPart
 from .components.runtime import Run
@@ -58,6 +59,7 @@ class ModelSpec(Part):
         Megatron-LM); false by default.
     unused_embedding: a second embedding that nothing uses (BART's classes); none by default.
     encoder, decoder: the stacks of layers, one of them or both.
+    dropout: the places where training drops elements; none by default.
     head: the output head, a language-model head by default.
     pooler: one vector per sequence, with optional scores of it, beside the head (BERT); none by default.
     contact_head: scores of token pairs from all attention maps (ESM); none by default.
@@ -76,6 +78,7 @@ class ModelSpec(Part):
     unused_embedding: UnusedEmbedding | None = None
     encoder: Stack | None = None
     decoder: Stack | None = None
+    dropout: Dropout | None = None
     head: Head = LMHead()
     pooler: Pooler | None = None
     contact_head: ContactHead | None = None
@@ -210,12 +213,20 @@ class ModelSpec(Part):
         copy.__dict__.pop("recorded", None)
         return copy
 
+    def with_dropout(self, probability: float | None) -> Self:
+        """The model with this probability of dropout at all of its places; None keeps those of the model."""
+        if probability is None:
+            return self
+        places = ATTENTION_ALONE if self.dropout is None else self.dropout
+        return self.model_copy(update={"dropout": places.replaced(probability)})
+
     def program(self, flow: Flow | None = None) -> Flow:
         """The program of the model, step by step from its tokens to its output.
 
         flow: what records it, a new one by default.
         """
         f = Flow() if flow is None else flow
+        f.dropouts = {} if self.dropout is None else self.dropout.probabilities()
         hidden, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
         narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         two = self.kind == "encoder-decoder"

@@ -47,7 +47,8 @@ def option_of(found: Declared, default: Any = None, **changes: Any) -> OptionOfC
     if found.kind is bool:
         names = (f"{found.option}/{setting.off}",) if setting.off else names
         return OptionOfCommand(Annotated[bool | None, typer.Option(*names, **common)], default)
-    metavar = setting.metavar or ("|".join(found.words) if found.words else "N" if found.kind is int else "TEXT")
+    placeholder = {int: "N", float: "P"}.get(found.kind, "TEXT")
+    metavar = setting.metavar or "|".join(found.words) or placeholder
     words: Iterable[str] = found.words
     complete = setting.complete or (lambda: words)
     typed = typer.Option(

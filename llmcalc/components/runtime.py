@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -77,6 +77,16 @@ class Run:
         return positions
 
 
+def dropped(module: nn.Module, place: str, x: Tensor) -> Tensor:
+    """Applies the dropout that was attached to a reference's module at a place, as `{place: function}` in `dropouts`.
+
+    A reference runs without dropout unless a comparison attaches it.
+    """
+    dropouts: Mapping[str, Callable[[Any], Any]] = getattr(module, "dropouts", {})
+    out: Tensor = dropouts[place](x) if place in dropouts else x
+    return out
+
+
 def vector(values: Tensor) -> Any:
     """A module with one parameter, `weight`: a named vector that is added or multiplied, not a linear layer."""
     return _vector_class()(values)
@@ -114,8 +124,9 @@ def softmax_core_class() -> type[nn.Module]:
             )
             if sinks is not None:
                 sink_scores = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                return torch.softmax(torch.cat([scores, sink_scores], -1).float(), -1)[..., :-1].to(v.dtype) @ v
-            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+                probs = torch.softmax(torch.cat([scores, sink_scores], -1).float(), -1)[..., :-1].to(v.dtype)
+                return dropped(self, "attention", probs) @ v
+            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     return SoftmaxCore
 

@@ -26,7 +26,7 @@ from .mixers.attention import Attention, QKNorm
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, Rope
-from .runtime import Run, share_tensors
+from .runtime import Run, dropped, share_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -259,7 +259,8 @@ class Stack(Component):
         if self.streams is not None:
             x = self.streams.narrowed(f, x)
             f.hold(x=x)
-        return x if self.final_norm is None else f.part("norm", self.final_norm, x)
+        x = x if self.final_norm is None else f.part("norm", self.final_norm, x)
+        return f.dropout(x, "final")
 
     def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
         """Returns the input of the first layer."""
@@ -280,6 +281,7 @@ class Stack(Component):
                 x = self.token_types.flow(f, x)
             f.hold(x=x)
         x = x if self.embedding_norm is None else f.part("embed_norm", self.embedding_norm, x)
+        x = f.dropout(x, "embedding")
         f.hold(x=x)
         return x if self.input_size is None else f.linear("input_proj", x, *hidden, bias=True, kind="embedding")
 
@@ -462,6 +464,7 @@ def _reference() -> type[nn.Module]:
                 x = types(x)
             if hasattr(self, "embed_norm"):
                 x = self.embed_norm(x)
+            x = dropped(self, "embedding", x)
             if hasattr(self, "input_proj"):
                 x = self.input_proj(x)
             run.bias = getattr(self, "relative_bias", None)
@@ -485,6 +488,6 @@ def _reference() -> type[nn.Module]:
                 x = y
             for streams in self._streams:
                 x = streams.to_one(x)
-            return self.norm(x) if hasattr(self, "norm") else x
+            return dropped(self, "final", self.norm(x) if hasattr(self, "norm") else x)
 
     return StackReference

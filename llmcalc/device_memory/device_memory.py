@@ -88,6 +88,7 @@ class DeviceMemory:
     timeline: the peak of every module in bytes of tensors, in the order of the step.
     moments: phase → the bytes of tensors at its peak, by kind.
     terms: the parts of `device_bytes`, each with its evidence.
+    host: what the run keeps on the host for this device, beside `device_bytes`; default nothing.
     """
 
     exact_bytes: int
@@ -100,6 +101,12 @@ class DeviceMemory:
     timeline: tuple[Point, ...]
     moments: Mapping[str, Mapping[str, int]]
     terms: tuple[Term, ...]
+    host: tuple[Term, ...] = ()
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes on the host."""
+        return sum(term.bytes for term in self.host)
 
     @property
     def fragmentation(self) -> int:

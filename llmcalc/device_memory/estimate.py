@@ -21,6 +21,7 @@ from . import static as resident
 from .cuda_runtime import HOPPER, Runtime
 from .device_memory import TENSORS, DeviceMemory, Run, Term, UnreplayedBytes, check_layers, device_memory, with_evidence
 from .evidence import evidence_of_run
+from .host import host_terms
 from .inference import record_inference
 from .optimizers.registry import optimizer
 from .settings import Settings
@@ -109,17 +110,25 @@ class Memory:
         else:
             run = self._inference(attention, runtime)
         every = self.settings.recomputed().every
-        return device_memory(self.spec, run, runtime, self._unreplayed(), self.tensors(attention), every)
+        device = device_memory(self.spec, run, runtime, self._unreplayed(), self.tensors(attention), every)
+        if self.settings.phase != "training":
+            return device
+        return replace(device, host=host_terms(self.spec, self.states, self.training(), every))
 
-    def training(self) -> Training:
-        """The training configuration of the replay. Raises `InputError` for another phase than training."""
+    def training(self, runtime: Runtime | None = None) -> Training:
+        """The training configuration of the replay, with the kernels of an accelerator.
+
+        runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another phase
+        than training.
+        """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        return training_run(self.settings, self.states, default_attention(self.settings, self.spec))
+        training = training_run(self.settings, self.states, default_attention(self.settings, self.spec))
+        capability = (self.runtime if runtime is None else runtime).capability
+        return replace(training, choices=replace(training.choices, capability=capability))
 
     def _training(self, runtime: Runtime) -> Run:
-        training = self.training()
-        training = replace(training, choices=replace(training.choices, capability=runtime.capability))
+        training = self.training(runtime)
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
     def _inference(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
@@ -225,5 +234,6 @@ def memory(
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)
+    spec = spec.with_dropout(settings.dropout)
     states = resident.memory(spec, settings, published, include, config)
     return Memory(spec, settings, states, published, config, runtime)

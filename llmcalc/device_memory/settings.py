@@ -108,6 +108,13 @@ def check_capacity(where: str, value: str) -> str:
     return value
 
 
+def check_probability(where: str, value: float) -> float:
+    """A probability of dropout below 1."""
+    if not 0 <= value < 1:
+        raise InputError(f"{where} {value:g}: not a probability of dropout; expected a number from 0 to below 1")
+    return value
+
+
 def check_version(where: str, value: str) -> str:
     """A version such as 2.4.1."""
     if not _VERSION.fullmatch(value):
@@ -287,6 +294,17 @@ class Settings:
             common=True,
             complete=lambda: MODES,
             every_framework=True,
+        ),
+    ] = None
+    dropout: Annotated[
+        float | None,
+        Setting(
+            "Probability of dropout, wherever the model's class has it; 0 turns it off.",
+            "Training",
+            "the config's",
+            TRAINING,
+            check=check_probability,
+            example="0.1",
         ),
     ] = None
     num_microbatches: Annotated[

@@ -96,6 +96,7 @@ class TrainingRun:
     meter: counts or records the storages; default a meter without a device.
     program: the program that runs, default that of the whole model.
     profile: the kernels that run.
+    offloaded: bytes of each tensor that the last forward pass has moved to the host.
     """
 
     profile: type[Eager] = Eager
@@ -137,6 +138,7 @@ class TrainingRun:
         self.labels: Tensor | None = None
         self.trained: list[OptimizedParameter] = []
         self.copies: list[Tensor] = []
+        self.offloaded: list[int] = []
 
     def _check_choices(self) -> None:
         """Raises `InputError` for a choice of kernels for a part that the model does not have."""
@@ -226,7 +228,8 @@ class TrainingRun:
         """Runs the forward pass and returns the loss; without a language-model head, the model's output."""
         self.meter.place = Place("forward")
         self.graph.autocast = BFLOAT16 if self.training.autocast else None
-        self.graph.away = Offload(self.graph).pack if self.training.offload else None
+        offload = Offload(self.graph)
+        self.graph.away, self.offloaded = (offload.pack if self.training.offload else None), offload.moved
         logits = self.lowering.run(self.program)
         self.graph.away = None
         self.meter.place = Place("forward", path="loss")

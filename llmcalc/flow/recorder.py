@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol
 
@@ -34,6 +34,7 @@ class Recorder:
     frames: the frames of an audio signal that the program is given; None where it reads token ids alone.
     entry: the value that the program is given in the place of its first layers; None where it has all of them.
     positions: the table of learned positions that was recorded last; None before any.
+    dropouts: place → probability of dropout in training; empty for a model without dropout.
     """
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
@@ -43,6 +44,7 @@ class Recorder:
         self.frames: Value | None = None
         self.entry: Value | None = None
         self.positions: Weight | None = None
+        self.dropouts: Mapping[str, float] = {}
         self.memo: dict[Any, Any] = {}
         self._whole = False
 

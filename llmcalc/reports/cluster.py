@@ -26,6 +26,8 @@ from .memory import (
     execution_data,
     fits_data,
     fits_table,
+    host_data,
+    host_notes,
     phase_parts,
     phase_rows,
     settings_text,
@@ -123,7 +125,8 @@ def report(
     chosen = (
         "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
     )
-    notes = said([*warnings, chosen, *_notes(cluster, assumed), *_launch_notes(launched)])
+    host = host_notes(largest.device, layout.world)
+    notes = said([*warnings, chosen, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
     part_columns, part_rows = phase_parts(largest.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest))
     parts = Table(preset.display, part_columns, part_rows, aside, notes, answer, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
@@ -234,6 +237,7 @@ def data(preset: Preset, cluster: Cluster, fits: Sequence[Fit], launched: Launch
             }
             for item in cluster.messages
         ],
+        **host_data(cluster.device_rank.device),
         "fits": fits_data(fits),
     }
 

@@ -164,8 +164,29 @@ def memory_data(preset: Preset, memory: Memory, fits: Sequence[Fit]) -> dict[str
             "optimizer": _optimizer_data(memory_use.optimizer),
             "not_counted": not_counted(memory_use),
         },
+        **host_data(memory.device),
         "fits": fits_data(fits),
     }
+
+
+def host_data(device: DeviceMemory) -> dict[str, Any]:
+    """Returns the bytes on the host and their terms; empty where nothing is on the host."""
+    if not device.host:
+        return {}
+    terms = [
+        {"name": term.name, "bytes": term.bytes, "status": term.status, "witness": term.witness} for term in device.host
+    ]
+    return {"host_bytes": device.host_bytes, "host": terms}
+
+
+def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
+    """Writes what is on the host, with its sources. ranks: ranks of one host with as much each; default 1."""
+    if not device.host:
+        return []
+    parts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
+    sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
+    every = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
+    return [f"host: {parts}{every}; {'; '.join(sources)}"]
 
 
 def fits_data(fits: Sequence[Fit]) -> list[dict[str, Any]]:
@@ -216,6 +237,7 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
             "logits_dtype": choices.logits_dtype
             or ("float32" if choices.cross_entropy == "eager" else memory_use.dtype),
             "recompute": settings.recompute or "none",
+            "dropout": {} if memory.spec.dropout is None else memory.spec.dropout.probabilities(),
             "compile": bool(settings.compile),
             "optimizer": None if memory_use.optimizer is None else memory_use.optimizer.name,
             "optimizer_impl": optimizer_implementation(settings, memory_use),
@@ -343,7 +365,8 @@ def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[l
                 rows += _optimizer_rows(whole, list(phases.values()))
     rows.append(Row(["peak", *(sum(kinds.values()) for kinds in phases.values())], strong=True))
     rows += [Row([name, *at_peak(size)]) for name, size in estimated_parts(device)]
-    return columns, [*rows, Row(["required", *at_peak(device.device_bytes)], strong=True)]
+    rows.append(Row(["required", *at_peak(device.device_bytes)], strong=True))
+    return columns, [*rows, *([Row(["on the host", *at_peak(device.host_bytes)])] if device.host else [])]
 
 
 def _kind_text(memory_use: MemoryUse, kind: str) -> str:
@@ -489,6 +512,7 @@ def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
         )
     left_out = not_counted(memory_use)
     notes += [f"not counted: {'; '.join(left_out)}" if left_out else "", binary(units.GIB)]
+    notes += host_notes(memory.device)
     tested = [term for term in memory.device.terms if term.bytes and term.status != "untested"]
     notes += [f"{STATUS[term.status]}: {term_name(term)} ({term.witness})" for term in tested]
     if assumed:
@@ -511,6 +535,9 @@ def _execution_note(memory: Memory) -> str:
     if memory.settings.phase == "training":
         texts.append(f"{data['cross_entropy']} cross-entropy (--cross-entropy)")
         texts.append(f"recompute {data['recompute']} (--recompute)")
+        if data["dropout"]:
+            places = ", ".join(f"{probability:g} ({place})" for place, probability in data["dropout"].items())
+            texts.append(f"dropout {places} (--dropout)")
         texts.append(f"{data['optimizer']} {data['optimizer_impl']} (--optimizer-impl)")
     return f"runs with {', '.join(texts)}"
 

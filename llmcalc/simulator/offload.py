@@ -18,10 +18,14 @@ LEAST_BYTES = 1024
 
 
 class Offload:
-    """Moves the saved tensors of a graph to the host, except weights."""
+    """Moves the saved tensors of a graph to the host, except weights.
+
+    moved: bytes of each tensor on the host.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
+        self.moved: list[int] = []
         self.stash: deque[Tensor | None] = deque(maxlen=STASH)
 
     def pack(self, tensor: Tensor) -> Saved:
@@ -31,6 +35,7 @@ class Offload:
             self.graph.meter.reclassify(tensor.storage.block, "activations")
             return Saved(tensor.detached())
         self.stash.append(tensor.detached())
+        self.moved.append(tensor.bytes)
         return _HostTensor(self, tensor)
 
 

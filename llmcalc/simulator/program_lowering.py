@@ -10,7 +10,7 @@ from contextlib import nullcontext
 
 from ..components.base import BY_TORCH
 from ..components.stack import BASE, SHARED
-from ..evidence import compared
+from ..evidence import by_torch, compared
 from ..flow.program import NEVER_RUN, Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value
@@ -342,10 +342,14 @@ class ProgramLowering(CacheTensors):
         """Adds a further result of the program."""
         self.further.append(self.get(step.ins[0]))
 
-    @compared(BY_TORCH)
+    @compared(by_torch("tests/simulator/test_dropout.py"))
     def do_dropout(self, step: Step) -> None:
-        """Passes the tensor on: dropout does not run by default."""
-        self.set(step.outs[0], self.get(step.ins[0]))
+        """Drops elements in training, where the model's probability is not 0."""
+        self.set(step.outs[0], self.dropped(self.get(step.ins[0]), step.options["probability"]))
+
+    def dropped(self, x: Tensor, probability: float) -> Tensor:
+        """Returns a tensor after dropout: itself outside of training, and with probability 0."""
+        return self.t.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 
 
 WITHOUT_NEW = frozenset({"cache", "resumed", "keep_entries", "hold", "keep"})

@@ -29,6 +29,7 @@ class SdpaCall(NamedTuple):
     keys: number of keys.
     masked: whether it has a mask.
     trained: whether an input gets a gradient.
+    dropout: the probability of dropout; 0 outside of training.
     """
 
     dtype: Dtype
@@ -37,6 +38,7 @@ class SdpaCall(NamedTuple):
     keys: Number
     masked: bool
     trained: bool
+    dropout: float = 0.0
 
 
 def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
@@ -45,7 +47,7 @@ def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
     capability: ten times the compute capability, such as 90 for an H100; 0 for a CPU.
     """
     if capability == CPU:
-        return "cpu" if call.qk_size == call.v_size else "math"
+        return "cpu" if call.qk_size == call.v_size and not call.dropout else "math"
     if capability in PREFERS_CUDNN and takes_cudnn_attention(capability, call):
         return "cudnn"
     if takes_flash_attention(capability, call):
@@ -54,20 +56,24 @@ def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
 
 
 def takes_cudnn_attention(capability: int, call: SdpaCall) -> bool:
-    """`can_use_cudnn_attention`: heads of a multiple of 8 up to 128; keys of 192 with values of 128 on 9.0 and 10.x."""
+    """`can_use_cudnn_attention`: heads of a multiple of 8 up to 128; keys of 192 with values of 128 on 9.0 and 10.x.
+
+    Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`).
+    """
     wide = call.qk_size == 192 and call.v_size == 128 and capability // 10 in (9, 10)
     sizes = wide or (call.qk_size <= 128 and call.v_size <= 128)
-    return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and call.keys != 1
+    drops_exactly = float(call.dropout * 16).is_integer()
+    return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and call.keys != 1 and drops_exactly
 
 
 def takes_flash_attention(capability: int, call: SdpaCall) -> bool:
     """`can_use_flash_attention`: no mask, and heads of one size up to 256.
 
-    On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224.
+    On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
     """
     consumer = 86 <= capability <= 89 or capability >= 120
     sizes = call.qk_size == call.v_size and call.qk_size <= 256
-    refused = consumer and call.trained and 192 < call.qk_size <= 224
+    refused = consumer and call.trained and 192 < call.qk_size <= (256 if call.dropout else 224)
     return is_half(capability, call.dtype) and capability >= 80 and sizes and not call.masked and not refused
 
 

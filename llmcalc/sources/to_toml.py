@@ -10,9 +10,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from ..components.base import Part
 from ..components.stack import BASE, Stack
-from ..record import NONE
+from ..record import NONE, Record
 from .preset import NOT_IN_FILES, Preset
 
 NOT_WRITTEN = {"model", *NOT_IN_FILES}
@@ -70,7 +69,7 @@ def _table(part: BaseModel, base: dict[str, Any] | None = None) -> dict[str, Any
 
 
 def _value(value: Any, base: Any = None) -> Any:
-    if isinstance(value, Part):
+    if isinstance(value, Record):
         same_type = isinstance(base, dict) and base.get("type") == getattr(value, "type", None)
         return _table(value, base if same_type else None)
     if isinstance(value, dict):

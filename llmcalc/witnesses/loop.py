@@ -257,7 +257,7 @@ class Passes:
 
     def __init__(self, spec: ModelSpec, inference: Inference, device: str) -> None:
         self.spec, self.inference, self.device = spec, inference, device
-        self.module = build_reference(spec, inference.dtype, device, inference.include)
+        self.module = build_reference(spec, inference.dtype, device, inference.include).eval()
         variants.use_kernels(self.module, inference.choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.kind == "encoder" else {}
 

@@ -210,6 +210,9 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     if settings.phase == "inference":
         return "a server's paged cache is not in the reference; prefill and decode are compared"
     memory_use, run = memory(spec, settings).states, configured_run(spec, settings)
+    drops = {} if spec.dropout is None else spec.dropout.probabilities()
+    if isinstance(run, Training) and run.choices.attention == "sdpa-math" and "attention" in drops:
+        return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
     if isinstance(run, Inference):
         return next(reason for holds, reason in _inference_limits(memory_use, run, device) if holds)
     return next(reason for holds, reason in _training_limits(run, device) if holds)

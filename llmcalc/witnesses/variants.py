@@ -28,7 +28,9 @@ from ..workload.recompute import PRODUCTS, Recompute
 def use_kernels(
     module: nn.Module, choices: Choices, recompute: Recompute, adapters: Adapters | None = None, device: str = "cpu"
 ) -> None:
-    """Makes a reference run these kernels, inside `kernel_context`."""
+    """Makes a reference run these kernels, inside `kernel_context`; with dropout where it is in training mode."""
+    if module.training:
+        with_dropout(module)
     if adapters is not None:
         with_adapters(module, adapters, device)
     if choices.attention != "eager":
@@ -337,7 +339,7 @@ def _path_in_layer(name: str) -> str:
     return path_after_layers.partition(".")[2] if separator else ""
 
 
-# --- adapters ---------------------------------------------------------------------------------------------------------
+# --- dropout and adapters ---------------------------------------------------------------------------------------------
 
 
 class Dropout(nn.Module):
@@ -345,6 +347,14 @@ class Dropout(nn.Module):
 
     def forward(self, x: Any) -> Any:
         return torch.native_dropout(x, 0.1, True)[0]
+
+
+def with_dropout(module: Any) -> None:
+    """Attaches dropout to all modules of a reference, at the places of its spec."""
+    if module.spec.dropout is not None:
+        dropouts = dict.fromkeys(module.spec.dropout.probabilities(), Dropout())
+        for submodule in (*module.modules(), *getattr(module, "_only", ())):
+            submodule.__dict__["dropouts"] = dropouts
 
 
 class Lora(nn.Module):

@@ -7,6 +7,7 @@ read from these declarations.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from math import isfinite
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
 
 from ..errors import InputError, shown, suggest
@@ -99,6 +100,9 @@ class Declared(NamedTuple):
             return one_of(where, value, self.kind)
         if self.kind is int:
             return whole(where, length_of(where, value), self.setting.least, self.setting.most)
+        if self.kind is float:
+            value = number_of(where, value)
+            return value if self.setting.check is None else self.setting.check(where, value)
         if self.kind is bool:
             if not isinstance(value, bool):
                 raise InputError(f"{where}: {shown(value)} is not a truth value; expected true or false")
@@ -126,6 +130,17 @@ def length_of(where: str, value: Any) -> Any:
         return parse_length(value)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
+
+
+def number_of(where: str, value: Any) -> float:
+    """A number, also as text. where: the option's name in errors. Raises `InputError` for anything else."""
+    try:
+        number = float("nan" if isinstance(value, bool) else value)
+    except (TypeError, ValueError):
+        number = float("nan")
+    if not isfinite(number):
+        raise InputError(f"{where}: {shown(value)} is not a number; expected one such as 0.1")
+    return number
 
 
 def names_of(text: str) -> tuple[str, ...]:

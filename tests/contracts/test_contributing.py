@@ -70,11 +70,11 @@ def a_view(copy: Path) -> None:
 
 
 def an_optimizer(copy: Path) -> None:
-    run = ("gpt2", "--phase", "training", "--seq", "64", "--optimizer", "lion", "--precision", "fp32")
+    run = ("gpt2", "--phase", "training", "--seq", "64", "--optimizer", "signum", "--precision", "fp32")
     found = command(copy, "memory", *run)
     assert found["memory"]["by_kind"]["optimizer"] == 4 * 124439808
     assert found["memory"]["terms"][0]["status"] == "untested"
-    assert "muon or lion" in python(copy, "-m", "llmcalc", "memory", "--help")
+    assert "schedule-free-sgd or signum" in python(copy, "-m", "llmcalc", "memory", "--help")
     sharded = command(copy, "memory", *run, "--framework", "fsdp2", "--fsdp", "2")
     assert sharded["framework"]["name"] == "fsdp2"
 
@@ -106,8 +106,8 @@ CHANGES = {
     "A cost": Change({"llmcalc/costs/NAME.py": "largest.py"}, a_cost),
     "An optimizer": Change(
         {
-            "llmcalc/device_memory/optimizers/NAME.py": "lion.py",
-            "llmcalc/device_memory/optimizers/registry.py": ('\n)\n"""The words of `--optimizer`', '\n    "lion",'),
+            "llmcalc/device_memory/optimizers/NAME.py": "signum.py",
+            "llmcalc/device_memory/optimizers/registry.py": ('\n)\n"""The words of `--optimizer`', '\n    "signum",'),
         },
         an_optimizer,
     ),
@@ -131,7 +131,7 @@ NAMES = {
     "A part": "tempered",
     "A family": "toyllm",
     "A cost": "toy",
-    "An optimizer": "lion",
+    "An optimizer": "signum",
     "A framework": "toyframe",
     "A view": "depth",
 }

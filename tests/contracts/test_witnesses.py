@@ -45,6 +45,7 @@ MODULES = (
     "tests/simulator/test_eager.py",
     "tests/simulator/test_choices.py",
     "tests/simulator/test_sdpa.py",
+    "tests/simulator/test_dropout.py",
     "tests/simulator/test_inference.py",
     "tests/simulator/test_predictions.py",
     "tests/simulator/test_adapter_libraries.py",
@@ -197,7 +198,7 @@ def test_a_sum_is_known_as_well_as_its_least_known_term(status: Any) -> None:
 
 def test_what_the_runtime_takes_does_not_depend_on_the_run() -> None:
     term = TENSORS.__class__("CUDA context", 1, "estimate", "", of_runtime=True)
-    assert with_evidence(term, [Evidence("optimizer", "lion")]) == term
+    assert with_evidence(term, [Evidence("optimizer", "signum")]) == term
 
 
 # --- what was called exact before, and is not now ---------------------------------------------------------------------
@@ -318,8 +319,8 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     insert(package / "components" / "choices.py", '        "attention": "', line)
     shutil.copy(TOYS / "tempered.py", package / "components" / "mixers" / "tempered.py")
     optimizers = package / "device_memory" / "optimizers"
-    insert(optimizers / "registry.py", '    "adamw",\n', '    "lion",\n')
-    shutil.copy(TOYS / "lion.py", optimizers / "lion.py")
+    insert(optimizers / "registry.py", '    "adamw",\n', '    "signum",\n')
+    shutil.copy(TOYS / "signum.py", optimizers / "signum.py")
     (folder / "toy.toml").write_text(TOY)
     return folder
 
@@ -341,14 +342,14 @@ def tensors(document: Any) -> dict[str, Any]:
     [
         ("toy.toml", TRAINING, "mixer tempered"),
         ("toy.toml", (), "mixer tempered"),
-        ("gpt2", (*TRAINING, "--optimizer", "lion"), "optimizer lion"),
-        ("toy.toml", (*TRAINING, "--optimizer", "lion"), "mixer tempered, optimizer lion"),
+        ("gpt2", (*TRAINING, "--optimizer", "signum"), "optimizer signum"),
+        ("toy.toml", (*TRAINING, "--optimizer", "signum"), "mixer tempered, optimizer signum"),
         ("toy.toml", (*TRAINING, "--framework", "fsdp2", "--devices", "2"), "mixer tempered"),
-        ("gpt2", (*TRAINING, "--optimizer", "lion", "--framework", "torch", "--devices", "2"), "optimizer lion"),
+        ("gpt2", (*TRAINING, "--optimizer", "signum", "--framework", "torch", "--devices", "2"), "optimizer signum"),
         (
             "gpt2",
-            (*TRAINING, "--optimizer", "lion", "--framework", "deepspeed", "--devices", "2", "--zero", "2"),
-            "optimizer lion",
+            (*TRAINING, "--optimizer", "signum", "--framework", "deepspeed", "--devices", "2", "--zero", "2"),
+            "optimizer signum",
         ),
     ],
 )
@@ -370,11 +371,11 @@ def test_verify_lists_the_toys(toys: Path) -> None:
     """Its checks agree, so that its exit code is 0."""
     document = command(toys, "verify", "toy.toml")
     assert document["ok"]
-    mixer, optimizer = {"kind": "mixer", "name": "tempered"}, {"kind": "optimizer", "name": "lion"}
+    mixer, optimizer = {"kind": "mixer", "name": "tempered"}, {"kind": "optimizer", "name": "signum"}
     assert document["untested"] == [mixer, optimizer]
     assert command(toys, "verify", "gpt2")["untested"] == [optimizer]
     screen = " ".join(python(toys, "-m", "llmcalc", "verify", "toy.toml").split())
-    assert "untested: mixer tempered, optimizer lion: no measurement of its memory is stated" in screen
+    assert "untested: mixer tempered, optimizer signum: no measurement of its memory is stated" in screen
 
 
 def test_nothing_is_untested_in_a_model_that_is_compared(run: Any) -> None:

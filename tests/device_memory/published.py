@@ -110,13 +110,14 @@ def litgpt_run(row: Row) -> Training:
     finetune/lora.py: queries and values, rank 8, dropout; the output head runs 128 tokens at a time, and the training
     loop names the logits, which Fabric has converted to float32 (`_FabricModule.forward`). The first batch has the
     longest sample, and the highest peak. With a quantised base every linear layer is, the output head included.
-    The norms of a model are taken as one kernel: LitGPT's RMSNorm in bf16 keeps its input and two numbers per row.
+    LayerNorm is torch's kernel. RMSNorm runs step by step in float32 (lit_gpt/rmsnorm.py), and keeps its input there.
     """
+    norm: Any = "eager" if "Llama" in row["model"] else "fused"
     quantised = {"None": "none", "bnb.nf4": "nf4", "bnb.nf4-dq": "nf4-dq"}[row["quant"]]
     return Training(
         batch=row["micro_batch"],
         seq=row["seq_len"],
-        choices=Choices(attention="flash", norm="fused", cross_entropy="split", loss_chunk=128, keeps_logits=True),
+        choices=Choices(attention="flash", norm=norm, cross_entropy="split", loss_chunk=128, keeps_logits=True),
         adapters=Adapters(
             8,
             frozenset({"q_proj", "v_proj"}),

@@ -5,7 +5,8 @@ run there as they are:
 - Adafactor reads norms on the host; `Answering` answers each with 1. The bytes do not depend on it.
 - Fused steps run on the CPU: torch refuses them on meta. There the step counts of fused AdamW are on the device, as on
   a GPU.
-adamw-8bit is compared with hand arithmetic from the source code: bitsandbytes is not a dependency of the tests.
+Optimizers of bitsandbytes, torchao and schedulefree are compared with hand arithmetic from their source code: the
+libraries are not dependencies of the tests.
 What a kernel takes for itself is on neither side: a reduction's partial sums and the workspace of a matrix product.
 """
 
@@ -26,6 +27,8 @@ from llmcalc.device_memory.optimizers.registry import NAMES, optimizer
 from llmcalc.device_memory.optimizers.run_step import run_step
 from llmcalc.device_memory.optimizers.step import OptimizedParameter
 from llmcalc.errors import InputError
+from llmcalc.flow.tree import Node
+from llmcalc.ops import Linear
 from llmcalc.simulator.autograd import Graph
 from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES, empty
@@ -102,7 +105,7 @@ LISTS = [(dtype, name) for dtype, lists in DRAWN.items() for name in lists]
 CASES: list[tuple[str, OptimizerImplementation, bool]] = [
     (name, implementation, momentum)
     for name in NAMES
-    if name != "adamw-8bit"
+    if optimizer(name).built is not None
     for implementation in optimizer(name).implementations
     for momentum in ((False, True) if name == "sgd" else (False,))
 ]
@@ -237,7 +240,7 @@ def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) ->
         assert first.kept == second.kept == expected
 
 
-# adamw-8bit: hand arithmetic from the source code of bitsandbytes
+# Hand arithmetic from the source code of bitsandbytes, torchao and schedulefree
 
 
 def kept(name: str, *shapes: Shape, dtype: str = "bfloat16") -> int:
@@ -248,7 +251,7 @@ def kept(name: str, *shapes: Shape, dtype: str = "bfloat16") -> int:
 
 
 @compares(lambda name: {Thing("optimizer", optimizer(name).name)}, torch=False)
-@pytest.mark.parametrize("name", ["adamw-8bit", "adam8bit"])
+@pytest.mark.parametrize("name", ["adamw-8bit", "adam8bit", "adamw_bnb_8bit", "paged_adamw_8bit"])
 def test_states_of_8_bits_by_hand(name: str) -> None:
     maps = 2 * 256 * 4
     assert kept(name, (4095,)) == 2 * 4 * 4095  # under 4096 elements: fp32, no maps
@@ -258,14 +261,61 @@ def test_states_of_8_bits_by_hand(name: str) -> None:
     assert kept(name, (64, 64), dtype="float32") == kept(name, (64, 64))
 
 
+@compares(lambda name: {Thing("optimizer", optimizer(name).name)}, torch=False)
+@pytest.mark.parametrize("name", ["lion_8bit", "paged_lion_8bit"])
+def test_lion_has_one_8_bit_state(name: str) -> None:
+    assert kept(name, (4095,)) == 4 * 4095
+    assert kept(name, (64, 64), (4097,)) == 4096 + 4 * 16 + 4097 + 4 * 17 + 256 * 4
+
+
+@compares(lambda name, states: {Thing("optimizer", optimizer(name).name)}, torch=False)
+@pytest.mark.parametrize(
+    ("name", "states"), [("lion", 1), ("paged_lion_32bit", 1), ("paged_adamw_32bit", 2), ("paged-adamw", 2)]
+)
+def test_states_of_32_bits_by_hand(name: str, states: int) -> None:
+    assert kept(name, (64, 64), (10,)) == states * 4 * (4096 + 10)
+    assert optimizer(name).state_format == "float32"
+
+
+@compares(lambda: {Thing("optimizer", "adamw-8bit-torchao")}, torch=False)
+def test_torchaos_states_by_hand() -> None:
+    """Each state of whole blocks has a code map of its own; other states are in the tensor's format, here bf16."""
+    assert kept("adamw_torch_8bit", (64, 64)) == 2 * (4096 + 4 * 16 + 1024)
+    assert kept("ao_adamw_8bit", (4097,), (10,)) == 2 * 2 * 4107
+
+
+@compares(lambda name, states: {Thing("optimizer", optimizer(name).name)}, torch=False)
+@pytest.mark.parametrize(("name", "states"), [("schedule_free_adamw", 2), ("schedule_free_sgd", 1)])
+def test_schedule_free_states_by_hand(name: str, states: int) -> None:
+    """AdamW's denominators: foreach makes all of them, a loop one beside that of the tensor before."""
+    shapes = [Parameter(shape, "bfloat16", False) for shape in ((64, 64), (8, 8), (32, 32))]
+    size = 2 * (4096 + 64 + 1024)
+    denominators = {"foreach": size, "loop": 2 * (4096 + 64)} if states == 2 else {"foreach": 0, "loop": 0}
+    for implementation, more in denominators.items():
+        first, second = without_values(name, shapes, implementation)  # type: ignore[arg-type]
+        assert (first.kept, second.kept) == (states * size, states * size)
+        assert second.peak == more
+
+
+def test_states_that_the_driver_pages_are_those_of_large_tensors() -> None:
+    large, small = Node("model", Linear(1000, 100)), Node("model", Linear(1000, 99))
+    for name, per_element in (("paged-adamw", 8), ("paged-adamw-8bit", 2), ("paged-lion", 4), ("paged-lion-8bit", 1)):
+        paged = optimizer(name).paged
+        assert paged is not None
+        assert [paged(list(trained_tensors(node))) for node in (large, small)] == [per_element * 100_000, 0]
+    assert optimizer("adamw-8bit").paged is None
+
+
 # What is refused
 
 
 def test_an_unknown_optimizer_is_refused() -> None:
-    with pytest.raises(InputError, match=r"^--optimizer: 'lion' is not known; expected one of adamw, sgd, adafactor, "):
-        optimizer("lion")
-    with pytest.raises(InputError, match=r"^--optimizer: 'lion' is not known"):
-        run_step(Graph(Meter()), "lion", [])
+    with pytest.raises(
+        InputError, match=r"^--optimizer: 'shampoo' is not known; expected one of adamw, sgd, adafactor, "
+    ):
+        optimizer("shampoo")
+    with pytest.raises(InputError, match=r"^--optimizer: 'shampoo' is not known"):
+        run_step(Graph(Meter()), "shampoo", [])
 
 
 @pytest.mark.parametrize(
@@ -290,6 +340,15 @@ def test_defaults_are_the_libraries() -> None:
         "adamw": "foreach",
         "sgd": "foreach",
         "adafactor": "loop",
-        "adamw-8bit": "loop",
         "muon": "foreach",
+        "lion": "loop",
+        "adamw-8bit": "loop",
+        "lion-8bit": "loop",
+        "adamw-8bit-torchao": "loop",
+        "paged-adamw": "loop",
+        "paged-adamw-8bit": "loop",
+        "paged-lion": "loop",
+        "paged-lion-8bit": "loop",
+        "schedule-free-adamw": "foreach",
+        "schedule-free-sgd": "foreach",
     }

@@ -107,7 +107,7 @@ def by_torch(
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("meta"):
-        module: Any = spec.reference()
+        module: Any = spec.reference().eval()
         variants.use_kernels(module, choices, NONE, None, "meta")
         ids = {tokens: torch.zeros(BATCH, tokens, dtype=torch.int64) for tokens in (SEQ, *passes)}
         source = None

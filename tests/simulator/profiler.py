@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from llmcalc.model import ModelSpec
+from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.witnesses import variants
 from llmcalc.witnesses.cpu_events import BACKWARD, FORWARD, CpuEvents, read_events
@@ -24,8 +25,16 @@ class Seen(CpuEvents):
     saved_numbers: int = 0
 
 
-def seen(spec: ModelSpec, choices: Choices = EAGER, dtype: str = "float32", batch: int = 2, seq: int = 7) -> Seen:
-    """What the CPU allocates when the reference runs."""
+def seen(
+    spec: ModelSpec,
+    choices: Choices = EAGER,
+    dtype: str = "float32",
+    batch: int = 2,
+    seq: int = 7,
+    adapters: Adapters | None = None,
+    autocast: bool = False,
+) -> Seen:
+    """What the CPU allocates when the reference runs. adapters, autocast: as of `by_torch` in `models`."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(getattr(torch, dtype))
     try:
@@ -33,13 +42,18 @@ def seen(spec: ModelSpec, choices: Choices = EAGER, dtype: str = "float32", batc
         ids, source = inputs(spec, batch, seq)
     finally:
         torch.set_default_dtype(before)
-    variants.use_kernels(module, choices, NONE)
+    variants.use_kernels(module, choices, NONE, adapters)
+
+    def run_forward() -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return result(spec, module, ids, source, choices)
+
     with variants.kernel_context(choices):
-        result(spec, module, ids, source, choices).sum().backward()  # what is made once is made here
+        run_forward().sum().backward()  # what is made once is made here
         module.zero_grad()
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, record_shapes=True) as run:
             with record_function(FORWARD):
-                out = result(spec, module, ids, source, choices)
+                out = run_forward()
             numbers = sum(one.dtype in (torch.float64, torch.int64) and not one.shape for one in saved_tensors(out))
             with record_function(BACKWARD):
                 out.backward(torch.empty_like(out))

@@ -13,7 +13,9 @@ import pytest
 import llmcalc
 from llmcalc.device_memory.settings import Settings
 from llmcalc.model import ModelSpec
+from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import Choices
+from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
 from llmcalc.witnesses.memory import unsupported_reason
 from tests.builders import family_shapes, spec_of
@@ -33,6 +35,8 @@ SCRATCH = {
     "gelu_backward": "a tensor of its own",
     "histc": "the edges of its bins",
     "mul": "an input of integers, converted",
+    "native_dropout": "the numbers that its mask is drawn from",
+    "native_dropout_backward": "a product beside its result",
     "repeat": "the indices of what is repeated",
     "sort": "the indices before they are sorted",
 }
@@ -83,7 +87,12 @@ CASES: dict[tuple[str, str], set[str]] = {
     ("Stack-3", "eager"): {"_softmax_backward_data"},
     ("LlamaForCausalLM-llama-0", "eager"): set(),  # whole models of families
     ("Gemma2ForCausalLM-gemma2-0", "eager"): set(),
-    ("T5ForConditionalGeneration-t5-0", "eager"): {"div", "embedding_dense_backward"},
+    ("T5ForConditionalGeneration-t5-0", "eager"): {
+        "div",
+        "embedding_dense_backward",
+        "native_dropout",
+        "native_dropout_backward",
+    },
 }
 """Part's example in a small model, or a family's model, and its attention → its kernels that allocate scratch."""
 
@@ -113,6 +122,31 @@ def test_the_cpu_allocates_what_is_counted(name: str, attention: Any) -> None:
         assert all(
             0 <= theirs - own <= NUMBER * (cpu.saved_numbers + 2) for theirs, own in zip(all_of_it, held, strict=True)
         )
+
+
+SCRATCH_OF_FORMATS = {"add", "addmm", "mm", "_grouped_mm", "index_add", "index_add_"}
+"""Kernels of the CPU that take copies where they compute in bfloat16, or add tensors of two formats."""
+
+ADAPTERS: dict[str, Adapters | None] = {
+    "autocast": None,
+    "fp32": Adapters(4, frozenset({"q_proj", "up_proj", "down_proj"})),
+    "bf16": Adapters(4, frozenset({"q_proj", "up_proj", "down_proj"}), dtype=BFLOAT16),
+    "dropout": Adapters(4, frozenset({"q_proj", "up_proj", "down_proj"}), dropout=True),
+    "fp32 under autocast": Adapters(4, frozenset({"q_proj", "up_proj", "down_proj"})),
+}
+"""Adapters of the trained model, and whether it runs under autocast; None for a model that is trained whole."""
+
+
+@pytest.mark.parametrize("name", ["Block-0", "Block-12", "Attention-0", "MoE-0", "LlamaForCausalLM-llama-0"])
+@pytest.mark.parametrize("training", ADAPTERS)
+def test_the_cpu_allocates_what_is_counted_of_adapters_and_autocast(training: str, name: str) -> None:
+    dtype = "bfloat16" if training == "bf16" else "float32"
+    run: dict[str, Any] = {"adapters": ADAPTERS[training], "autocast": "autocast" in training, "dtype": dtype}
+    ours = without_values(spec(name), adds_in_place=True, **run)
+    cpu = seen(spec(name), **run)
+    assert cpu.passes(lambda block: block.counted) == (ours.live, ours.forward, ours.backward)
+    scratch = {kernel.removeprefix("aten::") for kernel, size in cpu.scratch.items() if size > NUMBER}
+    assert scratch <= SCRATCH_OF_FORMATS | set(SCRATCH)
 
 
 # --- sums of gradients ------------------------------------------------------------------------------------------------

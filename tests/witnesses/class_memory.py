@@ -16,6 +16,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from unittest.mock import patch
 import torch
 
 from llmcalc.simulator.choices import Choices
+from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
 from llmcalc.symbolic.saved_bytes import Pass, saved_blocks
@@ -98,7 +100,7 @@ def rope_repeated(copies: int, size: int) -> Difference:
 
 
 def low_softmax(cores: int, heads: int, queries: int | None = None, keys: int | None = None) -> Difference:
-    """The reference keeps its probabilities in 4 bytes, beside those in 2.
+    """The reference keeps its probabilities in 4 bytes, beside those in 2, which dropout of the class keeps too.
 
     cores: attention layers. queries, keys: of a sequence; None for t.
     """
@@ -450,15 +452,35 @@ def kernels_of(model: torch.nn.Module) -> Choices:
 
 
 def measured(
-    name: str, batch: int = BATCH, seq: int | None = None
+    name: str, batch: int = BATCH, seq: int | None = None, dropout: float = 0.0
 ) -> tuple[str, Choices, PassMeasurement, PassMeasurement]:
-    """The class, the kernels of llmcalc that are compared with it, its bytes and those of llmcalc."""
+    """The class, the kernels of llmcalc that are compared with it, its bytes and those of llmcalc.
+
+    dropout: the probability of dropout wherever the family's classes read one.
+    """
     seq = FAMILIES[name].seq if seq is None else seq
     config = config_of(name)
+    config |= dict.fromkeys(family_of(config["model_type"]).dropout.places.values(), dropout)
     spec, model = spec_of(config), class_to_train(config)
     choices = kernels_of(model)
-    theirs, ours = held_by(spec, model, batch, seq), without_values(spec, batch, seq, choices=choices)
+    with in_training(model) if dropout else nullcontext():
+        theirs = held_by(spec, model, batch, seq)
+    ours = without_values(spec, batch, seq, choices=choices)
     return type(model).__name__, choices, theirs, ours
+
+
+@contextmanager
+def in_training(model: torch.nn.Module) -> Iterator[None]:
+    """Trains a class with dropout in one kernel, as on a GPU, and with all of its layers."""
+
+    def dropout(x: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+        return torch.native_dropout(x, p, True)[0] if training and p else x
+
+    for module in model.train().modules():
+        if hasattr(module, "layerdrop"):
+            module.layerdrop = 0.0
+    with patch.object(torch.nn.functional, "dropout", dropout):
+        yield
 
 
 def explained(name: str, batch: int = BATCH, seq: int | None = None) -> dict[str, int]:

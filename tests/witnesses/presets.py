@@ -47,7 +47,7 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 def digest(spec: ModelSpec) -> str:
     """Returns a short hash of a description with all its defaults."""
-    return sha256(spec.model_dump_json().encode()).hexdigest()[:16]
+    return sha256(spec.model_dump_json(exclude={"dropout"}).encode()).hexdigest()[:16]
 
 
 def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:

@@ -32,7 +32,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run
+from ..runtime import Run, dropped
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -264,6 +264,7 @@ class Block(Layer):
             elif self.norm_placement in ("pre", "sandwich"):
                 y = self._normed(f, f"{name}_pre_norm", y)
             y = f.part(name, part, y, **self._cross_arguments(f, name))
+            y = f.dropout(y, "feed_forward" if part is self.feed_forward else "attention_output", ends_sublayer=True)
             f.hold(y=y)
             x = self._residual_sum(f, name, x, y)
             f.hold(x=x)
@@ -278,7 +279,6 @@ class Block(Layer):
 
     def _residual_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
-        y = f.dropout(y)
         if self.norm_placement == "post":
             return self._normed(f, f"{name}_post_norm", f.add(x, y))
         y = y if self.norm_placement == "pre" else self._normed(f, f"{name}_post_norm", y)
@@ -356,6 +356,7 @@ def _reference() -> type[nn.Module]:
             if spec.input_norm is not None:
                 self.input_norm = spec.input_norm.reference(context)
             self.placement, self.parallel, self.order = spec.norm_placement, spec.parallel, []
+            self.network = getattr(spec.feed_forward, "node_name", "")
             for part, part_context in (
                 (spec.attention, context),
                 (
@@ -403,6 +404,7 @@ def _reference() -> type[nn.Module]:
                 y = self.get_submodule(name)(
                     self._normed(f"{name}_pre_norm", source) if shared_input is None else shared_input, run
                 )
+                y = dropped(self, "feed_forward" if name == self.network else "attention_output", y)
                 if self.placement == "post":
                     x = self._normed(f"{name}_post_norm", x + y)
                 else:

@@ -38,7 +38,7 @@ from ..base import (
 from ..choice import only
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import Run, allowed, cache_class, vector
+from ..runtime import Run, allowed, cache_class, dropped, vector
 from .output_gate import OutputGate
 
 if TYPE_CHECKING:
@@ -469,8 +469,9 @@ def _reference() -> type[nn.Module]:
                 scores = scores.masked_fill(~mask, float("-inf"))
             if sinks is not None:  # one more key, without a value, that every query attends to
                 sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                return torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype) @ v
-            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+                probs = torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype)
+                return dropped(self, "attention", probs) @ v
+            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""

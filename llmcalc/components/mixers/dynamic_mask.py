@@ -21,7 +21,7 @@ from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, vector
+from ..runtime import Run, allowed, cache_class, dropped, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
-            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class DynamicMaskReference(nn.Module):
         """Doge's attention with a learned mask. x: [batch, tokens, hidden] → same shape."""

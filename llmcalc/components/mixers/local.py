@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import Blocks, WithSums
 from ..base import BY_TORCH, ChunkSize, Context, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
 from ..norm import Norm
-from ..runtime import Run
+from ..runtime import Run, dropped
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -137,7 +137,7 @@ def _reference() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
             scores = q @ k.transpose(-1, -2)
             scores = (scores if bias is None else scores + bias.to(scores.dtype)).masked_fill(~mask, float("-inf"))
-            return torch.softmax(scores.float(), -1).to(v.dtype) @ v
+            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class Sums(nn.Module):
         """Sums tokens by block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""

@@ -19,7 +19,7 @@ from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class
+from ..runtime import Run, allowed, cache_class, dropped
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def _reference() -> type[nn.Module]:
             mask = allowed(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
-            weights = torch.softmax(scores.float(), -1).to(v.dtype)
+            weights = dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
             out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], memory_v)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Context, Flag, Network, Width
 from ..norm import Norm, norm_reference
-from ..runtime import Run, vector
+from ..runtime import Run, dropped, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -102,7 +102,7 @@ class FeedForward(Network):
         y = self._activated(f, y)
         y = f.mul(y, f.linear("up_proj", x, ffn, bias=self.up_bias)) if self.gated else y
         y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
-        return f.linear("down_proj", y, *x.axes, bias=self.down_bias)
+        return f.linear("down_proj", f.dropout(y, "activation"), *x.axes, bias=self.down_bias)
 
     def _activated(self, f: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":
@@ -197,7 +197,7 @@ def _reference() -> type[nn.Module]:
             gated = hasattr(self, "gate_proj")
             y = self._activated(self.gate_proj(x)) * self.up_proj(x) if gated else self._activated(self.up_proj(x))
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
-            out: Tensor = self.down_proj(y)
+            out: Tensor = self.down_proj(dropped(self, "activation", y))
             return out
 
     return FeedForwardReference

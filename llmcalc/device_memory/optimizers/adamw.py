@@ -83,6 +83,7 @@ OPTIMIZER = Optimizer(
     usual="fused",
     step=step,
     built=built,
+    aliases=("adam", "adamw-torch-fused"),
     by_element=True,
     witness=BY_TORCH,
 )

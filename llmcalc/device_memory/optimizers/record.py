@@ -62,6 +62,8 @@ class Optimizer:
     by_matrix: whether it updates the matrices of layers apart from all other tensors; false by default.
     per_element: (whether a rank's parameters are one tensor without rows) → states of each element of a layer's matrix,
         and how many more any other element has; None (default) where estimates take the mean over all tensors.
+    paged: trained tensors → bytes of states in managed memory, which the driver may move to the host; None (default)
+        for an optimizer without them.
     witness: what its steps were compared with; by default nothing.
     """
 
@@ -81,6 +83,7 @@ class Optimizer:
     by_element: bool = False
     by_matrix: bool = False
     per_element: Callable[[bool], tuple[int, int] | None] = _as_the_sum
+    paged: Callable[[Sequence[TrainedTensor]], Number] | None = None
     witness: Witness = UNTESTED
 
     @property
@@ -95,7 +98,8 @@ class Optimizer:
         """
         if self.has_momentum and not momentum:
             return OptimizerState(self.name, "", {})
-        return OptimizerState(self.name, self.state_format or dtype, self.states(tensors, dtype), self.note)
+        paged = 0 if self.paged is None else self.paged(tensors)
+        return OptimizerState(self.name, self.state_format or dtype, self.states(tensors, dtype), self.note, paged)
 
 
 @dataclass(frozen=True)
@@ -105,17 +109,19 @@ class OptimizerState:
     dtype: number format of the states; empty without states; `uint8` for 8-bit states, whose scales are fp32.
     states: the library's name of a state → its bytes; they add up to `bytes`.
     split: a note on tensors that have different states; default empty.
+    paged: bytes of states in managed memory; default 0.
     """
 
     name: str
     dtype: str
     states: States
     split: str = ""
+    paged: Number = 0
 
     def with_more(self, other: OptimizerState) -> OptimizerState:
         """The state of these tensors and of others."""
         states = {name: add(size, other.states[name]) for name, size in self.states.items()}
-        return replace(self, states=states)
+        return replace(self, states=states, paged=add(self.paged, other.paged))
 
     @property
     def bytes(self) -> Number:

@@ -16,8 +16,17 @@ NAMES = (
     "adamw",
     "sgd",
     "adafactor",
-    "adamw-8bit",
     "muon",
+    "lion",
+    "adamw-8bit",
+    "lion-8bit",
+    "adamw-8bit-torchao",
+    "paged-adamw",
+    "paged-adamw-8bit",
+    "paged-lion",
+    "paged-lion-8bit",
+    "schedule-free-adamw",
+    "schedule-free-sgd",
 )
 """The words of `--optimizer`; the file of `adamw-8bit` is `adamw_8bit.py`."""
 
@@ -37,14 +46,17 @@ def optimizers() -> Iterator[Optimizer]:
 
 
 def optimizer(name: str, where: str = "--optimizer") -> Optimizer:
-    """The record of an optimizer, by its name or another one. Raises `InputError` for a name that is none's."""
-    if name in NAMES:
-        return _record(name)
-    record = next((record for record in optimizers() if name in record.aliases), None)
+    """The record of an optimizer, by its name or another one; `_` is as good as `-`.
+
+    Raises `InputError` for a name that is none's.
+    """
+    hyphenated = name.replace("_", "-")
+    if hyphenated in NAMES:
+        return _record(hyphenated)
+    record = next((record for record in optimizers() if hyphenated in record.aliases), None)
     if record is None:
-        known = [*NAMES, *(alias for record in optimizers() for alias in record.aliases)]
-        near = suggest(name, known)
+        near = suggest(hyphenated, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])
         raise InputError(
-            f"{where}: {shown(name)} is not known; expected one of {', '.join(known)}{'.' * bool(near)}{near}"
+            f"{where}: {shown(name)} is not known; expected one of {', '.join(NAMES)}{'.' * bool(near)}{near}"
         )
     return record

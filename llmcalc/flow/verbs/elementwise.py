@@ -78,9 +78,16 @@ class ElementwiseVerbs(Recorder):
         """The previous row of each row. first: the row before the first row."""
         return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
 
-    def dropout(self, x: Value) -> Value:
-        """Marks a place where published models apply dropout in training."""
-        return self.step("dropout", "", (x,), Value(x.rows, x.axes))
+    def dropout(self, x: Value, place: str, *, ends_sublayer: bool = False) -> Value:
+        """Dropout in training at one of the places of `components/dropout.py`; a model without it there has no step.
+
+        ends_sublayer: whether it is recorded anyway, because a framework may fuse it with the residual sum that
+            follows; false by default.
+        """
+        probability = self.dropouts.get(place, 0.0)
+        if not probability and not ends_sublayer:
+            return x
+        return self.step("dropout", "", (x,), Value(x.rows, x.axes), place=place, probability=probability)
 
     def rope(self, x: Value, spec: Any, *, back: bool = False, every: Number = None) -> Value:
         """Rotary position embedding (RoPE). spec: its dimensions and angles; layers with equal specs share the tables.

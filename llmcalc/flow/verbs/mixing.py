@@ -54,7 +54,7 @@ class MixingVerbs(Recorder):
         kv_heads = (k if k.once is None else k.once).axes[0]
         options = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, **limits}
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
-        options |= {"kv_heads": kv_heads, "cache": k.cache}
+        options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
         return self.step("attention", name, ins, out, op=op, about=about, **options)
 
     def scores(
@@ -136,6 +136,7 @@ class MixingVerbs(Recorder):
         """
         ins = (*scores, q, v) if selection is None else (*scores, q, v, selection)
         options = {"cap": cap, "causal": True, "window": window, "sinks": sinks, "parts": len(scores)}
+        options["dropout"] = self.dropouts.get("attention", 0.0)
         return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **options)
 
     def weighted(self, weights: Value, values: Value) -> Value:

@@ -148,6 +148,7 @@ def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
         if name in ("offload_optimizer", "offload_param"):
             device = value.get("device", "cpu") if isinstance(value, Mapping) else value
             values[name] = "none" if device in (None, False) else _convert(reading, path, field_types[name], device)
+            values[f"{name}_pin_memory"] = isinstance(value, Mapping) and value.get("pin_memory") is True
         elif name in field_types:
             if value is not None and not (value == AUTO and AUTO_TEXT not in str(field_types[name])):
                 values[name] = _convert(reading, path, field_types[name], value)
@@ -291,7 +292,10 @@ def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any
     return {"dtype": "fp32", "master_weights": "none", **gradient_format}
 
 
-OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon"}
+OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon", "lion": "lion"}
+
+ONE_BIT = ("onebitadam", "onebitlamb", "zerooneadam")
+"""Optimizers that compress gradients to one bit."""
 
 
 def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
@@ -302,6 +306,8 @@ def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
         return {}
     optimizer = OPTIMIZERS.get(str(name).lower()[:40])
     if optimizer is None:
-        reading.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
+        compresses = str(name).lower()[:40] in ONE_BIT
+        reason = ", which compresses gradients to one bit," if compresses else ""
+        reading.unknown["optimizer.type"] = f"{shown(name)}{reason} is not modelled"
         return {}
     return {"optimizer": optimizer}

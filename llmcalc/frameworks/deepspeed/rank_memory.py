@@ -64,7 +64,7 @@ def cast_adapters(training: Training) -> Training:
 def _check(training: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
     if settings.stage not in (1, 2, 3):
-        raise InputError(f"--zero {settings.stage or 0}: DeepSpeed without ZeRO is not modelled; expected 1, 2 or 3")
+        raise InputError("stage 0: DeepSpeed without ZeRO is not modelled; expected --zero 1, 2 or 3")
     for applies, option in (
         (training.autocast, "--precision autocast"),
         (training.keeps_gradients, "--zero-grad zeros"),
@@ -88,22 +88,25 @@ def replay_zero(
     ranks: int,
     rank: int,
     runtime: Runtime,
-) -> ReplayResult:
-    """Replays set-up and two steps of one rank on the allocator. Later steps repeat the second."""
+) -> tuple[ReplayResult, tuple[Term, ...]]:
+    """Replays set-up and two steps of one rank on the allocator. Later steps repeat the second.
+
+    Returns also what the rank keeps on the host.
+    """
     run = zero_run(spec, training, settings, ranks, rank, runtime.workspace, meter := EventMeter())
-    return replayed_on_allocator(run, meter, PrefixCache(runtime.expandable))
+    return replayed_on_allocator(run, meter, PrefixCache(runtime.expandable)), run.host_terms()
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """Computes the memory of one rank. Raises `InputError` for a layout, settings or training not modelled."""
     memory, layout = run.memory, run.layout
     settings = settings_of(layout, run.own_settings, run.version)
-    training = memory.training()
+    training = memory.training(runtime)
     if not training.master and training.adapters is None and training.dtype != "float32":
         option = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
-    replayed = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
-    return summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings))
+    replayed, host = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
+    return replace(summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings)), host=host)
 
 
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:

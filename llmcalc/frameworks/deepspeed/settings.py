@@ -35,6 +35,7 @@ class DeepSpeedSettings:
     compute_grad_norm: whether the norm of the gradients is computed in a step.
     offload_optimizer, offload_param: the `device` of these sections: where the optimizer's states, and the parts of
         parameters, are.
+    offload_optimizer_pin_memory, offload_param_pin_memory: their `pin_memory`: whether this memory is pinned.
     sub_group_size: elements of the partitions that one step of the optimizer updates, in stage 3.
     stage3_prefetch_bucket_size: elements that are gathered ahead; `auto` is 0.9 of the hidden size's square.
     stage3_param_persistence_threshold: parameters of at most so many elements stay whole; `auto` is ten hidden sizes.
@@ -64,6 +65,8 @@ class DeepSpeedSettings:
     compute_grad_norm: bool = True
     offload_optimizer: Offload = "none"
     offload_param: Offload = "none"
+    offload_optimizer_pin_memory: bool = False
+    offload_param_pin_memory: bool = False
     sub_group_size: int = 1_000_000_000
     stage3_prefetch_bucket_size: int | Auto = 50_000_000
     stage3_param_persistence_threshold: int | Auto = 100_000

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ...costs.trained_tensors import TrainedTensor
+from ...device_memory.device_memory import Term
+from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import Training, TrainingRun
 from ...model import ModelSpec
+from ...ops import ParamTensor
 from ...simulator.meter import Meter
-from ...simulator.tensor import DTYPES, Dtype, Storage, counted_as, on_stream
+from ...simulator.tensor import DTYPES, FLOAT32, Dtype, Storage, counted_as, on_stream
 from .settings import DeepSpeedSettings
 
 REDUCTION = 1
@@ -73,6 +77,17 @@ class ZeroRun(TrainingRun):
                 self.next_batch()
             self.is_last_microbatch = i == recorded_microbatches - 1
             self.forward_and_backward()
+
+    def host_terms(self) -> tuple[Term, ...]:
+        """Returns what the rank keeps on the host."""
+        raise NotImplementedError
+
+    def host_state_bytes(self, elements: int) -> int:
+        """Bytes of the optimizer's fp32 states of so many elements; step counts are Python's (`DeepSpeedCPUAdam`)."""
+        tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
+        record = optimizer(self.training.optimizer)
+        states = record.state([tensor], FLOAT32.name, self.training.momentum).states
+        return sum(int(size) for name, size in states.items() if name != "step")
 
     @contextmanager
     def reduction_stream(self) -> Iterator[None]:

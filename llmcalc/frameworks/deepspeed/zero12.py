@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from ...device_memory.device_memory import Term
+from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.run_step import run_step
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training
@@ -22,6 +24,9 @@ from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, counted_as, emp
 from .partitions import PartitionPiece, elements, flat_size, in_module_order, offsets, pieces, round_robin_order
 from .settings import DeepSpeedSettings
 from .zero import DOUBLE, ZeroRun
+
+SOURCE = "deepspeed/runtime/zero/stage_1_and_2.py"
+"""The source of what is on the host."""
 
 
 @dataclass
@@ -116,11 +121,12 @@ class PartitionedRun(ZeroRun):
             flat = Storage(self.meter, size * width)
             for weight in order:
                 weight.storage = flat
+        self.largest_parameter = max(sizes)
         clone = Storage(self.meter, self.partition_size * width)
         if self.offloads:
             del clone
             with counted_as(self.meter, "communication"):  # temp_grad_buffer_for_gpu_offload
-                self.host_buffer = Storage(self.meter, max(sizes) * width)
+                self.host_buffer = Storage(self.meter, self.largest_parameter * width)
             self.trained = []
             return
         with counted_as(self.meter, "optimizer"):
@@ -136,6 +142,24 @@ class PartitionedRun(ZeroRun):
     def offloads(self) -> bool:
         """Whether the optimizer's states are on the host, to which gradients are copied."""
         return self.settings.offload_optimizer != "none"
+
+    def host_terms(self) -> tuple[Term, ...]:
+        """Returns the partition, its gradients and states, and the buffers of ZeRO-Offload (`__init__`).
+
+        Gradients of several micro-batches are accumulated for whole parameters (`buffer_to_accumulate_to_in_cpu`).
+        """
+        if not self.offloads:
+            return ()
+        size, width = self.partition_size, self.dtype.bytes
+        taken = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
+        buffers = [size * width, self.largest_parameter * width]  # param_buffer_of_bit16, temp_grad_buffer
+        if self.training.microbatches > 1:
+            buffers += [elements(weight) * width for weight in self.rank_parameters]
+        return (
+            Term("fp32 weights and gradients", 2 * taken(size * FLOAT32.bytes), "source", SOURCE),
+            Term("optimizer states", self.host_state_bytes(size), "source", SOURCE),
+            Term("buffers", sum(map(taken, buffers)), "source", SOURCE),
+        )
 
     @property
     def contiguous(self) -> bool:

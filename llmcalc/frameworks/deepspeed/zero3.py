@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ...device_memory.device_memory import Term
+from ...device_memory.host import pinned_bytes
 from ...device_memory.optimizers.run_step import run_step
 from ...device_memory.optimizers.step import OptimizedParameter
 from ...device_memory.training import Training
@@ -23,6 +25,9 @@ from .param_coordinator import Coordinator, Parameter
 from .partitions import in_module_order
 from .settings import DeepSpeedSettings
 from .zero import DOUBLE, ZeroRun
+
+SOURCE = "deepspeed/runtime/zero/stage3.py"
+"""The source of what is on the host."""
 
 NORM_BUFFER = 250_000_000
 """Largest number of elements whose norm is computed at once (`_constant_buffered_norm2`)."""
@@ -90,6 +95,29 @@ class Stage3Run(ZeroRun):
     def offloads(self) -> bool:
         """Whether the optimizer's states and the rank's gradients are on the host."""
         return self.settings.offload_optimizer != "none"
+
+    def host_terms(self) -> tuple[Term, ...]:
+        """Returns the fp32 partitions with their gradients and states, and the parts of parameters.
+
+        The buffer of all parts of trained parameters is always pinned (`_create_param_groups_fp16_flat_cpu_memory`).
+        """
+        settings, terms = self.settings, list[Term]()
+        groups = [sum(parameter.shard_elements for parameter in group) for group in self.groups]
+        if self.offloads:
+            taken = pinned_bytes if settings.offload_optimizer_pin_memory else int
+            weights = sum(size * FLOAT32.bytes + taken(size * FLOAT32.bytes) for size in groups)
+            terms = [
+                Term("fp32 weights and gradients", weights, "source", SOURCE),
+                Term("optimizer states", sum(map(self.host_state_bytes, groups)), "source", SOURCE),
+                Term("buffers", taken(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
+            ]
+        if settings.offload_param != "none":
+            taken = pinned_bytes if settings.offload_param_pin_memory else int
+            frozen = [parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf]
+            shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen]
+            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(taken, shards))
+            terms.append(Term("parameters", size, "source", SOURCE))
+        return tuple(terms)
 
     def _create_fp32_partitions(self) -> None:
         """Creates the float32 copies that the optimizer updates (`_create_fp32_partitions`)."""

@@ -117,7 +117,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """
     memory, layout = run.memory, run.layout
     version, settings = version_date(run.version), titan_settings(run.own_settings)
-    training = memory.training()
+    training = memory.training(runtime)
     if TOWERS.name in memory.states.count.include:
         raise InputError("FSDP2 with image and audio encoders is not modelled")
     training, fsdp = torchtitan_training(memory.spec, training, version, settings)

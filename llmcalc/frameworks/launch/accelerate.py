@@ -10,7 +10,18 @@ from typing import Any
 from ...errors import shown
 from ...parallel.layout import Layout
 from ..registry import WITHOUT_A_NAME, plugins
-from .record import Launch, Reading, RunUnder, Source, Table, default_attention, reading_of, size_of, unknown_keys
+from .record import (
+    FP16_NOTE,
+    Launch,
+    Reading,
+    RunUnder,
+    Source,
+    Table,
+    default_attention,
+    reading_of,
+    size_of,
+    unknown_keys,
+)
 
 ACCELERATE_SIGNS = ("compute_environment", "num_processes")
 """Keys by which a config without `distributed_type` is recognized."""
@@ -93,8 +104,11 @@ def _mixed(reading: Reading, data: Table) -> dict[str, Any]:
     if name in ("no", "false"):
         return {"precision": "fp32"}
     if name in ("bf16", "fp16"):
+        reading.notes += [FP16_NOTE] * (name == "fp16")
         return {"precision": "autocast"}
     if name == "fp8":
-        reading.unknown["mixed_precision"] = "products in 8 bits are not modelled"
+        reading.unknown["mixed_precision"] = (
+            "products in 8 bits, by Transformer Engine or torchao, are not modelled here"
+        )
         return {}
     raise reading.wrong("mixed_precision", f"{shown(data['mixed_precision'])}; expected no, bf16 or fp16")

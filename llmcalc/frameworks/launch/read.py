@@ -291,6 +291,7 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
         if reader is not None and reader.read is not None:
             words = arguments_of(line.words, where)
             table = {flag.lstrip("-").replace("-", "_"): plain_value(value) for flag, value in words.items()}
+            table = {**IMPLIED_BY.get(line.program, {}), **table}
             return read_with_options(reader, reader.read, table, start(line), options)
     return _with_arguments(script, lines, source, start, options)
 
@@ -363,7 +364,7 @@ def _config(name: str, command: CommandLine, source: Source, options: Mapping[st
     try:
         config = _parsed(text, path)
         if isinstance(config, Mapping):
-            config = with_typed_values(config, command, path)
+            config = {**IMPLIED_BY.get(command.program, {}), **with_typed_values(config, command, path)}
         return _tables(config, replace(source, where=path), options)
     except InputError as error:
         raise InputError(f"{source.where}: line {command.line} runs {command.program} with {error}") from None
@@ -391,8 +392,14 @@ def _with_written_files(fetch: Fetch | None, files: Mapping[str, str], where: st
     return read
 
 
-TABLES_OF = {"trl sft": "trl", "llamafactory-cli train": "llama-factory"}
+TABLES_OF = {"trl sft": "trl", "trl dpo": "trl", "trl grpo": "trl", "llamafactory-cli train": "llama-factory"}
 """Program whose arguments are the keys of its own configuration files → the kind of those files."""
+
+IMPLIED_BY: Mapping[str, Mapping[str, Any]] = {
+    "trl dpo": {"loss_type": "sigmoid"},
+    "trl grpo": {"num_generations": 8},
+}
+"""Program → an argument of its trainer alone with its default, by which the reader of its files knows the trainer."""
 
 COUNTS = {
     "--nproc-per-node": "each",

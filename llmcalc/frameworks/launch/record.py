@@ -19,6 +19,12 @@ Table: TypeAlias = Mapping[str, Any]
 Fetch: TypeAlias = Callable[[str], Table]
 """Reads the tables of a file that another file names."""
 
+FP16_NOTE = (
+    "fp16 is counted as bf16, whose tensors have the same sizes; GradScaler unscales gradients in place and keeps "
+    "numbers of 4 bytes (torch/amp/grad_scaler.py)"
+)
+"""A note on autocast to fp16."""
+
 NO_FILES: Mapping[str, Table] = {}
 """No files that come with a program."""
 

@@ -82,8 +82,8 @@ PROGRAMS = (
     ),
     RefusedProgram(
         "TRL",
-        r"trl (dpo|grpo|kto|reward|rloo)",
-        "trainings with preferences, rewards or generated answers are not modelled; expected trl sft",
+        r"trl (kto|reward|rloo)",
+        "trainings with preferences, rewards or generated answers are not modelled; expected trl sft, dpo or grpo",
     ),
 )
 

@@ -14,6 +14,7 @@ from ...parallel.layout import Layout
 from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import trainer_arguments
 from .record import (
+    FP16_NOTE,
     NO_FILES,
     Launch,
     Reading,
@@ -27,33 +28,27 @@ from .record import (
 )
 from .shell import is_unresolved, printable, unresolved_reason
 
-EIGHT_BIT: dict[str, Any] = {"optimizer": "adamw-8bit"}
-FUSED_FP32: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_dtype": "fp32"}
-
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},
     "adamw_torch_fused": {"optimizer": "adamw", "optimizer_impl": "fused"},
     "adamw_hf": {"optimizer": "adamw", "optimizer_impl": "loop"},
-    "adamw_bnb_8bit": EIGHT_BIT,
-    "adamw_8bit": EIGHT_BIT,
-    "adamw_torch_8bit": EIGHT_BIT,
-    "ao_adamw_8bit": EIGHT_BIT,
-    "paged_adamw_8bit": EIGHT_BIT,
-    "paged_adamw": FUSED_FP32,
-    "paged_adamw_32bit": FUSED_FP32,
+    "adamw_bnb_8bit": {"optimizer": "adamw-8bit"},
+    "adamw_8bit": {"optimizer": "adamw-8bit"},
+    "adamw_torch_8bit": {"optimizer": "adamw-8bit-torchao"},
+    "ao_adamw_8bit": {"optimizer": "adamw-8bit-torchao"},
+    "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"},
+    "paged_adamw": {"optimizer": "paged-adamw"},
+    "paged_adamw_32bit": {"optimizer": "paged-adamw"},
+    "lion_32bit": {"optimizer": "lion"},
+    "lion_8bit": {"optimizer": "lion-8bit"},
+    "paged_lion_32bit": {"optimizer": "paged-lion"},
+    "paged_lion_8bit": {"optimizer": "paged-lion-8bit"},
+    "schedule_free_adamw": {"optimizer": "schedule-free-adamw"},
+    "schedule_free_sgd": {"optimizer": "schedule-free-sgd"},
     "adafactor": {"optimizer": "adafactor"},
     "sgd": {"optimizer": "sgd"},
 }
-"""`optim` → options of `llmcalc memory`. bitsandbytes keeps 32-bit states in fp32, and updates in one kernel."""
-
-OPTIMIZER_NOTES = {
-    "paged_adamw_8bit": "paged states are counted on the device, from which the driver may move them to the host",
-    "paged_adamw": "paged states are counted on the device, from which the driver may move them to the host",
-    "paged_adamw_32bit": "paged states are counted on the device, from which the driver may move them to the host",
-    "adamw_torch_8bit": "8-bit states of torchao are counted as those of bitsandbytes, an estimate",
-    "ao_adamw_8bit": "8-bit states of torchao are counted as those of bitsandbytes, an estimate",
-}
-"""`optim` → a note on its states."""
+"""`optim` → options of `llmcalc memory`."""
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     "per_device_train_batch_size": 8,
@@ -254,8 +249,6 @@ def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
     if name not in OPTIMIZERS:
         reading.unknown[key] = f"'{name}' is not modelled"
         return {}
-    if name in OPTIMIZER_NOTES:
-        reading.notes.append(OPTIMIZER_NOTES[name])
     return dict(OPTIMIZERS[name])
 
 
@@ -295,6 +288,8 @@ def weight_formats(reading: Reading, data: Table, default: str = "auto") -> tupl
     if kind is None:
         kind = reading.value(data, key, default)
     half = "bf16" if reading.flag(data, "bf16") else "fp16" if reading.flag(data, "fp16") else None
+    if half == "fp16":
+        reading.notes.append(FP16_NOTE)
     if kind == "auto":
         return {"precision": "fp32" if half is None else "autocast"}, True
     dtype = WEIGHTS.get(str(kind).removeprefix("torch.")[:20])

@@ -74,12 +74,13 @@ def read_litgpt(data: Table, source: Source) -> Launch:
             "batch": batch,
             "num_microbatches": max(1, total // world // batch),
             "attn_implementation": "flash",
-            "norm": "fused",
+            "norm": "eager",
             "keep_logits": True,
             "cross_entropy": "split",
             "loss_chunk": HEAD_CHUNK,
             **_optimizer(reading, data),
         }
+        reading.notes.append("RMSNorm step by step, as in litgpt/model.py; a model with LayerNorm runs --norm fused")
         if train.get("max_seq_length") is not None:
             words["seq"] = size_of(reading, "train.max_seq_length", train["max_seq_length"])
         else:

@@ -13,7 +13,7 @@ from .pipeline_replay import replay_rank_on_allocator
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     """Computes the memory of one rank. Raises `InputError` for a layout that is not supported or not modelled."""
-    spec, training = run.memory.spec, run.memory.training()
+    spec, training = run.memory.spec, run.memory.training(runtime)
     check_torch(run.layout)
     replay = replay_rank_on_allocator(
         spec, training, run.layout, rank, runtime.expandable, runtime.workspace, run.recorded_ranks(runtime)

@@ -54,12 +54,12 @@ OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {
     "torch.optim.Adam": {"optimizer": "adamw", "optimizer_impl": "foreach"},
     "torch.optim.SGD": {"optimizer": "sgd"},
     "torch.optim.Adafactor": {"optimizer": "adafactor"},
-    "bitsandbytes.optim.PagedAdamW": {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_dtype": "fp32"},
+    "bitsandbytes.optim.PagedAdamW": {"optimizer": "paged-adamw"},
     "bitsandbytes.optim.AdamW": {"optimizer": "adamw", "optimizer_impl": "fused", "optimizer_dtype": "fp32"},
-    "bitsandbytes.optim.PagedAdamW8bit": {"optimizer": "adamw-8bit"},
+    "bitsandbytes.optim.PagedAdamW8bit": {"optimizer": "paged-adamw-8bit"},
     "bitsandbytes.optim.AdamW8bit": {"optimizer": "adamw-8bit"},
-    "torchao.optim.AdamW8bit": {"optimizer": "adamw-8bit"},
-    "torchao.prototype.low_bit_optim.AdamW8bit": {"optimizer": "adamw-8bit"},
+    "torchao.optim.AdamW8bit": {"optimizer": "adamw-8bit-torchao"},
+    "torchao.prototype.low_bit_optim.AdamW8bit": {"optimizer": "adamw-8bit-torchao"},
 }
 """Class of an optimizer → options of `llmcalc memory`."""
 
@@ -157,10 +157,6 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
         reading.unknown["optimizer"] = f"'{name}' is not modelled"
         return {}
     words = dict(OPTIMIZERS[name])
-    if "Paged" in name:
-        reading.notes.append("paged states are counted on the device, from which the driver may move them to the host")
-    if name.startswith("torchao"):
-        reading.notes.append("8-bit states of torchao are counted as those of bitsandbytes, an estimate")
     if table.get("fused") is True:
         words["optimizer_impl"] = "fused"
     return words

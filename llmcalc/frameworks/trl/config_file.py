@@ -69,6 +69,9 @@ IGNORED = frozenset(
 )
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
+SFT_LOSSES = ("chunked_nll", "nll", "dft")
+"""Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
+
 DEFAULTS = {**TRAINER_DEFAULTS, "gradient_checkpointing": True, "max_length": 1024, "bf16": True}
 
 
@@ -86,7 +89,9 @@ def read_trl(data: Table, source: Source) -> Launch:
         reading.ignored += [name for name in data if name in ignored]
         known = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
         unknown_keys(reading, data, known, "", "no argument that is known")
-        sign = next((name for name in PREFERENCE_SIGNS if not is_grpo and data.get(name) is not None), "")
+        signs = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
+        is_pairs_loss = str(data.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
+        sign = "" if is_grpo else next(signs, "loss_type" if is_pairs_loss else "")
         for name in ("use_dora", "lora_target_parameters", "cast_lm_head_to_fp32"):
             if data.get(name):
                 reading.unknown[name] = "it is modelled without"
@@ -96,7 +101,7 @@ def read_trl(data: Table, source: Source) -> Launch:
         if data.get("activation_offloading"):
             words["offload_activations"] = True
         if is_grpo:
-            words |= _grpo(reading, data)
+            words |= _grpo(reading, data, "lora_rank" in words)
         elif sign:
             words |= pair_words(reading, sign, str(data.get("loss_type", "sigmoid")), words)
         else:
@@ -109,22 +114,27 @@ def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any
     """The settings of SFT's loss: logits of a part of the tokens at a time, unless Liger-Kernel has its own."""
     if "cross_entropy" in words:
         return {}
-    loss = str(reading.value(data, "loss_type", "chunked_nll"))[:30]
+    loss = str(reading.value(data, "loss_type", SFT_LOSSES[0]))[:30]
     if loss == "chunked_nll" and data.get("deepspeed"):
         reading.notes.append("the chunked loss is counted as one of all logits under DeepSpeed, an upper bound")
         return {}
     if loss == "chunked_nll":
         return {"cross_entropy": "split", "loss_chunk": 256}
-    if loss not in ("nll", "dft"):
-        reading.unknown["loss_type"] = f"'{loss}' is not modelled; nll and chunked_nll are"
     return {}
 
 
-def _grpo(reading: Reading, data: Table) -> dict[str, Any]:
-    """The settings of GRPO's training step: prompts and completions, without a reference model if beta is 0."""
+def _grpo(reading: Reading, data: Table, has_adapters: bool) -> dict[str, Any]:
+    """The settings of GRPO's training step: prompts and completions.
+
+    With a beta other than 0 it has a reference model: beside adapters the frozen weights, else a copy of all weights.
+    """
     beta = reading.value(data, "beta", 0.0)
-    if beta not in (0, 0.0):
-        reading.unknown["beta"] = "GRPO with a reference model is not modelled; beta 0.0 is"
+    if beta not in (0, 0.0) and has_adapters:
+        reading.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
+    elif beta not in (0, 0.0):
+        reading.unknown["beta"] = (
+            "GRPO with a reference model is not modelled without adapters; beta 0.0, or use_peft, is"
+        )
     if data.get("vllm_mode") == "colocate":
         reading.unknown["vllm_mode"] = "an engine on the same device is not modelled; server is"
     completion = reading.size(data, "max_completion_length", 512)

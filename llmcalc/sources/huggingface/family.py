@@ -57,6 +57,22 @@ def every_expert(op: Op) -> Op:
     return replace(op, top_k=op.num_experts) if isinstance(op, ExpertLinear) else op
 
 
+@dataclass(frozen=True)
+class DropoutFields:
+    """The fields of a config with probabilities of dropout.
+
+    places: place (`components/dropout.py`) → the field with its probability, as the class reads it.
+    defaults: defaults of the configuration class in `transformers`; 0 for a field without one here.
+    """
+
+    places: Mapping[str, str]
+    defaults: Mapping[str, float] = field(default_factory=dict)
+
+
+ATTENTION_DROPOUT = DropoutFields({"attention": "attention_dropout"})
+"""The field of most decoders."""
+
+
 def untied(spec: ModelSpec) -> bool:
     """Whether the model has an output projection separate from the embedding."""
     from ...components.head import LMHead
@@ -102,6 +118,7 @@ class Family:
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
     filled: defaults that the wrapper's class adds to its `text_config`.
+    dropout: the fields of its configs with probabilities of dropout; by default `attention_dropout` alone.
     towers: prefixes of the names of classes that build vision or audio encoders for a text model with a flat config.
     tower_file: the file in `towers` that reads its vision and audio encoders.
 
@@ -129,6 +146,7 @@ class Family:
     like: str | None = None
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)
+    dropout: DropoutFields = ATTENTION_DROPOUT
     towers: str = ""
     tower_file: str = ""
     writes: Writes = field(default_factory=dict)

@@ -13,6 +13,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
 from .config import Config
 from .drafts import require_whole
+from .dropout import dropout_of
 from .family import Family
 from .heads import architecture_of, head_of
 from .unknown import Unknown, remark
@@ -317,6 +318,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
         raise InputError(f"{location}model_type: '{kind}' wraps a text model, but the config has no text_config")
     config = config_of(data, kind, family, head or head_of(wrapper_config), location)
     model = family.read(config)
+    model |= dropout_of(config, family)
     flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
     uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
     config.close(frozenset().union(uncounted, *(record.ignored for record in flat)))

@@ -96,7 +96,15 @@ def _candidate_config(kind: str, family: Family, name: str, facts: Facts) -> dic
     _fill(config, family, facts, [*family.defaults, *family.writes])
     read_fields = _fields_read(family, config)
     _fill(config, family, facts, [field for field in ALSO if field in read_fields])
-    return config
+    return config | _dropout_fields(family, facts.spec)
+
+
+def _dropout_fields(family: Family, spec: ModelSpec) -> dict[str, float]:
+    """Returns the probabilities of dropout that differ from the class's defaults; nothing of a spec without any."""
+    if spec.dropout is None:
+        return {}
+    fields = {field: getattr(spec.dropout, place) or 0.0 for place, field in family.dropout.places.items()}
+    return {field: value for field, value in fields.items() if value != family.dropout.defaults.get(field, 0.0)}
 
 
 def _fill(config: dict[str, Any], family: Family, facts: Facts, fields: list[str]) -> None:

@@ -1,9 +1,9 @@
 """Compares two specs: whether they are the same architecture, and where they differ first.
 
 A spec can be written in several ways: a head size or the number of key/value heads may be given or omitted, and layers
-    may be variants under any names. Here each is converted to one canonical form. Fields that change no count and no
-    function's form are ignored: the ε of norms, the base of rotary angles, weights of auxiliary losses, and the context
-    length without a position embedding of its size.
+may be variants under any names. Here each is converted to one canonical form. Fields that change no count and no
+function's form are ignored: the ε of norms, dropout, the base of rotary angles, weights of auxiliary losses, and the
+context length without a position embedding of its size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def canonical(spec: ModelSpec) -> dict[str, Any]:
     table = {
         name: getattr(spec, name)
         for name in ModelSpec.model_fields
-        if name not in ("encoder", "decoder", "max_position_embeddings", "mtp")
+        if name not in ("encoder", "decoder", "max_position_embeddings", "mtp", "dropout")
     }
     table = {name: _plain_values(value, spec.hidden_size) for name, value in table.items()}
     for side, stack in spec.stacks():

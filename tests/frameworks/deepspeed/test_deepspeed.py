@@ -248,7 +248,7 @@ def test_frozen_weights_are_in_no_partition() -> None:
 @pytest.mark.parametrize(
     ("own", "layout", "message"),
     [
-        (None, Layout(dp=4), "--zero 0: DeepSpeed without ZeRO"),
+        (None, Layout(dp=4), "stage 0: DeepSpeed without ZeRO"),
         (None, Layout(dp=2, tp=2, zero=1), "--tp 2: with DeepSpeed"),
         (None, Layout(dp=2, zero=3, prefetch=1), "--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size"),
         (small(2, offload_optimizer="nvme"), Layout(dp=4, zero=2), "offload_optimizer: nvme"),

@@ -306,7 +306,10 @@ def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int)
         ({"train_batch_size": 6}, "train_batch_size: 6; expected"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "both are enabled"),
         ({"bf16": True}, "bf16: True; expected a table"),
-        ({"optimizer": {"type": "OneBitAdam"}}, "optimizer.type ('OneBitAdam' is not modelled)"),
+        (
+            {"optimizer": {"type": "OneBitAdam"}},
+            "optimizer.type ('OneBitAdam', which compresses gradients to one bit, is not modelled)",
+        ),
         ({"somehow": 1}, "somehow (no key that is known)"),
     ],
 )
@@ -348,8 +351,10 @@ TRAINER: dict[str, Any] = {"per_device_train_batch_size": 2}
         ({}, {"batch": 2, "num_microbatches": 1, "precision": "fp32", "optimizer": "adamw", "optimizer_impl": "fused"}),
         ({"bf16": True}, {"precision": "autocast"}),
         ({"torch_dtype": "bfloat16"}, {"dtype": "bf16", "master_weights": "none"}),
-        ({"optim": "paged_adamw_8bit"}, {"optimizer": "adamw-8bit"}),
-        ({"optim": "paged_adamw_32bit"}, {"optimizer": "adamw", "optimizer_dtype": "fp32"}),
+        ({"optim": "paged_adamw_8bit"}, {"optimizer": "paged-adamw-8bit"}),
+        ({"optim": "paged_adamw_32bit"}, {"optimizer": "paged-adamw"}),
+        ({"optim": "lion_8bit"}, {"optimizer": "lion-8bit"}),
+        ({"optim": "schedule_free_adamw"}, {"optimizer": "schedule-free-adamw"}),
         ({"optim": "adamw_bnb_8bit"}, {"optimizer": "adamw-8bit"}),
         (
             {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},
@@ -389,7 +394,7 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
     ("more", "said"),
     [
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: 0; expected a whole number of at least 1"),
-        ({"optim": "lion_8bit"}, "optim ('lion_8bit' is not modelled)"),
+        ({"optim": "galore_adamw"}, "optim ('galore_adamw' is not modelled)"),
         ({"fsdp": "full_shard offload"}, "fsdp_config.fsdp_offload_params"),
         ({"fsdp": "half_shard"}, "fsdp: 'half_shard'; expected full_shard"),
         ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),

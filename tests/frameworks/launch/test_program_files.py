@@ -94,7 +94,7 @@ COMMANDS = [
     ("megatron sft --model a/b --tuner_type lora", "adapters under Megatron-Core are not modelled"),
     ("megatron rlhf --rlhf_type dpo --model a/b", "megatron rlhf: trainings with preferences"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),
-    ("trl grpo --model_name_or_path a/b", "trl grpo is TRL's: trainings with preferences"),
+    ("trl kto --model_name_or_path a/b", "trl kto is TRL's: trainings with preferences"),
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x", "step 3 runs four models in one process"),
@@ -168,6 +168,13 @@ def test_a_file_that_a_program_is_started_with_is_read(tmp_path: Path) -> None:
         ),
         ("trl sft --model_name_or_path a/b --max_length 64 --per_device_train_batch_size 2", "trl", {"seq": 64}),
         ("llamafactory-cli train --model_name_or_path a/b --stage sft --cutoff_len 64", "llama-factory", {"seq": 64}),
+        ("trl dpo --config trl_sft.yaml --use_peft --per_device_train_batch_size 5", "trl", {"batch": 10}),
+        (
+            "trl dpo --model_name_or_path a/b --use_peft --max_length 64 --per_device_train_batch_size 2",
+            "trl",
+            {"seq": 64, "batch": 4},
+        ),
+        ("trl grpo --config trl_grpo.yaml --beta 0.04 --use_peft", "trl", {"seq": 1024}),
     ],
 )
 def test_values_typed_behind_a_config_replace_the_file_s(command: str, kind: str, values: dict[str, Any]) -> None:

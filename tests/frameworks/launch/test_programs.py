@@ -107,7 +107,7 @@ def test_qlora_of_axolotl() -> None:
         "batch": 2,
         "num_microbatches": 4,
         "seq": 1024,
-        "optimizer": "adamw-8bit",
+        "optimizer": "paged-adamw-8bit",
         "dtype": "bf16",
         "recompute": "full-reentrant",
         "attn_implementation": "flash",
@@ -249,7 +249,7 @@ def test_grpo_counts_prompt_and_completion() -> None:
     launch = read_launch(FILES / "trl_grpo.yaml")
     assert (launch.settings["seq"], launch.settings["batch"]) == (1024, 8)
     assert launch.filled_in["beta"] == 0.0
-    with pytest.raises(InputError, match=r"beta \(GRPO with a reference model is not modelled; beta 0.0 is\)"):
+    with pytest.raises(InputError, match=r"beta \(GRPO with a reference model is not modelled without"):
         changed("trl_grpo.yaml", beta=0.04)
     with pytest.raises(InputError, match=r"vllm_mode \(an engine on the same device"):
         changed("trl_grpo.yaml", vllm_mode="colocate")

@@ -150,8 +150,15 @@ class AttentionKernels(LinearKernels):
         return self.unfused_attention(q, k, v, heads, groups, width, masked)
 
     def cudnn_attention(self, q: Tensor, k: Tensor, v: Tensor, heads: Number, width: Number) -> Tensor:
-        """Runs cuDNN's attention, which saves its inputs, its output, and a logsumexp per query and head."""
+        """Runs cuDNN's attention, which saves its inputs, its output, and a logsumexp per query and head.
+
+        Its backward pass has a workspace beside the gradients, where queries' gradients and a number per query and head
+        are summed in fp32 (NVIDIA/cudnn-frontend, node/scaled_dot_product_flash_attention.h, `dQ_accum` and
+        `softmax_sum`; transformer_engine/pytorch/csrc/extensions/attention.cpp allocates it). A deterministic one has
+        another workspace, whose size the library alone knows: it is not counted.
+        """
         graph, rows = self.graph, q.shape[0]
+        sums = None if self.rank_choices.deterministic else (q.shape[0], q.shape[1])
         if not (q.storage is k.storage is v.storage):
             q, k, v = (self.contiguous(x) for x in (q, k, v))
         ins = (q, k, v)
@@ -164,12 +171,21 @@ class AttentionKernels(LinearKernels):
 
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if product_shape is None:
-                return [graph.new(shape, g.dtype) for shape in shapes]
+                input_gradients = [graph.new(shape, g.dtype) for shape in shapes]
+                self.cudnn_workspace(sums, heads)
+                return input_gradients
             product_gradient = graph.new(product_shape, g.dtype)
+            self.cudnn_workspace(sums, heads)
             return [Tensor(shape, g.dtype, product_gradient.storage, product_gradient.strides) for shape in shapes]
 
         self.node("attention", ins, [out], backward, *ins, out, logsumexp, random_state)
         return self.all_to_all_output(out)
+
+    def cudnn_workspace(self, sums: tuple[Number, Number] | None, heads: Number) -> None:
+        """Allocates and frees the workspace of cuDNN's backward pass. sums: its fp32 sums; None without them."""
+        if sums is not None:
+            query_gradient_sums = self.graph.new((sums[0], sums[1] + heads), FLOAT32)
+            del query_gradient_sums
 
     def all_to_all_output(self, attention_output: Tensor) -> Tensor:
         """Returns attention's output after its all-to-all, where ranks of a sequence divide heads.

@@ -124,9 +124,10 @@ class ElementwiseKernels(AttentionKernels):
     # --- additions ---------------------------------------------------------------------------------------------------
 
     def do_dropout(self, step: Step) -> None:
-        """Defers dropout to the next residual addition."""
+        """Defers dropout of a sublayer's output to the residual addition; at other places Megatron has its own."""
         self.bind(step.outs[0], self.get(step.ins[0]))
-        self.dropout_outputs.add(id(step.outs[0]))
+        if step.options["place"] in ("attention_output", "feed_forward"):
+            self.dropout_outputs.add(id(step.outs[0]))
 
     def do_add(self, step: Step) -> None:
         """Adds two tensors, with the deferred dropout of one of them."""

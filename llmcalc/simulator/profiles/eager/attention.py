@@ -166,9 +166,9 @@ class AttentionKernels(Lowering):
         elif step.options["masked"]:
             mask = self.mask(step, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if step.options.get("sinks") else None
-        cap = step.options["cap"]
+        cap, dropout = step.options["cap"], step.options["dropout"]
         output = self.run_attention_core(
-            lambda q, k, v, *bias: self.core(q, k, v, mask, cap, sinks, *bias), q, k, v, bias
+            lambda q, k, v, bias=None: self.core(q, k, v, mask, cap, sinks, bias, dropout), q, k, v, bias
         )
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
@@ -213,10 +213,11 @@ class AttentionKernels(Lowering):
         cap: float | None = None,
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
+        dropout: float = 0.0,
     ) -> Tensor:
         """Computes softmax(q·kᵀ)·v with float32 scores. sinks: per head, the score of one extra key without a value.
 
-        bias: the term added to the scores.
+        bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
         """
         t = self.t
         scores = t.scale(t.matmul(q, t.transpose(k, -1, -2)))
@@ -230,5 +231,5 @@ class AttentionKernels(Lowering):
             sink = self.sink(sinks, scores)
             keys = scores.shape[-1]
             probs = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), FLOAT32)), keys), v.dtype)
-            return t.matmul(probs, v)
-        return t.matmul(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), v)
+            return t.matmul(self.dropped(probs, dropout), v)
+        return t.matmul(self.dropped(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)

@@ -158,9 +158,11 @@ class AttentionVariantKernels(AttentionKernels):
         scores = local_tensors["scores"] = t.masked_fill(scores, t.like(visible_mask))
         if options["sinks"]:
             all_probs = t.softmax(t.to(t.cat([scores, local_tensors["sink"]]), FLOAT32))
-            self.bind(step.outs[0], t.to(t.slice(all_probs, scores.shape[-1]), v.dtype))
+            probs = t.to(t.slice(all_probs, scores.shape[-1]), v.dtype)
+            self.bind(step.outs[0], self.dropped(probs, options["dropout"]))
             return
-        self.bind(step.outs[0], t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype))
+        probs = t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype)
+        self.bind(step.outs[0], self.dropped(probs, options["dropout"]))
 
     def _joined(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates all scores, and drops the separate tensors."""

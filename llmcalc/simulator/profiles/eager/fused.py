@@ -96,7 +96,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
                 raise self.unsupported("--attn-implementation sdpa-math takes no window and no soft cap", step.name)
             k, v = (self.t.expand(x, (x.shape[0], q.shape[1], *x.shape[2:])) for x in (k, v))
             masked = step.options["causal"] and not crossing
-            output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, masked), q, k, v)
+            dropout = step.options["dropout"]
+            output = self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, masked, dropout), q, k, v)
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
     @compared(CHOSEN, attention="flash")
@@ -149,7 +150,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
             queries
         )
         masked = limited or (causal and queries != keys)
-        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, masked, recorded(self.graph, (q, k, v)))
+        dropout = step.options["dropout"] if self.run_config.workload.phase == "training" else 0.0
+        call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, masked, recorded(self.graph, (q, k, v)), dropout)
         backend = sdpa_backend(choices.capability, call)
         by_groups = not masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
         if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
@@ -158,8 +160,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if backend == "flash":
             return self.run_attention_core(self.flash, q, k, v)
         if backend == "math":
-            masks = causal and mask is None
-            return self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, masks or mask is not None), q, k, v)
+            adds_mask = causal or mask is not None
+            return self.run_attention_core(lambda q, k, v: self.sdpa_math(q, k, v, adds_mask, dropout), q, k, v)
         if backend == "cpu":
             return self.run_attention_core(lambda q, k, v: self.cpu_attention(q, k, v, mask), q, k, v)
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
@@ -169,7 +171,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
         inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
-        pads queries to a multiple of 32. The seeds of dropout lie on the host, except on meta. In the backward pass dQ
+        pads queries to a multiple of 32. Dropout keeps no mask: its seeds lie on the host, except on meta, and the
+        backward pass draws the same numbers. In the backward pass dQ
         is taken to be summed in float32, as in flash attention: neither workspace was read or measured.
         """
         graph, spare = self.graph, self.choices.workspace
@@ -233,8 +236,11 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return t.new((*mask.shape[:-1], ceil_div(keys, 16) * 16), dtype) if aligned and keys % 16 else bias
 
     @compared(CHOSEN, attention="sdpa-math")
-    def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool) -> Tensor:
-        """Source: aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`."""
+    def sdpa_math(self, q: Tensor, k: Tensor, v: Tensor, masked: bool, dropout: float = 0.0) -> Tensor:
+        """Source: aten/src/ATen/native/transformers/attention.cpp, `_scaled_dot_product_attention_math`.
+
+        dropout: the probability of dropout, which runs on the probabilities.
+        """
         t, dtype = self.t, q.dtype
         q, k, v = (t.to(x, FLOAT32) for x in (q, k, v))
         scaled = t.scale(q)
@@ -242,7 +248,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         scores = t.matmul(scaled, t.scale(t.transpose(k, -1, -2)))
         if mask is not None:
             scores = t.add(scores, mask)
-        scores = t.softmax(scores)
+        scores = self.dropped(t.softmax(scores), dropout)
         returned = t.to(scores, dtype)
         out = t.to(t.matmul(scores, v), dtype)
         del returned

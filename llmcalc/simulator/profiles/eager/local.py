@@ -123,15 +123,20 @@ class LocalKernels(PositionKernels):
         assert isinstance(step.op, LocalCore)
         tokens, op = self.run_config.new(step.outs[0].rows), step.op
         mask, bias = self.memo["blocks", tokens, op.radius, op.global_block]
-        output = self.run_attention_core(lambda q, k, v, *bias: self._local_core(q, k, v, mask, *bias), q, k, v, bias)
+        dropout = step.options["dropout"]
+        output = self.run_attention_core(
+            lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
+        )
         output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
         self.set(step.outs[0], self._first(output, tokens))
 
-    def _local_core(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None = None) -> Tensor:
+    def _local_core(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None
+    ) -> Tensor:
         t = self.t
         scores = t.matmul(q, t.transpose(k, -1, -2))
         if bias is None:
             scores = t.masked_fill(scores, t.like(mask))
         else:
             scores = t.masked_fill(t.add(scores, t.to(bias, scores.dtype)), t.like(mask))
-        return t.matmul(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), v)
+        return t.matmul(self.dropped(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)

@@ -15,7 +15,8 @@ from .....components.added_position import Learned
 from .....components.base import MOST_LAYERS
 from ...absent import present
 from ...config import Config, is_whole
-from ...family import EVERY, Deviation, Family, Modules, Quirks, untied
+from ...dropout import BERT_DROPOUT
+from ...family import EVERY, Deviation, DropoutFields, Family, Modules, Quirks, untied
 from ...parts import (
     ACTIVATIONS,
     OF_CHOICES,
@@ -355,11 +356,17 @@ ROBERTA = Family(
     writes=ROBERTA_WRITES,
     deviations=(SECOND_BIAS,),
     modules=ROBERTA_MODULES,
+    dropout=BERT_DROPOUT,
 )
 
 FAMILIES = {
     "bert": Family(
-        _bert, {**COMMON, **DECODER, "type_vocab_size": 2}, OLD, deviations=(SECOND_BIAS,), modules=BERT_MODULES
+        _bert,
+        {**COMMON, **DECODER, "type_vocab_size": 2},
+        OLD,
+        deviations=(SECOND_BIAS,),
+        modules=BERT_MODULES,
+        dropout=BERT_DROPOUT,
     ),
     "ernie": Family(
         _bert,
@@ -371,6 +378,7 @@ FAMILIES = {
         },
         deviations=(SECOND_BIAS,),
         modules=BERT_MODULES,
+        dropout=BERT_DROPOUT,
     ),
     "megatron-bert": Family(
         _megatron_bert,
@@ -388,6 +396,7 @@ FAMILIES = {
         deviations=(SECOND_BIAS,),
         quirks=Quirks(reads_values=("ForMultipleChoice",), makes_mask=EVERY),
         modules={**BERT_MODULES, "self_attn_pre_norm": "attention.ln", "mlp_pre_norm": "ln", "norm": "encoder.ln"},
+        dropout=BERT_DROPOUT,
     ),
     "roberta-prelayernorm": Family(
         _roberta_prelayernorm,
@@ -401,6 +410,7 @@ FAMILIES = {
             "mlp_pre_norm": "intermediate.LayerNorm",
             "norm": "LayerNorm",
         },
+        dropout=BERT_DROPOUT,
     ),
     "xlm-roberta-xl": Family(
         _xlm_roberta_xl,
@@ -426,6 +436,7 @@ FAMILIES = {
             "mlp_pre_norm": "LayerNorm",
             "norm": "encoder.LayerNorm",
         },
+        dropout=BERT_DROPOUT,
     ),
     "data2vec-text": ROBERTA,
     "roberta": replace(ROBERTA, defaults={**ROBERTA.defaults, "vocab_size": 50265}),
@@ -472,6 +483,10 @@ FAMILIES = {
             "classifier": "pre_classifier + classifier | classifier",
             "classifier.dense": ".pre_classifier",
         },
+        dropout=DropoutFields(
+            {"embedding": "dropout", "attention": "attention_dropout", "feed_forward": "dropout"},
+            {"dropout": 0.1, "attention_dropout": 0.1},
+        ),
     ),
     "electra": Family(
         _electra,
@@ -505,6 +520,7 @@ FAMILIES = {
             "classifier.dense": "dense",
             "classifier.out_proj": "out_proj | dense_prediction | .qa_outputs | .classifier",
         },
+        dropout=BERT_DROPOUT,
     ),
     "albert": Family(
         _albert,
@@ -544,6 +560,13 @@ FAMILIES = {
             "lm_head.dense": "dense",
             "lm_head.norm": "LayerNorm",
         },
+        dropout=DropoutFields(
+            {
+                "embedding": "hidden_dropout_prob",
+                "attention": "attention_probs_dropout_prob",
+                "attention_output": "hidden_dropout_prob",
+            }
+        ),
     ),
     "mpnet": Family(
         _mpnet,
@@ -561,5 +584,6 @@ FAMILIES = {
             "self_attn_post_norm": "attention.LayerNorm",
             "relative_bias": "encoder.relative_attention_bias",
         },
+        dropout=BERT_DROPOUT,
     ),
 }

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...absent import Absent, present
 from ...config import Config, is_whole
+from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Family, Modules, Quirks
 from ...parts import ACTIVATIONS, Table, encoder, layernorm, token_types
 from ...writes import Value, Writes
@@ -212,6 +213,7 @@ FAMILIES = {
             "pos_key": ".attention.self.pos_proj",
             "pos_query": ".attention.self.pos_q_proj",
         },
+        dropout=BERT_DROPOUT,
     ),
     "deberta-v2": Family(
         _deberta_v2,
@@ -234,5 +236,6 @@ FAMILIES = {
             "pos_key": ".attention.self.pos_key_proj",
             "pos_query": ".attention.self.pos_query_proj",
         },
+        dropout=BERT_DROPOUT,
     ),
 }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
+from ...dropout import BERT_DROPOUT
 from ...family import Family
 from ...parts import QKVO, Table, architecture, biases, encoder, layernorm, mlp, pooler, rope
 from .bert import DECODER, OLD, ROBERTA_MODULES, bert_head, bert_score, padded_positions
@@ -70,5 +71,6 @@ FAMILIES = {
             "norm": "encoder.emb_layer_norm_after",
             "contact_head": "contact_head",
         },
+        dropout=BERT_DROPOUT,
     )
 }

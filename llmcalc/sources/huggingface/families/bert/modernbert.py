@@ -8,12 +8,14 @@ transformers: models/modernbert, models/modernbert_decoder, models/eurobert, mod
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....components.head import Classifier
 from ...absent import present
 from ...config import Config
-from ...family import Family, Modules, Quirks
+from ...dropout import BERT_DROPOUT
+from ...family import DropoutFields, Family, Modules, Quirks
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -370,6 +372,14 @@ FAMILIES = {
         writes={**MODERN_WRITES, **UNPADDED},
         quirks=Quirks(reads_values=("ForMultipleChoice",)),
         modules=MODERN_MODULES,
+        dropout=DropoutFields(
+            {
+                "embedding": "embedding_dropout",
+                "attention": "attention_dropout",
+                "attention_output": "attention_dropout",
+                "activation": "mlp_dropout",
+            }
+        ),
     ),
     "modernbert-decoder": Family(
         _modernbert_decoder,
@@ -377,6 +387,14 @@ FAMILIES = {
         OF_MODERN,
         writes={**MODERN_WRITES, "local_attention": lambda s: 2 * present(s.window), "pad_token_id": lambda s: 0},
         modules=MODERN_MODULES,
+        dropout=DropoutFields(
+            {
+                "embedding": "embedding_dropout",
+                "attention": "attention_dropout",
+                "attention_output": "attention_dropout",
+                "activation": "mlp_dropout",
+            }
+        ),
     ),
     "eurobert": Family(
         _eurobert,
@@ -425,6 +443,7 @@ FAMILIES = {
             "gate_proj": "up_gate_proj",
             "mlp.up_proj": "mlp.up_gate_proj",
         },
+        dropout=replace(BERT_DROPOUT, defaults={"hidden_dropout_prob": 0.1}),
     ),
     "jina_embeddings_v3": Family(
         _jina_embeddings_v3,
@@ -445,6 +464,7 @@ FAMILIES = {
         deviations=(SECOND_BIAS,),
         modules={**NOMIC_MODULES, "up_proj": "fc1", "down_proj": "fc2"},
         earlier={**NOMIC_EARLIER, "attn": "mixer"},
+        dropout=BERT_DROPOUT,
     ),
     "nomic_bert": Family(
         _nomic_bert,
@@ -471,5 +491,6 @@ FAMILIES = {
         deviations=(SECOND_BIAS,),
         modules=NOMIC_MODULES,
         earlier={**NOMIC_EARLIER, "gate_proj": "fc12", "up_proj": "fc11", "down_proj": "fc2"},
+        dropout=replace(BERT_DROPOUT, defaults={}),
     ),
 }

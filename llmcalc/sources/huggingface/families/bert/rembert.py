@@ -5,11 +5,13 @@ transformers: models/bert_generation, models/rembert, models/roformer.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
+from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks
 from ...parts import OF_ANSWERS, OF_CHOICES, Table, architecture, encoder, pooler, scores_sequences
 from .bert import (
@@ -120,6 +122,7 @@ FAMILIES = {
         OLD,
         deviations=(SECOND_BIAS,),
         modules={**BERT_MODULES, "lm_head": "lm_head.decoder + lm_head.bias"},
+        dropout=BERT_DROPOUT,
     ),
     "rembert": Family(
         _rembert,
@@ -148,6 +151,7 @@ FAMILIES = {
             "lm_head.dense": "dense",
             "lm_head.norm": "LayerNorm",
         },
+        dropout=replace(BERT_DROPOUT, defaults={}),
     ),
     "roformer": Family(
         _roformer,
@@ -165,5 +169,6 @@ FAMILIES = {
         quirks=MASKS,
         deviations=(SECOND_BIAS, HOLDS_SINES),
         modules={**BERT_MODULES, "input_proj": "embeddings_project"},
+        dropout=BERT_DROPOUT,
     ),
 }

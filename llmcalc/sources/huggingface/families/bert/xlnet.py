@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import DropoutFields, Family
 from ...parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, scores_sequences
 
 SIMPLE = OF_ANSWERS + "Simple"
@@ -117,5 +117,11 @@ FAMILIES = {
             "classifier.dense": ".sequence_summary.summary",
             "classifier.out_proj": ".logits_proj | .classifier | .qa_outputs",
         },
+        dropout=DropoutFields(
+            dict.fromkeys(
+                ("embedding", "attention", "attention_output", "activation", "feed_forward", "final"), "dropout"
+            ),
+            {"dropout": 0.1},
+        ),
     )
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import DropoutFields, Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, moe, rmsnorm
 
 
@@ -82,5 +82,6 @@ FAMILIES = {
             "rms_norm_eps": 1e-5,
         },
         alone=False,
+        dropout=DropoutFields({"attention": "attention_dropout"}, {"attention_dropout": 0.1}),
     ),
 }

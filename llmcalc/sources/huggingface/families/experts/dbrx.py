@@ -6,7 +6,7 @@ transformers: models/dbrx.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import EVERY, Family, Quirks
+from ...family import EVERY, DropoutFields, Family, Quirks
 from ...parts import ACTIVATIONS, Table, decoder, layernorm, moe, rope
 
 
@@ -97,5 +97,6 @@ FAMILIES = {
             "up_proj": "v1",
             "down_proj": "w2",
         },
+        dropout=DropoutFields({}),
     ),
 }

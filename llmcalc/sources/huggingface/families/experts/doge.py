@@ -10,6 +10,7 @@ from __future__ import annotations
 from math import isqrt
 
 from ...config import Config
+from ...dropout import HIDDEN_DROPOUT
 from ...family import Family
 from ...parts import ACTIVATIONS, Table, decoder, glu, rmsnorm, rope
 
@@ -112,5 +113,6 @@ FAMILIES = {
             "mlp_residual_scale": "post_attention_residual",
             "router": "router_gate",
         },
+        dropout=HIDDEN_DROPOUT,
     ),
 }

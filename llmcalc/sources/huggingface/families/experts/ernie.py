@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import DropoutFields, Family, Modules
 from ...parts import (
     QKVO,
     Table,
@@ -156,6 +156,7 @@ FAMILIES = {
             "head_dim": 128,
         },
         NO_COUNT,
+        dropout=DropoutFields({}),
     ),
     "ernie4_5_moe": Family(
         _ernie4_5_moe,
@@ -174,6 +175,7 @@ FAMILIES = {
             "moe_layer_interval": _interval,
         },
         modules=ERNIE_MOE_MODULES,
+        dropout=DropoutFields({}),
     ),
     "ernie4_5_vl_moe": Family(
         None,
@@ -203,5 +205,6 @@ FAMILIES = {
             "vision_experts.router": "gate - gate.moe_statics",
             "vision_experts.score_correction": "gate.moe_statics",
         },
+        dropout=DropoutFields({}),
     ),
 }

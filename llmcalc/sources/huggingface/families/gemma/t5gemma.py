@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from ...absent import present
 from ...config import Config
-from ...family import CLASSIFIERS, Family, Modules, Quirks
+from ...dropout import T5_DROPOUT
+from ...family import CLASSIFIERS, DropoutFields, Family, Modules, Quirks
 from ...parts import (
     QKVO,
     Table,
@@ -263,6 +264,7 @@ FAMILIES = {
         },
         quirks=Quirks(CLASSIFIERS, ("ForConditionalGeneration", "GemmaModel", "EncoderModel"), CLASSIFIERS),
         modules=T5GEMMA_MODULES,
+        dropout=DropoutFields({**T5_DROPOUT.places, "attention": "attention_dropout"}),
     ),
     "t5gemma2": Family(
         _t5gemma2,
@@ -274,5 +276,6 @@ FAMILIES = {
             "towers.output_marks": ".text_model.embed_tokens.eoi_embedding + .decoder.embed_tokens.eoi_embedding",
         },
         tower_file="siglip",
+        dropout=DropoutFields({**T5_DROPOUT.places, "attention": "attention_dropout"}),
     ),
 }

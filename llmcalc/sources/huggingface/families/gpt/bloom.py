@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from .....ops import AttentionCore, KVCache, Op
 from ...config import Config
-from ...family import Deviation, Family, Modules
+from ...dropout import HIDDEN_DROPOUT
+from ...family import Deviation, DropoutFields, Family, Modules
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp, rope
 from .gpt import full_width_heads, plain_ffn
 
@@ -184,6 +185,7 @@ FAMILIES = {
         aliases={"hidden_size": "n_embed", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
         spelled_as_read=True,
         modules=BLOOM_MODULES,
+        dropout=HIDDEN_DROPOUT,
     ),
     "falcon": Family(
         _falcon,
@@ -225,6 +227,7 @@ FAMILIES = {
             "mlp_pre_norm": "ln_mlp | post_attention_layernorm",
             "pre_norm": "input_layernorm | ln_attn",
         },
+        dropout=DropoutFields({"feed_forward": "hidden_dropout"}),  # of the sum of both branches
     ),
     "mpt": Family(
         _mpt,
@@ -276,5 +279,6 @@ FAMILIES = {
             "up_proj": "up_proj",
             "down_proj": "down_proj",
         },
+        dropout=DropoutFields({}),
     ),
 }

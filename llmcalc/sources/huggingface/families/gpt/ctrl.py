@@ -6,7 +6,7 @@ transformers: models/ctrl.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import DropoutFields, Family
 from ...parts import QKVO, Table, biases, decoder, layernorm, mlp
 from .gpt import ALIASES, full_width_heads
 
@@ -68,5 +68,9 @@ FAMILIES = {
             "up_proj": "0",
             "down_proj": "2",
         },
+        dropout=DropoutFields(
+            {"embedding": "embd_pdrop", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"},
+            {"embd_pdrop": 0.1, "resid_pdrop": 0.1},
+        ),
     ),
 }

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from .....ops import KVCache, Op
 from ...absent import present
 from ...config import Config
-from ...family import Deviation, Family, Modules
+from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
+from ...family import Deviation, DropoutFields, Family, Modules
 from ...parts import (
     ACTIVATIONS,
     QKVO,
@@ -297,15 +298,31 @@ FAMILIES = {
             "self_attn_post_norm": "ln_1",
             "mlp_post_norm": "ln_2",
         },
+        dropout=GPT2_DROPOUT,
     ),
-    "gpt2": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES),
-    "gpt-sw3": Family(_gpt2, GPT2, NO_COUNT, aliases=ALIASES, modules=GPT2_MODULES),
+    "gpt2": Family(
+        _gpt2,
+        GPT2,
+        NO_COUNT,
+        aliases=ALIASES,
+        modules=GPT2_MODULES,
+        dropout=GPT2_DROPOUT,
+    ),
+    "gpt-sw3": Family(
+        _gpt2,
+        GPT2,
+        NO_COUNT,
+        aliases=ALIASES,
+        modules=GPT2_MODULES,
+        dropout=GPT2_DROPOUT,
+    ),
     "gpt_bigcode": Family(
         _gpt_bigcode,
         {**GPT2, "activation_function": "gelu_pytorch_tanh", "multi_query": True},
         NO_COUNT,
         aliases=ALIASES,
         modules={**GPT2_MODULES, "q_proj": "c_attn", "k_proj": "c_attn", "v_proj": "c_attn"},
+        dropout=GPT2_DROPOUT,
     ),
     "gpt_neo": Family(
         _gpt_neo,
@@ -334,6 +351,14 @@ FAMILIES = {
             "v_proj": "v_proj",
             "o_proj": "out_proj",
         },
+        dropout=DropoutFields(
+            {
+                "embedding": "embed_dropout",
+                "attention": "attention_dropout",
+                "attention_output": "resid_dropout",
+                "feed_forward": "resid_dropout",
+            }
+        ),
     ),
     "gptj": Family(
         _gptj,
@@ -351,6 +376,7 @@ FAMILIES = {
             "up_proj": "fc_in",
             "down_proj": "fc_out",
         },
+        dropout=replace(GPT2_DROPOUT, defaults={}),
     ),
     "codegen": Family(
         _gptj,
@@ -367,6 +393,7 @@ FAMILIES = {
             "up_proj": "fc_in",
             "down_proj": "fc_out",
         },
+        dropout=replace(GPT2_DROPOUT, defaults={}),
     ),
     "gpt_neox": Family(
         _gpt_neox,
@@ -386,6 +413,7 @@ FAMILIES = {
         NO_COUNT,
         writes={"rotary_pct": "partial_rotary_factor"},
         modules=NEOX_MODULES,
+        dropout=DropoutFields({**HIDDEN_DROPOUT.places, "embedding": "hidden_dropout"}),
     ),
     "gpt_neox_japanese": Family(
         _gpt_neox_japanese,
@@ -402,5 +430,6 @@ FAMILIES = {
         },
         NO_COUNT,
         modules={**NEOX_MODULES, "o_proj": "dense + dense_bias | dense"},
+        dropout=replace(HIDDEN_DROPOUT, defaults={"attention_dropout": 0.1}),
     ),
 }

@@ -5,10 +5,12 @@ transformers: models/opt, models/xglm, models/biogpt.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...config import Config
-from ...family import Family, Modules
+from ...dropout import BART_DROPOUT, BERT_DROPOUT
+from ...family import DropoutFields, Family, Modules
 from ...parts import QKVO, Table, biases, decoder, layernorm, learned_positions
 from .gpt import full_width_heads, plain_ffn
 
@@ -97,6 +99,10 @@ FAMILIES = {
             "enable_bias": lambda s: s.network.up_bias,
         },
         modules={**OPT_MODULES, "": "decoder", "embed_proj": "project_in", "head_proj": "project_out"},
+        dropout=DropoutFields(
+            {"attention": "attention_dropout", "attention_output": "dropout", "feed_forward": "dropout"},
+            {"dropout": 0.1},
+        ),
     ),
     "xglm": Family(
         _xglm,
@@ -114,6 +120,7 @@ FAMILIES = {
         NO_COUNT,
         aliases={"hidden_size": "d_model", "num_hidden_layers": "num_layers", "num_attention_heads": "attention_heads"},
         modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
+        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
     ),
     "biogpt": Family(
         _biogpt,
@@ -129,5 +136,6 @@ FAMILIES = {
         },
         NO_COUNT,
         modules={**OPT_MODULES, "norm": "layer_norm", "lm_head": "lm_head | output_projection"},
+        dropout=replace(BERT_DROPOUT, places={**BERT_DROPOUT.places, "activation": "activation_dropout"}),
     ),
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family, Modules
+from ...family import DropoutFields, Family, Modules
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rope
 from ...writes import PARTIAL_ROTARY, UNPADDED
 from ..llama.llama import llama_like
@@ -129,6 +129,9 @@ FAMILIES = {
         ),
         writes={**UNPADDED, **PARTIAL_ROTARY},
         modules=PHI3_MODULES,
+        dropout=DropoutFields(
+            {"attention": "attention_dropout", "attention_output": "resid_pdrop", "feed_forward": "resid_pdrop"}
+        ),
     ),
     "phi": Family(
         _phi,
@@ -152,6 +155,14 @@ FAMILIES = {
             "down_proj": "fc2",
             "pre_norm": "input_layernorm",
         },
+        dropout=DropoutFields(
+            {
+                "embedding": "embd_pdrop",
+                "attention": "attention_dropout",
+                "attention_output": "resid_pdrop",
+                "feed_forward": "resid_pdrop",
+            }
+        ),
     ),
     "persimmon": Family(
         _persimmon,
@@ -180,6 +191,7 @@ FAMILIES = {
             "q_norm": "q_layernorm",
             "k_norm": "k_layernorm",
         },
+        dropout=DropoutFields({"attention": "attention_dropout", "feed_forward": "hidden_dropout"}),
     ),
     "stablelm": Family(
         _stablelm,
@@ -199,6 +211,7 @@ FAMILIES = {
         frozenset({"head_dim", "rope_pct", "rotary_scaling_factor"}),
         writes=PARTIAL_ROTARY,
         modules={"q_norm": "q_layernorm", "k_norm": "k_layernorm"},
+        dropout=DropoutFields({"attention": "attention_dropout", "feed_forward": "hidden_dropout"}),
     ),
     "starcoder2": Family(
         _starcoder2,
@@ -220,6 +233,14 @@ FAMILIES = {
         frozenset({"embedding_dropout", "mlp_type", "norm_type"}),
         writes={"use_bias": lambda s: s.network.up_bias},
         modules={"up_proj": "c_fc", "down_proj": "c_proj"},
+        dropout=DropoutFields(
+            {
+                "embedding": "embedding_dropout",
+                "attention": "attention_dropout",
+                "attention_output": "residual_dropout",
+                "feed_forward": "residual_dropout",
+            }
+        ),
     ),
     "jais2": Family(
         _jais2,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...config import Config
-from ...family import Family
+from ...family import DropoutFields, Family
 from ...parts import (
     ACTIVATIONS,
     FULL_OR_SLIDING,
@@ -151,6 +151,14 @@ FAMILIES = {
             "attention_out_bias": False,
         },
         writes={"attention_out_bias": lambda s: s.full.o_bias},
+        dropout=DropoutFields(
+            {
+                "attention": "attention_dropout",
+                "attention_output": "residual_dropout",
+                "feed_forward": "residual_dropout",
+            },
+            {"attention_dropout": 0.1, "residual_dropout": 0.1},
+        ),
     ),
     "arcee": Family(
         _arcee,

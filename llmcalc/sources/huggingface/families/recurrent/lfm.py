@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.mixers.attention import Attention
 from .....components.networks.router import LinearRouter
 from ...config import Config
-from ...family import Family, Modules
+from ...family import DropoutFields, Family, Modules
 from ...parts import QKVO, Table, attention, biases, decoder, listed_kinds, moe, qk_norm, rmsnorm, rope, stack_of_kinds
 from ...writes import UNPADDED
 
@@ -172,6 +172,7 @@ FAMILIES = {
         UNUSED,
         writes={"block_auto_adjust_ff_dim": lambda s: False},
         modules=LFM_MODULES,
+        dropout=DropoutFields({}),
     ),
     "lfm2_moe": Family(
         _lfm2_moe,
@@ -188,6 +189,7 @@ FAMILIES = {
         UNUSED,
         writes={"use_expert_bias": lambda s: s.find(LinearRouter).score_correction == "buffer"},
         modules=LFM_MODULES,
+        dropout=DropoutFields({}),
     ),
     "lfm2_vl": Family(
         None,

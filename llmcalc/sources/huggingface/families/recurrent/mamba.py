@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...absent import Absent
 from ...config import Config
-from ...family import Family, Modules
+from ...family import DropoutFields, Family, Modules
 from ...parts import ACTIVATIONS, Table, decoder, rmsnorm
 from ...writes import Value, Writes
 
@@ -165,9 +165,21 @@ ALONE_WRITES: Writes = {
 MAMBA_MODULES: Modules = {"embed_tokens": "embeddings", "mamba_pre_norm": "norm", "norm": "norm_f"}
 
 FAMILIES = {
-    "mamba": Family(_mamba, MAMBA, IGNORED, writes=ALONE_WRITES, modules=MAMBA_MODULES),
+    "mamba": Family(
+        _mamba,
+        MAMBA,
+        IGNORED,
+        writes=ALONE_WRITES,
+        modules=MAMBA_MODULES,
+        dropout=DropoutFields({}),
+    ),
     "falcon_mamba": Family(
-        _falcon_mamba, {**MAMBA, "mixer_rms_eps": 1e-6}, IGNORED, writes=ALONE_WRITES, modules=MAMBA_MODULES
+        _falcon_mamba,
+        {**MAMBA, "mixer_rms_eps": 1e-6},
+        IGNORED,
+        writes=ALONE_WRITES,
+        modules=MAMBA_MODULES,
+        dropout=DropoutFields({}),
     ),
     "mamba2": Family(
         _mamba2,
@@ -191,5 +203,6 @@ FAMILIES = {
             "hidden_act": state_space_field("hidden_act"),
         },
         modules=MAMBA_MODULES,
+        dropout=DropoutFields({}),
     ),
 }

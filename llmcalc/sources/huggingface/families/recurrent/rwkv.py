@@ -6,7 +6,7 @@ transformers: models/rwkv.
 from __future__ import annotations
 
 from ...config import Config
-from ...family import Family
+from ...family import DropoutFields, Family
 from ...parts import Table, decoder, layernorm
 
 
@@ -46,5 +46,6 @@ FAMILIES = {
             "norm": "ln_out",
             "lm_head": "head",
         },
+        dropout=DropoutFields({}),
     ),
 }

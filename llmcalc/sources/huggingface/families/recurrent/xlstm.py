@@ -9,7 +9,7 @@ from math import floor
 
 from ...absent import present
 from ...config import Config
-from ...family import Family
+from ...family import DropoutFields, Family
 from ...parts import Table, biases, decoder, rmsnorm
 from ...writes import Value
 
@@ -119,5 +119,6 @@ FAMILIES = {
             "ogate": "ogate_preact | qkv_opreact",
             "mlstm.norm": "multihead_norm",
         },
+        dropout=DropoutFields({}),
     ),
 }

@@ -10,11 +10,13 @@ transformers: models/bart, models/mbart, models/m2m_100, models/marian, models/p
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from .....components.networks.moe import MoE
 from ...absent import present
 from ...config import Config, is_whole
+from ...dropout import BART_DROPOUT
 from ...family import LOOKS_FOR_THE_END, Family, Modules
 from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
 from ...writes import UNPADDED, Writes
@@ -250,6 +252,7 @@ FAMILIES = {
         writes=SIDES_WRITES,
         quirks=LOOKS_FOR_THE_END,
         modules=BART_MODULES,
+        dropout=BART_DROPOUT,
     ),
     "mvp": Family(
         _mvp,
@@ -259,9 +262,17 @@ FAMILIES = {
         writes=SIDES_WRITES,
         quirks=LOOKS_FOR_THE_END,
         modules=BART_MODULES,
+        dropout=BART_DROPOUT,
     ),
     "mbart": Family(
-        _mbart, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, quirks=LOOKS_FOR_THE_END, modules=BART_MODULES
+        _mbart,
+        COMMON,
+        IGNORED,
+        aliases=ALIASES,
+        writes=SIDES_WRITES,
+        quirks=LOOKS_FOR_THE_END,
+        modules=BART_MODULES,
+        dropout=BART_DROPOUT,
     ),
     "m2m_100": Family(
         _m2m_100,
@@ -270,6 +281,7 @@ FAMILIES = {
         aliases=ALIASES,
         writes=SIDES_WRITES,
         modules=BART_MODULES,
+        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
     ),
     "marian": Family(
         _marian,
@@ -286,6 +298,7 @@ FAMILIES = {
             **UNPADDED,
         },
         modules=BART_MODULES,
+        dropout=BART_DROPOUT,
     ),
     "fsmt": Family(
         _fsmt,
@@ -300,8 +313,17 @@ FAMILIES = {
         IGNORED | {"decoder", "langs"},
         aliases={**ALIASES, "vocab_size": "tgt_vocab_size"},
         modules={**BART_MODULES, "lm_head": "decoder.output_projection"},
+        dropout=BART_DROPOUT,
     ),
-    "pegasus": Family(_pegasus, COMMON, IGNORED, aliases=ALIASES, writes=SIDES_WRITES, modules=BART_MODULES),
+    "pegasus": Family(
+        _pegasus,
+        COMMON,
+        IGNORED,
+        aliases=ALIASES,
+        writes=SIDES_WRITES,
+        modules=BART_MODULES,
+        dropout=BART_DROPOUT,
+    ),
     "blenderbot": Family(
         _pegasus,
         {
@@ -320,6 +342,7 @@ FAMILIES = {
         aliases=ALIASES,
         writes=SIDES_WRITES,
         modules=BART_MODULES,
+        dropout=BART_DROPOUT,
     ),
     "blenderbot-small": Family(
         _blenderbot_small,
@@ -336,6 +359,7 @@ FAMILIES = {
         aliases=ALIASES,
         writes=SIDES_WRITES,
         modules=BART_MODULES,
+        dropout=BART_DROPOUT,
     ),
     "plbart": Family(
         _bart,
@@ -355,5 +379,6 @@ FAMILIES = {
         writes=SIDES_WRITES,
         quirks=LOOKS_FOR_THE_END,
         modules=BART_MODULES,
+        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
     ),
 }

@@ -5,11 +5,13 @@ transformers: models/switch_transformers, models/nllb_moe.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .....components.networks.moe import MoE
 from ...absent import present
 from ...config import Config
+from ...dropout import BART_DROPOUT, T5_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks, every_expert
 from ...parts import ACTIVATIONS, Table, biases, layer_pattern, mlp, moe
 from . import bart, t5
@@ -146,6 +148,7 @@ FAMILIES = {
             "mlp": "layer.1.mlp",
             "decoder.mlp": "layer.2.mlp",
         },
+        dropout=T5_DROPOUT,
     ),
     "nllb-moe": Family(
         _nllb_moe,
@@ -179,5 +182,6 @@ FAMILIES = {
             "experts.down_proj": "expert_*.fc2",
             "router": "router.classifier | router",
         },
+        dropout=replace(BART_DROPOUT, defaults={"dropout": 0.1, "attention_dropout": 0.1}),
     ),
 }

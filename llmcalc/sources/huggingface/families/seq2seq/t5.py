@@ -13,6 +13,7 @@ from .....ops import Linear, Op
 from .....workload.rows import LOGITS
 from ...absent import present
 from ...config import Config
+from ...dropout import T5_DROPOUT
 from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, untied
 from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, rmsnorm
 from ...writes import Writes
@@ -206,6 +207,7 @@ FAMILIES = {
         quirks=LOOKS_FOR_THE_END,
         deviations=(ALWAYS_TIED,),
         modules=T5_MODULES,
+        dropout=T5_DROPOUT,
     ),
     "mt5": Family(
         _t5,
@@ -217,6 +219,7 @@ FAMILIES = {
         quirks=LOOKS_FOR_THE_END,
         deviations=(ALWAYS_TIED,),
         modules=T5_MODULES,
+        dropout=T5_DROPOUT,
     ),
     "umt5": Family(
         _umt5,
@@ -228,6 +231,7 @@ FAMILIES = {
         quirks=LOOKS_FOR_THE_END,
         deviations=(ALWAYS_TIED,),
         modules=T5_MODULES,
+        dropout=T5_DROPOUT,
     ),
     "longt5": Family(
         _longt5,
@@ -246,5 +250,6 @@ FAMILIES = {
             ),
             "relative_bias.blocks": f".{BLOCKS_BIAS}",
         },
+        dropout=T5_DROPOUT,
     ),
 }

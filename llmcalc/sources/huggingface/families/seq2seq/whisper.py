@@ -5,8 +5,11 @@ transformers: models/whisper. The encoder's sinusoidal positions are a frozen ta
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...absent import present
 from ...config import Config
+from ...dropout import BART_DROPOUT
 from ...family import Family
 from ...parts import Table
 from ...writes import UNPADDED
@@ -80,5 +83,6 @@ FAMILIES = {
             "stem.conv2": ".conv2",
             "lm_head": "proj_out",
         },
+        dropout=replace(BART_DROPOUT, defaults={}),
     ),
 }

@@ -1,4 +1,4 @@
-"""Lion (Chen 2023, arXiv:2302.06675, algorithm 2): one momentum of every element, and a loop over tensors."""
+"""Signum (Bernstein 2018, arXiv:1802.04434): one momentum of every element, and a loop over tensors."""
 
 from __future__ import annotations
 
@@ -27,4 +27,4 @@ def step(run: OptimizerStep) -> None:
         run.write(one.tensor, update)
 
 
-OPTIMIZER = Optimizer(name="lion", implementations=("loop",), states=states, step=step, by_element=True)
+OPTIMIZER = Optimizer(name="signum", implementations=("loop",), states=states, step=step, by_element=True)

@@ -1,0 +1,42 @@
+"""The places of a model where training drops elements, with the probability of each (Srivastava 2014)."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from pydantic import Field
+
+from ..record import Record
+
+Probability: TypeAlias = Annotated[float, Field(ge=0, lt=1, strict=True, allow_inf_nan=False)]
+
+
+class Dropout(Record):
+    """The probability of dropout at each place; None where the model's class has no dropout.
+
+    embedding: of the input of the first layer, after positions and norm.
+    attention: of the probabilities that attention multiplies by the values.
+    attention_output: of the output of attention or another token mixer, before the residual sum.
+    activation: of the input of the down projection of a feed-forward network.
+    feed_forward: of the output of a feed-forward network or of experts, before the residual sum.
+    final: of the output of a stack, after its norm (T5).
+    """
+
+    embedding: Probability | None = None
+    attention: Probability | None = None
+    attention_output: Probability | None = None
+    activation: Probability | None = None
+    feed_forward: Probability | None = None
+    final: Probability | None = None
+
+    def probabilities(self) -> dict[str, float]:
+        """Returns place → probability, of the places where elements are dropped."""
+        return {place: probability for place, probability in self if probability}
+
+    def replaced(self, probability: float) -> Dropout:
+        """Returns the same places with another probability."""
+        return Dropout(**{place: probability for place, known in self if known is not None})
+
+
+ATTENTION_ALONE = Dropout(attention=0.0)
+"""The places of a model that states none: most decoders' classes have `attention_dropout`."""

@@ -1,0 +1,55 @@
+"""Bytes on the host that a run on one device keeps there: paged states, and activations between the passes.
+
+Pinned tensors come from torch's allocator of pinned memory, which takes the next power of two of bytes
+(aten/src/ATen/core/CachingHostAllocator.h, `allocate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..model import ModelSpec
+from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
+from .device_memory import Term
+from .static import MemoryUse
+from .training import Training, TrainingRun
+
+
+def pinned_bytes(size: int) -> int:
+    """Bytes of pinned memory that a tensor takes."""
+    return 1 << (size - 1).bit_length() if size else 0
+
+
+def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, every: int) -> tuple[Term, ...]:
+    """What training keeps on the host. use: its persistent memory. every: as in `device_memory`."""
+    terms: list[Term] = []
+    if training.offload:
+        size = offloaded_bytes(spec, training, every)
+        source = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
+        terms.append(Term("activations (pinned)", size, "source", source))
+    if use.optimizer is not None and use.optimizer.paged:
+        source = "bitsandbytes/functional.py, get_paged: managed memory, on the device while it has room"
+        terms.append(Term("paged optimizer states, at most", int(use.optimizer.paged), "source", source))
+    return tuple(terms)
+
+
+def offloaded_bytes(spec: ModelSpec, training: Training, every: int) -> int:
+    """Pinned bytes of what the layers of one micro-batch save: linear in the number of equal layers."""
+    stacks = layer_stacks(spec, every)
+    short = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
+    base = _offloaded_in(spec, training, short)
+    return base + sum(
+        (stacks[i].repeats - SHORT_RUN_REPEATS)
+        * (_offloaded_in(spec, training, {**short, i: SHORT_RUN_REPEATS + 1}) - base)
+        for i in short
+    )
+
+
+def _offloaded_in(spec: ModelSpec, training: Training, layers: Mapping[int, int]) -> int:
+    """Pinned bytes of what a run with so many layers moves to the host in its forward pass."""
+    run = TrainingRun(spec, replace(training, microbatches=1), layers)
+    run.set_up()
+    run.next_batch()
+    run.forward()
+    return sum(map(pinned_bytes, run.offloaded))

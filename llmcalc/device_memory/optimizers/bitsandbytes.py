@@ -1,0 +1,104 @@
+"""The optimizers of bitsandbytes (bitsandbytes/optim/optimizer.py, `Optimizer1State` and `Optimizer2State`).
+
+Of 32 bits a tensor has fp32 states, whatever its own format is. Of 8 bits (Dettmers 2021, arXiv:2110.02861) it has
+1-byte states with one fp32 scale per block of 256 elements, and a tensor of under 4096 elements has fp32 states; one
+code map of 256 fp32 values per state is shared by all tensors. So since version 0.44: earlier ones had blocks of 2048.
+The step count is no tensor, and the kernels write into the states and the parameter.
+
+Paged optimizers keep the states of tensors of 100,000 elements and more in managed memory, which lies on the device
+while there is room and which the driver may move to the host.
+
+The step is the source code of bitsandbytes 0.50. Its states equal those of a run on the CPU, which is not among the
+tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from ...algebra import Number, ceil_div, floor_div, minimum
+from ...costs.trained_tensors import TrainedTensor, sum_over
+from ...evidence import by_source
+from ...ops import ParamTensor
+from .record import COMPARISON, Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+BLOCK, LEAST_8BIT, MAP_ENTRIES = 256, 4096, 256
+"""Elements per scale; elements from which a tensor has 8-bit states; fp32 values of a code map, one per code."""
+
+LEAST_PAGED = 100_000
+"""Elements from which a tensor has paged states (`get_state_buffer`)."""
+
+
+def bitsandbytes_optimizer(
+    name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, paged: bool = False
+) -> Optimizer:
+    """Returns the record of an optimizer with this number of states of each element."""
+    formats = (
+        f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
+        f"per block of {BLOCK} (from the source code of bitsandbytes, not checked by running it)"
+    )
+    paging = "the driver may move states to the host, where the device has no room for them"
+    eight = bits == 8
+    return Optimizer(
+        name=name,
+        implementations=("loop",),
+        states=partial(state_bytes, moments, eight),
+        step=partial(run_step, moments, eight),
+        not_in_torch="bitsandbytes runs on a GPU alone, and is not a part of torch",
+        aliases=aliases,
+        note="; ".join(text for text, applies in ((formats, eight), (paging, paged)) if applies),
+        state_format="uint8" if eight else "float32",
+        state_format_note="its states are 8-bit, with fp32 scales" if eight else "its states are fp32",
+        by_element=not eight,
+        paged=paged_bytes(moments, eight) if paged else None,
+        witness=by_source("bitsandbytes/optim/optimizer.py", COMPARISON),
+    )
+
+
+def is_large(tensor: ParamTensor, least: int = LEAST_8BIT) -> Number:
+    """1 for a tensor of at least so many elements, 0 for another one."""
+    return minimum(1, floor_div(tensor.size, least))
+
+
+def state_bytes(moments: int, eight: bool, tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """Each state has n bytes and ⌈n/256⌉ scales, or n fp32 numbers. Code maps exist where a tensor has 8-bit states."""
+    quantized = is_large if eight else lambda tensor: 0
+    state = sum_over(tensors, lambda t: quantized(t) * t.size + 4 * (1 - quantized(t)) * t.size)
+    sizes: States = {f"state{i + 1}": state for i in range(moments)}
+    if eight:
+        scales = 4 * sum_over(tensors, lambda t: quantized(t) * ceil_div(t.size, BLOCK))
+        sizes |= {f"absmax{i + 1}": scales for i in range(moments)}
+        sizes["qmaps"] = moments * 4 * MAP_ENTRIES * minimum(1, sum_over(tensors, quantized))
+    return sizes
+
+
+def paged_bytes(moments: int, eight: bool) -> Callable[[Sequence[TrainedTensor]], Number]:
+    """Returns the function that counts the states in managed memory."""
+    return lambda tensors: (
+        moments * (1 if eight else 4) * sum_over(tensors, lambda t: is_large(t, LEAST_PAGED) * t.size)
+    )
+
+
+def run_step(moments: int, eight: bool, run: OptimizerStep) -> None:
+    """`Optimizer8bit.step`: states are made just before a tensor's first update."""
+    from ...simulator.tensor import FLOAT32, UINT8
+
+    t, with_maps = run.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps
+    has_maps = any(len(parameter.states) == with_maps for parameter in run.parameters)
+    for parameter in run.loop_over(run.updated):
+        if parameter.states:
+            continue
+        with run.counted():
+            if not eight or parameter.tensor.count < LEAST_8BIT:
+                parameter.states = [t.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
+                continue
+            maps = [] if has_maps else [t.new((MAP_ENTRIES,), FLOAT32) for _ in range(moments)]
+            has_maps = True
+            states = [t.like(parameter.tensor, dtype=UINT8) for _ in range(moments)]
+            scales = [t.new((ceil_div(parameter.tensor.count, BLOCK),), FLOAT32) for _ in range(moments)]
+            parameter.states = [*states, *scales, *maps]

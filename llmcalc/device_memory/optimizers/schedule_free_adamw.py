@@ -1,0 +1,48 @@
+"""Schedule-free AdamW (schedulefree/adamw_schedulefree.py of version 1.4; Defazio 2024, arXiv:2405.15682).
+
+Each tensor has a second copy of itself, z, and the second moment. The step writes over the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...evidence import by_source
+from .record import COMPARISON, Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """The averaged copy and the second moment."""
+    size = bytes_of(elements_of(tensors), dtype)
+    return {"z": size, "exp_avg_sq": size}
+
+
+def step(run: OptimizerStep) -> None:
+    """`AdamWScheduleFree.step`: foreach makes the denominators of all tensors, a loop that of one tensor."""
+    for parameter in run.loop_over(run.updated):
+        if not parameter.states:
+            with run.counted():
+                parameter.states = [run.t.like(parameter.tensor, dtype=run.dtype) for _ in range(2)]  # z, exp_avg_sq
+    if run.implementation == "foreach":
+        denominators = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(run.updated)]
+        run.write(run.updated, denominators)
+        return
+    for parameter in run.loop_over(run.updated):
+        denominator = run.t.like(parameter.states[-1])
+        run.write(parameter.grad, denominator)
+
+
+OPTIMIZER = Optimizer(
+    name="schedule-free-adamw",
+    implementations=("foreach", "loop"),
+    states=states,
+    step=step,
+    not_in_torch="schedulefree is not a part of torch",
+    by_element=True,
+    witness=by_source("schedulefree/adamw_schedulefree.py", COMPARISON),
+)

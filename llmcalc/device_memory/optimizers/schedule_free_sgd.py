@@ -1,0 +1,37 @@
+"""Schedule-free SGD (schedulefree/sgd_schedulefree.py of version 1.4): a second copy of each tensor, z."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of
+from ...evidence import by_source
+from .record import COMPARISON, Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """The averaged copy."""
+    return {"z": bytes_of(elements_of(tensors), dtype)}
+
+
+def step(run: OptimizerStep) -> None:
+    """`SGDScheduleFree.step`, which makes the copies and nothing else."""
+    for parameter in run.loop_over(run.updated):
+        if not parameter.states:
+            with run.counted():
+                parameter.states = [run.t.like(parameter.tensor, dtype=run.dtype)]
+
+
+OPTIMIZER = Optimizer(
+    name="schedule-free-sgd",
+    implementations=("foreach", "loop"),
+    states=states,
+    step=step,
+    not_in_torch="schedulefree is not a part of torch",
+    by_element=True,
+    witness=by_source("schedulefree/sgd_schedulefree.py", COMPARISON),
+)
