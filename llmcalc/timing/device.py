@@ -66,7 +66,7 @@ class Device:
 
     @property
     def is_tested(self) -> bool:
-        """Whether measured runs or kernel tables are behind any figure of its own generation."""
+        """Whether any figure of its own generation was tested on measured rows."""
         return self.generation.is_tested
 
     def format_of(self, dtype: str) -> str:
