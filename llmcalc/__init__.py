@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         presets,
         schema,
         shape,
+        time,
         verify,
         web,
     )
@@ -66,6 +67,7 @@ __all__ = [
     "presets",
     "schema",
     "shape",
+    "time",
     "verify",
     "web",
 ]

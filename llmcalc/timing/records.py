@@ -63,6 +63,11 @@ class Generation(Record):
     far_latency: float
     sources: tuple[FigureSource, ...] = Field(min_length=1)
 
+    @property
+    def is_tested(self) -> bool:
+        """Whether any figure was tested on measured rows."""
+        return any(source.rows for source in self.sources)
+
 
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
 """Fields of a generation that are no figures."""
@@ -98,7 +103,8 @@ class Stack(Record):
 
     name: its name, for `--stack`.
     title: its name on screens.
-    phase: whether it trains or serves.
+    phase: whether it trains or runs inference.
+    server: whether it is a server.
     versions: versions of the software that the figures hold for.
     rows, sets: number of measured rows that the figures were tested on, and of their sources.
     source: where the figures come from.
@@ -108,6 +114,7 @@ class Stack(Record):
     title: str
     phase: Literal["training", "inference"]
     like: str = ""
+    server: bool = False
     fused: bool = True
     regathers: bool = True
     reduces_late: bool = False

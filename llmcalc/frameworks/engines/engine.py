@@ -111,6 +111,7 @@ class Engine:
         request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
+    stacks: (first version, name of the stack that times its passes from there on), the oldest first.
     """
 
     name: str
@@ -125,11 +126,16 @@ class Engine:
     serving: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     shows_alternatives: bool = False
+    stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on an accelerator: one of its vendors, or one without a vendor."""
         vendors = [vendor.upper() for vendor in self.vendors]
         return not hardware.vendor or hardware.vendor.split(" ")[0].upper() in vendors
+
+    def stack(self, version: tuple[int, ...]) -> str:
+        """Returns the name of the stack that times passes of a version (`presets/timing/stacks.toml`)."""
+        return [name for first, name in self.stacks if first <= version][-1]
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the flags of the engine."""

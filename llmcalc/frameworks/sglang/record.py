@@ -24,4 +24,5 @@ ENGINE = Engine(
         "cuda_graphs": "--cuda-graph-max-bs",
         "kv_cache": "--mem-fraction-static",
     },
+    stacks=(((0,), "sglang"),),
 )

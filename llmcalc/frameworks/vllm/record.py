@@ -27,4 +27,5 @@ ENGINE = Engine(
         "cuda_graphs": "--enforce-eager",
         "kv_cache": "--kv-cache-dtype",
     },
+    stacks=(((0,), "vllm-2024"), ((0, 8), "vllm")),
 )
