@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         presets,
         schema,
         shape,
+        time,
         verify,
         web,
     )
@@ -64,6 +65,7 @@ __all__ = [
     "presets",
     "schema",
     "shape",
+    "time",
     "verify",
     "web",
 ]

@@ -78,6 +78,7 @@ __all__ = [
     "schema",
     "shape",
     "spec_of",
+    "time",
     "verify",
     "web",
 ]
@@ -406,6 +407,68 @@ def plan(
     settings = plan_settings(run.settings, parsed.gives(phase))
     question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
     return ask_plan(question, number("--global-batch", global_batch), whole("--rows", rows))
+
+
+def time(
+    model: Model | None = None,
+    hardware: str | None = None,
+    phase: MemoryPhase | None = None,
+    *,
+    launch: str | Path | None = None,
+    engine: str | None = None,
+    global_batch: int | str | None = None,
+    context: int | str | None = None,
+    server: bool = False,
+    stack: str | None = None,
+    overlap: str | None = None,
+    nic: float | str | None = None,
+    by_node: int | None = None,
+    measured: float | str | None = None,
+    with_mtp: bool = False,
+    **options: Any,
+) -> ReportedAnswer:
+    """Estimates the seconds of a training step, of a prompt batch or of one token of every sequence: `.result.range`
+    (`.low`, `.estimate`, `.high`), `.result.parts`, `.result.bounds` and `.result.nodes(depth)`.
+
+    phase: training, prefill or decode; default training, or decode with an engine or an option of inference.
+    launch: the file that starts the run. engine: a serving engine (`vllm==0.19`); default vllm.
+    global_batch: sequences of a step of all devices; default a micro-batch of each replica.
+    context: in prefill, tokens that are cached before the prompt. server: whether a server's time before the first
+        token is added.
+    stack: software that is priced; default that of the framework or the engine. overlap: none, dp, tp or all.
+    nic: GB/s of each device's network. by_node: levels of the model's tree that the report lists.
+    measured: a measured time (8.1, "35ms"), which the report compares with the range.
+    options: as of `memory`.
+    Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.
+    """
+    from .questions.runs import memory_question
+    from .questions.times import TimeOptions, ask_time
+
+    parsed = options_of(options, run=True, layout=True)
+    is_given = parsed.gives(phase)
+    question = memory_question(
+        model,
+        parsed.read,
+        run_of(parsed, hardware, phase, included(with_mtp), None),
+        launch_file=launch,
+        is_given=is_given,
+        allow_unknown=parsed.reading.get("allow_unknown", False),
+        set=parsed.reading.get("set"),
+        head=parsed.reading.get("head"),
+        with_mtp=with_mtp,
+    )
+    time_options = TimeOptions(
+        global_batch=number("--global-batch", global_batch),
+        stack=None if stack is None else text("--stack", stack, "maxtext"),
+        overlap=None if overlap is None else text("--overlap", overlap, "none"),
+        nic=nic,
+        engine=None if engine is None else text("--engine", engine, "vllm"),
+        context=number("--context", context, least=0),
+        server=server,
+        by_node=None if by_node is None else whole("--by-node", by_node),
+        measured=measured,
+    )
+    return ask_time(question, time_options, is_given)
 
 
 def compare(

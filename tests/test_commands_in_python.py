@@ -64,6 +64,22 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: llmcalc.plan("gpt2", "h100", devices=2, seq=64, rows=1, global_batch=4),
         "plan gpt2 --hardware h100 --devices 2 --seq 64 --rows 1 --global-batch 4",
     ),
+    "time": (
+        lambda: llmcalc.time("gpt2", "h100", seq=64, global_batch=4, measured="5ms", by_node=2, overlap="none"),
+        "time gpt2 --hardware h100 --seq 64 --global-batch 4 --measured 5ms --by-node 2 --overlap none",
+    ),
+    "time of a token": (
+        lambda: llmcalc.time("gpt2", "h100", engine="vllm==0.19", users=4, seq=64, nic=50, stack="vllm-eager"),
+        "time gpt2 --hardware h100 --engine vllm==0.19 --users 4 --seq 64 --nic 50 --stack vllm-eager",
+    ),
+    "time of a prompt": (
+        lambda: llmcalc.time("gpt2", "h100", "prefill", seq=64, context=32, server=True),
+        "time gpt2 --hardware h100 --phase prefill --seq 64 --context 32 --server",
+    ),
+    "time of a launch file": (
+        lambda: llmcalc.time(hardware="h100", launch="run.sh"),
+        "time --hardware h100 --launch run.sh",
+    ),
     "compare": (
         lambda: llmcalc.compare("gpt2", "gpt2-xl", sort="params", kv_dtype="fp8"),
         "compare gpt2 gpt2-xl --sort params --kv-dtype fp8",
@@ -204,7 +220,7 @@ def options_of(command: str) -> set[str]:
 
 
 WITH_ANY = {"params": {"rank": True}, "flops": {"rank": True}, "kv": {"rank": True}, "explain": {"rank": True}}
-WITH_ANY |= {name: {"run": True, "layout": True} for name in ("memory", "fit", "plan")}
+WITH_ANY |= {name: {"run": True, "layout": True} for name in ("memory", "fit", "plan", "time")}
 WITH_ANY |= {"verify": {"layout": True}}
 """Command → the groups of options that its function takes as `**options`."""
 

@@ -24,6 +24,7 @@ COMMANDS = (
     "memory",
     "fit",
     "plan",
+    "time",
     "plot",
     "compare",
     "diff",

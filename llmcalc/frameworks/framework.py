@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..evidence import FrameworkEvidence
 from ..parallel.layout_rules import LayoutRules
-from .launch.record import LaunchFile, Plugin
+from .launch.record import Launch, LaunchFile, Plugin
 
 if TYPE_CHECKING:
     from ..device_memory.cuda_runtime import Runtime
@@ -110,6 +110,11 @@ def _no_changes(run: RunOnRanks) -> Mapping[str, Any]:
     return {}
 
 
+def _no_stack(launch: Launch | None, compiled: bool) -> str:
+    """The stack of a framework that names none: eager PyTorch."""
+    return "torch"
+
+
 @dataclass(frozen=True)
 class Framework:
     """What llmcalc knows of one framework.
@@ -134,6 +139,10 @@ class Framework:
     plugin: how files of accelerate and of the Trainer ask for it; None (default) where they cannot.
     serves: whether it runs passes without gradients; false by default.
     selective_recompute: the value of `--recompute` that `selective` stands for.
+    stack: (launch file or None, whether torch.compile runs) → the name of the stack that times its runs
+        (`presets/timing/stacks.toml`).
+    product_format: own settings → number format of matrix products, `bf16`, `fp8` or `fp4`; None (default) for the
+        format of the run's precision.
     """
 
     name: str
@@ -156,6 +165,8 @@ class Framework:
     plugin: Plugin | None = None
     serves: bool = False
     selective_recompute: str = "attention"
+    stack: Callable[[Launch | None, bool], str] = _no_stack
+    product_format: Callable[[Any], str] | None = None
 
     def evidence_for(self, layout: Layout, trains: bool) -> FrameworkEvidence:
         """Returns the witnesses of runs in a layout. trains: whether the run is training."""

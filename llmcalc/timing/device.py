@@ -64,6 +64,11 @@ class Device:
     link_share: float
     latency: float
 
+    @property
+    def is_tested(self) -> bool:
+        """Whether measured runs or kernel tables are behind any figure of its own generation."""
+        return self.generation.is_tested
+
     def format_of(self, dtype: str) -> str:
         """The format in which products of a number format run; one without units of its own runs as bf16."""
         return dtype if dtype in self.peaks and dtype in self.generation.products else "bf16"

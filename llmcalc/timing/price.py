@@ -13,7 +13,7 @@ from ..algebra import Number, choose, maximum, minimum
 from ..parallel.placements import Collective
 from .device import Device
 from .records import Stack
-from .work import Kernel, RankPass, RankWork
+from .work import STATE_BITS, Kernel, RankPass, RankWork
 
 BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
@@ -247,8 +247,7 @@ class Pricing:
 
     def _state(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         """A recurrent state, which a decoded token reads and writes."""
-        bytes = 2 * kernel.cache_elements * self.formats.cache_bits / 8
-        yield False, 0.0, self.device.memory_seconds(bytes)
+        yield False, 0.0, self.device.memory_seconds(2 * kernel.cache_elements * STATE_BITS / 8)
 
     def _elementwise(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:
         passes = 1.0 if self.stack.fused else self.stack.passes.get(kernel.verb, 1.0)

@@ -63,6 +63,11 @@ class Generation(Record):
     far_latency: float
     sources: tuple[FigureSource, ...] = Field(min_length=1)
 
+    @property
+    def is_tested(self) -> bool:
+        """Whether kernel tables or measured runs are behind any figure."""
+        return any(source.evidence != "assumed" for source in self.sources)
+
 
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
 """Fields of a generation that are no figures."""

@@ -61,6 +61,9 @@ READ_AGAIN = frozenset({"norm", "act", "mul", "rope"})
 ROW_COPIES = 3
 """Times that a permutation of routed rows moves each row: it reads the indices' rows, writes them, and sorts."""
 
+STATE_BITS = 16
+"""Bits per element of a recurrent state without a number format of its own."""
+
 MEASURED_RANKS = 2
 """Ranks of an expert or sequence group in the walk; messages of other group sizes follow from theirs."""
 
@@ -523,7 +526,8 @@ class WorkRecorder(Placements):
 
     def _lower_state(self, step: Step) -> None:
         if self.rank_pass.phase == "decode":
-            self._add_kernel("state", "state", cache_elements=self.cache_reads[step.name], launches=(0, 0))
+            bits = step.op.cache_bits(self.full_run, STATE_BITS)  # type: ignore[union-attr]
+            self._add_kernel("state", "state", cache_elements=exact_div(bits, STATE_BITS), launches=(0, 0))
 
     def _add_operation(self, step: Step) -> None:
         op = step.op

@@ -31,5 +31,6 @@ FRAMEWORK = Framework(
         ("deepspeed",),
         FromFile(__package__, "plugin:read_trainer"),
     ),
+    stack=lambda launch, compiled: "deepspeed",
     world_communicators=True,  # deepspeed/utils/groups.py, `_clone_world_group`
 )

@@ -99,6 +99,7 @@ class Engine:
         them, and as values of flags.
     layouts: (preset, hardware, version, flags, most) → flags of layouts with more devices, the fewest first.
     instead: option of llmcalc → the engine's flag for it.
+    stacks: (first version, name of the stack that times its passes from there on), the oldest first.
     """
 
     name: str
@@ -109,6 +110,11 @@ class Engine:
     candidates: FromFile
     layouts: FromFile
     instead: Mapping[str, str] = field(default_factory=dict)
+    stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
+
+    def stack(self, version: tuple[int, ...]) -> str:
+        """Returns the name of the stack that times passes of a version (`presets/timing/stacks.toml`)."""
+        return [name for first, name in self.stacks if first <= version][-1]
 
     def known_flags(self) -> tuple[Flag, ...]:
         """Returns the flags of the engine."""

@@ -31,4 +31,6 @@ FRAMEWORK = Framework(
     nccl_is_known=False,
     document=FromFile(__package__, "run:document"),
     check=FromFile(__package__, "run:check"),
+    stack=FromFile(__package__, "stack:stack"),
+    product_format=FromFile(__package__, "stack:product_format"),
 )

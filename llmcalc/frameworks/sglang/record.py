@@ -18,4 +18,5 @@ ENGINE = Engine(
         "-s": "--context-length",
         "--kv-dtype": "--kv-cache-dtype",
     },
+    stacks=(((0,), "sglang"),),
 )

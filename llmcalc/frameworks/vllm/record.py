@@ -20,4 +20,5 @@ ENGINE = Engine(
         "--batch": "--max-num-seqs",
         "--kv-dtype": "--kv-cache-dtype",
     },
+    stacks=(((0,), "vllm-2024"), ((0, 8), "vllm")),
 )

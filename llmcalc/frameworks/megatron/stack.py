@@ -1,0 +1,21 @@
+"""Which stack times a run of Megatron-LM, and the number format of its products."""
+
+from __future__ import annotations
+
+from ..launch.record import Launch
+from .settings import MegatronSettings
+
+OVERLAPS = frozenset({"overlap-grad-reduce", "overlap-param-gather", "tp-comm-overlap"})
+"""Arguments that send messages beside products; none of them changes memory."""
+
+
+def stack(launch: Launch | None, compiled: bool) -> str:
+    """Returns the stack's name: with overlap, unless a launch file leaves out its arguments."""
+    if launch is None or not OVERLAPS.isdisjoint(argument.lstrip("-").replace("_", "-") for argument in launch.ignored):
+        return "megatron"
+    return "megatron-no-overlap"
+
+
+def product_format(settings: MegatronSettings) -> str:
+    """Returns the number format of matrix products."""
+    return "bf16" if settings.fp8_format is None else "fp8"

@@ -1,0 +1,238 @@
+"""The question of `llmcalc time`: how long a training step, a prompt or a token takes, and how sure that is."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..device_memory.settings import Settings
+from ..errors import InputError, shown
+from ..parallel.layout import ONE_DEVICE, Layout
+from ..reports.answer import ReportedAnswer
+from ..workload.setting import option
+from .runs import RunQuestion
+
+if TYPE_CHECKING:
+    from ..device_memory.estimate import Memory
+    from ..frameworks.framework import Framework
+    from ..studies.run_time import TimedRun
+
+DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(us|ms|s|min|h)?")
+
+DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+INFERENCE_OPTIONS = ("users", "kv_dtype", "quantize", "kv_block", "mla", "chunk")
+"""Options that only inference has: one of them asks for a token unless the phase is given."""
+
+MAX_DEPTH = 8
+"""Largest depth of `--by-node`."""
+
+MAX_NIC = 10**6
+"""Largest bandwidth of `--nic` in GB/s."""
+
+
+def parse_duration(where: str, text: Any) -> float:
+    """Parses a duration in seconds: `8.1s`, `810ms`, `8.1`. Raises `InputError` for other text."""
+    match = DURATION.fullmatch(str(text).strip()) if isinstance(text, str | int | float) else None
+    seconds = 0.0 if match is None else float(match[1]) * DURATION_UNITS[match[2] or "s"]
+    if not 0 < seconds < math.inf:
+        raise InputError(f"{where}: {shown(text)}; expected a duration such as 8.1s, 35ms or 12min")
+    return seconds
+
+
+def parse_nic(where: str, gigabytes: Any) -> float:
+    """Parses GB/s of a network, and returns bytes/s. Raises `InputError` for other values."""
+    number = re.fullmatch(r"[0-9]{1,7}(?:\.[0-9]{1,6})?", str(gigabytes).strip())
+    value = 0.0 if number is None or isinstance(gigabytes, bool) else float(number[0])
+    if not 0 < value <= MAX_NIC:
+        raise InputError(f"{where}: {shown(gigabytes)}; expected GB/s of a device's network, such as 50")
+    return value * 1e9
+
+
+@dataclass(frozen=True)
+class TimeOptions:
+    """Options of time, as they were typed; None for an option that was not given.
+
+    global_batch: sequences of a training step of all devices.
+    stack: name of the stack.
+    overlap: messages that run beside products.
+    nic: GB/s of a device's network.
+    engine: a serving engine, `NAME` or `NAME==VERSION`.
+    context: in prefill, cached tokens before the prompt.
+    server: whether a server's time before the first token counts.
+    by_node: levels of the model's tree that nodes are listed by.
+    measured: a measured duration.
+    """
+
+    global_batch: int | None = None
+    stack: str | None = None
+    overlap: str | None = None
+    nic: Any = None
+    engine: str | None = None
+    context: int | None = None
+    server: bool = False
+    by_node: int | None = None
+    measured: Any = None
+
+
+def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
+    """Returns the settings with the phase whose time is asked for.
+
+    Without `--phase`: training, unless an engine or an option of inference is given; then a token.
+    Raises `InputError` for a phase without a time.
+    """
+    settings = question.settings
+    if settings.phase == "training":
+        return settings
+    if is_given("phase") and settings.phase == "inference":
+        raise InputError("--phase inference: is two passes; expected prefill (a prompt) or decode (a token)")
+    if settings.phase != "inference":
+        return settings
+    asks_for_token = options.engine or options.server or any(map(is_given, INFERENCE_OPTIONS))
+    return settings.with_(phase="decode" if asks_for_token else "training")
+
+
+def ask_time(
+    question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool] = lambda name: False
+) -> ReportedAnswer:
+    """Computes the time of a training step, a prompt batch or a token, with its range.
+
+    Raises `InputError` for options that contradict each other, and for what is not modelled.
+    """
+    from ..reports.seconds import report
+    from ..studies.run_time import explain_measured
+
+    measured = None if options.measured is None else parse_duration("--measured", options.measured)
+    if options.by_node is not None and not 1 <= options.by_node <= MAX_DEPTH:
+        raise InputError(f"--by-node {options.by_node}: expected 1 to {MAX_DEPTH} levels")
+    if question.hardware is None:
+        raise InputError("--hardware: missing; expected the accelerator, such as h100")
+    if len(question.accelerators) > 1:
+        raise InputError("--hardware: the time is of one accelerator; expected it once")
+    question = replace(question, settings=time_phase(question, options, is_given))
+    run = _training(question, options) if question.settings.phase == "training" else _inference(question, options)
+    explanation = None if measured is None else (measured, explain_measured(run, measured))
+    return ReportedAnswer(run, lambda: report(question.preset, run, options.by_node, explanation))
+
+
+def _training(question: RunQuestion, options: TimeOptions) -> TimedRun:
+    from ..parallel.nearest import suggest_nearest_layouts
+    from ..studies.run_time import time_training
+
+    for name in ("engine", "context", "server"):
+        if getattr(options, name):
+            raise InputError(f"{option(name)}: is of inference; expected --phase prefill or decode")
+    assert question.hardware is not None
+    with suggest_nearest_layouts(question.preset.model, question.layout, question.tokens):
+        memory, record, layout = training_run(question)
+        micro_batches = micro_batches_of(memory, layout, options.global_batch)
+        settings = time_settings(question, record, options)
+        return time_training(memory, question.hardware, layout, micro_batches, settings)
+
+
+def training_run(question: RunQuestion) -> tuple[Memory, Framework, Layout]:
+    """Returns the run on one device, its framework and its layout.
+
+    Of several devices without a framework it is the one that `plan` takes, else that of `memory`.
+    """
+    from ..frameworks.registry import framework, framework_of, layout_of
+    from .runs import planned_run
+
+    if question.launch is not None:
+        record = framework(question.launch.framework)
+        return question.under(record).on_one_device(), record, question.launch.layout
+    layout = question.layout
+    if layout.has_options and (layout.framework is None or framework_of(layout).name == layout.framework):
+        memory, layout = planned_run(question)
+        return memory, framework_of(layout), layout_of(layout)
+    record = framework_of(layout)
+    return question.under(record).on_one_device(), record, ONE_DEVICE
+
+
+def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -> int:
+    """Returns the micro-batches of a step.
+
+    Raises `InputError` for a global batch that replicas and micro-batches do not divide, or that is given twice.
+    """
+    number = memory.settings.num_microbatches
+    if global_batch is None:
+        return number or 1
+    if number is not None:
+        raise InputError("--global-batch: --num-microbatches says it already; expected one of the two")
+    per_pass = layout.dp * int(memory.states.workload.batch)
+    if global_batch % per_pass:
+        raise InputError(
+            f"--global-batch {global_batch}: expected a multiple of {per_pass}, a micro-batch of each of {layout.dp} "
+            "replicas"
+        )
+    return global_batch // per_pass
+
+
+def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> Any:
+    """Returns the settings of time for training under a framework."""
+    from ..studies.run_time import TimeSettings
+
+    launch = question.launch
+    own_settings = None if launch is None else launch.own_settings
+    has_format = record.product_format is not None and own_settings is not None
+    return TimeSettings(
+        options.stack or record.stack(launch, bool(question.settings.compile)),
+        options.overlap,
+        None if options.nic is None else parse_nic("--nic", options.nic),
+        record.product_format(own_settings) if has_format and record.product_format is not None else "",
+    )
+
+
+def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
+    from ..parallel.nearest import suggest_nearest_layouts
+    from ..studies.run_time import TimeSettings, time_inference
+
+    if options.global_batch is not None:
+        raise InputError("--global-batch: is of training; expected --users, the sequences of a batch")
+    phase, context = question.settings.phase, options.context or 0
+    for name in ("context", "server"):
+        if getattr(options, name) and phase == "decode":
+            expected = "--seq, the tokens in the cache" if name == "context" else "--phase prefill"
+            raise InputError(f"{option(name)}: is of prompts; expected {expected}")
+    assert question.hardware is not None
+    layout_request = question.layout
+    for name in ("pp_layout", "cp", "zero", "fsdp", "vpp", "schedule"):
+        if getattr(layout_request, name) not in (None, 1, 0):
+            raise InputError(f"{option(name)}: is of training; expected --phase training")
+    with suggest_nearest_layouts(question.preset.model, layout_request, question.tokens):
+        memory, layout = question.on_one_device(), layout_request.layout()
+        settings = TimeSettings(
+            options.stack or stack_of_engine(options.engine),
+            options.overlap,
+            None if options.nic is None else parse_nic("--nic", options.nic),
+        )
+        return time_inference(memory, question.hardware, layout, settings, context, options.server)
+
+
+DEFAULT_ENGINE = "vllm"
+"""The engine of an inference run that names none: what most servers run."""
+
+
+def stack_of_engine(engine: str | None) -> str:
+    """Returns the stack of an engine: of its version where llmcalc has its record, else the stack of that name.
+
+    Raises `InputError` for an unknown engine.
+    """
+    from ..frameworks.engines.registry import FOLDERS, engine_and_version
+    from ..frameworks.engines.versions import numbers_of
+    from ..timing.stack import stack_names
+
+    name = (engine or DEFAULT_ENGINE).partition("==")[0].strip().lower()
+    if name not in FOLDERS and engine is not None and "==" not in engine and name in stack_names("inference"):
+        return name
+    if name not in FOLDERS:
+        known = sorted({*FOLDERS, *stack_names("inference")})
+        raise InputError(
+            f"--engine {shown(engine)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
+            f"or one of {', '.join(known)}"
+        )
+    record, version = engine_and_version(engine or DEFAULT_ENGINE)
+    return record.stack(numbers_of(version.version))

@@ -1,0 +1,225 @@
+"""`llmcalc time`: the range of an estimate first, then its class, where the time goes and what bounds it."""
+
+from __future__ import annotations
+
+from itertools import zip_longest
+from typing import Any
+
+from .. import units
+from ..sources.preset import Preset
+from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
+from ..timing.spread import Range
+from .document import Column, Report, Row, Shown, Table, text_of
+from .notes import plural, too_long, warned
+from .share import layout_cell
+from .summary import model_data
+
+SUBJECTS = {"training": "a step", "prefill": "a prompt batch", "decode": "a token of every sequence"}
+
+PART_NAMES = {
+    "work": "work of the slowest stage",
+    "bubble": "pipeline bubble",
+    "data": "gradients and weights",
+    "update": "update",
+    "kernels": "kernels and messages",
+    "host": "host",
+    "hops": "hops between stages",
+    "server": "server",
+    "layer waits": "of it, waits of ranks",
+}
+
+BOUND_NAMES = {"compute": "compute", "memory": "memory", "network": "network", "wait": "waiting"}
+
+PART_COLUMNS = (
+    Column("part", "where it goes", justify="left", wrap=True),
+    Column("seconds", "time", text_of),
+    Column("share", "share", units.percent),
+    Column("bound", "bound by", justify="left"),
+    Column("bound_share", "share", units.percent),
+)
+
+NODE_COLUMNS = (
+    Column("node", "node", justify="left", wrap=True),
+    Column("kind", "kind", justify="left"),
+    Column("seconds", "time", text_of),
+    Column("share", "share", units.percent),
+    Column("bound", "bound", justify="left"),
+    Column("reached", "of its bound", lambda value: units.percent(value, 0)),
+)
+
+FEW_NODES = 4
+"""Nodes of a screen without `--by-node`."""
+
+
+def duration(seconds: float, unit: str = "", digits: int = 2) -> str:
+    """Writes a duration with two digits: `6.8 s`, `35 ms`, `12 min`. unit: the unit; default the largest."""
+    unit = unit or unit_of(seconds)
+    value = seconds / FACTORS[unit]
+    rounded = float(f"{value:.{digits}g}")
+    decimals = max(0, digits - 1 - _exponent(rounded))
+    return f"{rounded:,.{decimals}f} {unit}"
+
+
+FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def unit_of(seconds: float) -> str:
+    """The largest unit in which a duration is at least 1; hours and minutes from twice as much."""
+    for unit, least in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= least:
+            return unit
+    return "us"
+
+
+def _exponent(value: float) -> int:
+    return 0 if value == 0 else int(f"{value:e}".partition("e")[2])
+
+
+def range_text(estimate: Range) -> str:
+    """Writes `5.8 to 8.7 s, likely 6.8`."""
+    unit = unit_of(float(estimate.estimate))
+    low, likely, high = (
+        duration(float(value), unit).removesuffix(f" {unit}")
+        for value in (estimate.low, estimate.estimate, estimate.high)
+    )
+    return f"{low} to {high} {unit}, likely {likely}"
+
+
+def class_text(estimate: Range, title: str) -> str:
+    """Writes the class of an estimate in words, with its tested errors."""
+    tested = estimate.tested
+    if tested is None:
+        return f"{title} on this device was never tested: the range is the widest"
+    median, p90 = (units.percent(error, 0) for error in (tested.median_error, tested.p90_error))
+    return (
+        f"{tested.words} ({title}): {plural(tested.rows, 'measured row')}; sources never seen before were {median} off "
+        f"by median, one in ten by more than {p90}"
+    )
+
+
+def report(
+    preset: Preset, run: TimedRun, by_node: int | None = None, measured: tuple[float, list[str]] | None = None
+) -> Report:
+    """Returns the answer as data and as tables.
+
+    by_node: levels of the model's tree that nodes are listed by; None for the shortest list.
+    measured: a measured time and the lines that could explain it; None without one.
+    """
+    from ..workload.workload import Workload
+
+    warnings = too_long(run.spec, Workload(run.sequences, run.seq, run.context))
+    nodes = run.nodes(by_node or 2)
+    answer = f"{SUBJECTS[run.phase]} takes {range_text(run.range)}"
+    notes = [*warnings, class_text(run.range, run.stack.title), *_measured_notes(run, measured), *_notes(run)]
+    parts = Table(preset.display, PART_COLUMNS, list(_part_rows(run)), _run_text(run), notes, answer, name="parts")
+    shown_nodes = nodes if by_node else nodes[:FEW_NODES]
+    rows = [_node_row(node, run.seconds) for node in shown_nodes]
+    node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
+    data = _data(preset, run, nodes, measured)
+    return Report(data, [parts, node_table], warnings=warned(preset, warnings)).of(preset.target)
+
+
+def _run_text(run: TimedRun) -> str:
+    """Writes `training of 128 sequences of 4,096 tokens on 64 H100 SXM, tp4 sp pp4 vpp4 dp4`."""
+    sequences = plural(run.sequences, "sequence")
+    tokens = {
+        "training": f"training of {sequences} of {run.seq:,} tokens",
+        "prefill": f"prompts of {sequences} of {run.seq:,} tokens" + (f" after {run.context:,}" if run.context else ""),
+        "decode": f"decoding of {sequences} after {run.context:,} tokens",
+    }[run.phase]
+    formats = "" if run.formats.dtype == "bf16" else f", {run.formats.dtype} products"
+    layout = "" if run.devices == 1 else f", {layout_cell(run.layout)}"
+    return f"{tokens} on {run.devices} {run.hardware.title}{layout}{formats}"
+
+
+def _part_rows(run: TimedRun) -> list[Row]:
+    """The parts of the run, and beside them the shares of what bounds it."""
+    unit = unit_of(run.seconds)
+    parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
+    bounds = sorted(run.bounds.items(), key=lambda item: -item[1])
+    rows: list[Row] = []
+    for part, bound in zip_longest(parts, bounds):
+        cells: list[Any] = [None, None, None]
+        if part is not None:
+            name, seconds = part
+            cells = [PART_NAMES[name], Shown(seconds, duration(seconds, unit, 3)), seconds / run.seconds]
+        cells += [None, None] if bound is None else [BOUND_NAMES[bound[0]], bound[1] / run.seconds]
+        rows.append(Row(cells))
+    return rows
+
+
+def _node_row(node: Node, total: float) -> Row:
+    seconds = Shown(node.seconds, duration(node.seconds, digits=3))
+    return Row([node.path, node.kind, seconds, node.seconds / total, BOUND_NAMES[node.bound], node.reached])
+
+
+def _measured_notes(run: TimedRun, measured: tuple[float, list[str]] | None) -> list[str]:
+    if measured is None:
+        return []
+    seconds, lines = measured
+    inside = run.range.low <= seconds <= run.range.high
+    return [
+        f"measured {duration(seconds, digits=3)}: {'inside' if inside else 'outside'} the range; {'; '.join(lines)}"
+    ]
+
+
+def _notes(run: TimedRun) -> list[str]:
+    rate, devices = run.tokens_per_second, run.devices
+    per_device = f" ({rate / devices:,.0f} a device)" if devices > 1 else ""
+    lines = [f"{rate:,.0f} tokens/s{per_device}"]
+    if run.phase != "decode":
+        lines[0] += (
+            f"; MFU {units.percent(run.utilization('causal'), 0)} causal, {units.percent(run.utilization('full'), 0)} "
+            f"full pairs; HFU {units.percent(run.hardware_utilization, 0)}"
+        )
+    rules = [f"{rule} at 45 % MFU: {duration(value)}" for rule, value in run.rules.items() if value is not None]
+    return [
+        *lines,
+        *([", ".join(rules)] if rules else []),
+        f"not counted: {', '.join(NOT_COUNTED[run.phase])}",
+        f"stack: {run.stack.title}, {run.stack.versions}; device: {run.device.evidence}",
+    ]
+
+
+def node_data(node: Node, total: float) -> dict[str, Any]:
+    """Returns a node as plain data."""
+    return {
+        "path": node.path,
+        "kind": node.kind,
+        "seconds": node.seconds,
+        "share": node.seconds / total,
+        "bound": node.bound,
+        "reached": node.reached,
+    }
+
+
+def _data(preset: Preset, run: TimedRun, nodes: list[Node], measured: tuple[float, list[str]] | None) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "model": model_data(preset),
+        "workload": {
+            "phase": run.phase,
+            "batch": run.sequences,
+            "seq": run.seq,
+            "context": run.context,
+            "num_microbatches": None if run.plan is None else run.plan.micro_batches,
+            "products": run.formats.dtype,
+        },
+        "hardware": run.hardware.name,
+        "layout": run.layout.data(),
+        "seconds": run.range.seconds(),
+        "class": run.range.class_data(),
+        "tokens_per_second": run.tokens_per_second,
+        "tokens_per_second_per_device": run.tokens_per_second / run.devices,
+        "mfu": {pairs: run.utilization(pairs) for pairs in ("causal", "full")},
+        "hfu": run.hardware_utilization,
+        "parts": run.parts,
+        "bounds": {bound: run.bounds[bound] for bound in BOUNDS},
+        "nodes": [node_data(node, run.seconds) for node in nodes],
+        "rules": run.rules,
+        "not_counted": list(NOT_COUNTED[run.phase]),
+    }
+    if measured is not None:
+        seconds, lines = measured
+        inside = bool(run.range.low <= seconds <= run.range.high)
+        data["measured"] = {"seconds": seconds, "inside": inside, "lines": lines}
+    return data

@@ -1,0 +1,460 @@
+"""How long a run takes: its settings and layout as a training step, a prompt or a decoded token on an accelerator.
+
+`llmcalc time` answers one run with this, `llmcalc plan` orders layouts by it, so that both give the same seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal, NamedTuple, TypeAlias
+
+from ..accelerator import Hardware
+from ..costs.cache_formats import cache_bits_in, cache_format
+from ..costs.flops import FlopCount
+from ..costs.params import ParameterCount
+from ..device_memory.estimate import Memory
+from ..errors import InputError
+from ..model import ModelSpec
+from ..parallel.layout import Layout
+from ..timing.device import Device, device_of
+from ..timing.inference import InferencePass, decode, prefill
+from ..timing.price import QUANTIZED, Formats, Line
+from ..timing.records import Stack
+from ..timing.spread import Range, expected_range
+from ..timing.stack import find_stack, with_overlap
+from ..timing.step import Step, StepPlan, StepPrices
+from ..units import signed_percent
+from ..workload.counting import Counting, Pairs
+from ..workload.execution import Execution
+from ..workload.recompute import Recompute
+from ..workload.run_config import RunConfig
+from ..workload.workload import Workload
+
+TimePhase: TypeAlias = Literal["training", "prefill", "decode"]
+
+Bound: TypeAlias = Literal["compute", "memory", "network", "wait"]
+
+BOUNDS: tuple[Bound, ...] = ("compute", "memory", "network", "wait")
+
+SCHEME_FORMATS = (("fp8", "fp8"), ("w8a8", "int8"), ("nvfp4", "fp4"), ("mxfp4", "fp4"))
+"""Beginning of a quantization scheme's label → format of its products; all others are decoded to 16 bits."""
+
+DTYPE_FORMATS = {"float32": "fp32", "float8": "fp8", "int8": "int8", "float4": "fp4"}
+"""Number format of weights → format of their products; 16-bit formats are `bf16`."""
+
+KEPT_PRODUCTS = 0.5
+"""Share of a layer that runs again where checkpointing keeps some of its products."""
+
+UTILIZATION = 0.45
+"""Model FLOPs utilization that the rules 6ND and 8ND assume."""
+
+NOT_COUNTED = {
+    "training": ("stragglers", "data loading", "checkpoints", "evaluation", "uneven routing of experts"),
+    "prefill": ("queueing", "tokenization", "uneven routing of experts"),
+    "decode": ("prompts that join the batch", "queueing", "sampling on the host", "uneven routing of experts"),
+}
+"""Phase → what no estimate counts."""
+
+
+class Node(NamedTuple):
+    """A part of the model, or of the run, with its time.
+
+    path: path in the model, or the name of a part of the run.
+    kind: kind of its kernel or message.
+    seconds: its share of the estimate; those of all nodes add up to it.
+    bound: what takes longest of it.
+    reached: share of its seconds that the bound alone would take.
+    by_bound: bound → seconds.
+    """
+
+    path: str
+    kind: str
+    seconds: float
+    bound: Bound
+    reached: float
+    by_bound: dict[Bound, float]
+
+
+@dataclass(frozen=True)
+class TimedRun:
+    """A run with its time.
+
+    spec: the model.
+    phase: training, prefill or decode.
+    hardware, device, stack: what runs it.
+    layout: the layout over devices.
+    sequences: sequences of a step of all devices, of a prompt batch, or of a decoding batch.
+    seq, context: new tokens and cached tokens of each sequence.
+    plan: the training step; None in inference.
+    range: the estimate with its range.
+    parts: part → seconds, which add up to the estimate.
+    lines: the priced kernels and messages, each with how often it runs in the estimate.
+    alternatives: description of other settings → seconds with them.
+    """
+
+    spec: ModelSpec
+    phase: TimePhase
+    hardware: Hardware
+    device: Device
+    stack: Stack
+    layout: Layout
+    sequences: int
+    seq: int
+    context: int
+    formats: Formats
+    plan: StepPlan | None
+    range: Range
+    parts: dict[str, float]
+    lines: tuple[tuple[float, Line], ...] = field(repr=False)
+    hidden_host: float = 0.0
+    include: frozenset[str] = frozenset()
+    alternatives: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """The estimate."""
+        return float(self.range.estimate)
+
+    @property
+    def devices(self) -> int:
+        return self.layout.world
+
+    @property
+    def tokens(self) -> int:
+        """New tokens of a step or of a pass, over all sequences."""
+        return self.sequences * self.seq
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    @property
+    def peak(self) -> float:
+        """Peak FLOP/s of a device in the format of the products."""
+        return self.device.peaks[self.device.format_of(self.formats.dtype)]
+
+    def model_flops(self, pairs: Pairs) -> int:
+        """FLOPs of the model for the step or the pass, without recomputation."""
+        workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
+        run_config = RunConfig(workload, Counting(pairs), Execution())
+        return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
+
+    def utilization(self, pairs: Pairs) -> float:
+        """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention of pairs."""
+        return self.model_flops(pairs) / (self.seconds * self.devices * self.peak)
+
+    @cached_property
+    def hardware_utilization(self) -> float:
+        """Hardware FLOPs utilization, of causal pairs: with recomputed layers."""
+        recomputed = 0.0 if self.plan is None else self.plan.recompute / 3
+        return self.utilization("causal") * (1 + recomputed)
+
+    @cached_property
+    def rules(self) -> dict[str, float | None]:
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, and 8ND where layers run again."""
+        if self.plan is None:
+            return {"6ND": None, "8ND": None}
+        active = ParameterCount(self.spec, self.spec.tree(), self.include).active
+        seconds = self.tokens * active / (self.devices * self.peak * UTILIZATION)
+        return {"6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
+
+    @property
+    def bounds(self) -> dict[Bound, float]:
+        """Bound → seconds of the nodes by what bounds them, which add up to the estimate."""
+        return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
+
+    def nodes(self, depth: int = 2) -> list[Node]:
+        """The parts of the model and of the run, the longest first. depth: levels of the model's tree, 0 for one."""
+        sums: dict[tuple[str, str], dict[Bound, float]] = {}
+        for times, line in self.lines:
+            path = ".".join(line.path.split(".")[:depth]) if depth else "model"
+            entry = sums.setdefault((path or "model", line.kind), dict.fromkeys(BOUNDS, 0.0))
+            entry["memory" if line.memory > line.compute else "compute"] += times * max(line.compute, line.memory)
+            entry["network"] += times * line.network
+            entry["wait"] += times * line.wait
+        for name, bound, seconds in self._parts_of_the_run():
+            sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
+        nodes = [_node(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
+        return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
+
+    def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
+        """Yields the parts that belong to no node of the model, each with what bounds it."""
+        yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
+        yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
+        yield "gradients and weights", "network", self.parts.get("data", 0.0)
+        yield "update", "memory", self.parts.get("update", 0.0)
+        yield "host", "wait", self.parts.get("host", 0.0) + self.hidden_host
+        yield "hops between stages", "network", self.parts.get("hops", 0.0)
+        yield "server", "wait", self.parts.get("server", 0.0)
+
+
+def _node(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
+    seconds = sum(by_bound.values())
+    bound = max(BOUNDS, key=by_bound.__getitem__)
+    return Node(path, kind, seconds, bound, by_bound[bound] / seconds if seconds else 0.0, by_bound)
+
+
+@dataclass(frozen=True)
+class TimeSettings:
+    """Settings of time beside those of memory.
+
+    stack: name of the stack.
+    overlap: messages that run beside products: none, dp, tp, all; None for the stack's own.
+    nic: bytes/s of a device's network; None for the accelerator's.
+    product_format: number format of products in training; empty for that of the precision.
+    """
+
+    stack: str
+    overlap: str | None = None
+    nic: float | None = None
+    product_format: str = ""
+
+    def device(self, hardware: Hardware) -> Device:
+        return device_of(hardware, self.nic)
+
+    def stack_for(self, phase: TimePhase) -> Stack:
+        """The stack. Raises `InputError` for one of another phase."""
+        return with_overlap(find_stack(self.stack, "training" if phase == "training" else "inference"), self.overlap)
+
+
+class TrainingTimes:
+    """Times of one model's training in many layouts, each part priced once."""
+
+    def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
+        if memory.states.adapters is not None:
+            raise InputError("--lora-rank: the time of low-rank adapters is not modelled; expected no --lora-rank")
+        self.memory, self.hardware, self.settings = memory, hardware, settings
+        self.device, self.stack = settings.device(hardware), settings.stack_for("training")
+        self.prices = StepPrices(memory.spec, self.device, self.stack)
+        self.share, self.core = recomputed_share(memory.settings.recomputed())
+        self.dtype = settings.product_format or _training_format(memory)
+
+    def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
+        """The step of a layout."""
+        workload, include = self.memory.states.workload, self.memory.states.count.include
+        return StepPlan.of(
+            layout,
+            int(workload.batch),
+            micro_batches,
+            int(workload.seq),
+            self.dtype,
+            self.share,
+            self.core,
+            include,
+        )
+
+    def step(self, layout: Layout, micro_batches: int) -> Step:
+        """The step with its seconds. Raises `InputError` for what the layout divides in a way that is not modelled."""
+        return self.prices.step(self.plan(layout, micro_batches))
+
+    def range(self, seconds: float) -> Range:
+        """The range of an estimate."""
+        return expected_range(seconds, "training", self.device, self.stack, self.memory.spec)
+
+    def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
+        """The run of a layout with all of its parts."""
+        plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
+        parts = {name: float(seconds) for name, seconds in step.parts.items()}
+        weights = [self._runs(step, plan, line) for line in step.priced.lines]
+        waits = self._layer_waits(step, plan)
+        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True)) + waits
+        scale = parts["work"] / total
+        parts_of_run = parts | ({"layer waits": waits * scale} if waits else {})
+        lines = zip([weight * scale for weight in weights], step.priced.lines, strict=True)
+        return TimedRun(
+            self.memory.spec,
+            "training",
+            self.hardware,
+            self.device,
+            self.stack,
+            layout,
+            layout.dp * plan.micro_batch * micro_batches,
+            int(plan.seq),
+            0,
+            Formats(plan.dtype),
+            plan,
+            self.range(float(step.seconds)),
+            parts_of_run,
+            tuple((float(weight), line) for weight, line in lines),
+            include=plan.include,
+            alternatives=dict(self._alternatives(layout, micro_batches)),
+        )
+
+    @staticmethod
+    def _runs(step: Step, plan: StepPlan, line: Line) -> float:
+        """How often a line runs in a micro-batch of all layers, with recomputation."""
+        runs = 1.0
+        if not line.backward and line.layer >= 0:
+            runs += plan.recompute + (plan.recompute_core and line.kind == "attention")
+        return float(line.times * step.priced.work.count(line.layer) * runs)
+
+    def _layer_waits(self, step: Step, plan: StepPlan) -> float:
+        if plan.tp == 1:
+            return 0.0
+        work = step.priced.work
+        layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
+        return self.stack.layer_wait * layers * (2 + plan.recompute)
+
+    def _alternatives(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
+        """Yields other settings that slow runs often have, with their seconds."""
+        plan, spec = self.plan(layout, micro_batches), self.memory.spec
+        slower: list[tuple[str, Device, Stack, StepPlan]] = [
+            ("no overlap of messages (--overlap none)", self.device, with_overlap(self.stack, "none"), plan),
+            (
+                "attention of an older kernel",
+                self.device,
+                self.stack.model_copy(update={"attention": "fa2"}),
+                plan,
+            ),
+            ("every layer recomputed (--recompute full)", self.device, self.stack, replace(plan, recompute=1.0)),
+            (
+                "eager kernels without fusion",
+                self.device,
+                self.stack.model_copy(update={"fused": False, "passes": {"norm": 3.0, "rope": 3.0}}),
+                plan,
+            ),
+        ]
+        if layout.world > self.device.domain:
+            half = replace(self.device, nic=self.device.nic / 2)
+            slower.append(("half of the network (--nic)", half, self.stack, plan))
+        for words, device, stack, changed in slower:
+            yield words, float(StepPrices(spec, device, stack).step(changed).seconds)
+
+
+def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
+    """The share of layers that runs again, and whether attention does by itself.
+
+    Raises `InputError` for modules of layers, whose share is not known.
+    """
+    if recompute.nodes:
+        raise InputError(
+            "--recompute nodes: the time of single modules is not modelled; expected none, full, attention or every:N"
+        )
+    if not recompute.layers:
+        return 0.0, recompute.core
+    return (KEPT_PRODUCTS if recompute.kept else 1.0) / recompute.every, False
+
+
+def _training_format(memory: Memory) -> str:
+    """The format of products in training: autocast runs them in 16 bits."""
+    return "fp32" if memory.states.precision == "fp32" or memory.settings.precision == "fp32" else "bf16"
+
+
+def inference_formats(memory: Memory, tokens: int) -> Formats:
+    """The number formats of an inference run. tokens: tokens per sequence in its cache."""
+    states = memory.states
+    weight_bits = 8 * states.weights / states.count.total
+    label = "" if states.quantized is None else states.quantized.scheme.label
+    if states.quantized is None:
+        dtype = DTYPE_FORMATS.get(states.dtype, "bf16")
+    else:
+        dtype = next((name for start, name in SCHEME_FORMATS if label.startswith(start)), QUANTIZED)
+    return Formats(dtype, float(weight_bits), _cache_bits(memory, tokens))
+
+
+def _cache_bits(memory: Memory, tokens: int) -> float:
+    """Bits of a cached element, with its share of scales."""
+    if not memory.states.kv_dtype:
+        return 16.0
+    run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
+    cached_format = cache_format(memory.states.kv_dtype)
+    bits, in_16 = (tree.total(cache_bits_in(form), run_config) for form in (cached_format, cache_format("bfloat16")))
+    return float(16 * bits / in_16) if in_16 else 16.0
+
+
+def time_training(
+    memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, settings: TimeSettings
+) -> TimedRun:
+    """The time of a training step. Raises `InputError` for what is not modelled."""
+    return TrainingTimes(memory, hardware, settings).timed_run(layout, micro_batches)
+
+
+def time_inference(
+    memory: Memory,
+    hardware: Hardware,
+    layout: Layout,
+    settings: TimeSettings,
+    context: int = 0,
+    server: bool = False,
+) -> TimedRun:
+    """The time of a prompt batch, or of one token of each sequence.
+
+    context: in prefill, tokens of each sequence that are cached before the prompt.
+    server: whether the time of a server before the first token is added.
+    Raises `InputError` for a phase without a time.
+    """
+    workload, phase, spec = memory.states.workload, memory.settings.phase, memory.spec
+    if spec.kind == "encoder" and phase == "decode":
+        raise InputError("--phase decode: an encoder-only model does not decode; expected prefill or training")
+    device = settings.device(hardware)
+    batch, seq = int(workload.batch), int(workload.seq)
+    replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
+    replicas = layout.world // replica.world
+    if phase == "decode":
+        stack, formats = settings.stack_for("decode"), inference_formats(memory, seq)
+        answer = decode(spec, device, stack, batch, seq, replica, formats)
+        return _timed_inference(
+            memory, hardware, device, stack, "decode", layout, (batch * replicas, 1, seq), formats, answer
+        )
+    stack, formats = settings.stack_for("prefill"), inference_formats(memory, seq + context)
+    chunk = memory.settings.chunk
+    answer = prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
+    return _timed_inference(
+        memory, hardware, device, stack, "prefill", layout, (batch * replicas, seq, context), formats, answer
+    )
+
+
+def _timed_inference(
+    memory: Memory,
+    hardware: Hardware,
+    device: Device,
+    stack: Stack,
+    phase: TimePhase,
+    layout: Layout,
+    sizes: tuple[int, int, int],
+    formats: Formats,
+    answer: InferencePass,
+) -> TimedRun:
+    lines = tuple(
+        (float(line.times * priced.work.count(line.layer)), line) for priced in answer.priced for line in priced.lines
+    )
+    parts = {name: float(seconds) for name, seconds in answer.parts.items()}
+    by_kernels = sum(times * line.seconds for times, line in lines)
+    sequences, seq, context = sizes
+    return TimedRun(
+        memory.spec,
+        phase,
+        hardware,
+        device,
+        stack,
+        layout,
+        sequences,
+        seq,
+        context,
+        formats,
+        None,
+        expected_range(float(answer.seconds), phase, device, stack, memory.spec),
+        parts,
+        lines,
+        hidden_host=max(0.0, parts["kernels"] - float(by_kernels)),
+    )
+
+
+def explain_measured(run: TimedRun, seconds: float) -> list[str]:
+    """Lines that could explain a measured time. Raises `InputError` for a time that is not positive."""
+    low, high = float(run.range.low), float(run.range.high)
+    if low <= seconds <= high:
+        return [f"{signed_percent(seconds / run.seconds - 1, 0)} against the estimate"]
+    if seconds < low:
+        return [
+            f"{run.seconds / seconds:.1f} times as fast as the estimate: compare the tokens of a step, the number "
+            "format and what is recomputed"
+        ]
+    lines = [f"{seconds / run.seconds:.1f} times the estimate; the whole range is faster"]
+    near = sorted(run.alternatives.items(), key=lambda item: abs(item[1] - seconds))
+    lines += [f"{words}: {value:.2g} s" for words, value in near if value > 1.03 * run.seconds]
+    if run.phase != "training":
+        lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
+    return [*lines, f"not counted: {', '.join(NOT_COUNTED[run.phase])}"]

@@ -1,0 +1,124 @@
+"""The range of an estimate: between which seconds 80 % of measured runs of its class lie.
+
+Ranges are calibrated on sets that no constant was found on, because errors differ more between sources than within
+one. They are not symmetric: measured runs are slower than estimates more often than faster.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..algebra import Number
+from ..model import ModelSpec
+from ..parallel.search import routed_experts
+from ..record import Record
+from ..sources.files import parse_toml, read_text
+from ..sources.presets import presets_dir
+from .device import Device
+from .records import Stack
+
+TIE = 0.03
+"""Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""
+
+
+class Bounds(Record):
+    """Measured over estimated seconds: the ends of the range."""
+
+    low: float = Field(gt=0, le=1)
+    high: float = Field(ge=1)
+
+
+class TestedClass(Bounds):
+    """A class of estimates with its tested errors; the head of the file explains each field."""
+
+    __test__ = False  # not a test, whatever pytest makes of its name
+
+    phase: Literal["training", "prefill", "decode"]
+    experts: bool | None = None
+    device: Literal["profiled", "tested"]
+    stack: Literal["tested", "new", "any"]
+    rows: int = Field(gt=0)
+    sets: int = Field(gt=0)
+    median_error: float = Field(gt=0)
+    p90_error: float = Field(gt=0)
+    words: str
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.median_error > self.p90_error:
+            raise ValueError(f"{self.words}: median_error is more than p90_error")
+        return self
+
+    def holds(self, phase: str, experts: bool, device: str, stack: str) -> bool:
+        """Whether an estimate is of this class."""
+        return (
+            self.phase == phase
+            and self.experts in (None, experts)
+            and self.device == device
+            and self.stack in ("any", stack)
+        )
+
+
+class _Classes(Record):
+    untested: Bounds
+    classes: tuple[TestedClass, ...]
+
+
+@cache
+def _classes() -> _Classes:
+    path = presets_dir() / "timing" / "classes.toml"
+    return _Classes(**parse_toml(read_text(path), path.name))
+
+
+@dataclass(frozen=True)
+class Range:
+    """An estimate in seconds with its range.
+
+    phase, device, stack: of the class.
+    tested: the class; None for a device or a stack without one, which has the widest range.
+    """
+
+    estimate: Number
+    low: Number
+    high: Number
+    phase: str
+    device: str
+    stack: str
+    tested: TestedClass | None
+
+    def seconds(self) -> dict[str, Any]:
+        """The range as plain data."""
+        return {"estimate": self.estimate, "low": self.low, "high": self.high}
+
+    def class_data(self) -> dict[str, Any]:
+        """The class as plain data."""
+        tested = self.tested
+        return {
+            "phase": self.phase,
+            "device": self.device,
+            "stack": self.stack,
+            "tested_rows": 0 if tested is None else tested.rows,
+            "sets": 0 if tested is None else tested.sets,
+            "median_error": None if tested is None else tested.median_error,
+            "p90_error": None if tested is None else tested.p90_error,
+        }
+
+
+def expected_range(seconds: Number, phase: str, device: Device, stack: Stack, spec: ModelSpec) -> Range:
+    """The range of an estimate."""
+    device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else ""
+    stack_class = "tested" if stack.rows else "new"
+    tested = next(
+        (
+            candidate
+            for candidate in _classes().classes
+            if candidate.holds(phase, bool(routed_experts(spec)), device_class, stack_class)
+        ),
+        None,
+    )
+    bounds = _classes().untested if tested is None else tested
+    return Range(seconds, seconds * bounds.low, seconds * bounds.high, phase, device.evidence, stack.name, tested)
