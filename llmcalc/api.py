@@ -113,7 +113,7 @@ def flops(
     batch: int | str | None = None,
     seq: int | str | None = None,
     context: int | str | None = None,
-    phase: Phase = "forward",
+    phase: Phase | None = None,
     pairs: Pairs = "full",
     with_mtp: bool = False,
     *,
@@ -123,10 +123,15 @@ def flops(
     recompute: str = "none",
     mla: LatentForm = "auto",
     conventions: bool = False,
+    tokens_per_second: str | float | None = None,
+    hardware: str | None = None,
+    devices: int | None = None,
+    dtype: str | None = None,
     **options: Any,
 ) -> Flops:
     """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
-    `.per_token`, `.forward`, `.backward`, and `.mla` (the form in which latent attention runs).
+    `.per_token`, `.forward`, `.backward`, and `.mla` (the form in which latent attention runs). Of a measured run,
+    `.utilization` has the MFU and HFU under each convention.
 
     batch: number of sequences; default 1. users: another name of it, in inference.
     seq: new tokens per sequence; default 2,048, or the number of learned positions where that is smaller. Decoding adds
@@ -137,16 +142,20 @@ def flops(
     recompute: in training, what runs again in the backward pass: none (default), full, full-reentrant, selective,
         attention, attention+matmuls, every:N or nodes:A,B.
     mla: form of latent attention; default absorbed in decode and expanded in the other phases.
+    phase: the pass; default forward, or training of a measured run.
     conventions: whether the report compares with rules of thumb.
+    tokens_per_second: of a measured run, of all `devices` together (`"12k"`), on `hardware`.
+    dtype: number format of the run's products, whose peak counts; default bf16.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank computes.
     Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
     from .questions.counts import FlopsQuestion
+    from .studies.utilization import MeasuredRun
 
     parsed = options_of(options, rank=True)
-    phase = one_of("--phase", phase, Phase)
+    phase = None if phase is None else one_of("--phase", phase, Phase)
     question = FlopsQuestion(
-        batch_or_users(batch, users, phase),
+        batch_or_users(batch, users, phase or "forward"),
         tokens_of(seq),
         number("--context", context, least=0),
         number("--source", source),
@@ -158,6 +167,7 @@ def flops(
         conventions,
         included(with_mtp),
         parsed.rank_request(),
+        MeasuredRun(tokens_per_second, hardware, number("--devices", devices), dtype),
     )
     return question.answer(parsed.read(model))
 

@@ -11,6 +11,7 @@ from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inference import batch_of
 from ..workload.lengths import USUAL
 from ..workload.workload import Phase
+from .hardware import accelerator_option
 from .layout_options import takes_rank
 from .options import (
     Batch,
@@ -37,6 +38,10 @@ MLA_HELP = (
     "Form of multi-head latent attention: keys and values expanded from the latents, or the expansion absorbed into "
     "query and output. auto: absorbed in decode, expanded elsewhere."
 )
+RATE_HELP = (
+    "Tokens per second of a measured run, of all devices together, such as 12k: its MFU and HFU under each convention."
+)
+DTYPE_HELP = "With --tokens-per-second, number format of the products, whose peak counts; bf16 if not given."
 RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, …)."
 
 
@@ -49,7 +54,10 @@ def command(
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     context: Annotated[int | None, size("--context", text=CONTEXT_HELP, least=0)] = None,
     source: Source = None,
-    phase: Annotated[Phase, phase_option(Phase, "Pass to count.")] = "forward",
+    phase: Annotated[
+        Phase | None,
+        phase_option(Phase, "Pass to count; forward if not given, training of a measured run.", show_default=False),
+    ] = None,
     pairs: PairsOption = "full",
     attn_implementation: Annotated[
         AttentionImplementation,
@@ -63,6 +71,12 @@ def command(
     recompute: RecomputeOption = "none",
     mla: Annotated[LatentForm, typer.Option("--mla", help=MLA_HELP)] = "auto",
     conventions: Annotated[bool, typer.Option("--conventions", help=RULES_HELP)] = False,
+    tokens_per_second: Annotated[
+        str | None, typer.Option("--tokens-per-second", metavar="RATE", help=RATE_HELP, show_default=False)
+    ] = None,
+    hardware: Annotated[str | None, accelerator_option(" Of a measured run.")] = None,
+    devices: Annotated[int | None, size("--devices", text="Number of them; 1 if not given.")] = None,
+    dtype: Annotated[str | None, typer.Option("--dtype", metavar="FORMAT", help=DTYPE_HELP, show_default=False)] = None,
     with_mtp: WithMtp = False,
     rank_request: RankRequest = NO_RANK_OPTIONS,
     table: TableOption = None,
@@ -75,10 +89,11 @@ def command(
     """
     from ..questions.counts import FlopsQuestion
     from ..sources.preset import name_in_errors
+    from ..studies.utilization import MeasuredRun
 
     include = included(with_mtp)
     question = FlopsQuestion(
-        batch_of(batch, users, phase) or 1,
+        batch_of(batch, users, phase or "forward") or 1,
         seq,
         context,
         source,
@@ -90,6 +105,7 @@ def command(
         conventions,
         include,
         rank_request,
+        MeasuredRun(tokens_per_second, hardware, devices, dtype),
     )
     reports = []
     for preset in [reading.load(target, include) for target in targets]:

@@ -212,8 +212,8 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
     Typer's own check of a `Literal` would refuse `train`, so the callback checks the value.
     """
 
-    def known(value: str) -> Any:
-        return one_of("--phase", value, words)
+    def known(value: str | None) -> Any:
+        return None if value is None else one_of("--phase", value, words)
 
     def complete(incomplete: str) -> list[str]:
         return [word for word in get_args(words) if word.startswith(incomplete)]

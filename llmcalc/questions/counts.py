@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ..reports.kv import Cache
     from ..reports.measured import MeasuredParams
     from ..reports.params import Params
+    from ..studies.utilization import MeasuredRun
     from ..symbolic.formulas import RecomputeChoice
+    from ..workload.run_config import RunConfig
 
 Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "all"]
 """Quantities that can be explained; `all` is parameters, FLOPs and caches."""
@@ -103,15 +105,17 @@ def _measured(target: str) -> MeasuredParams:
 class FlopsQuestion:
     """The question of `llmcalc flops`. The fields are the arguments of `llmcalc.flops`.
 
+    phase: the pass; None (default) for the forward pass, or for a training step of a measured run.
     conventions: whether to compare with rules of thumb.
     rank: the rank of a layout; None (default) for the whole model.
+    measured: a measured run, whose utilization is computed; None (default) without one.
     """
 
     batch: int = 1
     seq: int | None = None
     context: int | None = None
     source: int | None = None
-    phase: Phase = "forward"
+    phase: Phase | None = None
     pairs: Pairs = "full"
     attn_implementation: AttentionImplementation = "eager"
     recompute: str = "none"
@@ -119,28 +123,40 @@ class FlopsQuestion:
     conventions: bool = False
     include: frozenset[str] = frozenset()
     rank: RankRequest | None = None
+    measured: MeasuredRun | None = None
 
     def __post_init__(self) -> None:
-        if self.conventions and self.rank is not None and self.rank.has_options:
-            raise InputError("--conventions: rules of thumb count whole models; expected no layout")
+        for option, is_given in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
+            if is_given and self.rank is not None and self.rank.has_options:
+                raise InputError(f"{option}: rules of thumb count whole models; expected no layout")
 
-    def answer(self, preset: Preset) -> Flops:
-        """Counts the FLOPs of a model."""
-        from ..costs.flops import flops, run_config_of
-        from ..reports.flops import Flops
+    @property
+    def _is_measured(self) -> bool:
+        return self.measured is not None and self.measured.is_given
 
-        run = run_config_of(
+    def _run_config(self, preset: Preset, attention: AttentionImplementation, recompute: str) -> RunConfig:
+        from ..costs.flops import run_config_of
+
+        phase = self.phase or ("training" if self._is_measured else "forward")
+        return run_config_of(
             preset.model,
             self.batch,
             self.seq,
             self.context,
             self.source,
-            self.phase,
+            phase,
             self.pairs,
-            self.attn_implementation,
-            self.recompute,
+            attention,
+            recompute,
             self.mla,
         )
+
+    def answer(self, preset: Preset) -> Flops:
+        """Counts the FLOPs of a model."""
+        from ..costs.flops import flops
+        from ..reports.flops import Flops
+
+        run = self._run_config(preset, self.attn_implementation, self.recompute)
         share = (
             None
             if self.rank is None
@@ -150,6 +166,9 @@ class FlopsQuestion:
             count = flops(preset.model, run, self.include)
         else:
             count = flops(share.model, share.run_config(run), self.include)
+        if self.measured is not None and self.measured.is_given:
+            once = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
+            return Flops.of_result(count, preset=preset, utilization=self.measured.compare(once, count))
         if not self.conventions:
             return Flops.of_result(count, preset=preset, share=share)
         from ..studies.rules import conventions

@@ -15,8 +15,9 @@ from ..ops import AttentionCore, State
 from ..optional import MTP, TOWERS, WITHOUT_FLOPS
 from ..sources.preset import Preset
 from ..studies.rules import Rule
+from ..studies.utilization import Utilization
 from ..workload.recompute import Recompute
-from . import bars, conventions, palette
+from . import bars, conventions, palette, utilization
 from .answer import MODEL_FIELD, Answer
 from .bars import Bar
 from .document import Column, Report, Row, Table, said
@@ -45,11 +46,18 @@ PASSES = {"forward": "forward pass of", "training": "training step of", "prefill
 OTHER = {"full": "causal", "causal": "full"}
 
 
-def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: RankShare | None = None) -> Report:
+def report(
+    preset: Preset,
+    count: FlopCount,
+    rules: Sequence[Rule] = (),
+    share: RankShare | None = None,
+    measured: Utilization | None = None,
+) -> Report:
     """Returns the answer as data and as a table.
 
     rules: rules of thumb, whose table comes first; default none.
     share: the rank that is counted; default the whole model.
+    measured: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long(count.spec, count.workload)
     notes = warnings + said(share_notes(share, *_rank_notes(share))) + _notes(count)
@@ -82,6 +90,9 @@ def report(preset: Preset, count: FlopCount, rules: Sequence[Rule] = (), share: 
     if rules:
         data["flops"]["conventions"] = conventions.data(rules)
         tables.insert(0, conventions.table(preset.display, headline(count), count, rules))
+    if measured is not None:
+        data["utilization"] = utilization.data(measured)
+        tables.insert(0, utilization.table(preset.display, headline(count), measured))
     return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
 
 
@@ -262,11 +273,13 @@ class Flops(Answer, FlopCount):
     preset: the model.
     share: the rank that is counted; None (default) for the whole model.
     rules: rules of thumb to compare with; default none.
+    utilization: MFU and HFU of a measured run; None (default) without one.
     """
 
     preset: Preset = MODEL_FIELD
     share: RankShare | None = field(default=None, repr=False, compare=False)
     rules: Sequence[Rule] = ()
+    utilization: Utilization | None = None
 
     def report(self) -> Report:
-        return report(self.preset, self, self.rules, self.share)
+        return report(self.preset, self, self.rules, self.share, self.utilization)

@@ -194,9 +194,7 @@ def _device(name: str, nic: str) -> Device:
     hardware = load_hardware(name)
     link = hardware.interconnect
     if name in NODES and link is not None:
-        hardware = hardware.model_copy(
-            update={"interconnect": link.model_copy(update={"domain_size": NODES[name]})}
-        )
+        hardware = hardware.model_copy(update={"interconnect": link.model_copy(update={"domain_size": NODES[name]})})
     return device_of(hardware, float(nic) * 1e9 if nic else None)
 
 
@@ -399,7 +397,9 @@ def layout_groups(scores: Iterable[Score]) -> dict[tuple[str, ...], list[Score]]
         if row.trains:
             batch = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp")
             recompute = row["recompute"]
-            groups[row.set, row["model"], row["hardware"], row["devices"], row["stack"], recompute, f"{batch:g}"].append(one)
+            groups[
+                row.set, row["model"], row["hardware"], row["devices"], row["stack"], recompute, f"{batch:g}"
+            ].append(one)
     return {name: group for name, group in groups.items() if len({_layout(one.row) for one in group}) >= MIN_LAYOUTS}
 
 

@@ -1,0 +1,56 @@
+"""The table of `llmcalc flops --tokens-per-second`: MFU and HFU of a measured run under each convention."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from .. import units
+from ..studies.utilization import Utilization
+from .document import Column, Row, Table
+
+IMPOSSIBLE = (
+    "more than 100 %: above the peak of these devices; --tokens-per-second is of all of them together, and a narrower "
+    "format has a higher peak (--dtype fp8)"
+)
+
+
+def table(title: str, headline: str, run: Utilization) -> Table:
+    """Returns one row per convention, the exact counts first."""
+    scale = units.decimal_scale(max(row.flops_per_token for row in run.conventions), "FLOPs")
+    columns = (
+        Column("convention", "convention", justify="left"),
+        Column("formula", "formula", justify="left"),
+        Column("flops_per_token", f"{scale.name} per token", scale.write),
+        Column("mfu", "MFU", units.percent),
+        Column("hfu", "HFU", units.percent),
+    )
+    rows = [
+        Row([row.name, row.formula, row.flops_per_token, row.mfu, row.hfu], strong=row.key.startswith("exact_"))
+        for row in run.conventions
+    ]
+    peak = f"{units.amount(run.peak_flops // run.devices, 'FLOP/s')} of {units.short_dtype(run.dtype)}, dense"
+    notes = [
+        *([IMPOSSIBLE] if any(row.hfu > 1 for row in run.conventions) else []),
+        f"peak of each device: {peak}",
+        "MFU: FLOPs that the model needs, each product once; HFU: what the kernels compute, with what runs again "
+        "(--recompute, and the scores in flash attention's backward pass)",
+        "an MFU without its convention cannot be compared: quote both",
+        *(f"{row.name}: {row.source}" for row in run.conventions if row.source),
+    ]
+    rate = f"{run.tokens_per_second:,} tokens/s on {run.devices:,} × {run.hardware.name}"
+    return Table(title, columns, rows, f"{rate}, {headline}", notes, "utilization of a measured run", "utilization")
+
+
+def data(run: Utilization) -> dict[str, Any]:
+    """Returns the utilization as plain data; MFU and HFU are fractions."""
+    return {
+        "hardware": run.hardware.name,
+        "devices": run.devices,
+        "dtype": run.dtype,
+        "tokens_per_second": run.tokens_per_second,
+        "tokens_per_second_per_device": run.tokens_per_second / run.devices,
+        "peak_flops_per_device": run.peak_flops // run.devices,
+        "repeated_flops_per_token": run.repeated_flops_per_token,
+        "conventions": [asdict(row) for row in run.conventions],
+    }

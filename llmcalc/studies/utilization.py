@@ -1,0 +1,137 @@
+"""FLOPs utilization of a measured run: MFU and HFU under each named convention.
+
+MFU (Chowdhery 2022, arXiv:2204.02311, appendix B): FLOPs that the model needs, over the peak. HFU: those that the
+kernels compute, with what recomputation and flash attention's backward pass run again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..accelerator import Hardware
+from ..costs.flops import FlopCount
+from ..errors import InputError
+from .rules import Rule, conventions
+
+RECOMPUTES = "megatron_recompute"
+"""Key of the rule whose formula counts the second forward pass of every layer itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConventionUtilization:
+    """Utilization of a run under one convention.
+
+    key, name, formula, source: as of `Rule`.
+    flops_per_token: FLOPs that the model needs, by this convention.
+    mfu, hfu: fractions of the peak. The HFU adds what runs again, by the exact count.
+    """
+
+    key: str
+    name: str
+    formula: str
+    source: str
+    flops_per_token: float
+    mfu: float
+    hfu: float
+
+
+@dataclass(frozen=True, slots=True)
+class Utilization:
+    """A measured run beside the peak of its devices.
+
+    tokens_per_second: of all devices together.
+    dtype: number format of the peak.
+    peak_flops: FLOP/s of all devices together.
+    repeated_flops_per_token: FLOPs that the kernels compute a second time, with causal pairs.
+    conventions: the exact counts, then the rules of thumb.
+    """
+
+    hardware: Hardware
+    devices: int
+    dtype: str
+    tokens_per_second: int
+    peak_flops: int
+    repeated_flops_per_token: float
+    conventions: tuple[ConventionUtilization, ...]
+
+
+def utilization(
+    model_count: FlopCount,
+    kernel_count: FlopCount,
+    hardware: Hardware,
+    devices: int,
+    dtype: str,
+    tokens_per_second: int,
+) -> Utilization:
+    """Returns the utilization of a run.
+
+    model_count: the pass with every product once; kernel_count: the same as its kernels run it.
+    Raises `InputError` for an accelerator without a peak in that format.
+    """
+    peak = hardware.peak(dtype) * devices
+    tokens = model_count.tokens
+
+    def share(flops: float) -> float:
+        return flops / tokens * tokens_per_second / peak
+
+    def row(rule: Rule) -> ConventionUtilization:
+        full = rule.key == "exact_full"
+        repeated = kernel_count.full - model_count.full if full else kernel_count.causal - model_count.causal
+        return ConventionUtilization(
+            rule.key,
+            rule.name,
+            rule.formula,
+            rule.source,
+            rule.total / tokens,
+            share(rule.total),
+            share(rule.total + repeated),
+        )
+
+    rules: Sequence[Rule] = [rule for rule in conventions(model_count) if rule.key != RECOMPUTES]
+    repeated = (kernel_count.causal - model_count.causal) / tokens
+    return Utilization(hardware, devices, dtype, tokens_per_second, peak, repeated, tuple(map(row, rules)))
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """The measured run of a question; None for what is not given.
+
+    tokens_per_second: of all devices together, as text such as `12k`, or a number.
+    hardware: the accelerator, by name. devices: number of them, 1 by default.
+    dtype: number format of the products; default the 16-bit format that the accelerator has.
+    """
+
+    tokens_per_second: str | int | float | None = None
+    hardware: str | None = None
+    devices: int | None = None
+    dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for options of a measured run without its rate, or without its accelerator."""
+        if self.tokens_per_second is None:
+            for name in ("hardware", "devices", "dtype"):
+                if getattr(self, name) is not None:
+                    raise InputError(f"--{name}: only applies to a measured run; add --tokens-per-second, such as 12k")
+        elif self.hardware is None:
+            raise InputError("--tokens-per-second: needs the accelerator; add --hardware, such as h100")
+
+    @property
+    def is_given(self) -> bool:
+        return self.tokens_per_second is not None
+
+    def compare(self, model_count: FlopCount, kernel_count: FlopCount) -> Utilization:
+        """Returns the utilization of the run."""
+        from .. import units
+        from ..sources.hardware import find_hardware
+
+        hardware = find_hardware(str(self.hardware))
+        rate = units.parse_count(str(self.tokens_per_second), "--tokens-per-second")
+        dtype = "bfloat16" if self.dtype is None else units.dtype(self.dtype)
+        if self.dtype is None and dtype not in hardware.peak_flops and "float16" in hardware.peak_flops:
+            dtype = "float16"
+        return utilization(model_count, kernel_count, hardware, self.devices or 1, dtype, rate)
+
+
+NOT_MEASURED = MeasuredRun()
+"""No measured run."""
