@@ -5,6 +5,8 @@ All families are in `tests/data/class_memory.json`; a sample of them is measured
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -12,9 +14,18 @@ from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.witnesses.storages import measure_passes
 from tests.builders import spec_of
 from tests.families import shapes_of
-from tests.witnesses.class_memory import BATCH, FAMILIES, classes_table, config_of, explained, record, recorded
+from tests.witnesses.class_memory import (
+    BATCH,
+    FAMILIES,
+    classes_table,
+    config_of,
+    explained,
+    in_training,
+    record,
+    recorded,
+)
 from tests.witnesses.class_memory import measured as both
-from tests.witnesses.class_step import AllReal, class_memory, class_to_train
+from tests.witnesses.class_step import AllReal, class_memory, class_to_train, held_by
 
 SAMPLE = (
     "llama-3.1-8b",
@@ -74,6 +85,22 @@ def test_a_class_in_training_keeps_the_same_of_dropout(name: str) -> None:
     if "attention" in family_of(config_of(name)["model_type"]).dropout.places:
         named["softmax in bfloat16"] = named.get("softmax in bfloat16", 0) // 2
     assert theirs.saved - ours.saved == sum(named.values())
+
+
+@pytest.mark.parametrize(
+    ("probability", "of_gpu", "megabytes"), [(0.0, True, 69.2), (0.1, True, 108.5), (0.1, False, 122.7)]
+)
+def test_a_layer_of_gpt2_keeps_more_in_training(probability: float, of_gpu: bool, megabytes: float) -> None:
+    """docs/memory.md: 1,024 tokens in bfloat16; off a GPU the mask has the number format of the activations."""
+
+    def saved(layers: int) -> int:
+        config = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_layer": layers, "vocab_size": 512}
+        config |= dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), probability)
+        model = class_to_train(config)
+        with in_training(model) if of_gpu else nullcontext(model.train()):
+            return held_by(spec_of(config), model, 1, 1024).saved
+
+    assert round((saved(3) - saved(2)) / 1e6, 1) == megabytes
 
 
 @pytest.mark.parametrize("name", FAMILIES)
