@@ -12,6 +12,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.logs.reading import argument_pairs, bytes_of
 from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
+from llmcalc.questions.logs import known_model
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 GIB, MIB = 2**30, 2**20
@@ -221,6 +222,22 @@ def test_the_cache_of_llama_cpp() -> None:
     document = explained("llamacpp")
     assert document["model"]["name"] == "llama3-8b"
     assert sizes(document, "computed")["kv_bufferCUDA0"] == 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b"),
+        ("/root/.cache/huggingface/hub/models--openai--gpt-oss-120b/snapshots/b5c939de", "gpt-oss-120b"),
+        ("/models/Qwen3-8B/", "qwen3-8b"),
+        ("Meta Llama 3 8B", "llama3-8b"),
+        ("own", None),
+        ("", None),
+    ],
+)
+def test_names_of_models_in_logs(name: str, preset: str | None) -> None:
+    known = known_model(name)
+    assert (known.name if known else None) == preset
 
 
 def test_the_model_may_be_typed(tmp_path: Path) -> None:

@@ -57,6 +57,14 @@ def test_limits_of_the_cache() -> None:
     assert [memory("deepseek-v2-lite", name).block_size for name in ("h100", "a100")] == [64, 32]
 
 
+def test_windows_keep_all_tokens() -> None:
+    """A log of gpt-oss-120b prints `kv size is 73728`: 36 layers, half of them with a window, 8 key heads of 64."""
+    answer = memory("gpt-oss-120b", "h200", max_tokens=32 * 100)
+    assert answer.blocks == 100
+    assert memory("gpt-oss-120b", "h200", max_gpu_total_bytes=73_728 * 3200).blocks == 100
+    assert any("layers with a window keep all tokens" in note for note in answer.notes)
+
+
 def test_fields_of_the_file_are_flags(run: Any) -> None:
     words = "memory", "gpt2", "--engine", "tensorrt-llm", "--hardware", "h100", "--format", "json"
     code, out, _ = run(*words, "--kv_cache_config.dtype", "fp8", "--kv-cache-config.tokens_per_block=64")
