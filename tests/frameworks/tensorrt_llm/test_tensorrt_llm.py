@@ -12,6 +12,9 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 
+functions: Any = llmcalc
+"""The functions of the commands, whose answers are of several types."""
+
 GIB = 2**30
 
 CAPACITIES: list[dict[str, Any]] = json.loads(
@@ -20,7 +23,7 @@ CAPACITIES: list[dict[str, Any]] = json.loads(
 
 
 def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "1.2", **flags: Any) -> Any:
-    return llmcalc.memory(target, hardware=hardware, engine=f"tensorrt-llm=={version}", **flags).result
+    return functions.memory(target, hardware=hardware, engine=f"tensorrt-llm=={version}", **flags).result
 
 
 def test_capacities_that_were_published() -> None:
@@ -106,6 +109,6 @@ def test_a_gpu_of_another_vendor_is_refused() -> None:
 
 
 def test_too_large_weights_do_not_start() -> None:
-    answer = llmcalc.memory("llama3.1-70b", hardware="rtx-4090", engine="tensorrt-llm")
+    answer = functions.memory("llama3.1-70b", hardware="rtx-4090", engine="tensorrt-llm")
     assert not answer.ok
     assert "dummy run" in answer.document["message"]
