@@ -120,10 +120,10 @@ def ask_engine_fit(
     changes: list[Change] = []
     if question.hardware is not None:
         hardware = options[0].hardware
-        flags = flags_on(hardware)
-        unchanged = record.memory_on(question.preset, hardware, version, flags)
-        changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, flags)]
-        use = EngineUse(question.preset, record, version, hardware, flags, unchanged, tuple(changes))
+        used = flags_on(hardware)
+        unchanged = record.memory_on(question.preset, hardware, version, used)
+        changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, used)]
+        use = EngineUse(question.preset, record, version, hardware, used, unchanged, tuple(changes))
     else:
         use = EngineUse(question.preset, record, version, options[0].hardware, flags, options[0].memory)
     if receipt is not None:

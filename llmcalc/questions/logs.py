@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -99,14 +100,19 @@ def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], lis
     return flags, notes
 
 
+_CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:/|$)")
+"""A folder of the hub's cache: `models--meta-llama--Llama-3.1-8B`."""
+
+
 def known_model(name: str) -> Preset | None:
     """Returns the preset of a model's name or path in a log; None for a name that no preset has."""
-    name = name.strip().rstrip("/")
+    in_cache = _CACHED.search(name)
+    name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
     last = name.rpartition("/")[2]
-    found = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
-    if found is None and normalized(last):
-        found = next((preset for alias, preset in _short_aliases().items() if alias == normalized(last)), None)
-    return None if found is None else load_preset(found)
+    preset_name = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
+    if preset_name is None and normalized(last):
+        preset_name = _short_aliases().get(normalized(last))
+    return None if preset_name is None else load_preset(preset_name)
 
 
 @cache

@@ -208,5 +208,5 @@ def _notes(server: Server, tokens: int, stops: bool) -> list[str]:
             "shortened to what the cache holds"
         )
     if any(cache.window is not None for cache in server.rank(0).token_caches):
-        notes.append("layers with a window keep all tokens: without kv_cache_config.max_attention_window there is one")
+        notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")
     return notes

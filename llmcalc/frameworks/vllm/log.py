@@ -41,6 +41,8 @@ PATTERNS = (
     pattern("GPU KV cache size: ", rf": (?P<kv_tokens>{COUNT}) tokens"),
     pattern("Estimated CUDA graph memory: ", rf": (?P<estimated_graphs>{AMOUNT})"),
     pattern("Graph capturing finished in ", rf" took (?P<cuda_graphs>{AMOUNT})"),
+    pattern("The current --gpu-memory-utilization=", r"=(?P<gpu_memory_utilization>[0-9]\.[0-9]{1,9})"),
+    pattern("Maximum concurrency for ", rf"for (?P<max_model_len>{COUNT}) tokens"),
     pattern("Using max model len ", rf"len (?P<max_model_len>{COUNT})"),
     pattern("max_num_batched_tokens=", rf"=(?P<max_num_batched_tokens>{COUNT})"),
     pattern("Free memory on device", r"/(?P<total_gib>[0-9.]{1,9}) ?GiB\)"),
@@ -132,7 +134,7 @@ def _arguments(log: LogText) -> dict[str, Any]:
             elif name == "model":
                 arguments[name] = value
     for line in log.lines_with(*ARGUMENTS):
-        given = argument_pairs(line[line.index("args: ") + len("args: ") :])
-        arguments |= {"model": given["model_tag"]} if "model_tag" in given else {}
-        arguments |= given
+        typed = argument_pairs(line[line.index("args: ") + len("args: ") :])
+        arguments |= {"model": typed["model_tag"]} if "model_tag" in typed else {}
+        arguments |= typed
     return arguments

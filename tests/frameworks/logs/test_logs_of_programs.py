@@ -12,15 +12,18 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.logs.reading import argument_pairs, bytes_of
 from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
+from llmcalc.questions.logs import known_model
+
+functions: Any = llmcalc
+"""The functions of the commands, whose answers are of several types."""
 
 LOGS = Path(__file__).parents[2] / "data" / "logs"
 GIB, MIB = 2**30, 2**20
 
 
 def explained(name: str, model: str | None = None, **options: Any) -> dict[str, Any]:
-    document = llmcalc.explain_log(LOGS / f"{name}.log", model, **options).document
-    assert isinstance(document, dict)
-    return document
+    document = functions.explain_log(LOGS / f"{name}.log", model, **options).document
+    return dict(document)
 
 
 def sizes(document: dict[str, Any], field: str = "log") -> dict[str, Any]:
@@ -165,7 +168,7 @@ def test_a_refusal_names_the_longest_request_that_fits() -> None:
 
 
 def test_a_flag_that_is_not_modelled_is_noted() -> None:
-    notes = llmcalc.explain_log(LOGS / "vllm_refused.log", hardware="rtx-4090").document["notes"]  # type: ignore[call-overload]
+    notes = functions.explain_log(LOGS / "vllm_refused.log", hardware="rtx-4090").document["notes"]
     assert any("computed without --limit-mm-per-prompt" in note for note in notes)
 
 
@@ -204,8 +207,7 @@ def test_an_out_of_memory_message_of_sglang_while_it_runs(tmp_path: Path) -> Non
     message = (LOGS / "torch_other_processes.log").read_text().replace("Process 1407 has 52.10 GiB memory in use. ", "")
     file = tmp_path / "sglang.log"
     file.write_text((LOGS / "sglang.log").read_text() + message)
-    document = llmcalc.explain_log(file, hardware="h100").document
-    assert isinstance(document, dict)
+    document = functions.explain_log(file, hardware="h100").document
     assert (document["kind"], document["off"], document["flag"]) == ("oom", "allocated", "--mem-fraction-static")
 
 
@@ -223,11 +225,27 @@ def test_the_cache_of_llama_cpp() -> None:
     assert sizes(document, "computed")["kv_bufferCUDA0"] == 64 * MIB
 
 
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b"),
+        ("/root/.cache/huggingface/hub/models--openai--gpt-oss-120b/snapshots/b5c939de", "gpt-oss-120b"),
+        ("/models/Qwen3-8B/", "qwen3-8b"),
+        ("Meta Llama 3 8B", "llama3-8b"),
+        ("own", None),
+        ("", None),
+    ],
+)
+def test_names_of_models_in_logs(name: str, preset: str | None) -> None:
+    known = known_model(name)
+    assert (known.name if known else None) == preset
+
+
 def test_the_model_may_be_typed(tmp_path: Path) -> None:
     file = tmp_path / "own.log"
     file.write_text((LOGS / "vllm_v1.log").read_text().replace("meta-llama/Llama-3.1-8B-Instruct", "/models/own"))
-    assert "expected TARGET" in llmcalc.explain_log(file).document["missing"][0]  # type: ignore[call-overload]
-    assert sizes(llmcalc.explain_log(file, "llama3.1-8b").document, "computed")["weights"]  # type: ignore[arg-type]
+    assert "expected TARGET" in functions.explain_log(file).document["missing"][0]
+    assert sizes(functions.explain_log(file, "llama3.1-8b").document, "computed")["weights"]
 
 
 def test_the_command(run: Any) -> None:
@@ -244,13 +262,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
     for text, message in (("", "is empty"), ("hello\n" * 9, "no line is known; expected a start-up log")):
         file.write_text(text)
         with pytest.raises(InputError, match=message):
-            llmcalc.explain_log(file)
+            functions.explain_log(file)
     with file.open("wb") as handle:
         handle.truncate(LARGEST_LOG + 1)
     with pytest.raises(InputError, match="too large"):
-        llmcalc.explain_log(file)
+        functions.explain_log(file)
     with pytest.raises(InputError, match="--engine sglang: the log is of vLLM"):
-        llmcalc.explain_log(LOGS / "vllm_v1.log", engine="sglang", hardware="h100")
+        functions.explain_log(LOGS / "vllm_v1.log", engine="sglang", hardware="h100")
 
 
 def test_lines_are_bounded() -> None:
@@ -279,7 +297,7 @@ def test_arguments_as_python_prints_them() -> None:
 
 def with_receipt(model: str = "llama3.1-8b", version: str = "0.19", **options: Any) -> Any:
     flags = {"max_model_len": 32768, **options}
-    return llmcalc.memory(
+    return functions.memory(
         model, engine=f"vllm=={version}", hardware="h100", receipt=LOGS / "vllm_v1.log", **flags
     ).result
 
@@ -312,11 +330,11 @@ def test_a_receipt_of_another_model_or_version(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"is of llama3.1-8b and version 0.19.0; expected a log of this model"):
         with_receipt("qwen3-8b", version="0.21")
     with pytest.raises(InputError, match="is a log of vLLM; expected one of SGLang"):
-        llmcalc.memory("llama3.1-8b", engine="sglang", hardware="h100", receipt=LOGS / "vllm_v1.log")
+        functions.memory("llama3.1-8b", engine="sglang", hardware="h100", receipt=LOGS / "vllm_v1.log")
     file = tmp_path / "tokens.log"
     file.write_text("INFO vLLM API server version 0.19.0\nINFO GPU KV cache size: 443,552 tokens\n")
     with pytest.raises(InputError, match=r"has none of weights, profile_run"):
-        llmcalc.memory("llama3-8b", engine="vllm==0.19", hardware="h100", receipt=file)
+        functions.memory("llama3-8b", engine="vllm==0.19", hardware="h100", receipt=file)
 
 
 def test_changes_use_the_receipt_where_they_may(run: Any) -> None:
@@ -330,7 +348,7 @@ def test_changes_use_the_receipt_where_they_may(run: Any) -> None:
 def test_fit_with_a_receipt() -> None:
     options: dict[str, Any] = {"engine": "vllm==0.19", "hardware": "h100", "users": 4, "seq": "32k"}
     plain, received = (
-        llmcalc.fit("llama3.1-8b", **options, **more).document["options"][0]["kv_tokens"]  # type: ignore[call-overload]
+        functions.fit("llama3.1-8b", **options, **more).document["options"][0]["kv_tokens"]
         for more in ({}, {"receipt": LOGS / "vllm_v1.log"})
     )
     assert 0 < abs(received / plain - 1) < 0.01

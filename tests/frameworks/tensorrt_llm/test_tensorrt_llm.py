@@ -12,6 +12,9 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 
+functions: Any = llmcalc
+"""The functions of the commands, whose answers are of several types."""
+
 GIB = 2**30
 
 CAPACITIES: list[dict[str, Any]] = json.loads(
@@ -20,7 +23,7 @@ CAPACITIES: list[dict[str, Any]] = json.loads(
 
 
 def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "1.2", **flags: Any) -> Any:
-    return llmcalc.memory(target, hardware=hardware, engine=f"tensorrt-llm=={version}", **flags).result
+    return functions.memory(target, hardware=hardware, engine=f"tensorrt-llm=={version}", **flags).result
 
 
 def test_capacities_that_were_published() -> None:
@@ -55,6 +58,14 @@ def test_limits_of_the_cache() -> None:
     assert memory(version="0.20", max_gpu_total_bytes=GIB).kv_tokens > 10 * GIB // 131_072  # not yet a limit
     assert memory(tokens_per_block=64, max_tokens=65).blocks == 2
     assert [memory("deepseek-v2-lite", name).block_size for name in ("h100", "a100")] == [64, 32]
+
+
+def test_windows_keep_all_tokens() -> None:
+    """A log of gpt-oss-120b prints `kv size is 73728`: 36 layers, half of them with a window, 8 key heads of 64."""
+    answer = memory("gpt-oss-120b", "h200", max_tokens=32 * 100)
+    assert answer.blocks == 100
+    assert memory("gpt-oss-120b", "h200", max_gpu_total_bytes=73_728 * 3200).blocks == 100
+    assert any("layers with a window keep all tokens" in note for note in answer.notes)
 
 
 def test_fields_of_the_file_are_flags(run: Any) -> None:
@@ -98,6 +109,6 @@ def test_a_gpu_of_another_vendor_is_refused() -> None:
 
 
 def test_too_large_weights_do_not_start() -> None:
-    answer = llmcalc.memory("llama3.1-70b", hardware="rtx-4090", engine="tensorrt-llm")
+    answer = functions.memory("llama3.1-70b", hardware="rtx-4090", engine="tensorrt-llm")
     assert not answer.ok
     assert "dummy run" in answer.document["message"]
