@@ -88,9 +88,12 @@ class BlockPool:
         return low * self.block_size
 
 
-def block_pool(rank: EngineRank, element_bytes: int, block_size: int, rules: Rules) -> BlockPool:
+def block_pool(
+    rank: EngineRank, element_bytes: int, block_size: int, rules: Rules, has_full_windows: bool = False
+) -> BlockPool:
     """Returns the pool of a rank. element_bytes: bytes of a cached element. block_size: tokens of a block.
 
+    has_full_windows: whether windowed layers keep all tokens.
     Raises `InputError` for a model without a cache, and for states in a version that has none.
     """
     caches, states = rank.token_caches, rank.state_caches
@@ -99,6 +102,7 @@ def block_pool(rank: EngineRank, element_bytes: int, block_size: int, rules: Rul
     if not rules.grouped_layers:
         if states:
             raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
+    if not rules.grouped_layers or has_full_windows:
         layers = sum(cache.layers for cache in caches)
         widest = max(cache.width for cache in caches)
         caches = [TokenCache("attention", layers, None, widest)]
