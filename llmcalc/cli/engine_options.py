@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -25,7 +26,7 @@ EngineOption: TypeAlias = Annotated[
 ]
 
 SHARED_OPTIONS = (
-    "engine", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt", "output",
+    "engine", "launch", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt", "output",
     "table", "help", "help_all",
 )  # fmt: skip
 """Parameters of commands that are options with an engine too."""
@@ -40,7 +41,7 @@ class EngineCommand(Command):
     beside_engines: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        engines = list(_engines(args))
+        engines = list(_values_of("--engine", args)) or self._launched_engines(args)
         if engines:
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
@@ -51,6 +52,16 @@ class EngineCommand(Command):
             )
             ctx.meta[VALUES] = values
         return super().parse_args(ctx, args)
+
+    def _launched_engines(self, args: Sequence[str]) -> list[str]:
+        """Returns the engine of a launch file whose servers have the same one; none without such a file."""
+        files = list(_values_of("--launch", args))
+        if not files:
+            return []
+        from ..frameworks.server_files.read import engines_of
+
+        names = engines_of(files[-1])
+        return names if len(names) == 1 else []
 
     def _llmcalc_options(self, ctx: Any) -> dict[str, bool]:
         """Returns the options that stay → whether they take a value."""
@@ -63,15 +74,15 @@ class EngineCommand(Command):
         }
 
 
-def _engines(args: Sequence[str]) -> Iterable[str]:
-    """Yields the values of `--engine` on a command line."""
+def _values_of(option: str, args: Sequence[str]) -> Iterable[str]:
+    """Yields the values of an option on a command line."""
     for i, argument in enumerate(args):
         name, mark, value = argument.partition("=")
         if argument == "--":
             return
-        if name == "--engine" and mark:
+        if name == option and mark:
             yield value
-        elif argument == "--engine" and i + 1 < len(args):
+        elif argument == option and i + 1 < len(args):
             yield args[i + 1]
 
 
@@ -79,3 +90,10 @@ def engine_flags(context: typer.Context) -> Mapping[str, Any]:
     """Returns the flags of the engine that the command line has."""
     values: Mapping[str, Any] = context.meta.get(VALUES, {})
     return values
+
+
+def starts_servers(launch: Path) -> bool:
+    """Whether a launch file starts servers. Raises `InputError` for one whose text cannot be read as its kind."""
+    from ..frameworks.server_files.read import starts_any
+
+    return starts_any(launch)

@@ -12,7 +12,7 @@ from ..errors import InputError
 from ..frameworks.launch.kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import EngineCommand, EngineOption, engine_flags
+from .engine_options import EngineCommand, EngineOption, engine_flags, starts_servers
 from .hardware import complete_name
 from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given
@@ -42,7 +42,8 @@ def command(
         typer.Option(
             metavar="FILE",
             help=f"The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS': {launch_files()}. It defines the model, "
-            "or the settings with which TARGET is trained.",
+            "or the settings with which TARGET is trained. Or a file that starts servers of engines: a script, a "
+            "compose file, a manifest of Kubernetes, a Modelfile.",
             rich_help_panel="What runs",
             show_default=False,
         ),
@@ -74,8 +75,8 @@ def command(
     from ..sources.hardware import find_all
     from ..sources.preset import name_in_errors
 
-    if engine:
-        _show_engines(engine, engine_flags(context), target, hardware, settings, reading, writing, table)
+    if engine or (launch is not None and starts_servers(launch)):
+        _show_engines(engine or [], engine_flags(context), target, hardware, settings, reading, writing, table, launch)
         return
     include = included(with_mtp, with_towers)
     question = memory_question(
@@ -120,15 +121,32 @@ def _show_engines(
     reading: Reading,
     writing: Writing,
     table: str | None,
+    launch: Path | None = None,
 ) -> None:
     """Shows what engines do with an accelerator's memory. Exit code 1 if one of them does not start."""
-    from ..questions.engines import EngineQuestion, ask_engine_memory
+    from ..questions.engines import EngineQuestion, ask_engine_memory, ask_servers, launched_questions
     from ..sources.preset import name_in_errors
 
-    if not target:
-        raise InputError("missing argument TARGET (llmcalc memory --help explains)")
     if len(hardware or ()) > 1:
         raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+    if launch is not None:
+        questions = launched_questions(
+            launch,
+            reading.load,
+            target=target,
+            engines=engines,
+            values=values,
+            hardware=hardware[0] if hardware else None,
+            quantize=settings.quantize,
+            allow_unknown=reading.allow_unknown,
+        )
+        servers = ask_servers(questions, ask_engine_memory)
+        writing.show(servers.report(), table)
+        if not servers.ok:
+            raise typer.Exit(1)
+        return
+    if not target:
+        raise InputError("missing argument TARGET (llmcalc memory --help explains)")
     preset = reading.load(target)
     with name_in_errors(preset):
         question = EngineQuestion(preset, tuple(engines), values, hardware[0] if hardware else None, settings.quantize)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..accelerator import Hardware
@@ -12,6 +14,7 @@ from ..frameworks.engines.engine import Change, Engine, EngineVersion
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.engines.use import EngineOption, EngineUse
+from ..frameworks.server_files.server import LaunchedServer
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
@@ -25,6 +28,7 @@ class EngineQuestion:
     """A question about engines. engines: each `NAME` or `NAME==VERSION`. values: the flags as they were given.
 
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.
+    launch: the launch file that starts the server; default None.
     """
 
     preset: Preset
@@ -32,23 +36,97 @@ class EngineQuestion:
     values: Mapping[str, Any]
     hardware: str | None = None
     quantize: str | None = None
+    launch: LaunchedServer | None = None
+
+    @contextmanager
+    def place_in_errors(self) -> Iterator[None]:
+        """Within the context an error names the launch file, and the server's place in it."""
+        try:
+            yield
+        except InputError as error:
+            if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
+                raise
+            raise InputError(f"{self.launch.at}: {error}") from None
 
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields what each engine does. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
-            raise InputError("--hardware: missing; an engine's budget is a share of the device's memory (such as h100)")
+            unknown = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
+            raise InputError(
+                f"--hardware: missing; an engine's budget is a share of the device's memory (such as h100){unknown}"
+            )
         hardware = _served(find_hardware(self.hardware))
         for text in self.engines:
             record, version = engine_and_version(text)
             flags = self.flags(record)
-            memory = record.memory_on(self.preset, hardware, version, flags)
-            more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
-            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more))
+            with self.place_in_errors():
+                memory = record.memory_on(self.preset, hardware, version, flags)
+                more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
+            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more), self.launch)
 
     def flags(self, record: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
-        flags = read_values(record.title, record.known_flags(), self.values)
+        with self.place_in_errors():
+            flags = read_values(record.title, record.known_flags(), self.values)
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
+
+
+def launched_questions(
+    file: str | Path,
+    read_model: Callable[[Any], Preset],
+    *,
+    target: Any = None,
+    engines: Sequence[str] = (),
+    values: Mapping[str, Any],
+    hardware: str | None = None,
+    quantize: str | None = None,
+    allow_unknown: bool = False,
+) -> list[EngineQuestion]:
+    """Returns the questions about the servers that a launch file starts; none for a file of another kind.
+
+    target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
+    engines: engines that were typed beside the file, whose versions replace the file's. values: flags that were typed.
+    hardware: the accelerator; None for the file's. Other parameters as of `EngineQuestion`.
+    Raises `InputError`, which names file, place and field, and for an engine that no server of the file has.
+    """
+    from ..frameworks.launch.record import Override
+    from ..frameworks.server_files.read import servers_of
+    from .runs import model_of_file
+
+    named = engines[0].partition("==")[0].strip().lower() if engines else ""
+    servers = servers_of(file, allow_unknown, values, named)
+    if engines and not servers:
+        raise InputError(f"--engine {engines[0]}: {file} starts no such server; remove the option")
+    questions = []
+    for server in servers:
+        overridden = {
+            f"--{name.replace('_', '-')}": Override(value, server.values.get(name)) for name, value in values.items()
+        }
+        with_version = f"{server.engine}=={server.version}" if server.version else server.engine
+        questions.append(
+            EngineQuestion(
+                model_of_file(target, server.target, server.at, read_model),
+                tuple(engines) or (with_version,),
+                {**server.values, **values},
+                hardware or server.hardware or None,
+                quantize,
+                replace(server, overridden=overridden),
+            )
+        )
+    return questions
+
+
+def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
+    """Answers questions about the servers of a launch file: one document and one screen each."""
+    from ..reports.document import joined
+
+    answers = [ask(question) for question in questions]
+    if len(answers) == 1:
+        return answers[0]
+    results = [answer.result for answer in answers]
+    return ReportedAnswer(
+        results, lambda: joined([answer.report() for answer in answers]), all(answer.ok for answer in answers)
+    )
 
 
 def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
@@ -107,9 +185,11 @@ def ask_engine_fit(
         hardware = options[0].hardware
         unchanged = record.memory_on(question.preset, hardware, version, flags)
         changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, flags)]
-        use = EngineUse(question.preset, record, version, hardware, flags, unchanged, tuple(changes))
+        use = EngineUse(question.preset, record, version, hardware, flags, unchanged, tuple(changes), question.launch)
     else:
-        use = EngineUse(question.preset, record, version, options[0].hardware, flags, options[0].memory)
+        use = EngineUse(
+            question.preset, record, version, options[0].hardware, flags, options[0].memory, launch=question.launch
+        )
     serves = options[0].serves
     return ReportedAnswer(options, lambda: fit_report(use, options, wanted, question.hardware is not None), serves)
 

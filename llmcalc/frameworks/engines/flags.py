@@ -11,9 +11,7 @@ from ...errors import InputError, shown, suggest
 from ...sources.files import parse_json
 from ...units import exact_number
 
-FlagKind: TypeAlias = Literal[
-    "tokens", "number", "numbers", "share", "gib", "switch", "word", "text", "list", "table"
-]
+FlagKind: TypeAlias = Literal["tokens", "number", "numbers", "share", "gib", "switch", "word", "text", "list", "table"]
 
 MOST = 10**12
 """Largest number that a flag may have."""

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from ...errors import InputError, one_line
 
@@ -152,6 +153,12 @@ def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, a
     script.variables |= typed
     _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).run()
     return script
+
+
+def expanded_text(text: str, where: str, variables: Mapping[str, str]) -> str:
+    """The text with its variables expanded, as a shell does it in a here-document. variables: those that are set."""
+    script = Script(where, variables=dict(variables))
+    return _Reader(script, text.replace(UNRESOLVED, "")).expanded_text(text)
 
 
 @dataclass
@@ -526,10 +533,18 @@ class _Reader:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
         for i, word in enumerate(words[:-1]):
             if word in ("-c", "-lc") and self.depth < 3 and words[i - 1].rpartition("/")[2] in ("sh", "bash"):
+                self.set_container_variables(words[:i])
                 _Reader(self.script, words[i + 1], self.depth + 1, line).run()
                 return
         env = {name: value for name, value in assignments.items() if isinstance(value, str)}
         self.script.commands.append(Command(tuple(words), env, line, tuple(self.script.loops.items())))
+
+    def set_container_variables(self, words: list[str]) -> None:
+        """Sets the variables that options of a container set for the script in it: `-e NAME=VALUE`."""
+        for option, word in pairwise(words):
+            name, sets, value = word.partition("=")
+            if option in ("-e", "--env") and sets and _NAME.fullmatch(name):
+                self.script.variables[name] = self.script.typed.get(name, value)
 
     def skip_space(self) -> None:
         while self.at < len(self.text):

@@ -141,37 +141,93 @@ FLAGS = (
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_idle=True),
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", least=0, most=1),
     Flag(("VLLM_USE_V1",), "number", least=0, most=1),
-    *_refused("speculative decoding", "--speculative-config", "-sc", "--speculative-model", "--num-speculative-tokens",
-              "--spec-method", "--spec-model", "--spec-tokens", "--num-lookahead-slots"),
-    *_refused("adapters", "--max-loras", "--lora-modules", "--max-lora-rank", "--lora-dtype", "--lora-extra-vocab-size",
-              "--lora-target-modules", "--default-mm-loras", "--max-cpu-loras", "--prompt-adapters",
-              "--max-prompt-adapters", "--max-prompt-adapter-token", "--qlora-adapter-name-or-path"),
-    *(flag._replace(kind="switch") for flag in _refused(
-        "adapters", "--enable-lora", "--fully-sharded-loras", "--enable-prompt-adapter", "--enable-lora-bias",
-        "--specialize-active-lora", "--enable-mixed-moe-lora-format", "--enable-moe-shared-loras",
-        "--enable-tower-connector-lora")),
-    *_refused("context parallelism", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "-pcp"),
+    *_refused(
+        "speculative decoding",
+        "--speculative-config",
+        "-sc",
+        "--speculative-model",
+        "--num-speculative-tokens",
+        "--spec-method",
+        "--spec-model",
+        "--spec-tokens",
+        "--num-lookahead-slots",
+    ),
+    *_refused(
+        "adapters",
+        "--max-loras",
+        "--lora-modules",
+        "--max-lora-rank",
+        "--lora-dtype",
+        "--lora-extra-vocab-size",
+        "--lora-target-modules",
+        "--default-mm-loras",
+        "--max-cpu-loras",
+        "--prompt-adapters",
+        "--max-prompt-adapters",
+        "--max-prompt-adapter-token",
+        "--qlora-adapter-name-or-path",
+    ),
+    *(
+        flag._replace(kind="switch")
+        for flag in _refused(
+            "adapters",
+            "--enable-lora",
+            "--fully-sharded-loras",
+            "--enable-prompt-adapter",
+            "--enable-lora-bias",
+            "--specialize-active-lora",
+            "--enable-mixed-moe-lora-format",
+            "--enable-moe-shared-loras",
+            "--enable-tower-connector-lora",
+        )
+    ),
+    *_refused(
+        "context parallelism", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "-pcp"
+    ),
     *_refused("the load balancing of experts", "--eplb-config", "--num-redundant-experts", "--elastic-ep-max-dp-size"),
-    *(flag._replace(kind="switch") for flag in _refused(
-        "the load balancing of experts", "--enable-eplb", "--enable-elastic-ep")),
+    *(
+        flag._replace(kind="switch")
+        for flag in _refused("the load balancing of experts", "--enable-eplb", "--enable-elastic-ep")
+    ),
     *_refused("dual batches", "--ubatch-size", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
     *(flag._replace(kind="switch") for flag in _refused("dual batches", "--enable-dbo")),
-    *_refused("prefetching of offloaded weights", "--offload-group-size", "--offload-num-in-group",
-              "--offload-prefetch-step", "--offload-params", "--cpu-offload-params"),
+    *_refused(
+        "prefetching of offloaded weights",
+        "--offload-group-size",
+        "--offload-num-in-group",
+        "--offload-prefetch-step",
+        "--offload-params",
+        "--cpu-offload-params",
+    ),
     *_refused("a size of states' blocks", "--mamba-block-size", "--replayssm-buffer-len"),
     *_refused("a cache of several number formats", "--kv-cache-dtype-skip-layers"),
-    *_refused("encoders' memory on the device", "--mm-ipc-gpu-memory-gb", "--mm-processor-device", "--ec-transfer-config"),
+    *_refused(
+        "encoders' memory on the device", "--mm-ipc-gpu-memory-gb", "--mm-processor-device", "--ec-transfer-config"
+    ),
     *_refused("another attention", "--override-attention-dtype", "--diffusion-config", "--engram-config"),
     *_refused("an online scheme", "--quantization-config"),
     *_refused("a level of optimization", "--optimization-level"),
     *_refused("a plugin's configuration", "--additional-config", "--override-neuron-config", "--model-class-overrides"),
-    *(flag._replace(kind="switch") for flag in _refused(
-        "a server without the decoder", "--mm-encoder-only", "--enable-multimodal-encoder-data-parallel")),
-    *(flag._replace(kind="switch") for flag in _refused(
-        "another length of windows", "--disable-sliding-window", "--use-replayssm", "--enable-return-routed-experts",
-        "--enable-hc-sp")),
-    *(Flag((name,), refused="changes the model; expected --set PATH=VALUE of llmcalc")
-      for name in ("--hf-overrides", "--rope-scaling", "--rope-theta", "--hf-config-path")),
+    *(
+        flag._replace(kind="switch")
+        for flag in _refused(
+            "a server without the decoder", "--mm-encoder-only", "--enable-multimodal-encoder-data-parallel"
+        )
+    ),
+    *(
+        flag._replace(kind="switch")
+        for flag in _refused(
+            "another length of windows",
+            "--disable-sliding-window",
+            "--use-replayssm",
+            "--enable-return-routed-experts",
+            "--enable-hc-sp",
+        )
+    ),
+    *(
+        Flag((name,), refused="changes the model; expected --set PATH=VALUE of llmcalc")
+        for name in ("--hf-overrides", "--rope-scaling", "--rope-theta", "--hf-config-path")
+    ),
     *(Flag((name,), is_idle=True) for name in IDLE),
     *(Flag((name,), "list", is_idle=True) for name in IDLE_LISTS),
     *(Flag((name,), "switch", is_idle=True) for name in IDLE_SWITCHES),

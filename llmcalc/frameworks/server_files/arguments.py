@@ -1,0 +1,165 @@
+"""Reads the arguments of a server's command by the flags of its engine, with the configuration that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import InputError
+from ..engines.engine import Engine
+from ..engines.flags import Flag, by_name, flag_named, split_arguments
+from ..launch.shell import is_unresolved, is_unset_variable, printable, unresolved_reason
+from ..launch.text import parse_yaml
+from .programs import ServerProgram
+from .server import ReadNamed
+
+MODEL, CONFIG = "model-of-the-command", "config-of-the-command"
+
+
+@dataclass
+class Arguments:
+    """The arguments of a server's command.
+
+    model: the model's name, with its marks if it is unresolved; empty without one.
+    values: the fields of the engine's flags → their values.
+    ignored: flags that change no memory.
+    unknown: flag → why it is not modelled.
+    notes: remarks on words that are left out.
+    """
+
+    model: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_arguments(
+    program: ServerProgram,
+    engine: Engine,
+    words: Sequence[str],
+    at: str,
+    read_named: ReadNamed,
+    allow_unknown: bool,
+    typed: Sequence[str] = (),
+) -> Arguments:
+    """Reads the arguments of a command.
+
+    at: the file and the place in messages.
+    read_named: reads a configuration that the command names.
+    typed: fields of flags that are typed beside the file, whose values in it do not matter.
+    Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
+    """
+    flags = (
+        Flag(program.model_flags and (*program.model_flags, f"--{MODEL}")),
+        Flag((f"--{CONFIG}", *program.config_flags)),
+        *(Flag((name,), is_idle=True) for name in program.idle),
+        *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),
+        *engine.known_flags(),
+    )
+    known = by_name(reversed(flags))
+    arguments = Arguments()
+    unknown = arguments.unknown if allow_unknown else None
+    words = [word for word in words if not (is_unset_variable(word) and word != words[0]) or _follows(words, word)]
+    try:
+        first, values = split_arguments(engine.title, flags[::-1], words, {}, {}, unknown)
+        config = values.pop(_field(known, f"--{CONFIG}"), None) if program.config_flags else None
+        if config is not None:
+            if is_unresolved(str(config)):
+                raise InputError(unresolved_reason(str(config)))
+            inner = list(words_of_tables(parse_yaml(_marked(read_named(str(config))), str(config)), known))
+            first, values = split_arguments(engine.title, flags[::-1], [*inner, *words], {}, {}, unknown)
+            values.pop(_field(known, f"--{CONFIG}"), None)
+        arguments.model = str(values.pop(_field(known, program.model_flags[0]), "") or "")
+        if program.takes_model and first and not arguments.model:
+            arguments.model = first.pop(0)
+        elif program.takes_model and first:
+            first.pop(0)
+        for word in first:
+            if word == "--":
+                continue
+            if is_unset_variable(word):
+                arguments.notes.append(f"{printable(word)} is not set and left out")
+            else:
+                reason = (
+                    unresolved_reason(word) if is_unresolved(word) else "stands behind no flag; expected --flag value"
+                )
+                raise InputError(f"'{printable(word)[:60]}' {reason}" if not is_unresolved(word) else reason)
+        for name, value in values.items():
+            flag = next(flag for flag in flags[::-1] if flag.field == name)
+            if flag.is_idle and not flag.words:
+                arguments.ignored.append(flag.names[0])
+                continue
+            if name not in typed:
+                _require_known(flag, value)
+            arguments.values[name] = value
+    except InputError as error:
+        raise InputError(f"{at}: {error}") from None
+    return arguments
+
+
+def _field(known: Mapping[str, Flag], name: str) -> str:
+    return known[name].field if name in known else name.lstrip("-").replace("-", "_")
+
+
+def _follows(words: Sequence[str], word: str) -> bool:
+    """Whether a word that is an unset variable stands behind a flag, whose value it is then."""
+    place = words.index(word)
+    return place > 0 and words[place - 1].startswith("-") and "=" not in words[place - 1]
+
+
+def _require_known(flag: Flag, value: Any) -> None:
+    """Raises `InputError` if a part of a value is known only when the file runs."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    for part in parts:
+        if isinstance(part, str) and is_unresolved(part):
+            raise InputError(f"{flag.names[0]}: {unresolved_reason(part)}")
+
+
+def _marked(text: str) -> str:
+    """A text whose unresolved names YAML can read: it allows no control character."""
+    return text.replace("\0", MARK)
+
+
+MARK = "\ue000"
+"""Stands for the mark of an unresolved name."""
+
+
+def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the words that stand for the keys of a configuration. known: spelling → flag.
+
+    A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
+    """
+    if not isinstance(data, Mapping):
+        raise InputError("the configuration is no table; expected flags by their names")
+    for key, value in data.items():
+        path = (*keys, str(key).replace(MARK, "\0"))
+        flag = flag_named(known, f"--{'.'.join(path)}") or flag_named(known, f"--{path[-1]}")
+        outer = known.get(f"--{path[0].replace('_', '-')}")
+        if isinstance(value, Mapping) and not (outer is not None and outer.kind == "table"):
+            yield from words_of_tables(value, known, path)
+            continue
+        if isinstance(value, Mapping):
+            for inner, item in value.items():
+                yield from (f"--{'.'.join((*path, str(inner)))}={_text(item)}",)
+            continue
+        name = f"--{'.'.join(path)}" if flag is None or flag_named(known, f"--{'.'.join(path)}") else f"--{path[-1]}"
+        if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):
+            yield name if value else f"--no-{name[2:]}"
+        elif isinstance(value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):
+            yield name
+            yield from map(_text, value)
+        elif value is not None:
+            yield f"{name}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """The text of a value as a command line has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping | list):
+        import json
+
+        return json.dumps(value).replace("\\ue000", "\0")
+    return str(value).replace(MARK, "\0")
