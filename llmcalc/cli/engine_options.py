@@ -26,8 +26,8 @@ EngineOption: TypeAlias = Annotated[
 ]
 
 SHARED_OPTIONS = (
-    "engine", "launch", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt", "output",
-    "table", "help", "help_all",
+    "engine", "launch", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt",
+    "output", "table", "help", "help_all",
 )  # fmt: skip
 """Parameters of commands that are options with an engine too."""
 

@@ -16,6 +16,9 @@ FlagKind: TypeAlias = Literal["tokens", "number", "numbers", "share", "gib", "sw
 MOST = 10**12
 """Largest number that a flag may have."""
 
+AUTO = ("auto", "-1")
+"""Words for a number of tokens that the engine is to choose."""
+
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
 
@@ -25,7 +28,7 @@ class Flag(NamedTuple):
     names: its spellings, the usual one first.
     kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), gib, switch (no value), word,
         text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the flag: `--flag.key 1`).
-    words: the values that are modelled, for a word.
+    words: the values that are modelled, for a word; words that may stand for a number.
     refused: why the flag is not modelled, in words; empty if it is.
     is_idle: whether it changes no memory of the device.
     least, most: bounds of a number.
@@ -51,6 +54,8 @@ class Flag(NamedTuple):
             raise InputError(f"{name}: {self.refused}")
         if self.kind == "switch":
             return _switch(name, value)
+        if self.kind in ("tokens", "number") and str(value).lower() in self.words:
+            return str(value).lower()
         if self.kind == "tokens":
             return self._bounded(_tokens(name, value))
         if self.kind == "number":
@@ -111,6 +116,13 @@ def _amount(name: str, value: Any, share: bool) -> float:
         wanted = "a share above 0, at most 1" if share else "GiB, 0 or more"
         raise InputError(f"{name}: {shown(value)}; expected {wanted}")
     return number
+
+
+def refused_flags(what: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
+    """Returns flags that are not modelled, each by its name. what: the subject of the message."""
+    reason = f"{what}: not modelled; remove the flag"
+    values = [Flag((name,), refused=reason) for name in names]
+    return values + [Flag((name,), "switch", refused=reason) for name in switches]
 
 
 MOST_ITEMS = 10_000

@@ -54,7 +54,9 @@ MACHINES = (
 
 _MEMORY = re.compile(r"[0-9]{1,3}gb")
 _LEFT_OUT = frozenset(
-    "nvidia tesla geforce gpu amd instinct hbm2 hbm2e hbm3 hbm3e generation shared vws workstation server edition".split()
+    """
+    nvidia tesla geforce gpu amd instinct hbm2 hbm2e hbm3 hbm3e generation shared vws workstation server edition
+    """.split()  # noqa: SIM905
 )
 
 

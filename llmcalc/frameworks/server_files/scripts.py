@@ -1,4 +1,4 @@
-"""Finds the servers that shell scripts start: directly, in a container, on another machine, or in a script in quotes."""
+"""Finds the servers that shell scripts start: as they are, in a container, on another machine, or in quoted scripts."""
 
 from __future__ import annotations
 

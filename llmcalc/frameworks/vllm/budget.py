@@ -15,6 +15,7 @@ from ...errors import InputError, shown
 from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
+from ..engines.flags import AUTO
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
 from .flags import CPU_CONNECTORS
@@ -193,18 +194,8 @@ class Server(EngineServer):
     @property
     def quantize(self) -> str | None:
         """The scheme of the weights; None for that of the checkpoint."""
-        if self.flags.get("quantize"):
-            return str(self.flags["quantize"])
         word = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
-        if word == "none" or (
-            self.preset.checkpoint is not None and (self.preset.config or {}).get("quantization_config")
-        ):
-            return None
-        if word not in SCHEMES:
-            raise InputError(
-                f"--quantization {word}: the checkpoint does not say its scheme; expected --quantize SCHEME too"
-            )
-        return SCHEMES[word]
+        return self.scheme_of(word, SCHEMES)
 
     @property
     def max_num_seqs(self) -> int:
@@ -342,6 +333,13 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 
     Raises `InputError` for flags that contradict each other or the model.
     """
+    if flags.get("max_model_len") in AUTO:
+        open_flags = {name: value for name, value in flags.items() if name != "max_model_len"}
+        length = (
+            longest_request(preset, hardware, version, open_flags)
+            or Server(preset, hardware, version, open_flags).longest_request
+        )
+        return memory(preset, hardware, version, {**open_flags, "max_model_len": length})
     server = Server(preset, hardware, version, flags)
     fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     pool, blocks, rules = fullest.pool, fullest.blocks, server.rules

@@ -1,18 +1,19 @@
 """The flags of `vllm serve` that change memory, and idle ones.
 
-They are those of vllm/engine/arg_utils.py, `EngineArgs.add_cli_args`, and of vllm/entrypoints/openai/cli_args.py in vLLM
-0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
+They are those of vllm/engine/arg_utils.py, `EngineArgs.add_cli_args`, and of vllm/entrypoints/openai/cli_args.py in
+vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
 """
 
 from __future__ import annotations
 
-from ..engines.flags import Flag
+from ..engines.flags import AUTO, Flag, refused_flags
 
 CACHE_WORDS = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
 DTYPE_WORDS = ("auto", "bfloat16", "half", "float16", "float", "float32")
 QUANTIZATION_WORDS = (
     "fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", "modelopt",
-    "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "bitsandbytes", "none", "auto-round", "auto_round", "inc", "moe_wna16",
+    "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "bitsandbytes", "none", "auto-round", "auto_round", "inc",
+    "moe_wna16",
     "quark", "torchao", "fbgemm_fp8", "fp_quant", "hqq", "gptq_marlin_24", "petit_nvfp4", "gguf",
 )  # fmt: skip
 
@@ -94,20 +95,12 @@ CPU_CONNECTORS = (
 )  # fmt: skip
 """Connectors of `--kv-transfer-config` that send the cache's own blocks, or copies in the memory of the host."""
 
-_NOT_MODELLED = "is not modelled; remove the flag"
-
-
-def _refused(what: str, *names: str) -> list[Flag]:
-    """Returns flags that are not modelled, each by its name. what: the subject of the message."""
-    return [Flag((name,), refused=f"{what} {_NOT_MODELLED}") for name in names]
-
-
 FLAGS = (
     Flag(("--tensor-parallel-size", "-tp", "--tp"), "number", most=1024),
     Flag(("--pipeline-parallel-size", "-pp", "--pp"), "number", most=1024),
     Flag(("--data-parallel-size", "-dp", "--dp"), "number", most=1024),
     Flag(("--enable-expert-parallel", "-ep", "--ep"), "switch"),
-    Flag(("--max-model-len",), "tokens"),
+    Flag(("--max-model-len",), "tokens", AUTO),
     Flag(("--max-num-seqs",), "number", most=10**6),
     Flag(("--max-num-batched-tokens",), "tokens", most=10**8),
     Flag(("--gpu-memory-utilization", "--device-memory-utilization"), "share"),
@@ -123,7 +116,13 @@ FLAGS = (
     Flag(("--limit-mm-per-prompt",), "table"),
     Flag(("--compilation-config", "-cc", "-O"), "table"),
     Flag(("-O2", "-O3"), "switch", is_idle=True),
-    *(flag._replace(kind="switch") for flag in _refused("a level of optimization", "-O0", "-O1")),
+    *refused_flags(
+        "a level of optimization",
+        switches=(
+            "-O0",
+            "-O1",
+        ),
+    ),
     Flag(("--cudagraph-capture-sizes", "--cuda-graph-sizes"), "numbers"),
     Flag(("--max-cudagraph-capture-size",), "number", least=0),
     Flag(("--kv-transfer-config",), "table"),
@@ -141,7 +140,7 @@ FLAGS = (
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_idle=True),
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", least=0, most=1),
     Flag(("VLLM_USE_V1",), "number", least=0, most=1),
-    *_refused(
+    *refused_flags(
         "speculative decoding",
         "--speculative-config",
         "-sc",
@@ -152,7 +151,7 @@ FLAGS = (
         "--spec-tokens",
         "--num-lookahead-slots",
     ),
-    *_refused(
+    *refused_flags(
         "adapters",
         "--max-loras",
         "--lora-modules",
@@ -167,10 +166,9 @@ FLAGS = (
         "--max-prompt-adapter-token",
         "--qlora-adapter-name-or-path",
     ),
-    *(
-        flag._replace(kind="switch")
-        for flag in _refused(
-            "adapters",
+    *refused_flags(
+        "adapters",
+        switches=(
             "--enable-lora",
             "--fully-sharded-loras",
             "--enable-prompt-adapter",
@@ -179,19 +177,24 @@ FLAGS = (
             "--enable-mixed-moe-lora-format",
             "--enable-moe-shared-loras",
             "--enable-tower-connector-lora",
-        )
+        ),
     ),
-    *_refused(
+    *refused_flags(
         "context parallelism", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "-pcp"
     ),
-    *_refused("the load balancing of experts", "--eplb-config", "--num-redundant-experts", "--elastic-ep-max-dp-size"),
-    *(
-        flag._replace(kind="switch")
-        for flag in _refused("the load balancing of experts", "--enable-eplb", "--enable-elastic-ep")
+    *refused_flags(
+        "the load balancing of experts", "--eplb-config", "--num-redundant-experts", "--elastic-ep-max-dp-size"
     ),
-    *_refused("dual batches", "--ubatch-size", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
-    *(flag._replace(kind="switch") for flag in _refused("dual batches", "--enable-dbo")),
-    *_refused(
+    *refused_flags(
+        "the load balancing of experts",
+        switches=(
+            "--enable-eplb",
+            "--enable-elastic-ep",
+        ),
+    ),
+    *refused_flags("dual batches", "--ubatch-size", "--dbo-decode-token-threshold", "--dbo-prefill-token-threshold"),
+    *refused_flags("dual batches", switches=("--enable-dbo",)),
+    *refused_flags(
         "prefetching of offloaded weights",
         "--offload-group-size",
         "--offload-num-in-group",
@@ -199,30 +202,32 @@ FLAGS = (
         "--offload-params",
         "--cpu-offload-params",
     ),
-    *_refused("a size of states' blocks", "--mamba-block-size", "--replayssm-buffer-len"),
-    *_refused("a cache of several number formats", "--kv-cache-dtype-skip-layers"),
-    *_refused(
+    *refused_flags("a size of states' blocks", "--mamba-block-size", "--replayssm-buffer-len"),
+    *refused_flags("a cache of several number formats", "--kv-cache-dtype-skip-layers"),
+    *refused_flags(
         "encoders' memory on the device", "--mm-ipc-gpu-memory-gb", "--mm-processor-device", "--ec-transfer-config"
     ),
-    *_refused("another attention", "--override-attention-dtype", "--diffusion-config", "--engram-config"),
-    *_refused("an online scheme", "--quantization-config"),
-    *_refused("a level of optimization", "--optimization-level"),
-    *_refused("a plugin's configuration", "--additional-config", "--override-neuron-config", "--model-class-overrides"),
-    *(
-        flag._replace(kind="switch")
-        for flag in _refused(
-            "a server without the decoder", "--mm-encoder-only", "--enable-multimodal-encoder-data-parallel"
-        )
+    *refused_flags("another attention", "--override-attention-dtype", "--diffusion-config", "--engram-config"),
+    *refused_flags("an online scheme", "--quantization-config"),
+    *refused_flags("a level of optimization", "--optimization-level"),
+    *refused_flags(
+        "a plugin's configuration", "--additional-config", "--override-neuron-config", "--model-class-overrides"
     ),
-    *(
-        flag._replace(kind="switch")
-        for flag in _refused(
-            "another length of windows",
+    *refused_flags(
+        "a server without the decoder",
+        switches=(
+            "--mm-encoder-only",
+            "--enable-multimodal-encoder-data-parallel",
+        ),
+    ),
+    *refused_flags(
+        "another length of windows",
+        switches=(
             "--disable-sliding-window",
             "--use-replayssm",
             "--enable-return-routed-experts",
             "--enable-hc-sp",
-        )
+        ),
     ),
     *(
         Flag((name,), refused="changes the model; expected --set PATH=VALUE of llmcalc")

@@ -99,9 +99,8 @@ def block_pool(
     caches, states = rank.token_caches, rank.state_caches
     if not caches:
         raise InputError("--engine vllm: the model has no layer with keys and values; it is not modelled")
-    if not rules.grouped_layers:
-        if states:
-            raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
+    if states and not rules.grouped_layers:
+        raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
     if not rules.grouped_layers or has_full_windows:
         layers = sum(cache.layers for cache in caches)
         widest = max(cache.width for cache in caches)

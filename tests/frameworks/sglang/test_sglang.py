@@ -11,6 +11,9 @@ from llmcalc.errors import InputError
 
 GIB = 2**30
 
+SHOWN = 81559 / 1024
+"""The memory of an H100 as nvidia-smi shows it, in GiB."""
+
 
 def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "0.5.20", **flags: Any) -> Any:
     return llmcalc.memory(target, hardware=hardware, engine=f"sglang=={version}", **flags).result
@@ -20,9 +23,11 @@ def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "
     ("version", "flags", "fraction"),
     [
         ("0.4.3", {"tp": 2}, 0.87),
-        ("0.4.9", {}, round((79.19 - 9.5 - 0.5) / 79.19, 3)),
-        ("0.5.20", {}, round((79.19 - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / 79.19, 3)),
-        ("0.5.20", {"chunked_prefill_size": 2048}, round((79.19 - 10) / 79.19, 3)),
+        ("0.4.9", {}, round((SHOWN - 9.5 - 0.5) / SHOWN, 3)),
+        ("0.5.5", {}, round((SHOWN - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / SHOWN, 3)),
+        # 58 lengths of prompts up to 8,192 are captured in pieces
+        ("0.5.20", {}, round((SHOWN - (512 + 1.5 * 8192 + 2 * 256 + 128 + 58 * 8) / 1024) / SHOWN, 3)),
+        ("0.5.20", {"chunked_prefill_size": 2048}, round((SHOWN - 10) / SHOWN, 3)),
         ("0.5.20", {"mem_fraction_static": 0.9}, None),
     ],
 )
@@ -63,7 +68,9 @@ def test_tokens_of_a_log() -> None:
     [
         ({"mem_fraction": 0.9}, "--mem-fraction-static"),
         ({"mem_fraction_static": 2}, "--mem-fraction-static"),
-        ({"dp_size": 2}, "data parallelism"),
+        ({"enable_dp_attention": True}, "data parallelism"),
+        ({"speculative_draft_model_path": "x"}, "speculative decoding"),
+        ({"quantization": "w4afp8"}, "--quantize SCHEME"),
         ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
     ],
 )
@@ -76,3 +83,19 @@ def test_too_large_weights_do_not_start() -> None:
     answer = llmcalc.memory("llama3.1-70b", hardware="rtx-4090", engine="sglang")
     assert not answer.ok
     assert "--mem-fraction-static" in answer.document["message"]
+
+
+def test_replicas_and_stages() -> None:
+    whole, replicas = memory(mem_fraction_static=0.8), memory(mem_fraction_static=0.8, dp_size=2)
+    assert (replicas.devices, replicas.kv_tokens) == (2, whole.kv_tokens)
+    stages = memory(mem_fraction_static=0.8, pp_size=2)
+    # 16 of the 32 layers on each of two devices
+    assert (stages.devices, memory(mem_fraction_static=0.8, ep_size=1).devices) == (2, 1)
+    assert stages.kv_tokens == stages.bytes_of("kv_cache") // (16 * 8 * 128 * 2 * 2)
+
+
+def test_an_encoder_lowers_the_default_fraction() -> None:
+    """27 layers of 1,152 are 1.424 times 24 of 1,024: 0.95 x (1 - 0.1 x 0.424)."""
+    fraction = memory("gemma3-27b", version="0.5.5").assumed["--mem-fraction-static"]
+    text = round((SHOWN - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / SHOWN, 3)
+    assert fraction == pytest.approx(text * 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1)), abs=1e-4)

@@ -213,3 +213,55 @@ def test_versions_are_compared_in_columns() -> None:
     compared = answer(engine=("vllm==0.19", "vllm==0.33"))
     assert [row["engine"]["record"] for row in compared.document] == ["0.19", "0.28"]
     assert set(compared.records()[0]) == {"target", "term", "vllm==0.19", "vllm==0.33"}
+
+
+def test_the_longest_request_that_fits_is_chosen() -> None:
+    chosen = answer(hardware="rtx-4090", max_model_len="auto").result
+    assert chosen.starts
+    assert not answer(hardware="rtx-4090", max_model_len=chosen.max_model_len + 16).result.starts
+    assert answer(max_model_len=-1).result.max_model_len == 131_072
+
+
+@pytest.mark.parametrize(
+    ("flags", "graphs"),
+    [
+        ({}, 1.0),
+        ({"max_num_seqs": 64}, (19 + 11) / (2 * 51)),  # mixed batches up to 128, decoding ones up to 64
+        ({"cudagraph_capture_sizes": "1 2 4 8"}, 8 / (2 * 51)),
+        ({"compilation_config": '{"cudagraph_mode": "FULL_DECODE_ONLY"}'}, 0.5),
+        ({"compilation_config": {"cudagraph_mode": "NONE"}}, 0),
+        ({"max_cudagraph_capture_size": 4}, 6 / (2 * 51)),
+    ],
+)
+def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], graphs: float) -> None:
+    whole = answer().result.bytes_of("cuda_graphs")
+    assert answer(**flags).result.bytes_of("cuda_graphs") == pytest.approx(graphs * whole, abs=2)
+
+
+def test_the_environment_decides_whether_graphs_are_subtracted() -> None:
+    def tokens(**flags: Any) -> int:
+        return int(answer(engine="vllm==0.19", **flags).result.kv_tokens)
+
+    assert tokens(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1) < tokens()
+    with pytest.raises(InputError, match="VLLM_USE_V1=0"):
+        answer(engine="vllm==0.9.2", VLLM_USE_V1="0")
+
+
+def test_encoders_without_inputs_are_not_loaded() -> None:
+    weights = answer("gemma3-27b").result.bytes_of("weights")
+    text = answer("gemma3-27b", limit_mm_per_prompt='{"image": 0, "video": 0}').result
+    assert text.bytes_of("weights") == answer("gemma3-27b", language_model_only=True).result.bytes_of("weights")
+    assert text.bytes_of("weights") < weights
+    assert answer("gemma3-27b", limit_mm_per_prompt="image=1").result.bytes_of("weights") == weights
+
+
+def test_windows_keep_all_tokens_without_the_hybrid_manager() -> None:
+    assert answer("gemma3-27b", disable_hybrid_kv_cache_manager=True, engine="vllm==0.19").result.kv_tokens < (
+        answer("gemma3-27b", engine="vllm==0.19").result.kv_tokens
+    )
+
+
+@pytest.mark.parametrize("flags", [{"kv_transfer_config": {"kv_connector": "P2pNcclConnector"}}, {"O": '{"x": 1}'}])
+def test_configurations_that_are_not_modelled_are_refused(flags: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="not modelled"):
+        answer(**flags)
