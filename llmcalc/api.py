@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from .arguments import (
     READING,
@@ -275,7 +275,7 @@ def memory(
     accelerators it fits.
 
     phase: training, prefill, decode or inference; default inference, or training if an option that only training has is
-        given. launch: the file that starts the run.
+        given. launch: the file that starts the run, or servers of engines.
     hardware: accelerators on which it has to fit, of which the first one's runtime is taken; default an H100.
     options: `set`, `head`, `allow_unknown`; the settings of the run (batch=2, seq="32k", recompute="full") and of the
         layout (tp=8), by the names of the command line.
@@ -283,10 +283,15 @@ def memory(
         `.result` has the terms of its memory, the tokens of the cache, and whether it starts.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
+    if launch is not None and (engine is not None or _starts_servers(launch)):
+        from .questions.engines import ask_engine_memory, ask_servers
+
+        _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers)
+        return ask_servers(_launched_questions(launch, model, engine, hardware, options), ask_engine_memory)
     if engine is not None:
         from .questions.engines import ask_engine_memory
 
-        _check_engine_options(phase=phase, launch=launch, with_mtp=with_mtp, with_towers=with_towers)
+        _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers)
         return ask_engine_memory(_engine_question(_require_model(model), engine, hardware, options))
     from .questions.runs import ask_memory, memory_question
 
@@ -319,27 +324,74 @@ def _check_engine_options(**options: Any) -> None:
             raise InputError(f"{name}: is not of engines; remove it, or engine")
 
 
-def _engine_question(model: Model, engine: Any, hardware: Any, options: dict[str, Any]) -> EngineQuestion:
-    """The question about engines. options: those of reading a model, and the engines' own flags."""
-    from .questions.engines import EngineQuestion
+def _starts_servers(launch: str | Path) -> bool:
+    """Whether a launch file starts servers of engines."""
+    from .frameworks.server_files.read import starts_any
+
+    return starts_any(launch)
+
+
+def _launched_questions(
+    launch: str | Path, model: Model | None, engine: Any, hardware: Any, options: dict[str, Any]
+) -> list[EngineQuestion]:
+    """The questions about the servers of a launch file. Parameters as of `_engine_question`."""
+    from .questions.engines import launched_questions
 
     reading = {name: options.pop(name) for name in READING if name in options}
+    asked = _engine_options(engine or (), hardware, options)
+    questions = launched_questions(
+        launch,
+        lambda name: preset_of(name, **reading),
+        target=model,
+        engines=asked.engines,
+        values=options,
+        hardware=asked.hardware,
+        quantize=asked.quantize,
+        allow_unknown=bool(reading.get("allow_unknown")),
+    )
+    if not questions:
+        raise InputError(f"launch {launch}: starts no server of an engine")
+    return questions
+
+
+class _EngineOptions(NamedTuple):
+    """Options of a question about engines."""
+
+    engines: tuple[str, ...]
+    hardware: str | None
+    quantize: str | None
+
+
+def _engine_options(engine: Any, hardware: Any, options: dict[str, Any]) -> _EngineOptions:
+    """The engines, the accelerator and the scheme; takes the scheme out of `options`."""
     quantize = options.pop("quantize", None)
     names = [hardware] if hardware is None or isinstance(hardware, str) else list(hardware)
     if len(names) > 1:
         raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
     engines = (engine,) if isinstance(engine, str) else tuple(engine)
-    if not engines or not all(isinstance(name, str) for name in engines):
+    if not all(isinstance(name, str) for name in engines):
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
     chosen = text("--hardware", names[0], "h100") if names and names[0] is not None else None
-    return EngineQuestion(preset_of(model, **reading), engines, options, chosen, quantize)
+    return _EngineOptions(engines, chosen, quantize)
+
+
+def _engine_question(model: Model, engine: Any, hardware: Any, options: dict[str, Any]) -> EngineQuestion:
+    """The question about engines. options: those of reading a model, and the engines' own flags."""
+    from .questions.engines import EngineQuestion
+
+    reading = {name: options.pop(name) for name in READING if name in options}
+    asked = _engine_options(engine, hardware, options)
+    if not asked.engines:
+        raise InputError("--engine: expected a name such as vllm or vllm==0.19")
+    return EngineQuestion(preset_of(model, **reading), asked.engines, options, asked.hardware, asked.quantize)
 
 
 def fit(
-    model: Model,
+    model: Model | None = None,
     hardware: str | None = None,
     phase: MemoryPhase | None = None,
     *,
+    launch: str | Path | None = None,
     global_batch: int | str | None = None,
     with_mtp: bool = False,
     with_towers: bool = False,
@@ -353,15 +405,22 @@ def fit(
     phase: default inference, or training if an option that only training has is given.
     global_batch: with devices, sequences of a training step of all. options: as of `memory`.
     engine: a serving engine (`vllm`): the fewest accelerators on which it starts and holds the users.
+    launch: a file that starts servers of engines.
     """
-    if engine is not None:
-        from .questions.engines import ask_engine_fit
+    if engine is not None or launch is not None:
+        from .questions.engines import ask_engine_fit, ask_servers
 
         _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
         users = number("--users", options.pop("users", None))
         seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else whole("--devices", devices)
-        return ask_engine_fit(_engine_question(model, engine, hardware, options), users, seq, devices)
+        questions = (
+            [_engine_question(_require_model(model), engine, hardware, options)]
+            if launch is None
+            else _launched_questions(launch, model, engine, hardware, options)
+        )
+        return ask_servers(questions, lambda question: ask_engine_fit(question, users, seq, devices))
+    model = _require_model(model)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
     parsed = options_of(options, run=True, layout=True)

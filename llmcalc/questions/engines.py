@@ -163,7 +163,8 @@ def ask_engine_fit(
     flags, wanted = question.flags(record), users or 1
     length_flag = record.instead["--seq"]
     length_field = length_flag.lstrip("-").replace("-", "_")
-    if seq is not None and flags.get(length_field, seq) != seq:
+    is_fixed = question.launch is None or length_field in question.launch.overridden
+    if seq is not None and is_fixed and flags.get(length_field, seq) != seq:
         raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
     flags |= {} if seq is None else {length_field: seq}
     names: Iterable[Hardware] = (

@@ -118,7 +118,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
         for option in options
     ]
     title = f"{use.preset.display} on {_engine_name(use)}"
-    table = Table(title, OPTION_COLUMNS, rows, _launch_aside(use), notes, answer, name="options")
+    table = Table(title, OPTION_COLUMNS, rows, _launch_aside(use).removeprefix("; "), notes, answer, name="options")
     tables = [table, *([_changes_table(use)] if is_named and use.changes else [])]
     data = {
         "model": model_data(use.preset),

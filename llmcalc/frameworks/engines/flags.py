@@ -308,8 +308,7 @@ def _set_key(values: dict[str, Any], keys: Sequence[str], value: str) -> None:
     """Sets the value of a key of a table; the tables on its way are made."""
     *outer, last = keys
     for key in outer:
-        table = values.get(key)
-        inner = dict(table) if isinstance(table, Mapping) else {}
-        values[key] = inner
-        values = inner
+        if not isinstance(values.get(key), dict):
+            values[key] = {}
+        values = values[key]
     values[last] = value

@@ -155,10 +155,13 @@ def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, a
     return script
 
 
-def expanded_text(text: str, where: str, variables: Mapping[str, str]) -> str:
-    """The text with its variables expanded, as a shell does it in a here-document. variables: those that are set."""
+def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that expands the variables of texts, as a shell does it in a here-document.
+
+    variables: those that are set. The letters of all texts count as those of one script.
+    """
     script = Script(where, variables=dict(variables))
-    return _Reader(script, text.replace(UNRESOLVED, "")).expanded_text(text)
+    return lambda text: _Reader(script, "").expanded_text(text.replace(UNRESOLVED, ""))
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from ...errors import InputError
@@ -61,7 +62,7 @@ def read_arguments(
     known = by_name(reversed(flags))
     arguments = Arguments()
     unknown = arguments.unknown if allow_unknown else None
-    words = [word for word in words if not (is_unset_variable(word) and word != words[0]) or _follows(words, word)]
+    words = [*words[:1], *(word for flag, word in pairwise(words) if not is_unset_variable(word) or _takes_value(flag))]
     try:
         first, values = split_arguments(engine.title, flags[::-1], words, {}, {}, unknown)
         config = values.pop(_field(known, f"--{CONFIG}"), None) if program.config_flags else None
@@ -103,10 +104,9 @@ def _field(known: Mapping[str, Flag], name: str) -> str:
     return known[name].field if name in known else name.lstrip("-").replace("-", "_")
 
 
-def _follows(words: Sequence[str], word: str) -> bool:
-    """Whether a word that is an unset variable stands behind a flag, whose value it is then."""
-    place = words.index(word)
-    return place > 0 and words[place - 1].startswith("-") and "=" not in words[place - 1]
+def _takes_value(word: str) -> bool:
+    """Whether the word behind this one may be its value."""
+    return word.startswith("-") and "=" not in word
 
 
 def _require_known(flag: Flag, value: Any) -> None:
@@ -126,6 +126,10 @@ MARK = "\ue000"
 """Stands for the mark of an unresolved name."""
 
 
+MOST_KEYS = 1_000
+"""Largest number of keys of a table of a configuration."""
+
+
 def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
     """Yields the words that stand for the keys of a configuration. known: spelling → flag.
 
@@ -133,6 +137,8 @@ def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] 
     """
     if not isinstance(data, Mapping):
         raise InputError("the configuration is no table; expected flags by their names")
+    if len(data) > MOST_KEYS:
+        raise InputError(f"the configuration has {len(data):,} keys; expected at most {MOST_KEYS:,}")
     for key, value in data.items():
         path = (*keys, str(key).replace(MARK, "\0"))
         flag = flag_named(known, f"--{'.'.join(path)}") or flag_named(known, f"--{path[-1]}")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, one_line
-from ..launch.shell import UNRESOLVED, expanded_text, unresolved
+from ..launch.shell import LONGEST_VALUE, UNRESOLVED, expander, unresolved
 from .accelerators import LABELS, MACHINE_LABELS
-from .scripts import Started, servers_in_script, servers_in_words, starts_server
+from .scripts import ServerFinder, Started, starts_server
 from .server import Container
 
 WORDS = ("entrypoint", "command", "args", "modelCommand", "start_command")
@@ -40,6 +41,9 @@ SIZES = {
 }
 """Keys of `parallelism` → the fields of the layout."""
 
+RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
+"""Kinds of manifests whose container serves the models of others."""
+
 SKIPPED = ("initContainers", "init_containers", "healthcheck", "livenessProbe", "readinessProbe", "startupProbe")
 """Keys of tables without servers."""
 
@@ -47,10 +51,10 @@ DEEPEST = 30
 """Largest depth of tables."""
 
 
-def servers_in_tables(data: Any, where: str, variables: Mapping[str, str]) -> Iterator[Started]:
-    """Yields the servers of tables. variables: those that the file may use."""
+def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers of tables. finder: of their file. variables: those that the file may use."""
     if isinstance(data, Mapping) and isinstance(data.get("services"), Mapping) and "apiVersion" not in data:
-        yield from _compose(data, where, variables)
+        yield from _compose(data, finder, variables)
         return
     documents = data if isinstance(data, list) else [data]
     items = [
@@ -60,26 +64,17 @@ def servers_in_tables(data: Any, where: str, variables: Mapping[str, str]) -> It
         for item in (document["items"] if isinstance(document.get("items"), list) else [document])
         if isinstance(item, Mapping)
     ]
-    runtimes = {
-        str(_table(item, "metadata").get("name")): item
-        for item in items
-        if str(item.get("kind")) in ("ServingRuntime", "ClusterServingRuntime")
-    }
-    used: set[str] = set()
+    runtimes = {str(_table(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES}
+    used = {str(_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
     for item in items:
-        if str(item.get("kind")) == "InferenceService":
-            name = str(_table(item, "spec", "predictor", "model").get("runtime"))
-            if name in runtimes:
-                used.add(name)
-                yield from _with_runtime(item, runtimes[name], where)
-                continue
-        if str(item.get("kind")) == "ConfigMap":
-            yield from _config_map(item, where)
-        elif str(_table(item, "metadata").get("name")) not in used or str(item.get("kind")) not in (
-            "ServingRuntime",
-            "ClusterServingRuntime",
-        ):
-            yield from _containers(item, (), str(item.get("kind", "")), where)
+        kind = str(item.get("kind", ""))
+        runtime = runtimes.get(str(_table(item, "spec", "predictor", "model").get("runtime")))
+        if kind == "InferenceService" and runtime is not None:
+            yield from _with_runtime(item, runtime, finder)
+        elif kind == "ConfigMap":
+            yield from _config_map(item, finder)
+        elif kind not in RUNTIMES or str(_table(item, "metadata").get("name")) not in used:
+            yield from _containers(item, (), kind, finder)
 
 
 def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
@@ -93,43 +88,37 @@ def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
 # ---- compose files
 
 
-def _compose(data: Mapping[str, Any], where: str, variables: Mapping[str, str]) -> Iterator[Started]:
+def _compose(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
     """Yields the servers of a compose file."""
+    expand = expander(finder.where, variables)
     for name, service in data["services"].items():
         if not isinstance(service, Mapping):
             continue
         place = f"services.{one_line(str(name))[:60]}"
-        text = {key: _expand(service.get(key), where, variables) for key in (*WORDS, "environment", "image")}
+        text = {key: _expanded(service.get(key), expand) for key in (*WORDS, "environment", "image")}
         devices = _table(service, "deploy", "resources", "reservations").get("devices")
         container = Container(
             place=place,
-            words=tuple(word for key in ("entrypoint", "command") for word in _words(text[key], where)),
+            words=tuple(word for key in ("entrypoint", "command") for word in _words(text[key], finder.where)),
             image=str(text["image"] or ""),
             env=_environment(text["environment"]),
             gpus=_reserved(devices),
         )
-        yield from servers_in_words(_unescaped(container), where)
+        words = tuple(word.replace(DOLLAR, "$") for word in container.words)
+        yield from finder.in_words(replace(container, words=words))
 
 
 DOLLAR = "\ue024"
 """Stands for `$$` of a compose file, which is `$` in the container."""
 
 
-def _expand(value: Any, where: str, variables: Mapping[str, str]) -> Any:
+def _expanded(value: Any, expand: Callable[[str], str]) -> Any:
     """A value with its variables (`${NAME:-default}`) expanded."""
     if isinstance(value, str):
-        return expanded_text(value.replace("$$", DOLLAR), where, variables)
+        return expand(value.replace("$$", DOLLAR))
     if isinstance(value, Mapping):
-        return {key: _expand(item, where, variables) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_expand(item, where, variables) for item in value]
-    return value
-
-
-def _unescaped(container: Container) -> Container:
-    from dataclasses import replace
-
-    return replace(container, words=tuple(word.replace(DOLLAR, "$") for word in container.words))
+        return {key: _expanded(item, expand) for key, item in value.items()}
+    return [_expanded(item, expand) for item in value] if isinstance(value, list) else value
 
 
 def _reserved(devices: Any) -> int | None:
@@ -147,36 +136,34 @@ def _reserved(devices: Any) -> int | None:
 # ---- Kubernetes and its operators
 
 
-def _config_map(item: Mapping[str, Any], where: str) -> Iterator[Started]:
+def _config_map(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
     """Yields the servers of the scripts in a ConfigMap."""
     for name, text in _table(item, "data").items():
         if isinstance(text, str) and str(name).endswith((".sh", ".bash")) and starts_server(text):
-            yield from servers_in_script(
-                text, where, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script")
-            )
+            yield from finder.in_script(text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script"))
 
 
-def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], where: str) -> Iterator[Started]:
+def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
     """Yields the server of an InferenceService with the container of its runtime, whose arguments come first."""
     model = _table(item, "spec", "predictor", "model")
     containers = _table(runtime, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping):
-            args = [*_words(container.get("args"), where), *_words(model.get("args"), where)]
+            args = [*_words(container.get("args"), finder.where), *_words(model.get("args"), finder.where)]
             env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
             joined = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
-            yield from _started(joined, (item, _table(item, "spec", "predictor"), model), "InferenceService", where)
+            yield from _started(joined, (item, _table(item, "spec", "predictor"), model), "InferenceService", finder)
             return
 
 
 def _containers(
-    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, where: str
+    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the servers of a table and of those in it. around: the tables around it, the outermost first."""
     if len(around) > DEEPEST:
-        raise InputError(f"{where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
+        raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
     if any(key in table for key in WORDS) or (isinstance(table.get("image"), str) and around):
-        servers = list(_started(table, around, place, where))
+        servers = list(_started(table, around, place, finder))
         if servers:
             yield from servers
             return
@@ -188,20 +175,22 @@ def _containers(
             if isinstance(inner, Mapping):
                 index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
                 name = f"{place}.{one_line(str(key))[:60]}{index}".lstrip(".")
-                yield from _containers(inner, (*around, table), name, where)
+                yield from _containers(inner, (*around, table), name, finder)
 
 
 def _started(
-    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, where: str
+    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
     """Yields the servers of a container's table."""
     tables = (*around, table)
     env = _environment(table.get("env"))
     words = [
-        word for key in ("command", "modelCommand", "start_command", "args") for word in _words(table.get(key), where)
+        word
+        for key in ("command", "modelCommand", "start_command", "args")
+        for word in _words(table.get(key), finder.where)
     ]
     extra = env.get("VLLM_ADDITIONAL_ARGS", "")
-    words = [_with_env(word, env) for word in (*words, *_split(extra, where))]
+    words = [_with_env(word, env) for word in (*words, *_split(extra, finder.where))]
     image = table.get("image")
     container = Container(
         place=_place(place),
@@ -214,7 +203,7 @@ def _started(
         engine=_engine(tables),
         sizes=_sizes(tables),
     )
-    yield from servers_in_words(container, where)
+    yield from finder.in_words(container)
 
 
 def _place(place: str) -> str:
@@ -263,6 +252,10 @@ def _split(text: str, where: str) -> list[str]:
 
 def _with_env(word: str, env: Mapping[str, str]) -> str:
     """A word with `$(NAME)` replaced by the container's variable, which is unresolved if it is not there."""
+    if "$(" not in word:
+        return word
+    if word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
+        raise InputError(f"'{one_line(word)[:60]}' grows too long; expected at most {LONGEST_VALUE:,} letters")
     return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), word)
 
 

@@ -133,6 +133,9 @@ FORK_FLAGS = ("-mla", "-fmoe", "-amb", "-rtr", "-ser", "--mla-use", "--fused-moe
 WORKER_LAUNCHER = re.compile(r"--[a-z]+\.([a-z]+)\.cli=(.*)", re.DOTALL)
 """A word that hands a flag on to a server, such as `--dynamo.vllm.cli=--max-num-seqs=64`."""
 
+OTHER_VERSIONS = re.compile(r"dynamo|kserve|production-stack|lmcache", re.IGNORECASE)
+"""Names of images whose tags are versions of a program around the engine."""
+
 LONGEST_PREFIX = 60
 """Largest number of words before a program: of launchers such as nohup, numactl and mpirun."""
 
@@ -183,7 +186,9 @@ def program_of_image(image: str) -> ServerProgram | None:
 
 
 def version_of_image(image: str) -> str:
-    """Returns the version of the engine in an image's tag; empty if the tag says none."""
+    """Returns the version of the engine in an image's tag; empty if the tag says none, or that of another program."""
+    if OTHER_VERSIONS.search(image):
+        return ""
     program = program_of_image(image)
     tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
     match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", tag)

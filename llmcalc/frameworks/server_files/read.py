@@ -19,7 +19,7 @@ from .arguments import read_arguments, words_of_tables
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
 from .programs import PROGRAMS, Start
-from .scripts import Started, servers_in_script, starts_server
+from .scripts import ServerFinder, Started, starts_server
 from .server import Container, LaunchedServer, ReadNamed
 
 MOST_SERVERS = 200
@@ -121,6 +121,7 @@ def _is_worker(start: Start) -> bool:
 def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
     """Yields the servers of a text."""
     where, user = typed_path.path, Container("")
+    finder = ServerFinder(where)
     name = where.rpartition("/")[2].lower()
     if is_modelfile(text, name):
         yield server_in_modelfile(text, where, user)
@@ -129,7 +130,7 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
     if not is_tables:
         if not starts_server(text) or name.endswith((".py", ".toml")):
             return
-        yield from servers_in_script(text, where, typed_path.variables, typed_path.arguments, user)
+        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user)
         return
     variables = {**_env_file(folder), **typed_path.variables}
     documents = []
@@ -144,7 +145,7 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
                     f"{where}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
                 ) from None
             raise
-    found = list(servers_in_tables(documents[0] if len(documents) == 1 else documents, where, variables))
+    found = list(servers_in_tables(documents[0] if len(documents) == 1 else documents, finder, variables))
     yield from found
     if not found and len(documents) == 1:
         yield from _bare_configuration(documents[0])

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ...errors import InputError
 from ..launch.command_line import WITHOUT_PROGRAMS
 from ..launch.shell import Script, is_unresolved, read_script
 from .docker_command import container_of
@@ -16,6 +17,9 @@ SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 
 DEEPEST = 3
 """Largest number of scripts in quotes inside each other."""
+
+MOST_SCRIPTS = 60
+"""Largest number of scripts of a file: itself, those in quotes, and those of its containers."""
 
 
 @dataclass(frozen=True)
@@ -33,85 +37,92 @@ class Started:
 
 
 def starts_server(text: str) -> bool:
-    """Whether a text may start a server: it has the words of a program that does."""
+    """Whether a text may start a server: it has the name of a program that does."""
     return _SERVERS.search(text) is not None
 
 
 _SERVERS = re.compile(
     "|".join(
-        [r"\bollama\s+(run|create)\b", r"--[a-z]+\.[a-z]+\.cli="]
-        + [r"(?<![\w-])" + re.escape(c).replace(r"\ ", r"\s+") for program in PROGRAMS for c in program.commands]
-        + [re.escape(m) for program in PROGRAMS for m in program.modules if "." in m]
-        + [rf"[\w.-]*/[\w./-]*{re.escape(image)}[\w./-]*:[\w.-]+" for program in PROGRAMS for image in program.images]
+        sorted(
+            {re.escape(name.split()[0]) for program in PROGRAMS for name in program.commands}
+            | {re.escape(module.split(".")[0]) for program in PROGRAMS for module in program.modules}
+            | {re.escape(image) for program in PROGRAMS for image in program.images}
+        )
     )
 )
 
 
-def servers_in_script(
-    text: str, where: str, variables: Mapping[str, str], arguments: Sequence[str], outer: Container, depth: int = 0
-) -> Iterator[Started]:
-    """Yields the servers that a script starts, with the files that it writes.
+@dataclass
+class ServerFinder:
+    """Finds servers in the scripts and commands of a file. where: its name in messages. scripts: those read so far."""
 
-    variables, arguments: those of the script. outer: the container that runs the script, or the user's shell.
-    """
-    script = read_script(text, where, variables, arguments)
-    version = version_in(text)
-    for command in script.commands:
-        words = [word for word in command.words if not _is_sign(word)]
-        if not words or words[0] in WITHOUT_PROGRAMS:
-            continue
-        env = {**outer.env, **script.env(), **_known(command.env)}
-        line = f"line {command.line}" if not outer.image else outer.place
-        container = replace(outer, place=line, words=words, env=env)
-        for started in servers_in_words(container, where, script.files, depth):
-            yield started if started.version else replace(started, version=version_of(started, version))
-    yield from _written(script, where, outer)
+    where: str
+    scripts: int = 0
 
+    def in_script(
+        self, text: str, variables: Mapping[str, str], arguments: Sequence[str], outer: Container, depth: int = 0
+    ) -> Iterator[Started]:
+        """Yields the servers that a script starts.
 
-def _is_sign(word: str) -> bool:
-    return word in ("&", "&&", "|", ";")
+        variables, arguments: those of the script. outer: the container that runs the script, or the user's shell.
+        """
+        self.scripts += 1
+        if self.scripts > MOST_SCRIPTS:
+            raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
+        script = read_script(text, self.where, variables, arguments)
+        versions = versions_in(text)
+        for command in script.commands:
+            words = [word for word in command.words if word not in ("&", "&&", "|", ";")]
+            if not words or words[0] in WITHOUT_PROGRAMS:
+                continue
+            line = outer.place if outer.image else f"line {command.line}"
+            env = {**outer.env, **script.env(), **_known(command.env)}
+            container = replace(outer, place=line, words=words, env=env)
+            for started in self.in_words(container, script.files, depth):
+                yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
+        yield from _model_files(script, self.where, outer)
+
+    def in_words(
+        self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
+    ) -> Iterator[Started]:
+        """Yields the servers that a command starts. files: texts that its script writes."""
+        words = list(container.words)
+        if depth > DEEPEST or not words:
+            return
+        inner = container_of(words, container.place)
+        if inner is not None:
+            env = {**container.env, **inner.env}
+            gpus = container.gpus if inner.gpus is None else inner.gpus
+            yield from self.in_words(replace(inner, env=env, gpus=gpus), files, depth + 1)
+            return
+        text, arguments = _script_in(words)
+        if text:
+            yield from self.in_script(text, container.env, arguments, container, depth + 1)
+            return
+        start = start_of(words, container.image)
+        program = program_named(container.engine)
+        if start is None and program is not None and words[0].startswith("-"):
+            start = Start(program, tuple(words))
+        if start is not None:
+            yield Started(start, container, files or {}, version_of_image(container.image))
+            return
+        for word in words:
+            if any(sign.isspace() for sign in word) and starts_server(word):
+                yield from self.in_script(word, container.env, (), container, depth + 1)
 
 
 def _known(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose values are known."""
     return {name: value for name, value in env.items() if not is_unresolved(value)}
 
 
-def _written(script: Script, where: str, outer: Container) -> Iterator[Started]:
+def _model_files(script: Script, where: str, outer: Container) -> Iterator[Started]:
     """Yields the servers of the model files that a script writes."""
     from .modelfile import is_modelfile, server_in_modelfile
 
     for name, text in script.files.items():
         if is_modelfile(text, name):
             yield server_in_modelfile(text, f"{where}: {name}", replace(outer, env={**outer.env, **script.env()}))
-
-
-def servers_in_words(
-    container: Container, where: str, files: Mapping[str, str] | None = None, depth: int = 0
-) -> Iterator[Started]:
-    """Yields the servers that a command starts. files: texts that its script writes."""
-    words = list(container.words)
-    if depth > DEEPEST or not words:
-        return
-    inner = container_of(words, container.place)
-    if inner is not None:
-        env = {**container.env, **inner.env}
-        gpus = container.gpus if inner.gpus is None else inner.gpus
-        yield from servers_in_words(replace(inner, env=env, gpus=gpus), where, files, depth + 1)
-        return
-    text, arguments = _script_in(words)
-    if text:
-        yield from servers_in_script(text, where, container.env, arguments, container, depth + 1)
-        return
-    start = start_of(words, container.image)
-    program = program_named(container.engine)
-    if start is None and program is not None and words[0].startswith("-"):
-        start = Start(program, tuple(words))
-    if start is None:
-        for word in words:
-            if any(sign.isspace() for sign in word) and starts_server(word):
-                yield from servers_in_script(word, where, container.env, (), container, depth + 1)
-        return
-    yield Started(start, container, files or {}, version_of_image(container.image))
 
 
 def _script_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -128,7 +139,7 @@ def _script_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     return "", ()
 
 
-def version_in(text: str) -> Mapping[str, str]:
+def versions_in(text: str) -> Mapping[str, str]:
     """Returns engine → the one version that a text installs, or has in the tag of an image."""
     versions: dict[str, set[str]] = {}
     for program in PROGRAMS:
@@ -140,8 +151,3 @@ def version_in(text: str) -> Mapping[str, str]:
         if program_of_tag is not None and version:
             versions.setdefault(program_of_tag.engine, set()).add(version)
     return {engine: known.pop() for engine, known in versions.items() if len(known) == 1}
-
-
-def version_of(started: Started, versions: Mapping[str, str]) -> str:
-    """Returns the version of a server's engine; empty if none is known."""
-    return versions.get(started.start.program.engine, "")
