@@ -91,12 +91,21 @@ class Server(EngineServer):
         stacks = [tower for tower in self.preset.model.towers.values() if hasattr(tower, "stack")]
         return (stacks[0].stack.num_hidden_layers, stacks[0].hidden_size) if stacks else USUAL_TOWER
 
+    @property
+    def draft_reserve_gib(self) -> float:
+        """What is reserved for a model that drafts tokens: it and its cache are outside the budget."""
+        algorithm, rule = self.flags.get("speculative_algorithm"), self.rules.fraction
+        if algorithm is None or rule == "by_tp" or (algorithm, rule) == ("ngram", "by_reserve"):
+            return 0
+        return 6 if (algorithm, rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
+
     def piecewise_bytes(self, chunk: int) -> int:
         """What is reserved for CUDA graphs of prompts. chunk: tokens of a chunk."""
         is_off = (
             self.flags.get("disable_piecewise_cuda_graph")
             or self.pp > 1
             or self.loads_towers
+            or "speculative_algorithm" in self.flags
             or self.flags.get("disaggregation_mode", "null") != "null"
             or not self.hardware.vendor.upper().startswith("NVIDIA")
         )
@@ -131,6 +140,7 @@ class Server(EngineServer):
             reserve = (512 + 1.5 * max(chunk, 2048) + 2 * graphs + 1024 * ranks / 8) / 1024
             reserve += self.piecewise_bytes(chunk) / GIB
             reserve = max(reserve, 10.0) if gib > 60 else reserve
+        reserve += self.draft_reserve_gib
         if reserve >= gib:
             raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
         return round((gib - reserve) / gib, 3) * self.tower_factor
@@ -178,6 +188,8 @@ class Server(EngineServer):
         states, window = self.ratios
         if not caches:
             raise InputError("--engine sglang: the model has no layer with keys and values; it is not modelled")
+        if rank.state_caches and "speculative_algorithm" in self.flags:
+            raise InputError("--speculative-algorithm: states of drafted tokens are not modelled; remove the flag")
         if rank.state_caches:
             if not self.rules.divided_pools:
                 raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
@@ -241,8 +253,15 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         devices=server.devices,
         block_size=page,
         assumed=server.assumed(shown),
-        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message))))),
+        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_draft_notes(server)))),
     )
+
+
+def _draft_notes(server: Server) -> list[str]:
+    """A note on a model that drafts tokens."""
+    if "speculative_algorithm" not in server.flags:
+        return []
+    return ["the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"]
 
 
 def _note(tokens: int, length: int, stops: bool) -> str:

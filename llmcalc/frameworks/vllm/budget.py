@@ -21,6 +21,7 @@ from ..engines.server import EngineServer
 from .flags import CPU_CONNECTORS
 from .kv_blocks import BlockPool, block_pool
 from .profile_run import ProfileRun
+from .speculation import Speculation, speculation_of
 from .versions import Rules, VLLMRecord, vllm_record
 
 GIB, MIB = 2**30, 2**20
@@ -71,6 +72,8 @@ class Server(EngineServer):
                 f"{self.max_num_seqs}; expected at least as many"
             )
         self.check_environment()
+        if self.speculation.draft is not None and self.pp > 1:
+            raise InputError("--speculative-config: a draft model with stages is not modelled")
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
 
@@ -93,6 +96,18 @@ class Server(EngineServer):
         """The table of `--compilation-config`."""
         table: Mapping[str, Any] = self.flags.get("compilation_config", {})
         return table
+
+    @cached_property
+    def speculation(self) -> Speculation:
+        """What drafts tokens."""
+        return speculation_of(self.flags, self.preset)
+
+    @cached_property
+    def draft(self) -> EngineRank | None:
+        """The draft model of a rank; None without one."""
+        if self.speculation.draft is None:
+            return None
+        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
 
     @property
     def loads_towers(self) -> bool:
@@ -121,9 +136,9 @@ class Server(EngineServer):
         sizes = GRAPH_SIZES if chosen is None else tuple(dict.fromkeys(chosen))
         most = self.flags.get("max_cudagraph_capture_size", self.compilation.get("max_cudagraph_capture_size"))
         if most is None:
-            most = max(sizes) if chosen else min(2 * self.max_num_seqs, GRAPH_SIZES[-1])
+            most = max(sizes) if chosen else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
         pieces = 0 if mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= most for size in sizes)
-        wholes = 0 if mode == "PIECEWISE" else sum(size <= min(most, self.max_num_seqs) for size in sizes)
+        wholes = 0 if mode == "PIECEWISE" else sum(size <= min(most, self.decoded_tokens) for size in sizes)
         return pieces + wholes
 
     @property
@@ -216,6 +231,11 @@ class Server(EngineServer):
         return max(default, int(self.flags.get("max_num_seqs", 1)))
 
     @property
+    def decoded_tokens(self) -> int:
+        """Tokens of a step in which all sequences decode, with those that are drafted."""
+        return self.max_num_seqs * (1 + self.speculation.tokens)
+
+    @property
     def utilization(self) -> float:
         return float(self.flags.get("gpu_memory_utilization", self.rules.gpu_memory_utilization))
 
@@ -246,7 +266,8 @@ class Server(EngineServer):
         """The model of the first rank of a stage."""
         loads_towers = self.loads_towers and stage == 0
         number = self.layout.rank(pp=stage)
-        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers)
+        drafts = self.speculation.with_mtp and stage == self.pp - 1
+        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, drafts)
 
     def profile_run(self, stage: int) -> ProfileRun:
         """The profile run of a stage's ranks."""
@@ -282,11 +303,14 @@ class Server(EngineServer):
         """The memory of a rank of a stage."""
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
-        pool = block_pool(rank, self.cached_element_bytes, self.block_size, rules, has_full_windows)
+        drafted = [] if self.draft is None else self.draft.token_caches
+        pool = block_pool(rank, self.cached_element_bytes, self.block_size, rules, has_full_windows, drafted)
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.graph_bytes(rank.number_of_layers)
         budget = math.ceil(self.utilization * self.total)
         weights, peak = self.stored_weights(rank), run.peak_bytes(rank, rules)
+        if self.draft is not None:
+            weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
         taken = weights + peak + outside.mib * MIB + (graphs if self.subtracts_graphs else 0)
         available = int(self.flags.get("kv_cache_memory_bytes", budget - taken))
         blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(available)))
@@ -305,7 +329,10 @@ class Server(EngineServer):
         return Stage(terms, pool, available, blocks, graphs)
 
     def _weights_origin(self, rank: EngineRank) -> str:
-        return rank.scheme or ("as published" if self.dtype is None else self.dtype)
+        scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
+        if self.speculation.draft is not None:
+            return f"{scheme}, with {self.speculation.draft.name} that drafts"
+        return f"{scheme}, with modules that draft" if self.speculation.with_mtp else scheme
 
     @property
     def free_at_start(self) -> int:
@@ -383,6 +410,10 @@ def _notes(server: Server) -> list[str]:
     notes = []
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
+    if server.speculation.tokens:
+        notes.append(
+            "the passes that draft tokens, and their CUDA graphs, are not in the profile run; they may take more"
+        )
     if server.preset.model.towers and server.loads_towers:
         notes.append("the profile run of the encoders of images is not modelled; it may take more")
     return notes

@@ -69,9 +69,9 @@ def test_tokens_of_a_log() -> None:
         ({"mem_fraction": 0.9}, "--mem-fraction-static"),
         ({"mem_fraction_static": 2}, "--mem-fraction-static"),
         ({"enable_dp_attention": True}, "data parallelism"),
-        ({"speculative_draft_model_path": "x"}, "speculative decoding"),
         ({"quantization": "w4afp8"}, "--quantize SCHEME"),
-        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+        ({"speculative_algorithm": "medusa"}, "--speculative-algorithm"),
+        ({"speculative_algorithm": "EAGLE", "target": "qwen3.5-9b"}, "states of drafted tokens"),
     ],
 )
 def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
@@ -99,3 +99,14 @@ def test_an_encoder_lowers_the_default_fraction() -> None:
     fraction = memory("gemma3-27b", version="0.5.5").assumed["--mem-fraction-static"]
     text = round((SHOWN - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / SHOWN, 3)
     assert fraction == pytest.approx(text * 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1)), abs=1e-4)
+
+
+def test_a_head_that_drafts_lowers_the_default_fraction() -> None:
+    def reserve(**flags: Any) -> float:
+        return SHOWN * (1 - float(memory(**flags).assumed["--mem-fraction-static"]))
+
+    off = {"version": "0.5.20", "disable_piecewise_cuda_graph": True}
+    eagle = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "x/y"}
+    assert reserve(version="0.5.5", **eagle) - reserve(version="0.5.5") == pytest.approx(2, abs=0.08)
+    assert reserve(version="0.5.20", **eagle) - reserve(**off) == pytest.approx(4, abs=0.08)
+    assert reserve(version="0.5.20", speculative_algorithm="ngram") == reserve(**off)

@@ -143,7 +143,16 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
         ({"tensor_parallel_size": 3}, "tp 3|--tp"),
         ({"pipeline_parallel_size": 512}, "--pipeline-parallel-size"),
         ({"kv_cache_dtype": "fp9"}, "--kv-cache-dtype"),
-        ({"speculative_config": "{}"}, "speculative decoding"),
+        (
+            {"speculative_config": '{"method": "eagle3", "model": "x/y", "num_speculative_tokens": 2}'},
+            "'eagle3'.*model",
+        ),
+        ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}, "multi-token prediction"),
+        (
+            {"speculative_config": {"model": "no-such-draft", "num_speculative_tokens": 1}},
+            "draft model 'no-such-draft'",
+        ),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, "num_speculative_tokens"),
         ({"quantization": "modelopt"}, "--quantize"),
         ({"phase": "training"}, "phase"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 100}, "--max-num-batched-tokens"),
@@ -264,3 +273,34 @@ def test_windows_keep_all_tokens_without_the_hybrid_manager() -> None:
 def test_configurations_that_are_not_modelled_are_refused(flags: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="not modelled"):
         answer(**flags)
+
+
+def test_modules_that_draft_have_weights_and_a_layer_of_cache() -> None:
+    plain = answer("glm-4.5-air", hardware="b300", engine="vllm==0.33").result
+    drafting = answer(
+        "glm-4.5-air",
+        hardware="b300",
+        engine="vllm==0.33",
+        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+    ).result
+    with_mtp = llmcalc.params("glm-4.5-air", with_mtp=True).total - llmcalc.params("glm-4.5-air").total
+    assert drafting.bytes_of("weights") - plain.bytes_of("weights") == 2 * with_mtp
+    # 46 layers and one, 8 key heads of 128, keys and values, 2 bytes
+    assert drafting.blocks == drafting.bytes_of("kv_cache") // (47 * 8 * 128 * 2 * 2 * 16)
+
+
+def test_a_draft_model_has_weights_and_a_cache() -> None:
+    def tokens_of(target: str, **flags: Any) -> Any:
+        return answer(target, hardware="b300", engine="vllm==0.19", **flags).result
+
+    plain, draft = tokens_of("llama3.1-70b"), tokens_of("llama3.2-1b")
+    both = tokens_of("llama3.1-70b", speculative_config='{"model": "llama3.2-1b", "num_speculative_tokens": 4}')
+    weights = plain.bytes_of("weights") + draft.bytes_of("weights")
+    assert both.bytes_of("weights") == weights
+    # 80 layers with 8 key heads of 128, and 16 with 8 of 64
+    assert both.blocks == both.bytes_of("kv_cache") // ((80 * 8 * 128 + 16 * 8 * 64) * 2 * 2 * 16)
+
+
+def test_tokens_found_in_the_prompt_take_nothing() -> None:
+    found = answer(speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}).result
+    assert found.kv_tokens == answer().result.kv_tokens
