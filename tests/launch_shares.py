@@ -4,8 +4,8 @@
     python -m tests.launch_shares FOLDER --only NAME  files whose path has this text
 
 answered as given: with no other option. answered after what the message asks: with a TARGET, a number of devices, a
-length, or for servers an accelerator. refused: with the message. taken for another program: the program that `index.json` states is not the one that
-was read; without an index nothing is known of that.
+length, or for servers an accelerator. refused: with the message. taken for another program: the program that
+`index.json` states is not the one that was read; without an index nothing is known of that.
 """
 
 from __future__ import annotations

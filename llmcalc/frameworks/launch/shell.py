@@ -537,7 +537,10 @@ class _Reader:
         for i, word in enumerate(words[:-1]):
             if word in ("-c", "-lc") and self.depth < 3 and words[i - 1].rpartition("/")[2] in ("sh", "bash"):
                 self.set_container_variables(words[:i])
+                outer_arguments = self.script.arguments
+                self.script.arguments = words[i + 3 :] or outer_arguments  # the first word is the name of the script
                 _Reader(self.script, words[i + 1], self.depth + 1, line).run()
+                self.script.arguments = outer_arguments
                 return
         env = {name: value for name, value in assignments.items() if isinstance(value, str)}
         self.script.commands.append(Command(tuple(words), env, line, tuple(self.script.loops.items())))

@@ -10,9 +10,10 @@ from typing import Any
 from ...errors import InputError
 from ..engines.engine import Engine
 from ..engines.flags import Flag, by_name, flag_named, split_arguments
+from ..engines.registry import FOLDERS, engine
 from ..launch.shell import is_unresolved, is_unset_variable, printable, unresolved_reason
 from ..launch.text import parse_yaml
-from .programs import ServerProgram
+from .programs import PROGRAMS, ServerProgram
 from .server import ReadNamed
 
 MODEL, CONFIG = "model-of-the-command", "config-of-the-command"
@@ -38,14 +39,14 @@ class Arguments:
 
 def read_arguments(
     program: ServerProgram,
-    engine: Engine,
+    record: Engine,
     words: Sequence[str],
     at: str,
     read_named: ReadNamed,
     allow_unknown: bool,
     typed: Sequence[str] = (),
 ) -> Arguments:
-    """Reads the arguments of a command.
+    """Reads the arguments of a command. record: the engine.
 
     at: the file and the place in messages.
     read_named: reads a configuration that the command names.
@@ -57,20 +58,20 @@ def read_arguments(
         Flag((f"--{CONFIG}", *program.config_flags)),
         *(Flag((name,), is_idle=True) for name in program.idle),
         *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),
-        *engine.known_flags(),
+        *record.known_flags(),
     )
     known = by_name(reversed(flags))
     arguments = Arguments()
     unknown = arguments.unknown if allow_unknown else None
     words = [*words[:1], *(word for flag, word in pairwise(words) if not is_unset_variable(word) or _takes_value(flag))]
     try:
-        first, values = split_arguments(engine.title, flags[::-1], words, {}, {}, unknown)
+        first, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
         config = values.pop(_field(known, f"--{CONFIG}"), None) if program.config_flags else None
         if config is not None:
             if is_unresolved(str(config)):
                 raise InputError(unresolved_reason(str(config)))
             inner = list(words_of_tables(parse_yaml(_marked(read_named(str(config))), str(config)), known))
-            first, values = split_arguments(engine.title, flags[::-1], [*inner, *words], {}, {}, unknown)
+            first, values = split_arguments(record.title, flags[::-1], [*inner, *words], {}, {}, unknown)
             values.pop(_field(known, f"--{CONFIG}"), None)
         arguments.model = str(values.pop(_field(known, program.model_flags[0]), "") or "")
         if program.takes_model and first and not arguments.model:
@@ -102,6 +103,28 @@ def read_arguments(
 
 def _field(known: Mapping[str, Flag], name: str) -> str:
     return known[name].field if name in known else name.lstrip("-").replace("-", "_")
+
+
+LEAST_FLAGS = 2
+"""Number of flags from which words say their engine."""
+
+MOST_FLAGS = 300
+"""Number of flags up to which words say their engine."""
+
+
+def engine_of_flags(words: Sequence[str]) -> str:
+    """Returns the first engine that has all flags among the words, and one that changes memory; empty for none."""
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if not LEAST_FLAGS <= len(names) <= MOST_FLAGS:
+        return ""
+    for program in PROGRAMS:
+        if program.engine not in FOLDERS:
+            continue
+        known = by_name(engine(program.engine).known_flags())
+        named = [flag_named(known, name) for name in names - set(program.model_flags)]
+        if all(named) and any(flag is not None and not flag.flag.is_idle for flag in named):
+            return program.engine
+    return ""
 
 
 def _takes_value(word: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from ...errors import InputError, one_line
 from ..launch.shell import LONGEST_VALUE, UNRESOLVED, expander, unresolved
 from .accelerators import LABELS, MACHINE_LABELS
+from .arguments import engine_of_flags
 from .scripts import ServerFinder, Started, starts_server
 from .server import Container
 
@@ -200,7 +201,7 @@ def _started(
         gpu=_gpu(tables),
         gpus=_gpus(tables),
         model=_model(tables),
-        engine=_engine(tables),
+        engine=_engine(tables) or engine_of_flags(words),
         sizes=_sizes(tables),
     )
     yield from finder.in_words(container)

@@ -65,15 +65,5 @@ def server_in_modelfile(text: str, where: str, container: Container) -> Started:
             name, _, value = rest.partition(" ")
             if not value.strip():
                 raise InputError(f"{where}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing")
-            if name.lower() not in SAMPLING:
-                arguments += [f"--{name.lower()}", value.strip()]
+            arguments.append(f"--{name.lower()}={value.strip()}")
     return Started(Start(program, tuple(arguments), model), replace(container, place=container.place))
-
-
-SAMPLING = frozenset(
-    """
-    temperature top_k top_p min_p typical_p stop seed num_predict repeat_last_n repeat_penalty presence_penalty
-    frequency_penalty mirostat mirostat_eta mirostat_tau tfs_z penalize_newline num_keep num_thread draft_num_predict
-    """.split()  # noqa: SIM905
-)
-"""Parameters that change no memory."""

@@ -22,6 +22,7 @@ class ServerProgram(NamedTuple):
     versions: pattern of the tags that are versions of the engine.
     package: the name of its Python package.
     fork_of: the engine whose commands it shares; empty for a program with its own.
+    variables: the beginning of environment variables that stand for its flags; empty for none.
     """
 
     engine: str
@@ -37,6 +38,7 @@ class ServerProgram(NamedTuple):
     versions: str = r"v?(0\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)"
     package: str = ""
     fork_of: str = ""
+    variables: str = ""
 
 
 PROGRAMS = (
@@ -90,6 +92,7 @@ PROGRAMS = (
         entry="llama-server",
         versions=r"b([0-9]+)",
         fork_of="llama.cpp",
+        variables="LLAMA_ARG_",
     ),
     ServerProgram(
         engine="llama.cpp",
@@ -99,6 +102,7 @@ PROGRAMS = (
         images=("llama.cpp", "llama-cpp", "llamacpp"),
         entry="llama-server",
         versions=r"(?:[a-z]+-)*(b[0-9]{3,6})",
+        variables="LLAMA_ARG_",
     ),
     ServerProgram(
         engine="ollama",
@@ -114,7 +118,13 @@ PROGRAMS = (
         modules=("dynamo.trtllm", "tensorrt_llm.commands.serve"),
         model_flags=("--model-path", "--model", "-m"),
         takes_model=True,
-        config_flags=("--extra-llm-api-options", "--config", "--extra-engine-args"),
+        config_flags=("--extra-llm-api-options", "--extra_llm_api_options", "--config", "--extra-engine-args"),
+        idle=(
+            "--cuda-graph-config", "--moe-config", "--print-iter-log", "--disable-overlap-scheduler",
+            "--stream-interval", "--enable-iter-perf-stats", "--num-postprocess-workers", "--attn-backend",
+            "--sampler-type", "--allreduce-strategy", "--return-perf-metrics", "--use-torch-sampler",
+            "--scheduler-config", "--torch-compile-config", "--batching-type", "--cache-transceiver-config",
+        ),
         images=("tensorrt-llm", "tensorrtllm", "trtllm"),
         versions=r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)",
         package="tensorrt_llm",

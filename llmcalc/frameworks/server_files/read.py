@@ -10,15 +10,16 @@ from typing import Any
 
 from ...errors import InputError, MissingExtra, one_line
 from ...sources.files import parse_json, read_text
+from ..engines.flags import by_name
 from ..engines.registry import FOLDERS, engine
 from ..launch.command_line import TypedLaunch, typed_launch
 from ..launch.shell import is_unresolved, printable
 from ..launch.text import LARGEST, parse_yaml
 from .accelerators import accelerator_of
-from .arguments import read_arguments, words_of_tables
+from .arguments import engine_of_flags, read_arguments, words_of_tables
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
-from .programs import PROGRAMS, Start
+from .programs import ServerProgram, Start, program_named
 from .scripts import ServerFinder, Started, starts_server
 from .server import Container, LaunchedServer, ReadNamed
 
@@ -169,24 +170,14 @@ def _env_file(folder: Path | None) -> dict[str, str]:
     return {name: value.strip().strip("'\"") for name, _, value in pairs}
 
 
-LEAST_FLAGS = 2
-"""Number of flags from which tables are a server's configuration."""
-
-
 def _bare_configuration(data: Any) -> Iterator[Started]:
     """Yields the server of a configuration that stands alone: all its keys are flags of one engine."""
-    if not isinstance(data, Mapping) or len(data) < LEAST_FLAGS:
-        return
-    for program in PROGRAMS:
-        if program.engine not in FOLDERS or not program.config_flags:
-            continue
-        flags = {name: flag for flag in engine(program.engine).known_flags() for name in flag.names}
-        names = {f"--{str(key).replace('_', '-')}" for key in data} - set(program.model_flags)
-        known = {name: flag for name, flag in flags.items() if name.replace("_", "-") in names}
-        decisive = [name for name, flag in known.items() if not flag.is_idle]
-        if names <= {name.replace("_", "-") for name in known} and len(decisive) >= LEAST_FLAGS:
-            yield Started(Start(program, tuple(words_of_tables(data, flags))), Container(""))
-            return
+    if isinstance(data, Mapping):
+        name = engine_of_flags([f"--{key}" for key in data])
+        program = program_named(name)
+        if program is not None and program.config_flags:
+            words = tuple(words_of_tables(data, by_name(engine(name).known_flags())))
+            yield Started(Start(program, words), Container(""))
 
 
 # ---- servers
@@ -207,7 +198,7 @@ def _server(
     arguments = read_arguments(
         start.program,
         record,
-        start.arguments,
+        (*_of_variables(start.program, container.env), *start.arguments),
         at,
         _named_reader(where, folder, started.files),
         allow_unknown,
@@ -234,6 +225,14 @@ def _server(
         unknown=arguments.unknown,
         notes=tuple(arguments.notes),
     )
+
+
+def _of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
+    """Yields the flags that environment variables of a program stand for: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size`."""
+    for name, value in env.items() if program.variables else ():
+        if name.startswith(program.variables):
+            flag = name.removeprefix(program.variables).lower().replace("_", "-")
+            yield f"--{'parallel' if flag == 'n-parallel' else flag}={value}"
 
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
