@@ -338,15 +338,15 @@ def _launched_questions(
     from .questions.engines import launched_questions
 
     reading = {name: options.pop(name) for name in READING if name in options}
-    asked = _engine_options(engine or (), hardware, options)
+    chosen = _engine_options(engine or (), hardware, options)
     questions = launched_questions(
         launch,
         lambda name: preset_of(name, **reading),
         target=model,
-        engines=asked.engines,
+        engines=chosen.engines,
         values=options,
-        hardware=asked.hardware,
-        quantize=asked.quantize,
+        hardware=chosen.hardware,
+        quantize=chosen.quantize,
         allow_unknown=bool(reading.get("allow_unknown")),
     )
     if not questions:
@@ -380,10 +380,10 @@ def _engine_question(model: Model, engine: Any, hardware: Any, options: dict[str
     from .questions.engines import EngineQuestion
 
     reading = {name: options.pop(name) for name in READING if name in options}
-    asked = _engine_options(engine, hardware, options)
-    if not asked.engines:
+    chosen = _engine_options(engine, hardware, options)
+    if not chosen.engines:
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
-    return EngineQuestion(preset_of(model, **reading), asked.engines, options, asked.hardware, asked.quantize)
+    return EngineQuestion(preset_of(model, **reading), chosen.engines, options, chosen.hardware, chosen.quantize)
 
 
 def fit(

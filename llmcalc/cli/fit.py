@@ -85,7 +85,7 @@ def command(
         if not questions:
             raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
         servers = ask_servers(
-            questions, lambda asked: ask_engine_fit(asked, settings.batch, settings.seq, layout_request.devices)
+            questions, lambda question: ask_engine_fit(question, settings.batch, settings.seq, layout_request.devices)
         )
         writing.show(servers.report(), table)
         if not servers.ok:

@@ -209,8 +209,8 @@ def _started(
 
 def _place(place: str) -> str:
     """A place without the tables that all manifests have."""
-    kept = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
-    return re.sub(r"\.{2,}", ".", kept).strip(".") or place
+    short = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
+    return re.sub(r"\.{2,}", ".", short).strip(".") or place
 
 
 def _environment(value: Any) -> dict[str, str]:

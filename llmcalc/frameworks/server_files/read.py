@@ -100,14 +100,14 @@ def servers_of_text(
 
 def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
     """The servers without those that differ from an earlier one in their place and environment alone."""
-    kept: dict[str, LaunchedServer] = {}
+    distinct: dict[str, LaunchedServer] = {}
     for server in servers:
         key = repr(replace(server, place="", env={}, notes=()))
-        first = kept.setdefault(key, server)
+        first = distinct.setdefault(key, server)
         if first is not server:
             note = f"{server.place} starts the same server"
-            kept[key] = replace(first, notes=(*first.notes, note))
-    return list(kept.values())
+            distinct[key] = replace(first, notes=(*first.notes, note))
+    return list(distinct.values())
 
 
 def _is_worker(start: Start) -> bool:
@@ -146,9 +146,9 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
                     f"{where}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
                 ) from None
             raise
-    found = list(servers_in_tables(documents[0] if len(documents) == 1 else documents, finder, variables))
-    yield from found
-    if not found and len(documents) == 1:
+    servers = list(servers_in_tables(documents[0] if len(documents) == 1 else documents, finder, variables))
+    yield from servers
+    if not servers and len(documents) == 1:
         yield from _bare_configuration(documents[0])
 
 
