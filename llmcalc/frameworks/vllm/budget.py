@@ -38,7 +38,7 @@ GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
-TOWERS_ARE_SKIPPED_FROM = (0, 14)
+TOWERS_ARE_SKIPPED_FROM = (0, 19)
 """First version that was read in which encoders without inputs are not loaded (`_mark_tower_model`)."""
 
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
