@@ -53,9 +53,6 @@ COMPILATION_KEYS = (
 )  # fmt: skip
 """Keys of `--compilation-config` that are read, or that change no memory."""
 
-MXFP4_COLUMNS = 256
-"""Columns to which the hidden size of MXFP4 experts is padded (quantization/mxfp4.py)."""
-
 
 class Server(EngineServer):
     """A vLLM server."""
@@ -294,8 +291,9 @@ class Server(EngineServer):
         _, _, experts = rank.widths
         padding = 0
         if rank.scheme == "mxfp4" and experts is not None:
-            columns = -rank.hidden_size % MXFP4_COLUMNS
-            padding = rank.number_of_layers * experts.number * 3 * experts.width * columns * 17 // 32
+            padded = self.record.padded_experts(self.numbers, self.hardware).bytes_of(rank.hidden_size, experts.width)
+            expert = 3 * experts.width * rank.hidden_size * 17 // 32
+            padding = rank.number_of_layers * experts.number * (padded - expert)
         offloaded = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         return max(0, rank.weights + tables + padding + rank.latent_projections * self.element_bytes - offloaded)
 
