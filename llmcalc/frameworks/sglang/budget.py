@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from ...accelerator import Hardware
+from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...sources.preset import Preset
@@ -23,6 +24,11 @@ GIB, MIB = 2**30, 2**20
 
 USUAL_TOWER = (24, 1024)
 """Layers and width of the encoder of images by which others are measured, and of configs without these keys."""
+
+PROMPT_LENGTHS = (
+    (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, 10**12, 512),
+)  # fmt: skip
+"""Lengths of prompts that are captured as CUDA graphs in pieces: the first, the last and their distance."""
 
 MAX_PREFILL_TOKENS = 16384
 """Tokens of a prompt's pass where prompts are not divided (`--chunked-prefill-size -1`)."""
@@ -86,10 +92,10 @@ class Server(EngineServer):
         config = (self.preset.config or {}).get("vision_config")
         if isinstance(config, Mapping):
             sizes = config.get("num_hidden_layers", USUAL_TOWER[0]), config.get("hidden_size", USUAL_TOWER[1])
-            if all(isinstance(size, int) for size in sizes):
+            if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
                 return sizes
-        stacks = [tower for tower in self.preset.model.towers.values() if hasattr(tower, "stack")]
-        return (stacks[0].stack.num_hidden_layers, stacks[0].hidden_size) if stacks else USUAL_TOWER
+        towers = [tower for tower in self.preset.model.towers.values() if isinstance(tower, VisionTower)]
+        return (int(towers[0].stack.num_hidden_layers), int(towers[0].hidden_size)) if towers else USUAL_TOWER
 
     @property
     def draft_reserve_gib(self) -> float:
@@ -111,14 +117,10 @@ class Server(EngineServer):
         )
         if not self.rules.piecewise_graphs or is_off:
             return 0
-        if any(cache.kind == "mla" for cache in self.rank(0).token_caches):
+        if self.rank(0).latent_projections:
             return 1536 * MIB
         most = int(self.flags.get("piecewise_cuda_graph_max_tokens", chunk))
-        sizes = (
-            *range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
-            *range(1280, 4097, 256), *range(4608, most + 1, 512),
-        )  # fmt: skip
-        return 8 * MIB * sum(size <= most for size in sizes)
+        return 8 * MIB * sum(len(range(start, min(end, most) + 1, step)) for start, end, step in PROMPT_LENGTHS)
 
     @property
     def fraction(self) -> float:

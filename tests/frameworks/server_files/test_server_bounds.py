@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from llmcalc.errors import InputError
-from llmcalc.frameworks.launch.command_line import typed_launch
-from llmcalc.frameworks.server_files.read import servers_of_text
 from tests.bounds import bounded
 
 SERVE = "vllm serve qwen3-8b"
@@ -87,12 +84,13 @@ def test_a_file_that_grows(name: str, tmp_path: Path) -> None:
     assert len(result.stderr.splitlines()) <= 2
 
 
+@pytest.mark.parametrize("name", ["s.sh", "c.yml", "Modelfile"])
 @pytest.mark.parametrize(
     "text", ["\0", "vllm serve \0\0\0 --port", "vllm serve '\x1f' -tp \x1b[31m", "FROM \ue000\nPARAMETER a b"]
 )
-def test_marks_of_the_readers_in_a_file(text: str) -> None:
-    for name in ("s.sh", "c.yml", "Modelfile"):
-        try:
-            servers_of_text(text, typed_launch(name))
-        except InputError as error:
-            assert "\n" not in str(error)
+def test_marks_of_the_readers_in_a_file(text: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    result = bounded("memory", "--launch", str(tmp_path / name), "--hardware", "h100")
+    assert result.returncode == 2
+    assert len(result.stderr.splitlines()) == 1
+    assert "\x1b" not in result.stderr

@@ -242,7 +242,7 @@ def read(text: str, name: str = "serve.sh", **options: Any) -> Any:
 
 
 REFUSED = {
-    "vllm serve qwen3-8b --max-model-lenn 4": r"serve.sh: line 1: --max-model-lenn: vLLM has no such flag. Did you mean",
+    "vllm serve qwen3-8b --max-model-lenn 4": "serve.sh: line 1: --max-model-lenn: vLLM has no such flag. Did you",
     "vllm serve qwen3-8b --max-model-len": "line 1: --max-model-len: the value is missing",
     "vllm serve qwen3-8b --tensor-parallel-size $GPUS": r"--tensor-parallel-size: '\$GPUS' is known only when",
     "vllm serve qwen3-8b other": "'other' stands behind no flag",

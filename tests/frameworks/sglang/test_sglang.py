@@ -8,6 +8,7 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.sources.hardware import find_hardware
 
 GIB = 2**30
 
@@ -110,3 +111,15 @@ def test_a_head_that_drafts_lowers_the_default_fraction() -> None:
     assert reserve(version="0.5.5", **eagle) - reserve(version="0.5.5") == pytest.approx(2, abs=0.08)
     assert reserve(version="0.5.20", **eagle) - reserve(**off) == pytest.approx(4, abs=0.08)
     assert reserve(version="0.5.20", speculative_algorithm="ngram") == reserve(**off)
+
+
+def test_latent_attention_has_a_reserve_of_its_own() -> None:
+    fraction = memory("deepseek-v3", hardware="h200", tp=8).assumed["--mem-fraction-static"]
+    gib = find_hardware("h200").memory_bytes / GIB
+    # 8,192 tokens of a chunk, graphs of 512 sequences, 8 ranks, and 1.5 GiB for graphs of prompts
+    assert fraction == round((gib - (512 + 1.5 * 8192 + 2 * 512 + 1024 + 1536) / 1024) / gib, 3)
+
+
+def test_long_prompts_take_no_time() -> None:
+    with pytest.raises(InputError, match="less than SGLang reserves"):
+        memory(piecewise_cuda_graph_max_tokens=10**12)
