@@ -163,8 +163,9 @@ def ask_engine_fit(
     flags, wanted = question.flags(record), users or 1
     length_flag = record.instead["--seq"]
     length_field = length_flag.lstrip("-").replace("-", "_")
-    is_fixed = question.launch is None or length_field in question.launch.overridden
-    if seq is not None and is_fixed and flags.get(length_field, seq) != seq:
+    if seq is not None and question.launch is not None and length_field not in question.launch.overridden:
+        flags.pop(length_field, None)
+    if seq is not None and flags.get(length_field, seq) != seq:
         raise InputError(f"--seq {seq}: {length_flag} says {flags[length_field]}; expected one of the two")
     flags |= {} if seq is None else {length_field: seq}
     names: Iterable[Hardware] = (
