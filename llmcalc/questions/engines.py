@@ -62,7 +62,7 @@ class EngineQuestion:
             with self.place_in_errors():
                 memory = record.memory_on(self.preset, hardware, version, flags)
                 more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
-            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more), self.launch)
+            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more), launch=self.launch)
 
     def flags(self, record: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
@@ -110,7 +110,7 @@ def launched_questions(
                 {**server.values, **values},
                 hardware or server.hardware or None,
                 quantize,
-                replace(server, overridden=overridden),
+                launch=replace(server, overridden=overridden),
             )
         )
     return questions
@@ -187,7 +187,9 @@ def ask_engine_fit(
         hardware = options[0].hardware
         unchanged = record.memory_on(question.preset, hardware, version, flags)
         changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, flags)]
-        use = EngineUse(question.preset, record, version, hardware, flags, unchanged, tuple(changes), question.launch)
+        use = EngineUse(
+            question.preset, record, version, hardware, flags, unchanged, tuple(changes), launch=question.launch
+        )
     else:
         use = EngineUse(
             question.preset, record, version, options[0].hardware, flags, options[0].memory, launch=question.launch

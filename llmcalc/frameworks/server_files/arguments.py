@@ -53,17 +53,13 @@ def read_arguments(
     typed: fields of flags that are typed beside the file, whose values in it do not matter.
     Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
     """
-    flags = (
-        Flag(program.model_flags and (*program.model_flags, f"--{MODEL}")),
-        Flag((f"--{CONFIG}", *program.config_flags)),
-        *(Flag((name,), is_idle=True) for name in program.idle),
-        *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),
-        *record.known_flags(),
-    )
+    flags = flags_of(program, record)
     known = by_name(reversed(flags))
     arguments = Arguments()
     unknown = arguments.unknown if allow_unknown else None
-    words = [*words[:1], *(word for flag, word in pairwise(words) if not is_unset_variable(word) or _takes_value(flag))]
+    left_out = [word for flag, word in pairwise(words) if is_unset_variable(word) and not _takes_value(flag)]
+    words = [word for word in words if word not in {*left_out}]
+    arguments.notes += [f"{printable(word)} is not set and left out" for word in dict.fromkeys(left_out[:MOST_NOTES])]
     try:
         first, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
         config = values.pop(_field(known, f"--{CONFIG}"), None) if program.config_flags else None
@@ -74,20 +70,13 @@ def read_arguments(
             first, values = split_arguments(record.title, flags[::-1], [*inner, *words], {}, {}, unknown)
             values.pop(_field(known, f"--{CONFIG}"), None)
         arguments.model = str(values.pop(_field(known, program.model_flags[0]), "") or "")
-        if program.takes_model and first and not arguments.model:
+        if program.takes_model and first:
             arguments.model = first.pop(0)
-        elif program.takes_model and first:
-            first.pop(0)
         for word in first:
-            if word == "--":
-                continue
-            if is_unset_variable(word):
-                arguments.notes.append(f"{printable(word)} is not set and left out")
-            else:
-                reason = (
-                    unresolved_reason(word) if is_unresolved(word) else "stands behind no flag; expected --flag value"
-                )
-                raise InputError(f"'{printable(word)[:60]}' {reason}" if not is_unresolved(word) else reason)
+            if is_unresolved(word):
+                raise InputError(unresolved_reason(word))
+            if word != "--":
+                raise InputError(f"'{printable(word)[:60]}' stands behind no flag; expected --flag value")
         for name, value in values.items():
             flag = next(flag for flag in flags[::-1] if flag.field == name)
             if flag.is_idle and not flag.words:
@@ -105,11 +94,25 @@ def _field(known: Mapping[str, Flag], name: str) -> str:
     return known[name].field if name in known else name.lstrip("-").replace("-", "_")
 
 
+MOST_NOTES = 10
+"""Largest number of unset variables that are noted."""
+
 LEAST_FLAGS = 2
 """Number of flags from which words say their engine."""
 
 MOST_FLAGS = 300
 """Number of flags up to which words say their engine."""
+
+
+def flags_of(program: ServerProgram, record: Engine) -> tuple[Flag, ...]:
+    """Returns the flags of a program: its own, which come before those of the engine."""
+    return (
+        Flag((*program.model_flags, f"--{MODEL}")),
+        Flag((f"--{CONFIG}", *program.config_flags)),
+        *(Flag((name,), is_idle=True) for name in program.idle),
+        *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),
+        *record.known_flags(),
+    )
 
 
 def engine_of_flags(words: Sequence[str]) -> str:
@@ -120,9 +123,9 @@ def engine_of_flags(words: Sequence[str]) -> str:
     for program in PROGRAMS:
         if program.engine not in FOLDERS:
             continue
-        known = by_name(engine(program.engine).known_flags())
+        known = by_name(reversed(flags_of(program, engine(program.engine))))
         named = [flag_named(known, name) for name in names - set(program.model_flags)]
-        if all(named) and any(flag is not None and not flag.flag.is_idle for flag in named):
+        if all(named) and any(match is not None and not match.flag.is_idle for match in named):
             return program.engine
     return ""
 

@@ -16,7 +16,7 @@ from ..launch.command_line import TypedLaunch, typed_launch
 from ..launch.shell import is_unresolved, printable
 from ..launch.text import LARGEST, parse_yaml
 from .accelerators import accelerator_of
-from .arguments import engine_of_flags, read_arguments, words_of_tables
+from .arguments import engine_of_flags, flags_of, read_arguments, words_of_tables
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
 from .programs import ServerProgram, Start, program_named
@@ -173,10 +173,13 @@ def _env_file(folder: Path | None) -> dict[str, str]:
 def _bare_configuration(data: Any) -> Iterator[Started]:
     """Yields the server of a configuration that stands alone: all its keys are flags of one engine."""
     if isinstance(data, Mapping):
-        name = engine_of_flags([f"--{key}" for key in data])
+        name = engine_of_flags(
+            [f"--{key}.{inner}" for key, table in data.items() if isinstance(table, Mapping) for inner in table]
+            + [f"--{key}" for key, value in data.items() if not isinstance(value, Mapping)]
+        )
         program = program_named(name)
         if program is not None and program.config_flags:
-            words = tuple(words_of_tables(data, by_name(engine(name).known_flags())))
+            words = tuple(words_of_tables(data, by_name(reversed(flags_of(program, engine(name))))))
             yield Started(Start(program, words), Container(""))
 
 

@@ -304,6 +304,23 @@ def test_forms_of_flags_and_commands(text: str, values: dict[str, Any]) -> None:
     assert server.values == values
 
 
+def test_a_variable_that_is_not_set_is_left_out_with_a_note() -> None:
+    (server,) = read("vllm serve qwen3-8b --max-num-seqs 4 $EXTRA ${MORE[@]}")
+    assert server.values == {"max_num_seqs": "4"}
+    assert "$EXTRA is not set and left out" in server.notes
+
+
+def test_the_first_word_names_the_model_before_a_flag() -> None:
+    (server,) = read("vllm serve qwen3-8b --model llama3.1-8b")
+    assert server.target == "qwen3-8b"
+
+
+def test_a_configuration_of_another_engine_that_stands_alone() -> None:
+    assert read("model: qwen3-8b\nmax-model-len: 8k\nlearning_rate: 1\n", "c.yaml") == []
+    (server,) = read("model: qwen3-8b\nmax_model_len: 8k\nlimit_mm_per_prompt: {image: 0}\n", "c.yaml")
+    assert server.values == {"max_model_len": "8k", "limit_mm_per_prompt": {"image": "0"}}
+
+
 def test_servers_that_are_the_same_are_one() -> None:
     (server,) = read("for i in 0 1; do\nCUDA_VISIBLE_DEVICES=$i vllm serve qwen3-8b --port 800$i &\ndone")
     assert server.notes == ("line 2 starts the same server",)
