@@ -4,8 +4,8 @@
     python -m tests.launch_shares FOLDER --only NAME  files whose path has this text
 
 answered as given: with no other option. answered after what the message asks: with a TARGET, a number of devices, a
-length, or for servers an accelerator. refused: with the message. taken for another program: the program that
-`index.json` states is not the one that was read; without an index nothing is known of that.
+length, or for servers an accelerator and a scheme. refused: with the message. taken for another program: the program
+that `index.json` states is not the one that was read; without an index nothing is known of that.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ ASKS = (
     (re.compile(r"expected --devices|or --devices\b|--devices: [\d,]+; expected a multiple"), {"devices": 8}),
     (re.compile(r"expected --seq|add --seq"), {"seq": 2048}),
     (re.compile(r"--hardware: missing"), {"hardware": "h100"}),
+    (re.compile(r"expected --quantize SCHEME"), {"quantize": "awq-int4-g128"}),
 )
 """A text in a message → the option that it asks for."""
 
