@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .arguments import (
     READING,
@@ -288,7 +288,7 @@ def memory(
     accelerators it fits.
 
     phase: training, prefill, decode or inference; default inference, or training if an option that only training has is
-        given. launch: the file that starts the run.
+        given. launch: the file that starts the run, or servers of engines.
     hardware: accelerators on which it has to fit, of which the first one's runtime is taken; default an H100.
     options: `set`, `head`, `allow_unknown`; the settings of the run (batch=2, seq="32k", recompute="full") and of the
         layout (tp=8), by the names of the command line.
@@ -297,10 +297,15 @@ def memory(
     receipt: with engine, a start-up log, whose measured terms stand in place of estimates.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
+    if launch is not None and (engine is not None or _starts_servers(launch)):
+        from .questions.engines import ask_engine_memory, ask_servers
+
+        _check_engine_options(phase=phase, receipt=receipt, with_mtp=with_mtp, with_towers=with_towers)
+        return ask_servers(_launched_questions(launch, model, engine, hardware, options), ask_engine_memory)
     if engine is not None:
         from .questions.engines import ask_engine_memory
 
-        _check_engine_options(phase=phase, launch=launch, with_mtp=with_mtp, with_towers=with_towers)
+        _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers)
         return ask_engine_memory(_engine_question(_require_model(model), engine, hardware, options, receipt))
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory, memory_question
@@ -340,6 +345,57 @@ def _require_no_receipt(receipt: Any) -> None:
         raise InputError("--receipt: only applies to an engine; add --engine, such as --engine vllm")
 
 
+def _starts_servers(launch: str | Path) -> bool:
+    """Whether a launch file starts servers of engines."""
+    from .frameworks.server_files.read import starts_any
+
+    return starts_any(launch)
+
+
+def _launched_questions(
+    launch: str | Path, model: Model | None, engine: Any, hardware: Any, options: dict[str, Any]
+) -> list[EngineQuestion]:
+    """The questions about the servers of a launch file. Parameters as of `_engine_question`."""
+    from .questions.engines import launched_questions
+
+    reading = {name: options.pop(name) for name in READING if name in options}
+    chosen = _engine_options(engine or (), hardware, options)
+    questions = launched_questions(
+        launch,
+        lambda name: preset_of(name, **reading),
+        target=model,
+        engines=chosen.engines,
+        values=options,
+        hardware=chosen.hardware,
+        quantize=chosen.quantize,
+        allow_unknown=bool(reading.get("allow_unknown")),
+    )
+    if not questions:
+        raise InputError(f"launch {launch}: starts no server of an engine")
+    return questions
+
+
+class _EngineOptions(NamedTuple):
+    """Options of a question about engines."""
+
+    engines: tuple[str, ...]
+    hardware: str | None
+    quantize: str | None
+
+
+def _engine_options(engine: Any, hardware: Any, options: dict[str, Any]) -> _EngineOptions:
+    """The engines, the accelerator and the scheme; takes the scheme out of `options`."""
+    quantize = options.pop("quantize", None)
+    names = [hardware] if hardware is None or isinstance(hardware, str) else list(hardware)
+    if len(names) > 1:
+        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+    engines = (engine,) if isinstance(engine, str) else tuple(engine)
+    if not all(isinstance(name, str) for name in engines):
+        raise InputError("--engine: expected a name such as vllm or vllm==0.19")
+    chosen = text("--hardware", names[0], "h100") if names and names[0] is not None else None
+    return _EngineOptions(engines, chosen, quantize)
+
+
 def _engine_question(
     model: Model, engine: Any, hardware: Any, options: dict[str, Any], receipt: str | Path | None = None
 ) -> EngineQuestion:
@@ -347,23 +403,19 @@ def _engine_question(
     from .questions.engines import EngineQuestion
 
     reading = {name: options.pop(name) for name in READING if name in options}
-    quantize = options.pop("quantize", None)
-    names = [hardware] if hardware is None or isinstance(hardware, str) else list(hardware)
-    if len(names) > 1:
-        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
-    engines = (engine,) if isinstance(engine, str) else tuple(engine)
-    if not engines or not all(isinstance(name, str) for name in engines):
+    chosen = _engine_options(engine, hardware, options)
+    if not chosen.engines:
         raise InputError("--engine: expected a name such as vllm or vllm==0.19")
-    chosen = text("--hardware", names[0], "h100") if names and names[0] is not None else None
     file = None if receipt is None else str(receipt)
-    return EngineQuestion(preset_of(model, **reading), engines, options, chosen, quantize, file)
+    return EngineQuestion(preset_of(model, **reading), chosen.engines, options, chosen.hardware, chosen.quantize, file)
 
 
 def fit(
-    model: Model,
+    model: Model | None = None,
     hardware: str | None = None,
     phase: MemoryPhase | None = None,
     *,
+    launch: str | Path | None = None,
     global_batch: int | str | None = None,
     with_mtp: bool = False,
     with_towers: bool = False,
@@ -379,16 +431,23 @@ def fit(
     global_batch: with devices, sequences of a training step of all. options: as of `memory`.
     engine: a serving engine (`vllm`): the fewest accelerators on which it starts and holds the users.
     receipt: as of `memory`.
+    launch: a file that starts servers of engines.
     """
-    if engine is not None:
-        from .questions.engines import ask_engine_fit
+    if engine is not None or launch is not None:
+        from .questions.engines import ask_engine_fit, ask_servers
 
         _check_engine_options(phase=phase, global_batch=global_batch, with_mtp=with_mtp, with_towers=with_towers)
         users = number("--users", options.pop("users", None))
         seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else whole("--devices", devices)
-        return ask_engine_fit(_engine_question(model, engine, hardware, options, receipt), users, seq, devices)
+        if launch is not None:
+            _check_engine_options(receipt=receipt)
+            questions = _launched_questions(launch, model, engine, hardware, options)
+        else:
+            questions = [_engine_question(_require_model(model), engine, hardware, options, receipt)]
+        return ask_servers(questions, lambda question: ask_engine_fit(question, users, seq, devices))
     _require_no_receipt(receipt)
+    model = _require_model(model)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
     parsed = options_of(options, run=True, layout=True)

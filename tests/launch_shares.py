@@ -3,9 +3,9 @@
     python -m tests.launch_shares FOLDER            each file, and the shares of the four verdicts
     python -m tests.launch_shares FOLDER --only NAME  files whose path has this text
 
-answered as given: with no other option. answered after what the message asks: with a TARGET, a number of devices or a
-length. refused: with the message. taken for another program: the program that `index.json` states is not the one that
-was read; without an index nothing is known of that.
+answered as given: with no other option. answered after what the message asks: with a TARGET, a number of devices, a
+length, or for servers an accelerator and a scheme. refused: with the message. taken for another program: the program
+that `index.json` states is not the one that was read; without an index nothing is known of that.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from llmcalc import memory
 from llmcalc.errors import InputError
 
 SUFFIXES = (".yaml", ".yml", ".json", ".toml", ".sh", ".py", ".slurm")
-"""Suffixes of launch files."""
+"""Suffixes of launch files; a model file of a server has its kind in its name."""
 
 ANSWERED, ANSWERED_LATER, REFUSED, MISTAKEN = (
     "answered as given",
@@ -39,6 +39,8 @@ ASKS = (
     (re.compile(r"add TARGET|missing argument TARGET"), {"target": TARGET}),
     (re.compile(r"expected --devices|or --devices\b|--devices: [\d,]+; expected a multiple"), {"devices": 8}),
     (re.compile(r"expected --seq|add --seq"), {"seq": 2048}),
+    (re.compile(r"--hardware: missing"), {"hardware": "h100"}),
+    (re.compile(r"expected --quantize SCHEME"), {"quantize": "awq-int4-g128"}),
 )
 """A text in a message → the option that it asks for."""
 
@@ -78,7 +80,8 @@ class Outcome(NamedTuple):
 def launch_paths(folder: Path, only: str = "") -> Iterator[Path]:
     """The launch files below a folder, in order."""
     for path in sorted(folder.rglob("*")):
-        if path.is_file() and path.suffix in SUFFIXES and path.name != "index.json" and only in str(path):
+        is_launch = path.suffix in SUFFIXES or "modelfile" in path.name.lower()
+        if path.is_file() and is_launch and path.name != "index.json" and only in str(path):
             yield path
 
 
@@ -88,8 +91,9 @@ def outcome(path: Path, kind: str = "") -> Outcome:
     for _ in range(len(ASKS) + 1):
         try:
             answer = memory(options.get("target"), launch=path, **{k: v for k, v in options.items() if k != "target"})
-            program = answer.document["launch"]["program"] or answer.document["launch"]["kind"]
-            size = answer.document["memory"]["device_bytes"] / 2**30
+            documents = answer.document if isinstance(answer.document, list) else [answer.document]
+            program = ", ".join(dict.fromkeys(d["launch"]["program"] or d["launch"]["kind"] for d in documents))
+            size = max(document["memory"]["device_bytes"] for document in documents) / 2**30
         except InputError as error:
             message = str(error)
             asked = next(
@@ -100,7 +104,8 @@ def outcome(path: Path, kind: str = "") -> Outcome:
             options |= asked
             continue
         expected = next((names for word, names in PROGRAMS.items() if word.lower() in kind.lower()), ())
-        text = f"{program}, {size:,.1f} GiB" + "".join(f" --{name} {value}" for name, value in options.items())
+        servers = f" {len(documents)} servers" if len(documents) > 1 else ""
+        text = f"{program},{servers} {size:,.1f} GiB" + "".join(f" --{name} {value}" for name, value in options.items())
         if expected and program not in (*expected, *FRAMEWORK_FILES):
             return Outcome(path, MISTAKEN, text)
         return Outcome(path, ANSWERED_LATER if options else ANSWERED, text)

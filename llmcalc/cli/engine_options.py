@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -37,7 +38,7 @@ ReceiptOption: TypeAlias = Annotated[
 ]
 
 SHARED_OPTIONS = (
-    "engine", "receipt", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt",
+    "engine", "launch", "receipt", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt",
     "output", "table", "help", "help_all",
 )  # fmt: skip
 """Parameters of commands that are options with an engine too."""
@@ -52,7 +53,7 @@ class EngineCommand(Command):
     beside_engines: tuple[str, ...] = ()
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        engines = list(_engines(args))
+        engines = list(_values_of("--engine", args)) or self._launched_engines(args)
         if engines:
             from ..frameworks.engines.flags import split_arguments
             from ..frameworks.engines.registry import engine_and_version
@@ -63,6 +64,16 @@ class EngineCommand(Command):
             )
             ctx.meta[VALUES] = values
         return super().parse_args(ctx, args)
+
+    def _launched_engines(self, args: Sequence[str]) -> list[str]:
+        """Returns the engine of a launch file whose servers have the same one; none without such a file."""
+        files = list(_values_of("--launch", args))
+        if not files:
+            return []
+        from ..frameworks.server_files.read import engines_of
+
+        names = engines_of(files[-1])
+        return names if len(names) == 1 else []
 
     def _llmcalc_options(self, ctx: Any) -> dict[str, bool]:
         """Returns the options that stay → whether they take a value."""
@@ -75,20 +86,22 @@ class EngineCommand(Command):
         }
 
 
-def _engines(args: Sequence[str]) -> Iterable[str]:
-    """Yields the values of `--engine` on a command line."""
+def _values_of(option: str, args: Sequence[str]) -> Iterable[str]:
+    """Yields the values of an option on a command line."""
     for i, argument in enumerate(args):
         name, mark, value = argument.partition("=")
         if argument == "--":
             return
-        if name == "--engine" and mark:
+        if name == option and mark:
             yield value
-        elif argument == "--engine" and i + 1 < len(args):
+        elif argument == option and i + 1 < len(args):
             yield args[i + 1]
 
 
-def require_engine(receipt: str | None, engine: Sequence[str] | None) -> None:
-    """Raises `InputError` for a receipt without an engine."""
+def require_engine(receipt: str | None, engine: Sequence[str] | None, launch: Path | None = None) -> None:
+    """Raises `InputError` for a receipt without an engine, and for one beside a launch file."""
+    if receipt and launch is not None:
+        raise InputError("--receipt: does not apply to a launch file; remove it, or write the file's flags yourself")
     if receipt and not engine:
         raise InputError("--receipt: only applies to an engine; add --engine, such as --engine vllm")
 
@@ -97,3 +110,10 @@ def engine_flags(context: typer.Context) -> Mapping[str, Any]:
     """Returns the flags of the engine that the command line has."""
     values: Mapping[str, Any] = context.meta.get(VALUES, {})
     return values
+
+
+def starts_servers(launch: Path) -> bool:
+    """Whether a launch file starts servers. Raises `InputError` for one whose text cannot be read as its kind."""
+    from ..frameworks.server_files.read import starts_any
+
+    return starts_any(launch)

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..device_memory.settings import Settings
+from ..errors import InputError
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
 from .engine_options import EngineCommand, EngineOption, ReceiptOption, engine_flags, require_engine
 from .hardware import accelerator_option
 from .layout_options import takes_layout
-from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
+from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, size
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import Reading, Writing, takes_target
 
@@ -26,9 +28,19 @@ class COMMAND(EngineCommand):
 @takes_target
 def command(
     context: typer.Context,
-    target: Target,
     settings: Settings,
     layout_request: LayoutRequest,
+    target: TargetOrNone = None,
+    launch: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A file that starts servers of engines: a script, a compose file, a manifest of Kubernetes, a "
+            "Modelfile. It names the engine, its flags and the model.",
+            rich_help_panel="What runs",
+            show_default=False,
+        ),
+    ] = None,
     hardware: Annotated[
         str | None,
         accelerator_option(" By default common ones are listed, with the fewest of each on which it fits."),
@@ -58,7 +70,31 @@ def command(
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
-    require_engine(receipt, engine)
+    require_engine(receipt, engine, launch)
+    if launch is not None:
+        from ..questions.engines import ask_engine_fit, ask_servers, launched_questions
+
+        questions = launched_questions(
+            launch,
+            reading.load,
+            target=target,
+            engines=engine or (),
+            values=engine_flags(context),
+            hardware=hardware,
+            quantize=settings.quantize,
+            allow_unknown=reading.allow_unknown,
+        )
+        if not questions:
+            raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
+        servers = ask_servers(
+            questions, lambda question: ask_engine_fit(question, settings.batch, settings.seq, layout_request.devices)
+        )
+        writing.show(servers.report(), table)
+        if not servers.ok:
+            raise typer.Exit(1)
+        return
+    if not target:
+        raise InputError("missing argument TARGET, or --launch FILE with a model in it (llmcalc fit --help explains)")
     if engine:
         from ..questions.engines import EngineQuestion, ask_engine_fit
 

@@ -12,7 +12,14 @@ from ..errors import InputError
 from ..frameworks.launch.kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import EngineCommand, EngineOption, ReceiptOption, engine_flags, require_engine
+from .engine_options import (
+    EngineCommand,
+    EngineOption,
+    ReceiptOption,
+    engine_flags,
+    require_engine,
+    starts_servers,
+)
 from .hardware import complete_name
 from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given
@@ -42,7 +49,8 @@ def command(
         typer.Option(
             metavar="FILE",
             help="The file that starts a run, or 'NAME=VALUE FILE ARGUMENTS'. It defines the model, or the settings "
-            f"with which TARGET is trained. Files that are read: {launch_files()}.",
+            f"with which TARGET is trained. Files that are read: {launch_files()}. Or a file that starts servers of "
+            "engines: a script, a compose file, a manifest of Kubernetes, a Modelfile.",
             rich_help_panel="What runs",
             show_default=False,
         ),
@@ -75,9 +83,10 @@ def command(
     from ..sources.hardware import find_all
     from ..sources.preset import name_in_errors
 
-    require_engine(receipt, engine)
-    if engine:
-        _show_engines(engine, engine_flags(context), target, hardware, settings, receipt, reading, writing, table)
+    require_engine(receipt, engine, launch)
+    if engine or (launch is not None and starts_servers(launch)):
+        flags = engine_flags(context)
+        _show_engines(engine or [], flags, target, hardware, settings, receipt, reading, writing, table, launch)
         return
     include = included(with_mtp, with_towers)
     question = memory_question(
@@ -123,15 +132,32 @@ def _show_engines(
     reading: Reading,
     writing: Writing,
     table: str | None,
+    launch: Path | None = None,
 ) -> None:
     """Shows what engines do with an accelerator's memory. Exit code 1 if one of them does not start."""
-    from ..questions.engines import EngineQuestion, ask_engine_memory
+    from ..questions.engines import EngineQuestion, ask_engine_memory, ask_servers, launched_questions
     from ..sources.preset import name_in_errors
 
-    if not target:
-        raise InputError("missing argument TARGET (llmcalc memory --help explains)")
     if len(hardware or ()) > 1:
         raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+    if launch is not None:
+        questions = launched_questions(
+            launch,
+            reading.load,
+            target=target,
+            engines=engines,
+            values=values,
+            hardware=hardware[0] if hardware else None,
+            quantize=settings.quantize,
+            allow_unknown=reading.allow_unknown,
+        )
+        servers = ask_servers(questions, ask_engine_memory)
+        writing.show(servers.report(), table)
+        if not servers.ok:
+            raise typer.Exit(1)
+        return
+    if not target:
+        raise InputError("missing argument TARGET (llmcalc memory --help explains)")
     preset = reading.load(target)
     with name_in_errors(preset):
         accelerator = hardware[0] if hardware else None

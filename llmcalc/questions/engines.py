@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ..accelerator import Hardware
@@ -12,6 +14,7 @@ from ..frameworks.engines.engine import Change, Engine, EngineVersion
 from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.engines.use import EngineOption, EngineUse
+from ..frameworks.server_files.server import LaunchedServer
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
@@ -27,6 +30,7 @@ class EngineQuestion:
 
     hardware: the accelerator; None if none is named. quantize: scheme of the weights; default the checkpoint's.
     receipt: a log whose measured terms stand in place of estimates; None for none.
+    launch: the launch file that starts the server; default None.
     """
 
     preset: Preset
@@ -35,11 +39,25 @@ class EngineQuestion:
     hardware: str | None = None
     quantize: str | None = None
     receipt: str | None = None
+    launch: LaunchedServer | None = None
+
+    @contextmanager
+    def place_in_errors(self) -> Iterator[None]:
+        """Within the context an error names the launch file, and the server's place in it."""
+        try:
+            yield
+        except InputError as error:
+            if self.launch is None or str(error).startswith((self.launch.where, "--hardware")):
+                raise
+            raise InputError(f"{self.launch.at}: {error}") from None
 
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
         """Yields what each engine does. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
-            raise InputError("--hardware: missing; an engine's budget is a share of the device's memory (such as h100)")
+            unknown = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
+            raise InputError(
+                f"--hardware: missing; an engine's budget is a share of the device's memory (such as h100){unknown}"
+            )
         accelerator = find_hardware(self.hardware)
         for text in self.engines:
             record, version = engine_and_version(text)
@@ -48,11 +66,12 @@ class EngineQuestion:
             receipt = self.receipt_of(record, version)
             if receipt is not None:
                 flags = receipt.with_receipt(flags, hardware)
-            memory = record.memory_on(self.preset, hardware, version, flags)
+            with self.place_in_errors():
+                memory = record.memory_on(self.preset, hardware, version, flags)
+                more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
             if receipt is not None:
                 memory = replace(memory, notes=(*memory.notes, *receipt.notes(memory)))
-            more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
-            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more))
+            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more), launch=self.launch)
 
     def receipt_of(self, record: Engine, version: EngineVersion) -> ReceiptFile | None:
         """Returns the receipt for an engine; None for none."""
@@ -60,8 +79,67 @@ class EngineQuestion:
 
     def flags(self, record: Engine) -> dict[str, Any]:
         """Returns the values of an engine's flags. Raises `InputError` for an unknown flag."""
-        flags = read_values(record.title, record.known_flags(), self.values)
+        with self.place_in_errors():
+            flags = read_values(record.title, record.known_flags(), self.values)
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
+
+
+def launched_questions(
+    file: str | Path,
+    read_model: Callable[[Any], Preset],
+    *,
+    target: Any = None,
+    engines: Sequence[str] = (),
+    values: Mapping[str, Any],
+    hardware: str | None = None,
+    quantize: str | None = None,
+    allow_unknown: bool = False,
+) -> list[EngineQuestion]:
+    """Returns the questions about the servers that a launch file starts; none for a file of another kind.
+
+    target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
+    engines: engines that were typed beside the file, whose versions replace the file's. values: flags that were typed.
+    hardware: the accelerator; None for the file's. Other parameters as of `EngineQuestion`.
+    Raises `InputError`, which names file, place and field, and for an engine that no server of the file has.
+    """
+    from ..frameworks.launch.record import Override
+    from ..frameworks.server_files.read import servers_of
+    from .runs import model_of_file
+
+    named = engines[0].partition("==")[0].strip().lower() if engines else ""
+    servers = servers_of(file, allow_unknown, values, named)
+    if engines and not servers:
+        raise InputError(f"--engine {engines[0]}: {file} starts no such server; remove the option")
+    questions = []
+    for server in servers:
+        overridden = {
+            f"--{name.replace('_', '-')}": Override(value, server.values.get(name)) for name, value in values.items()
+        }
+        with_version = f"{server.engine}=={server.version}" if server.version else server.engine
+        questions.append(
+            EngineQuestion(
+                model_of_file(target, server.target, server.at, read_model),
+                tuple(engines) or (with_version,),
+                {**server.values, **values},
+                hardware or server.hardware or None,
+                quantize,
+                launch=replace(server, overridden=overridden),
+            )
+        )
+    return questions
+
+
+def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuestion], ReportedAnswer]) -> ReportedAnswer:
+    """Answers questions about the servers of a launch file: one document and one screen each."""
+    from ..reports.document import joined
+
+    answers = [ask(question) for question in questions]
+    if len(answers) == 1:
+        return answers[0]
+    results = [answer.result for answer in answers]
+    return ReportedAnswer(
+        results, lambda: joined([answer.report() for answer in answers]), all(answer.ok for answer in answers)
+    )
 
 
 def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
@@ -96,7 +174,10 @@ def ask_engine_fit(
         raise InputError("--engine: fit answers for one engine; expected it once")
     record, version = engine_and_version(question.engines[0])
     wanted = users or 1
-    flags = _flags_for_users(record, question.preset, question.flags(record), wanted, seq)
+    flags = question.flags(record)
+    if seq is not None and question.launch is not None:
+        _drop_length_of_file(record, question.launch, flags)
+    flags = _flags_for_users(record, question.preset, flags, wanted, seq)
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
@@ -123,9 +204,13 @@ def ask_engine_fit(
         used = flags_on(hardware)
         unchanged = record.memory_on(question.preset, hardware, version, used)
         changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, used)]
-        use = EngineUse(question.preset, record, version, hardware, used, unchanged, tuple(changes))
+        use = EngineUse(
+            question.preset, record, version, hardware, used, unchanged, tuple(changes), launch=question.launch
+        )
     else:
-        use = EngineUse(question.preset, record, version, options[0].hardware, flags, options[0].memory)
+        use = EngineUse(
+            question.preset, record, version, options[0].hardware, flags, options[0].memory, launch=question.launch
+        )
     if receipt is not None:
         options[0] = _with_notes(options[0], receipt)
     serves = options[0].serves
@@ -141,6 +226,13 @@ def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
 def for_users(change: Change, users: int) -> Change:
     """Returns the change, which starts only where its cache holds that many users."""
     return change._replace(starts=change.starts and change.max_concurrency >= users)
+
+
+def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
+    """Removes the length that a launch file gives, in whose place the users' length stands."""
+    length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
+    if length_field not in launch.overridden:
+        flags.pop(length_field, None)
 
 
 def _flags_for_users(

@@ -151,7 +151,7 @@ def memory_question(
         if value:
             raise InputError(f"{option(name)}: {launch.where} defines the model that it trains; remove the option")
     if launch.spec is None:
-        preset = _model_of_launch(target, launch, read_model)
+        preset = model_of_file(target, launch.target, launch.where, read_model)
     elif target is None:
         preset = Preset(name=str(launch_file), model=launch.spec)
     else:
@@ -170,26 +170,26 @@ def _require_target(target: Any) -> Any:
     return target
 
 
-def _model_of_launch(target: Any, launch: Launch, read_model: Callable[[Any], Preset]) -> Preset:
+def model_of_file(target: Any, named: str, where: str, read_model: Callable[[Any], Preset]) -> Preset:
     """Returns the TARGET, or the model that a launch file names.
 
+    named: the model's name in the file; empty if it names none. where: the file's name in messages.
     Raises `InputError` if there is no TARGET and the file names no model that can be read.
     """
     if target not in (None, ""):
         return read_model(target)
-    if not launch.target:
-        raise InputError(f"missing argument TARGET: {launch.where} names no model; add TARGET, the model's name")
-    if launch.target.startswith(("$", "`")):
+    if not named:
+        raise InputError(f"missing argument TARGET: {where} names no model; add TARGET, the model's name")
+    if named.startswith(("$", "`")):
         raise InputError(
-            f"{launch.where}: the model, '{launch.target[:80]}', is known only when the script runs; add TARGET, "
-            "the model's name"
+            f"{where}: the model, '{named[:80]}', is known only when the script runs; add TARGET, the model's name"
         )
     try:
-        return read_model(launch.target)
+        return read_model(named)
     except InputError as error:
         raise InputError(
-            f"{launch.where}: its model, {shown(launch.target)}, cannot be read ({str(error)[:300]}); add TARGET, a "
-            "preset, a config.json or a hub id"
+            f"{where}: its model, {shown(named)}, cannot be read ({str(error)[:300]}); add TARGET, a preset, a "
+            "config.json or a hub id"
         ) from None
 
 

@@ -111,6 +111,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
     best = options[0]
     where = f"{best.memory.devices} × {best.hardware.title}"
     holds = f"{users:,} user{'s' * (users > 1)} of {best.memory.max_model_len:,} tokens"
+    notes = [*_notes(best.memory), *_launch_notes(use)]
     answer = f"{holds} on {where}" if best.serves else f"no: not {holds} on up to {where}"
     rows = [
         Row(
@@ -126,7 +127,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
         for option in options
     ]
     title = f"{use.preset.display} on {_engine_name(use)}"
-    table = Table(title, OPTION_COLUMNS, rows, "", _notes(best.memory), answer, name="options")
+    table = Table(title, OPTION_COLUMNS, rows, _launch_aside(use).removeprefix("; "), notes, answer, name="options")
     tables = [table, *([_changes_table(use)] if is_named and use.changes else [])]
     data = {
         "model": model_data(use.preset),
@@ -149,6 +150,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
         ],
         "changes": _changes_data(use),
         "assumed": dict(best.memory.assumed),
+        **_launch_data(use),
     }
     return Report(data, tables).of(use.preset.target)
 
@@ -179,7 +181,34 @@ def _aside(use: EngineUse) -> str:
     )  # fmt: skip
     defaults = ", ".join(f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in shown)
     of_device = "of each device" if any(term.device for term in use.memory.terms) else "of one device"
-    return f"{of_device}, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "")
+    return f"{of_device}, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "") + _launch_aside(use)
+
+
+def _launch_aside(use: EngineUse) -> str:
+    """The file that starts the server, and flags that are typed beside it; empty without one."""
+    if use.launch is None:
+        return ""
+    typed = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
+    return f"; {use.launch.at}" + (f", with {typed} in the place of its own" if typed else "")
+
+
+def _launch_notes(use: EngineUse) -> list[str]:
+    """The notes on a launch file: defaults of what it leaves open, and what differs from its own words."""
+    launch = use.launch
+    if launch is None:
+        return []
+    defaults = ", ".join(f"{flag} {value}" for flag, value in use.memory.assumed.items())
+    filled = [f"defaults of {_engine_name(use)}: {defaults}"] if defaults else []
+    fewer = launch.gpus is not None and launch.gpus < use.memory.devices
+    gpus = [f"the file has {launch.gpus} accelerators, and the layout needs {use.memory.devices}"] if fewer else []
+    return [*filled, *gpus, *launch.notes, *(f"{flag}: {why}" for flag, why in launch.unknown.items())]
+
+
+def _launch_data(use: EngineUse) -> dict[str, Any]:
+    """The launch file's part of a document; nothing without one."""
+    if use.launch is None:
+        return {}
+    return {"launch": use.launch.data(use.engine.title, use.version.version, use.memory.assumed)}
 
 
 def _notes(memory: EngineMemory) -> list[str]:
@@ -214,7 +243,8 @@ def _terms_table(use: EngineUse) -> Table:
     memory = use.memory
     cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users(memory.max_concurrency)} users at once"]
     rows.append(Row(cells))
-    return Table(_title(use), TERM_COLUMNS, rows, _aside(use), _notes(memory), _answer(memory), name="terms")
+    notes = [*_notes(memory), *_launch_notes(use)]
+    return Table(_title(use), TERM_COLUMNS, rows, _aside(use), notes, _answer(memory), name="terms")
 
 
 def _changes_table(use: EngineUse) -> Table:
@@ -292,6 +322,7 @@ def _data(use: EngineUse) -> dict[str, Any]:
         "changes": _changes_data(use),
         "assumed": dict(memory.assumed),
         **({"host": dict(memory.host)} if memory.host else {}),
+        **_launch_data(use),
     }
 
 

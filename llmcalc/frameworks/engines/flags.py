@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown, suggest
+from ...sources.files import parse_json
 from ...units import exact_number
 
-FlagKind: TypeAlias = Literal["tokens", "number", "share", "gib", "switch", "word", "text"]
+FlagKind: TypeAlias = Literal["tokens", "number", "numbers", "share", "gib", "switch", "word", "text", "list", "table"]
 
 MOST = 10**12
 """Largest number that a flag may have."""
+
+AUTO = ("auto", "-1")
+"""Words for a number of tokens that the engine is to choose."""
 
 _SUFFIXES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
 
@@ -21,7 +26,8 @@ class Flag(NamedTuple):
     """A flag of an engine.
 
     names: its spellings, the usual one first.
-    kind: how its value is read: tokens (`32k`, `32K`), number, share (0 to 1), gib, switch (no value), word or text.
+    kind: how its value is read: tokens (`32k`, `32K`), number, numbers, share (0 to 1), gib, switch (no value), word,
+        text, list (several words), or table (JSON, `name=1,other=2`, or keys behind the flag: `--flag.key 1`).
     words: the values that are modelled, for a word; words that may stand for a number.
     bare: the value of a flag that is written without one, for a word; empty if it needs a value.
     repeats: whether it may be written several times, with the values joined by commas.
@@ -60,6 +66,10 @@ class Flag(NamedTuple):
             return self._bounded(_number(name, value))
         if self.kind in ("share", "gib"):
             return _amount(name, value, share=self.kind == "share")
+        if self.kind == "numbers":
+            return tuple(self._bounded(_number(name, item)) for item in _items(name, value))
+        if self.kind == "table":
+            return _table(name, value)
         text = str(value).strip()
         if self.kind == "word" and text.lower() not in self.words:
             raise InputError(
@@ -112,9 +122,59 @@ def _amount(name: str, value: Any, share: bool) -> float:
     return number
 
 
+def refused_flags(what: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
+    """Returns flags that are not modelled, each by its name. what: the subject of the message."""
+    reason = f"{what}: not modelled; remove the flag"
+    values = [Flag((name,), refused=reason) for name in names]
+    return values + [Flag((name,), "switch", refused=reason) for name in switches]
+
+
+MOST_ITEMS = 10_000
+"""Largest number of items of a list."""
+
+
+def _items(name: str, value: Any) -> list[Any]:
+    """The items of a list: of a sequence, of JSON in brackets, or of words with spaces or commas between them."""
+    if isinstance(value, list | tuple):
+        items = list(value)
+    elif isinstance(value, int):
+        items = [value]
+    else:
+        items = re.findall(r"[^\s,\[\]]+", str(value))
+    if not 0 < len(items) <= MOST_ITEMS:
+        raise InputError(f"{name}: {len(items):,} numbers; expected 1 to {MOST_ITEMS:,}")
+    return items
+
+
+def _table(name: str, value: Any) -> Mapping[str, Any]:
+    """A table: a mapping, JSON, `name=1,other=2`, or a whole number, which is the table's `level`."""
+    if isinstance(value, Mapping):
+        return {str(key): _scalar(item) for key, item in value.items()}
+    text = str(value).strip()
+    if text.startswith("{"):
+        table: Mapping[str, Any] = parse_json(text, name)
+        return table
+    if re.fullmatch(r"[0-9]{1,3}", text):
+        return {"level": int(text)}
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(mark and re.fullmatch(r"\w{1,80}", key) for key, mark, _ in pairs):
+        raise InputError(f"{name}: {shown(text)}; expected a JSON object")
+    return {key: _scalar(item) for key, _, item in pairs}
+
+
+def _scalar(value: Any) -> Any:
+    """A number, a flag, or JSON that was written as text; any other value as it is."""
+    if not isinstance(value, str) or not re.match(r"[-0-9\[{]|true$|false$|null$", value):
+        return value
+    try:
+        return parse_json(value, "value")
+    except InputError:
+        return value
+
+
 def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
-    """Returns spelling, as `spelled` has it → flag."""
-    return {spelled(name): flag for flag in flags for name in flag.names}
+    """Returns spelling → flag. Long flags may have underscores for hyphens."""
+    return {name: flag for flag in flags for name in flag.names}
 
 
 def spelled(argument: str) -> str:
@@ -127,12 +187,14 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
 
     Raises `InputError` for an unknown flag, with the nearest name.
     """
-    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in by_name(flags).items()}
+    known = by_name(flags)
+    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in known.items()}
     read: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
-            near = suggest(name, {key: _typed(key, flag) for key, flag in fields.items()})
-            raise InputError(f"--{name.replace('_', '-')}: {title} has no such flag.{near}")
+            near = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in known})
+            typed = name if name.isupper() else f"--{name.replace('_', '-')}"
+            raise InputError(f"{typed}: {title} has no such flag.{near}")
         if value is not None and value is not False:
             read[fields[name].field] = fields[name].read(value)
         elif value is False:
@@ -140,61 +202,124 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
     return {name: value for name, value in read.items() if not _is_idle(flags, name)}
 
 
-def _typed(field: str, flag: Flag) -> str:
-    """Returns the spelling of a flag that has that field, such as `--max-model-len`."""
-    return next(name for name in flag.names if name.lstrip("-").replace("-", "_") == field)
-
-
 def _is_idle(flags: Sequence[Flag], field: str) -> bool:
     return any(flag.field == field and flag.is_idle for flag in flags)
 
 
+class FlagOf(NamedTuple):
+    """The flag that a word of a command line names. keys: the keys behind it, of a table, as in `--flag.key`."""
+
+    flag: Flag
+    keys: tuple[str, ...] = ()
+
+
+def flag_named(known: Mapping[str, Flag], name: str) -> FlagOf | None:
+    """Returns the flag of a name: its spelling, a beginning that no other flag has, or one with keys of a table.
+
+    known: spelling → flag.
+    """
+    flag = known.get(name) or known.get(spelled(name))
+    if flag is not None:
+        return FlagOf(flag)
+    start, mark, keys = name.partition(".")
+    table = known.get(start) or known.get(spelled(start))
+    if mark and table is not None and (table.kind == "table" or table.is_idle or table.refused):
+        return FlagOf(table, tuple(keys.split(".")[:MOST_KEYS]))
+    if name.startswith("--") and len(name) > MOST_KEYS:
+        begun = {candidate.field: candidate for key, candidate in known.items() if key.startswith(spelled(name))}
+        if len(begun) == 1:
+            return FlagOf(next(iter(begun.values())))
+    return None
+
+
+MOST_KEYS = 4
+"""Largest number of keys behind a flag; letters of an abbreviated flag, at least."""
+
+
 def split_arguments(
-    title: str, flags: Sequence[Flag], arguments: Sequence[str], others: Mapping[str, bool], instead: Mapping[str, str]
-) -> tuple[list[str], dict[str, str | bool]]:
+    title: str,
+    flags: Sequence[Flag],
+    arguments: Sequence[str],
+    others: Mapping[str, bool],
+    instead: Mapping[str, str],
+    unknown: dict[str, str] | None = None,
+) -> tuple[list[str], dict[str, Any]]:
     """Splits arguments of a command line into those of llmcalc, and the values of an engine's flags by their fields.
 
     others: options of llmcalc that stay → whether they take a value.
     instead: option of llmcalc that the engine replaces → the engine's flag.
+    unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
     Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
     """
     known = by_name(flags)
     kept_arguments: list[str] = []
-    values: dict[str, str | bool] = {}
-    queue = list(arguments)
+    values: dict[str, Any] = {}
+    queue = deque(arguments)
     while queue:
-        argument = queue.pop(0)
+        argument = queue.popleft()
         if argument == "--":
             kept_arguments += [argument, *queue]
             break
+        name, mark, value = argument.partition("=")
+        flag = known.get(name) or known.get(spelled(name))
+        if not argument.startswith("-") and flag is not None and mark:  # a variable of the environment: NAME=VALUE
+            values[flag.field] = value
+            continue
         if not argument.startswith("-") or argument == "-":
             kept_arguments.append(argument)
             continue
-        name, mark, value = argument.partition("=")
-        flag = known.get(spelled(name))
-        if flag is None and name in others:
+        if name in others and name not in known and spelled(name) not in known:
             kept_arguments.append(argument)
             if others[name] and not mark and queue:
-                kept_arguments.append(queue.pop(0))
+                kept_arguments.append(queue.popleft())
             continue
-        off = known.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
-        if flag is None and off is not None and off.kind == "switch":
+        match = flag_named(known, name)
+        off = known.get("--" + spelled(name)[5:]) if match is None and spelled(name).startswith("--no-") else None
+        if off is not None and off.kind == "switch":
             values[off.field] = False
             continue
-        if flag is None:
+        if match is None:
             if name in instead:
                 raise InputError(f"{name}: with --engine the flags are those of {title}; expected {instead[name]}")
-            names = {spelled(key): key for key in (*(name for flag in flags for name in flag.names), *others)}
-            near = suggest(spelled(name), names)
-            raise InputError(f"{name}: {title} has no such flag.{near}")
-        if flag.kind == "switch" and not mark:
-            values[flag.field] = True
+            near = suggest(spelled(name), {key: key for key in (*known, *others)})
+            if unknown is None:
+                raise InputError(f"{name}: {title} has no such flag.{near}")
+            unknown[name] = f"{title} has no such flag"
+            _values_of(queue)
             continue
-        if not mark and flag.bare and not (queue and queue[0].lower() in flag.words):
+        flag = match.flag
+        if flag.kind == "switch" and not mark:
+            says = queue[0].lower() if queue else ""
+            values[flag.field] = queue.popleft() if says in ("true", "false") else True
+            continue
+        if not mark and flag.kind in ("list", "numbers"):
+            value = " ".join(_values_of(queue))
+        elif not mark and flag.bare and not (queue and queue[0].lower() in flag.words):
             value = flag.bare
         elif not mark:
             if not queue:
                 raise InputError(f"{name}: the value is missing")
-            value = queue.pop(0)
-        values[flag.field] = f"{values[flag.field]},{value}" if flag.repeats and flag.field in values else value
+            value = queue.popleft()
+        if match.keys:
+            _set_key(values, (flag.field, *match.keys), value)
+        else:
+            values[flag.field] = f"{values[flag.field]},{value}" if flag.repeats and flag.field in values else value
     return kept_arguments, values
+
+
+def _values_of(queue: deque[str]) -> list[str]:
+    """Takes the words before the next flag."""
+    words = []
+    while queue and not re.match(r"--?[A-Za-z]", queue[0]):
+        words.append(queue.popleft())
+    return words
+
+
+def _set_key(values: dict[str, Any], keys: Sequence[str], value: str) -> None:
+    """Sets the value of a key of a table; the tables on its way are made."""
+    *outer, last = keys
+    for key in outer:
+        if not isinstance(values.get(key), dict):
+            values[key] = {}
+        values = values[key]
+    values[last] = value

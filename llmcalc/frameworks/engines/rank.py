@@ -63,6 +63,7 @@ class EngineRank:
     """The model of one rank. layout, rank: its place. quantize: scheme of the weights, None for the checkpoint's.
 
     dtype: number format of the weights; None for the published one. with_towers: whether encoders are loaded.
+    with_mtp: whether the modules of multi-token prediction are loaded, which draft tokens.
     """
 
     preset: Preset
@@ -71,6 +72,7 @@ class EngineRank:
     quantize: str | None = None
     dtype: str | None = None
     with_towers: bool = True
+    with_mtp: bool = False
 
     @cached_property
     def model(self) -> RankModel:
@@ -116,7 +118,7 @@ class EngineRank:
         chosen: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             chosen["dtype"] = self.dtype
-        include = included(False, self.with_towers and bool(self.preset.model.towers))
+        include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         settings = Settings(phase="inference", **chosen)
         use = static_memory(model, settings, self.preset.dtype, include, self.preset.checkpoint)
         return int(use.weights)
@@ -127,12 +129,25 @@ class EngineRank:
 
     @property
     def token_caches(self) -> list[TokenCache]:
-        """The caches that grow with the tokens."""
-        return [
+        """The caches that grow with the tokens. A module that drafts has the kind of the last full layers."""
+        caches = [
             TokenCache(group.kind, group.layers, None if group.tokens == LONG else group.tokens, group.width)
             for group in self._groups
             if group.width is not None and group.tokens
         ]
+        full = [i for i, cache in enumerate(caches) if cache.window is None]
+        if self.drafting_layers and full:
+            cache = caches[full[-1]]
+            caches[full[-1]] = cache._replace(layers=cache.layers + self.drafting_layers)
+        return caches
+
+    @property
+    def drafting_layers(self) -> int:
+        """The layers that draft tokens; 0 where they are not loaded."""
+        mtp = self.preset.model.mtp
+        if mtp is None or not self.with_mtp:
+            return 0
+        return 1 if mtp.repeated else int(mtp.num_nextn_predict_layers)
 
     @property
     def state_caches(self) -> list[StateCache]:

@@ -14,6 +14,7 @@ from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 from ...workload.setting import option
 from .engine import EngineVersion, Term
+from .flags import AUTO
 from .receipt import FIELD, Receipt
 from .registry import engine
 from .versions import Numbers, numbers_of
@@ -65,10 +66,28 @@ class EngineServer:
         dtype = DTYPES.get(name, name)
         return None if dtype in ("auto", self.published_dtype) else dtype
 
+    def scheme_of(self, word: str, schemes: Mapping[str, str]) -> str | None:
+        """The scheme of the weights of `--quantization`; None for that of the checkpoint.
+
+        word: the flag's value. schemes: value → scheme of a checkpoint that states none.
+        Raises `InputError` for a scheme that only the checkpoint knows.
+        """
+        if self.flags.get("quantize"):
+            return str(self.flags["quantize"])
+        has_scheme = self.preset.checkpoint is not None and (self.preset.config or {}).get("quantization_config")
+        if word == "none" or has_scheme:
+            return None
+        if word not in schemes:
+            raise InputError(
+                f"--quantization {word}: the checkpoint does not say its scheme; expected --quantize SCHEME too"
+            )
+        return schemes[word]
+
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request. Raises `InputError` where neither the flag nor the model says it."""
-        length = self.flags.get(self.length_field) or longest_sequence(self.preset.model)
+        chosen = self.flags.get(self.length_field, AUTO[0])
+        length = longest_sequence(self.preset.model) if chosen in AUTO else chosen
         if not length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
         return int(length)

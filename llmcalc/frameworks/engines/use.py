@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...accelerator import Hardware
 from ...sources.preset import Preset
 from .engine import Change, Engine, EngineMemory, EngineVersion
+
+if TYPE_CHECKING:
+    from ..server_files.server import LaunchedServer
 
 
 @dataclass(frozen=True)
@@ -16,7 +19,7 @@ class EngineUse:
     """What an engine does on one kind of accelerator.
 
     preset: the model. engine, version: the engine. hardware: the accelerator. flags: values of the engine's flags.
-    memory: its memory. changes: changes that leave more for the cache.
+    memory: its memory. changes: changes that leave more for the cache. launch: the file that starts it; None without.
     """
 
     preset: Preset
@@ -26,6 +29,7 @@ class EngineUse:
     flags: Mapping[str, Any]
     memory: EngineMemory
     changes: tuple[Change, ...] = ()
+    launch: LaunchedServer | None = None
 
 
 @dataclass(frozen=True)

@@ -84,9 +84,9 @@ class Launch:
             "kind": self.kind,
             "program": self.program or None,
             "version": self.version or None,
-            "filled_in": {name: _plain(value) for name, value in self.filled_in.items()},
+            "filled_in": {name: plain_of(value) for name, value in self.filled_in.items()},
             "overridden": {
-                name: {"file": _plain(override.file), "option": _plain(override.option)}
+                name: {"file": plain_of(override.file), "option": plain_of(override.option)}
                 for name, override in self.overridden.items()
             },
             "env": dict(self.env),
@@ -107,7 +107,7 @@ class Override(NamedTuple):
     file: Any
 
 
-def _plain(value: Any) -> Any:
+def plain_of(value: Any) -> Any:
     """A value as JSON has it."""
     return list(value) if isinstance(value, tuple) else value
 

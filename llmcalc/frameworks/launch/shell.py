@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import pairwise
 
 from ...errors import InputError, one_line
 
@@ -152,6 +153,15 @@ def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, a
     script.variables |= typed
     _Reader(script, text.replace("\r\n", "\n").replace(UNRESOLVED, "")).run()
     return script
+
+
+def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that expands the variables of texts, as a shell does it in a here-document.
+
+    variables: those that are set. The letters of all texts count as those of one script.
+    """
+    script = Script(where, variables=dict(variables))
+    return lambda text: _Reader(script, "").expanded_text(text.replace(UNRESOLVED, ""))
 
 
 @dataclass
@@ -526,10 +536,21 @@ class _Reader:
             raise self.error(f"too many words; expected at most {MOST_WORDS:,}")
         for i, word in enumerate(words[:-1]):
             if word in ("-c", "-lc") and self.depth < 3 and words[i - 1].rpartition("/")[2] in ("sh", "bash"):
+                self.set_container_variables(words[:i])
+                outer_arguments = self.script.arguments
+                self.script.arguments = words[i + 3 :] or outer_arguments  # the first word is the name of the script
                 _Reader(self.script, words[i + 1], self.depth + 1, line).run()
+                self.script.arguments = outer_arguments
                 return
         env = {name: value for name, value in assignments.items() if isinstance(value, str)}
         self.script.commands.append(Command(tuple(words), env, line, tuple(self.script.loops.items())))
+
+    def set_container_variables(self, words: list[str]) -> None:
+        """Sets the variables that options of a container set for the script in it: `-e NAME=VALUE`."""
+        for option, word in pairwise(words):
+            name, sets, value = word.partition("=")
+            if option in ("-e", "--env") and sets and _NAME.fullmatch(name):
+                self.script.variables[name] = self.script.typed.get(name, value)
 
     def skip_space(self) -> None:
         while self.at < len(self.text):

@@ -10,15 +10,28 @@ from functools import cached_property
 from typing import Any
 
 from ...accelerator import Hardware
+from ...components.towers.vision import VisionTower
 from ...errors import InputError
 from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion, Term
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
+from .flags import SCHEMES
 from .versions import Rules, SGLangRecord, sglang_record
 
 GIB, MIB = 2**30, 2**20
+
+USUAL_TOWER = (24, 1024)
+"""Layers and width of the encoder of images by which others are measured, and of configs without these keys."""
+
+PROMPT_LENGTHS = (
+    (4, 32, 4), (48, 256, 16), (288, 512, 32), (576, 1024, 64), (1280, 4096, 256), (4608, 10**12, 512),
+)  # fmt: skip
+"""Lengths of prompts that are captured as CUDA graphs in pieces: the first, the last and their distance."""
+
+MAX_PREFILL_TOKENS = 16384
+"""Tokens of a prompt's pass where prompts are not divided (`--chunked-prefill-size -1`)."""
 
 ROPE_BYTES = 4
 """Bytes of an element of the tables of cosines and sines, which stay in float32 (layers/rotary_embedding.py)."""
@@ -45,24 +58,96 @@ class Server(EngineServer):
         return int(self.flags.get("tp_size", 1))
 
     @property
+    def pp(self) -> int:
+        return int(self.flags.get("pp_size", 1))
+
+    @property
+    def devices(self) -> int:
+        """Devices of all replicas."""
+        return self.tp * self.pp * int(self.flags.get("dp_size", 1))
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout: the last stages have one layer more (srt/distributed/utils.py, `get_pp_indices`)."""
+        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        if layers < self.pp:
+            raise InputError(f"--pp-size {self.pp}: the model has {layers} layers")
+        sizes = tuple(layers // self.pp + (i >= self.pp - layers % self.pp) for i in range(self.pp))
+        return Layout(tp=self.tp, pp=self.pp, pp_layout=None if len(set(sizes)) == 1 else sizes)
+
+    @property
+    def loads_towers(self) -> bool:
+        return bool(self.preset.model.towers)
+
+    @property
+    def tower_factor(self) -> float:
+        """The factor of the default fraction where encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
+        if not self.loads_towers:
+            return 1.0
+        layers, width = self._tower_sizes
+        ratio = layers * width**2 / (USUAL_TOWER[0] * USUAL_TOWER[1] ** 2)
+        return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (ratio - 1)))
+
+    @property
+    def _tower_sizes(self) -> tuple[int, int]:
+        """Layers and width of the encoder of images: of its config's keys, with SGLang's values for other keys."""
+        config = (self.preset.config or {}).get("vision_config")
+        if isinstance(config, Mapping):
+            sizes = config.get("num_hidden_layers", USUAL_TOWER[0]), config.get("hidden_size", USUAL_TOWER[1])
+            if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
+                return sizes
+        towers = [tower for tower in self.preset.model.towers.values() if isinstance(tower, VisionTower)]
+        return (int(towers[0].stack.num_hidden_layers), int(towers[0].hidden_size)) if towers else USUAL_TOWER
+
+    @property
+    def draft_reserve_gib(self) -> float:
+        """What is reserved for a model that drafts tokens: it and its cache are outside the budget."""
+        algorithm, rule = self.flags.get("speculative_algorithm"), self.rules.fraction
+        if algorithm is None or rule == "by_tp" or (algorithm, rule) == ("ngram", "by_reserve"):
+            return 0
+        return 6 if (algorithm, rule) == ("standalone", "by_reserve") else self.rules.draft_reserve_gib
+
+    def piecewise_bytes(self, chunk: int) -> int:
+        """What is reserved for CUDA graphs of prompts. chunk: tokens of a chunk."""
+        is_off = (
+            self.flags.get("disable_piecewise_cuda_graph")
+            or self.pp > 1
+            or self.loads_towers
+            or "speculative_algorithm" in self.flags
+            or self.flags.get("disaggregation_mode", "null") != "null"
+            or not self.hardware.vendor.upper().startswith("NVIDIA")
+        )
+        if not self.rules.piecewise_graphs or is_off:
+            return 0
+        if self.rank(0).latent_projections:
+            return 1536 * MIB
+        most = int(self.flags.get("piecewise_cuda_graph_max_tokens", chunk))
+        return 8 * MIB * sum(len(range(start, min(end, most) + 1, step)) for start, end, step in PROMPT_LENGTHS)
+
+    @property
     def fraction(self) -> float:
         """The fraction of the memory for weights and cache: the flag's, or the default of version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"])
         if self.rules.fraction == "by_tp":
             return self.record.fraction_of_tp(self.tp)
-        gib = self.hardware.capacity_bytes / GIB
+        gib = (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB  # as nvidia-smi shows it
+        ranks = self.tp * self.pp
         defaults = self.record.defaults(gib)
         if self.rules.fraction == "by_memory":
-            reserve = defaults.reserve_gib + defaults.reserve_gib_per_rank * self.tp
+            reserve = defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks
         else:
-            chunk = int(self.flags.get("chunked_prefill_size", defaults.chunked_prefill_size))
-            graphs = int(self.flags.get("cuda_graph_max_bs", defaults.cuda_graph_max_bs[self.tp >= 4]))
-            reserve = (512 + 1.5 * max(chunk, 2048) + 2 * graphs + 1024 * self.tp / 8) / 1024
+            chosen = self.flags.get("chunked_prefill_size", defaults.chunked_prefill_size)
+            chunk = MAX_PREFILL_TOKENS if chosen == "-1" else int(chosen)
+            sizes = self.flags.get("cuda_graph_bs") or [defaults.cuda_graph_max_bs[self.tp >= 4]]
+            graphs = int(self.flags.get("cuda_graph_max_bs", max(sizes)))
+            reserve = (512 + 1.5 * max(chunk, 2048) + 2 * graphs + 1024 * ranks / 8) / 1024
+            reserve += self.piecewise_bytes(chunk) / GIB
             reserve = max(reserve, 10.0) if gib > 60 else reserve
+        reserve += self.draft_reserve_gib
         if reserve >= gib:
             raise InputError(f"--mem-fraction-static: {self.hardware.title} has less than SGLang reserves; set it")
-        return round((gib - reserve) / gib, 3)
+        return round((gib - reserve) / gib, 3) * self.tower_factor
 
     @property
     def cached_element_bytes(self) -> int:
@@ -72,16 +157,21 @@ class Server(EngineServer):
             return 4 if self.dtype == "float32" else 2
         return 1 if word.startswith("fp8") else 2
 
-    @cached_property
-    def rank(self) -> EngineRank:
-        """The model of a rank."""
-        return EngineRank(self.preset, Layout(tp=self.tp), 0, self.flags.get("quantize"), self.dtype)
+    @property
+    def quantize(self) -> str | None:
+        """The scheme of the weights; None for that of the checkpoint."""
+        return self.scheme_of(str(self.flags.get("quantization", "none")).removesuffix("_marlin"), SCHEMES)
+
+    def rank(self, stage: int) -> EngineRank:
+        """The model of the first rank of a stage."""
+        loads_towers = self.loads_towers and stage == 0
+        return EngineRank(self.preset, self.layout, self.layout.rank(pp=stage), self.quantize, self.dtype, loads_towers)
 
     @property
     def defaults(self) -> dict[str, Any]:
         """The name of a flag → its value in effect: the given one, or the default."""
         return {
-            "mem_fraction_static": self.fraction,
+            "mem_fraction_static": round(self.fraction, 4),
             "context_length": self.longest_request,
             "kv_cache_dtype": "auto",
             "tp_size": self.tp,
@@ -90,17 +180,16 @@ class Server(EngineServer):
     @property
     def outside_torch(self) -> int:
         """Bytes in use before the weights are loaded."""
-        return self.measured("non_torch", self.record.context_of(self.tp).mib * MIB)
+        return self.measured("non_torch", self.record.context_of(self.tp * self.pp).mib * MIB)
 
     @property
     def free_before(self) -> int:
         """Bytes that are free before the weights are loaded."""
         return self.hardware.capacity_bytes - self.outside_torch
 
-    @property
-    def weights(self) -> int:
+    def weights(self, rank: EngineRank) -> int:
         """Bytes of the weights, with the tables of RoPE."""
-        return self.rank.weights + self.rank.rope_elements * ROPE_BYTES
+        return rank.weights + rank.rope_elements * ROPE_BYTES
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -111,14 +200,17 @@ class Server(EngineServer):
             float(self.flags.get("swa_full_tokens_ratio", defaults.window)),
         )
 
-    def tokens_in(self, available: int) -> int:
-        """The tokens of the cache in that many bytes. Raises `InputError` for a model without keys and values."""
-        caches, divided = self.rank.token_caches, self.rules.divided_pools
+    def tokens_in(self, rank: EngineRank, available: int) -> int:
+        """The tokens of a rank's cache in that many bytes. Raises `InputError` for a model without keys and values."""
+        caches = rank.token_caches
+        divided = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         states, window = self.ratios
         if not caches:
             raise InputError("--engine sglang: the model has no layer with keys and values; it is not modelled")
-        if self.rank.state_caches:
-            if not divided:
+        if rank.state_caches and "speculative_algorithm" in self.flags:
+            raise InputError("--speculative-algorithm: states of drafted tokens are not modelled; remove the flag")
+        if rank.state_caches:
+            if not self.rules.divided_pools:
                 raise InputError("--engine sglang: recurrent states are modelled from SGLang 0.5 on")
             available = int(available / (1 + states))
         has_full = any(cache.window is None for cache in caches)
@@ -136,15 +228,26 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     """Computes what SGLang does on its devices. Raises `InputError` for flags that contradict the model."""
     server = Server(preset, hardware, version, flags)
     rules, fraction = server.rules, server.fraction
-    weights = server.measured("weights", server.weights)
     budget = int(server.free_before * fraction)
-    available = server.measured("kv_cache", budget - weights)
     page = int(flags.get("page_size", 1))
-    tokens = min(server.tokens_in(available), int(flags.get("max_total_tokens", 10**15))) // page * page
-    context = server.record.context_of(server.tp)
+    stages = []
+    for number in range(server.pp):
+        rank = server.rank(number)
+        weights = server.measured("weights", server.weights(rank))
+        available = server.measured("kv_cache", budget - weights)
+        stages.append((server.tokens_in(rank, available), available, weights, rank))
+    tokens, available, weights, rank = min(stages, key=lambda stage: stage[0])
+    tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
+    context = server.record.context_of(server.tp * server.pp)
     terms = (
-        Term("budget", budget, "estimate", rules.place, f"{fraction} × free before loading (--mem-fraction-static)"),
-        Term("weights", weights, "source", "tensors of the rank", server.rank.scheme or "as published"),
+        Term(
+            "budget",
+            budget,
+            "estimate",
+            rules.place,
+            f"{round(fraction, 4)} × free before loading (--mem-fraction-static)",
+        ),
+        Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
         Term("profile_run", 0, "source", rules.place, "none; activations take what the fraction leaves"),
         Term("non_torch", server.outside_torch, "estimate", f"{context.logs} logs of h100-sxm", "outside the budget"),
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
@@ -160,12 +263,19 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         starts=not message,
         message=message,
         max_model_len=length,
-        devices=server.tp,
+        devices=server.devices,
         block_size=page,
         assumed=server.assumed,
         settings=server.settings,
-        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message))))),
+        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_draft_notes(server)))),
     )
+
+
+def _draft_notes(server: Server) -> list[str]:
+    """A note on a model that drafts tokens."""
+    if "speculative_algorithm" not in server.flags:
+        return []
+    return ["the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"]
 
 
 def _note(tokens: int, length: int, stops: bool) -> str:

@@ -13,10 +13,17 @@ from ..engines.versions import EngineRecord, RuleRange, read_engine_record
 
 
 class Rules(RuleRange):
-    """The rules of a range of versions. divided_pools: whether windowed layers and states have pools of their own."""
+    """The rules of a range of versions.
+
+    divided_pools: whether windowed layers and states have pools of their own.
+    draft_reserve_gib: what is reserved for a head that drafts tokens, and its CUDA graphs.
+    piecewise_graphs: whether prompts run as CUDA graphs in pieces by default, for which memory is reserved.
+    """
 
     fraction: Literal["by_tp", "by_memory", "by_reserve"]
     divided_pools: bool = False
+    piecewise_graphs: bool = False
+    draft_reserve_gib: float = 2
 
 
 class FractionByTp(Record):

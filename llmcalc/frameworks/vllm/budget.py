@@ -11,14 +11,17 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...accelerator import Hardware
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
+from ..engines.flags import AUTO
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
+from .flags import CPU_CONNECTORS
 from .kv_blocks import BlockPool, block_pool
 from .profile_run import ProfileRun
+from .speculation import Speculation, speculation_of
 from .versions import Rules, VLLMRecord, vllm_record
 
 GIB, MIB = 2**30, 2**20
@@ -35,8 +38,20 @@ GRAPH_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
 """Value of `--quantization` → the scheme of the weights of a checkpoint that states none."""
 
-MXFP4_COLUMNS = 256
-"""Columns to which the hidden size of MXFP4 experts is padded (quantization/mxfp4.py)."""
+TOWERS_ARE_SKIPPED_FROM = (0, 19)
+"""First version that was read in which encoders without inputs are not loaded (`_mark_tower_model`)."""
+
+GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
+"""First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
+
+COMPILATION_KEYS = (
+    "level", "mode", "debug_dump_path", "cache_dir", "backend", "custom_ops", "splitting_ops", "use_inductor",
+    "compile_sizes", "inductor_compile_config", "inductor_passes", "cudagraph_mode", "use_cudagraph",
+    "cudagraph_num_of_warmups", "cudagraph_capture_sizes", "cudagraph_copy_inputs", "full_cuda_graph", "pass_config",
+    "max_capture_size", "max_cudagraph_capture_size", "use_inductor_graph_partition", "local_cache_dir",
+    "cudagraph_specialize_lora", "fast_moe_cold_start", "dynamic_shapes_config", "compile_mm_encoder",
+)  # fmt: skip
+"""Keys of `--compilation-config` that are read, or that change no memory."""
 
 
 class Server(EngineServer):
@@ -61,8 +76,75 @@ class Server(EngineServer):
                 f"--max-num-batched-tokens {self.max_num_batched_tokens}: is less than --max-num-seqs "
                 f"{self.max_num_seqs}; expected at least as many"
             )
+        self.check_environment()
+        if self.speculation.draft is not None and self.pp > 1:
+            raise InputError("--speculative-config: a draft model with stages is not modelled")
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
+
+    def check_environment(self) -> None:
+        """Raises `InputError` for variables and tables of flags that are not modelled."""
+        if self.flags.get("VLLM_USE_V1") == 0 and self.rules.generation == "v1":
+            raise InputError("VLLM_USE_V1=0: the first engine is modelled up to vLLM 0.7; remove the variable")
+        connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
+        if connector not in CPU_CONNECTORS:
+            raise InputError(
+                f"--kv-transfer-config: the connector {shown(connector)} is not modelled; expected one of "
+                f"{', '.join(CPU_CONNECTORS)}"
+            )
+        unknown = sorted(set(self.compilation) - set(COMPILATION_KEYS))
+        if unknown:
+            raise InputError(f"--compilation-config: {shown(unknown[0])} is not modelled; remove the key")
+
+    @property
+    def compilation(self) -> Mapping[str, Any]:
+        """The table of `--compilation-config`."""
+        table: Mapping[str, Any] = self.flags.get("compilation_config", {})
+        return table
+
+    @cached_property
+    def speculation(self) -> Speculation:
+        """What drafts tokens."""
+        return speculation_of(self.flags, self.preset)
+
+    @cached_property
+    def draft(self) -> EngineRank | None:
+        """The draft model of a rank; None without one."""
+        if self.speculation.draft is None:
+            return None
+        return EngineRank(self.speculation.draft, Layout(tp=self.tp), 0, None, self.dtype)
+
+    @property
+    def loads_towers(self) -> bool:
+        """Whether encoders are loaded: not where no input of theirs is allowed (models/interfaces.py)."""
+        if self.flags.get("language_model_only"):
+            return False
+        limits = self.flags.get("limit_mm_per_prompt", {})
+        has_none = bool(limits) and all(_limit(limit) == 0 for limit in limits.values())
+        return not (has_none and {"image", "video"} <= set(limits) and self.numbers >= TOWERS_ARE_SKIPPED_FROM)
+
+    @property
+    def subtracts_graphs(self) -> bool:
+        """Whether the estimate of CUDA graphs is taken from the cache."""
+        chosen = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
+        if chosen is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM:
+            return self.rules.subtracts_graphs
+        return bool(chosen)
+
+    @property
+    def captured_graphs(self) -> int:
+        """The number of graphs: of mixed batches, in pieces, and of batches that only decode, as a whole."""
+        mode = str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
+        if self.flags.get("enforce_eager") or mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
+            return 0
+        chosen = self.flags.get("cudagraph_capture_sizes") or self.compilation.get("cudagraph_capture_sizes")
+        sizes = GRAPH_SIZES if chosen is None else tuple(dict.fromkeys(chosen))
+        most = self.flags.get("max_cudagraph_capture_size", self.compilation.get("max_cudagraph_capture_size"))
+        if most is None:
+            most = max(sizes) if chosen else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
+        pieces = 0 if mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= most for size in sizes)
+        wholes = 0 if mode == "PIECEWISE" else sum(size <= min(most, self.decoded_tokens) for size in sizes)
+        return pieces + wholes
 
     @property
     def record(self) -> VLLMRecord:
@@ -132,18 +214,8 @@ class Server(EngineServer):
     @property
     def quantize(self) -> str | None:
         """The scheme of the weights; None for that of the checkpoint."""
-        if self.flags.get("quantize"):
-            return str(self.flags["quantize"])
         word = str(self.flags.get("quantization", "none")).removesuffix("_marlin").removeprefix("gpt_oss_")
-        if word == "none" or (
-            self.preset.checkpoint is not None and (self.preset.config or {}).get("quantization_config")
-        ):
-            return None
-        if word not in SCHEMES:
-            raise InputError(
-                f"--quantization {word}: the checkpoint does not say its scheme; expected --quantize SCHEME too"
-            )
-        return SCHEMES[word]
+        return self.scheme_of(word, SCHEMES)
 
     @property
     def max_num_seqs(self) -> int:
@@ -162,6 +234,11 @@ class Server(EngineServer):
                 return self.rules.chunk_above_32k
             return max(self.longest_request, default)
         return max(default, int(self.flags.get("max_num_seqs", 1)))
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Tokens of a step in which all sequences decode, with those that are drafted."""
+        return self.max_num_seqs * (1 + self.speculation.tokens)
 
     @property
     def utilization(self) -> float:
@@ -192,9 +269,10 @@ class Server(EngineServer):
 
     def rank(self, stage: int) -> EngineRank:
         """The model of the first rank of a stage."""
-        loads_towers = not self.flags.get("language_model_only") and stage == 0
+        loads_towers = self.loads_towers and stage == 0
         number = self.layout.rank(pp=stage)
-        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers)
+        drafts = self.speculation.with_mtp and stage == self.pp - 1
+        return EngineRank(self.preset, self.layout, number, self.quantize, self.dtype, loads_towers, drafts)
 
     def profile_run(self, stage: int) -> ProfileRun:
         """The profile run of a stage's ranks."""
@@ -211,12 +289,8 @@ class Server(EngineServer):
 
     def graph_bytes(self, layers: int) -> int:
         """The estimate of CUDA graphs: fewer where fewer sequences are captured."""
-        if self.flags.get("enforce_eager"):
-            return 0
-        estimate, sequences = self.record.cuda_graphs, self.max_num_seqs
-        most = min(2 * sequences, GRAPH_SIZES[-1])
-        captured = sum(size <= most for size in GRAPH_SIZES) + sum(size <= sequences for size in GRAPH_SIZES)
-        share = captured / (2 * len(GRAPH_SIZES))
+        estimate = self.record.cuda_graphs
+        share = self.captured_graphs / (2 * len(GRAPH_SIZES))
         return int(share * (estimate.constant_mib + estimate.mib_per_layer * layers) * MIB)
 
     def stored_weights(self, rank: EngineRank) -> int:
@@ -225,26 +299,32 @@ class Server(EngineServer):
         _, _, experts = rank.widths
         padding = 0
         if rank.scheme == "mxfp4" and experts is not None:
-            columns = -rank.hidden_size % MXFP4_COLUMNS
-            padding = rank.number_of_layers * experts.number * 3 * experts.width * columns * 17 // 32
+            padded = self.record.padded_experts(self.numbers, self.hardware).bytes_of(rank.hidden_size, experts.width)
+            expert = 3 * experts.width * rank.hidden_size * 17 // 32
+            padding = rank.number_of_layers * experts.number * (padded - expert)
         offloaded = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         return max(0, rank.weights + tables + padding + rank.latent_projections * self.element_bytes - offloaded)
 
     def stage(self, number: int) -> Stage:
         """The memory of a rank of a stage."""
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
-        pool = block_pool(rank, self.cached_element_bytes, self.block_size, rules)
+        has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
+        drafted = [] if self.draft is None else self.draft.token_caches
+        pool = block_pool(rank, self.cached_element_bytes, self.block_size, rules, has_full_windows, drafted)
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
         beside = self.measured("non_torch", outside.mib * MIB)
         budget = math.ceil(self.utilization * self.total)
-        weights = self.measured("weights", self.stored_weights(rank))
+        weights = self.stored_weights(rank)
+        if self.draft is not None:
+            weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
+        weights = self.measured("weights", weights)
         peak = self.measured("profile_run", run.peak_bytes(rank, rules))
-        taken = weights + peak + beside + (graphs if rules.subtracts_graphs else 0)
+        taken = weights + peak + beside + (graphs if self.subtracts_graphs else 0)
         available = int(self.flags.get("kv_cache_memory_bytes", self.measured("kv_cache", budget - taken)))
         blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(available)))
         estimate: TermStatus = "estimate"
-        graph_origin = "subtracted from the budget" if rules.subtracts_graphs else "outside the budget"
+        graph_origin = "subtracted from the budget" if self.subtracts_graphs else "outside the budget"
         terms = (
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
@@ -258,12 +338,20 @@ class Server(EngineServer):
         return Stage(self.with_receipt(terms), pool, available, blocks, graphs)
 
     def _weights_origin(self, rank: EngineRank) -> str:
-        return rank.scheme or ("as published" if self.dtype is None else self.dtype)
+        scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
+        if self.speculation.draft is not None:
+            return f"{scheme}, with {self.speculation.draft.name} that drafts"
+        return f"{scheme}, with modules that draft" if self.speculation.with_mtp else scheme
 
     @property
     def free_at_start(self) -> int:
         """Bytes that are free when the engine starts: without CUDA's context."""
         return self.total - self.record.context_of(self.hardware, self.tp * self.pp).mib * MIB
+
+
+def _limit(limit: Any) -> Any:
+    """The number of inputs of a kind in a request: a number, or the `count` of a table."""
+    return limit.get("count") if isinstance(limit, Mapping) else limit
 
 
 class Stage(NamedTuple):
@@ -281,6 +369,13 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 
     Raises `InputError` for flags that contradict each other or the model.
     """
+    if flags.get("max_model_len") in AUTO:
+        open_flags = {name: value for name, value in flags.items() if name != "max_model_len"}
+        length = (
+            longest_request(preset, hardware, version, open_flags)
+            or Server(preset, hardware, version, open_flags).longest_request
+        )
+        return memory(preset, hardware, version, {**open_flags, "max_model_len": length})
     server = Server(preset, hardware, version, flags)
     fullest = min(map(server.stage, range(server.pp)), key=lambda stage: stage.blocks)
     pool, blocks, rules = fullest.pool, fullest.blocks, server.rules
@@ -316,7 +411,7 @@ def _message(server: Server, stage: Stage, concurrency: float) -> str:
         text = messages["one_request_v0" if rules.generation == "v0" else "one_request"]
         return f"{text} (--max-model-len {length}); the longest that fits is {longest}"
     unused = server.free_at_start - budget
-    if not rules.subtracts_graphs and unused < stage.graphs:
+    if not server.subtracts_graphs and unused < stage.graphs:
         return messages["outside_budget"]
     return ""
 
@@ -325,7 +420,11 @@ def _notes(server: Server) -> list[str]:
     notes = []
     if server.hardware.driver_total is None:
         notes.append(f"{server.hardware.title}: what the driver offers is not known; all memory is counted")
-    if server.preset.model.towers and not server.flags.get("language_model_only"):
+    if server.speculation.tokens:
+        notes.append(
+            "the passes that draft tokens, and their CUDA graphs, are not in the profile run; they may take more"
+        )
+    if server.preset.model.towers and server.loads_towers:
         notes.append("the profile run of the encoders of images is not modelled; it may take more")
     return notes
 

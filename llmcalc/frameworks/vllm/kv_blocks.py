@@ -88,23 +88,34 @@ class BlockPool:
         return low * self.block_size
 
 
-def block_pool(rank: EngineRank, element_bytes: int, block_size: int, rules: Rules) -> BlockPool:
+def block_pool(
+    rank: EngineRank,
+    element_bytes: int,
+    block_size: int,
+    rules: Rules,
+    has_full_windows: bool = False,
+    drafted: Sequence[TokenCache] = (),
+) -> BlockPool:
     """Returns the pool of a rank. element_bytes: bytes of a cached element. block_size: tokens of a block.
 
-    Raises `InputError` for a model without a cache, and for states in a version that has none.
+    has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
+    Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
+    beside layers of several kinds.
     """
-    caches, states = rank.token_caches, rank.state_caches
+    caches, states = [*rank.token_caches, *drafted], rank.state_caches
     if not caches:
         raise InputError("--engine vllm: the model has no layer with keys and values; it is not modelled")
-    if not rules.grouped_layers:
-        if states:
-            raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
+    if states and not rules.grouped_layers:
+        raise InputError("--engine vllm: recurrent states are modelled from vLLM 0.10 on; expected a newer version")
+    if not rules.grouped_layers or has_full_windows:
         layers = sum(cache.layers for cache in caches)
         widest = max(cache.width for cache in caches)
         caches = [TokenCache("attention", layers, None, widest)]
     if all(cache.window is None for cache in caches) and not states:
         token_bytes = sum(cache.layers * cache.width for cache in caches) * element_bytes
         return BlockPool(token_bytes * block_size, block_size, (Group(1, None),))
+    if drafted:
+        raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
     return _grouped_pool(caches, states, element_bytes, block_size)
 
 

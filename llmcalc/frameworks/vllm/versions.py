@@ -45,6 +45,28 @@ class BatchDefaults(VersionRange):
     max_num_batched_tokens: int
 
 
+class PaddedExperts(VersionRange):
+    """The padding of MXFP4 experts on devices of a range of compute capabilities; the file explains the fields."""
+
+    at_least: float = 0
+    below: float = 100
+    hidden: int
+    intermediate: int
+    swizzle: int = 0
+
+    def bytes_of(self, hidden: int, intermediate: int) -> int:
+        """Bytes of one expert: matrices of both projections, a scale per 32 elements, and biases."""
+        h, i = _up(hidden, self.hidden), _up(intermediate, self.intermediate)
+        rows, bias = (256, 4) if self.swizzle else (1, 2)
+        first = _up(h // 2, self.swizzle or 1) * 2 * i + h // 32 * _up(2 * i, rows)  # gate and up projections
+        second = _up(i // 2, self.swizzle or 1) * h + i // 32 * _up(h, rows)
+        return first + second + (bias - 2) * (2 * i + h)
+
+
+def _up(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 class NonTorch(VersionRange, MeasuredOverhead):
     """Memory outside torch.
 
@@ -82,6 +104,7 @@ class VLLMRecord(EngineRecord[Rules]):
     """The file `presets/engines/vllm.toml`."""
 
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
+    mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
     non_torch: tuple[NonTorch, ...] = Field(min_length=1)
     context: tuple[Context, ...] = Field(min_length=1)
     cuda_graphs: GraphEstimate
@@ -95,6 +118,12 @@ class VLLMRecord(EngineRecord[Rules]):
             for row in ranges_at(self.batch_defaults, version)
             if row.at_least_gib <= gib and not any(part in names for part in row.not_on)
         )
+
+    def padded_experts(self, version: Numbers, hardware: Hardware) -> PaddedExperts:
+        """Returns the padding of MXFP4 experts on a device."""
+        capability = float(hardware.compute_capability or 10)  # AMD pads as Blackwell does
+        rows = ranges_at(self.mxfp4, version)
+        return next(row for row in rows if row.at_least <= capability < row.below)
 
     def outside_torch(self, version: Numbers, hardware: Hardware, devices: int, stages: int) -> NonTorch:
         """Returns the memory outside torch: of the newest row with the most ranks that are no more than these."""

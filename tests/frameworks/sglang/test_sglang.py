@@ -8,8 +8,12 @@ import pytest
 
 import llmcalc
 from llmcalc.errors import InputError
+from llmcalc.sources.hardware import find_hardware
 
 GIB = 2**30
+
+SHOWN = 81559 / 1024
+"""The memory of an H100 as nvidia-smi shows it, in GiB."""
 
 
 def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "0.5.20", **flags: Any) -> Any:
@@ -20,9 +24,11 @@ def memory(target: str = "llama3.1-8b", hardware: str = "h100", version: str = "
     ("version", "flags", "fraction"),
     [
         ("0.4.3", {"tp": 2}, 0.87),
-        ("0.4.9", {}, round((79.19 - 9.5 - 0.5) / 79.19, 3)),
-        ("0.5.20", {}, round((79.19 - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / 79.19, 3)),
-        ("0.5.20", {"chunked_prefill_size": 2048}, round((79.19 - 10) / 79.19, 3)),
+        ("0.4.9", {}, round((SHOWN - 9.5 - 0.5) / SHOWN, 3)),
+        ("0.5.5", {}, round((SHOWN - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / SHOWN, 3)),
+        # 58 lengths of prompts up to 8,192 are captured in pieces
+        ("0.5.20", {}, round((SHOWN - (512 + 1.5 * 8192 + 2 * 256 + 128 + 58 * 8) / 1024) / SHOWN, 3)),
+        ("0.5.20", {"chunked_prefill_size": 2048}, round((SHOWN - 10) / SHOWN, 3)),
         ("0.5.20", {"mem_fraction_static": 0.9}, None),
     ],
 )
@@ -63,8 +69,10 @@ def test_tokens_of_a_log() -> None:
     [
         ({"mem_fraction": 0.9}, "--mem-fraction-static"),
         ({"mem_fraction_static": 2}, "--mem-fraction-static"),
-        ({"dp_size": 2}, "data parallelism"),
-        ({"speculative_algorithm": "EAGLE"}, "speculative decoding"),
+        ({"enable_dp_attention": True}, "data parallelism"),
+        ({"quantization": "w4afp8"}, "--quantize SCHEME"),
+        ({"speculative_algorithm": "medusa"}, "--speculative-algorithm"),
+        ({"speculative_algorithm": "EAGLE", "target": "qwen3.5-9b"}, "states of drafted tokens"),
     ],
 )
 def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
@@ -76,3 +84,42 @@ def test_too_large_weights_do_not_start() -> None:
     answer = llmcalc.memory("llama3.1-70b", hardware="rtx-4090", engine="sglang")
     assert not answer.ok
     assert "--mem-fraction-static" in answer.document["message"]
+
+
+def test_replicas_and_stages() -> None:
+    whole, replicas = memory(mem_fraction_static=0.8), memory(mem_fraction_static=0.8, dp_size=2)
+    assert (replicas.devices, replicas.kv_tokens) == (2, whole.kv_tokens)
+    stages = memory(mem_fraction_static=0.8, pp_size=2)
+    # 16 of the 32 layers on each of two devices
+    assert (stages.devices, memory(mem_fraction_static=0.8, ep_size=1).devices) == (2, 1)
+    assert stages.kv_tokens == stages.bytes_of("kv_cache") // (16 * 8 * 128 * 2 * 2)
+
+
+def test_an_encoder_lowers_the_default_fraction() -> None:
+    """27 layers of 1,152 are 1.424 times 24 of 1,024: 0.95 x (1 - 0.1 x 0.424)."""
+    fraction = memory("gemma3-27b", version="0.5.5").assumed["--mem-fraction-static"]
+    text = round((SHOWN - (512 + 1.5 * 8192 + 2 * 256 + 128) / 1024) / SHOWN, 3)
+    assert fraction == pytest.approx(text * 0.95 * (1 - 0.1 * (27 * 1152**2 / (24 * 1024**2) - 1)), abs=1e-4)
+
+
+def test_a_head_that_drafts_lowers_the_default_fraction() -> None:
+    def reserve(**flags: Any) -> float:
+        return SHOWN * (1 - float(memory(**flags).assumed["--mem-fraction-static"]))
+
+    off = {"version": "0.5.20", "disable_piecewise_cuda_graph": True}
+    eagle = {"speculative_algorithm": "EAGLE", "speculative_draft_model_path": "x/y"}
+    assert reserve(version="0.5.5", **eagle) - reserve(version="0.5.5") == pytest.approx(2, abs=0.08)
+    assert reserve(version="0.5.20", **eagle) - reserve(**off) == pytest.approx(4, abs=0.08)
+    assert reserve(version="0.5.20", speculative_algorithm="ngram") == reserve(**off)
+
+
+def test_latent_attention_has_a_reserve_of_its_own() -> None:
+    fraction = memory("deepseek-v3", hardware="h200", tp=8).assumed["--mem-fraction-static"]
+    gib = find_hardware("h200").memory_bytes / GIB
+    # 8,192 tokens of a chunk, graphs of 512 sequences, 8 ranks, and 1.5 GiB for graphs of prompts
+    assert fraction == round((gib - (512 + 1.5 * 8192 + 2 * 512 + 1024 + 1536) / 1024) / gib, 3)
+
+
+def test_long_prompts_take_no_time() -> None:
+    with pytest.raises(InputError, match="less than SGLang reserves"):
+        memory(piecewise_cuda_graph_max_tokens=10**12)

@@ -143,7 +143,16 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
         ({"tensor_parallel_size": 3}, "tp 3|--tp"),
         ({"pipeline_parallel_size": 512}, "--pipeline-parallel-size"),
         ({"kv_cache_dtype": "fp9"}, "--kv-cache-dtype"),
-        ({"speculative_config": "{}"}, "speculative decoding"),
+        (
+            {"speculative_config": '{"method": "eagle3", "model": "x/y", "num_speculative_tokens": 2}'},
+            "'eagle3'.*model",
+        ),
+        ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}, "multi-token prediction"),
+        (
+            {"speculative_config": {"model": "no-such-draft", "num_speculative_tokens": 1}},
+            "draft model 'no-such-draft'",
+        ),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, "num_speculative_tokens"),
         ({"quantization": "modelopt"}, "--quantize"),
         ({"phase": "training"}, "phase"),
         ({"max_num_batched_tokens": 8, "max_num_seqs": 100}, "--max-num-batched-tokens"),
@@ -213,3 +222,85 @@ def test_versions_are_compared_in_columns() -> None:
     compared = answer(engine=("vllm==0.19", "vllm==0.33"))
     assert [row["engine"]["record"] for row in compared.document] == ["0.19", "0.28"]
     assert set(compared.records()[0]) == {"target", "term", "vllm==0.19", "vllm==0.33"}
+
+
+def test_the_longest_request_that_fits_is_chosen() -> None:
+    chosen = answer(hardware="rtx-4090", max_model_len="auto").result
+    assert chosen.starts
+    assert not answer(hardware="rtx-4090", max_model_len=chosen.max_model_len + 16).result.starts
+    assert answer(max_model_len=-1).result.max_model_len == 131_072
+
+
+@pytest.mark.parametrize(
+    ("flags", "graphs"),
+    [
+        ({}, 1.0),
+        ({"max_num_seqs": 64}, (19 + 11) / (2 * 51)),  # mixed batches up to 128, decoding ones up to 64
+        ({"cudagraph_capture_sizes": "1 2 4 8"}, 8 / (2 * 51)),
+        ({"compilation_config": '{"cudagraph_mode": "FULL_DECODE_ONLY"}'}, 0.5),
+        ({"compilation_config": {"cudagraph_mode": "NONE"}}, 0),
+        ({"max_cudagraph_capture_size": 4}, 6 / (2 * 51)),
+    ],
+)
+def test_graphs_are_those_of_the_sizes(flags: dict[str, Any], graphs: float) -> None:
+    whole = answer().result.bytes_of("cuda_graphs")
+    assert answer(**flags).result.bytes_of("cuda_graphs") == pytest.approx(graphs * whole, abs=2)
+
+
+def test_the_environment_decides_whether_graphs_are_subtracted() -> None:
+    def tokens(**flags: Any) -> int:
+        return int(answer(engine="vllm==0.19", **flags).result.kv_tokens)
+
+    assert tokens(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1) < tokens()
+    with pytest.raises(InputError, match="VLLM_USE_V1=0"):
+        answer(engine="vllm==0.9.2", VLLM_USE_V1="0")
+
+
+def test_encoders_without_inputs_are_not_loaded() -> None:
+    weights = answer("gemma3-27b").result.bytes_of("weights")
+    text = answer("gemma3-27b", limit_mm_per_prompt='{"image": 0, "video": 0}').result
+    assert text.bytes_of("weights") == answer("gemma3-27b", language_model_only=True).result.bytes_of("weights")
+    assert text.bytes_of("weights") < weights
+    assert answer("gemma3-27b", limit_mm_per_prompt="image=1").result.bytes_of("weights") == weights
+
+
+def test_windows_keep_all_tokens_without_the_hybrid_manager() -> None:
+    windowed, full = (answer("gemma3-27b", disable_hybrid_kv_cache_manager=off).result for off in (False, True))
+    assert full.max_concurrency < windowed.max_concurrency
+
+
+@pytest.mark.parametrize("flags", [{"kv_transfer_config": {"kv_connector": "P2pNcclConnector"}}, {"O": '{"x": 1}'}])
+def test_configurations_that_are_not_modelled_are_refused(flags: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="not modelled"):
+        answer(**flags)
+
+
+def test_modules_that_draft_have_weights_and_a_layer_of_cache() -> None:
+    plain = answer("glm-4.5-air", hardware="b300", engine="vllm==0.33").result
+    drafting = answer(
+        "glm-4.5-air",
+        hardware="b300",
+        engine="vllm==0.33",
+        speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+    ).result
+    with_mtp = llmcalc.params("glm-4.5-air", with_mtp=True).total - llmcalc.params("glm-4.5-air").total
+    assert drafting.bytes_of("weights") - plain.bytes_of("weights") == 2 * with_mtp
+    # 46 layers and one, 8 key heads of 128, keys and values, 2 bytes
+    assert drafting.blocks == drafting.bytes_of("kv_cache") // (47 * 8 * 128 * 2 * 2 * 16)
+
+
+def test_a_draft_model_has_weights_and_a_cache() -> None:
+    def tokens_of(target: str, **flags: Any) -> Any:
+        return answer(target, hardware="b300", engine="vllm==0.19", **flags).result
+
+    plain, draft = tokens_of("llama3.1-70b"), tokens_of("llama3.2-1b")
+    both = tokens_of("llama3.1-70b", speculative_config='{"model": "llama3.2-1b", "num_speculative_tokens": 4}')
+    weights = plain.bytes_of("weights") + draft.bytes_of("weights")
+    assert both.bytes_of("weights") == weights
+    # 80 layers with 8 key heads of 128, and 16 with 8 of 64
+    assert both.blocks == both.bytes_of("kv_cache") // ((80 * 8 * 128 + 16 * 8 * 64) * 2 * 2 * 16)
+
+
+def test_tokens_found_in_the_prompt_take_nothing() -> None:
+    found = answer(speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}).result
+    assert found.kv_tokens == answer().result.kv_tokens

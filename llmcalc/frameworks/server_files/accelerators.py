@@ -1,0 +1,95 @@
+"""The accelerator that a manifest names: a label of a node, or the type of a machine in a cloud."""
+
+from __future__ import annotations
+
+import re
+
+from ...errors import InputError
+from ...sources.hardware import find_hardware
+
+LABELS = (
+    "nvidia.com/gpu.product",
+    "cloud.google.com/gke-accelerator",
+    "k8s.amazonaws.com/accelerator",
+    "accelerator",
+    "gpu-type",
+    "gpu_type",
+    "gpu.nvidia.com/class",
+    "gpu.nvidia.com/model",
+    "karpenter.k8s.aws/instance-gpu-name",
+    "amd.com/gpu.product-name",
+    "accelerator_type",
+)
+"""Labels of nodes whose value names an accelerator."""
+
+MACHINE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type", "instance_type")
+"""Labels of nodes whose value is the type of a machine."""
+
+MACHINES = (
+    (r"nvidia-tesla-a100", "a100-40gb"),  # Google's label of machines a2-highgpu
+    (r"p6-b200\..*", "b200"),
+    (r"p5en?\.48xlarge", "h200"),
+    (r"p5\..*", "h100-sxm"),
+    (r"p4de\..*", "a100-80gb"),
+    (r"p4d\..*", "a100-40gb"),
+    (r"p3dn\..*", "v100-32gb"),
+    (r"p3\..*", "v100-16gb"),
+    (r"g6e\..*", "l40s"),
+    (r"g6\..*", "l4"),
+    (r"g5\..*", "a10g"),
+    (r"g4dn\..*", "t4"),
+    (r"a4-.*", "b200"),
+    (r"a3-ultragpu-.*", "h200"),
+    (r"a3-.*", "h100-sxm"),
+    (r"a2-ultragpu-.*", "a100-80gb"),
+    (r"a2-.*", "a100-40gb"),
+    (r"g2-standard-.*", "l4"),
+    (r"standard_nd\w*h200_v5", "h200"),
+    (r"standard_nd\w*h100_v5", "h100-sxm"),
+    (r"standard_nc\w*h100_v5", "h100-nvl"),
+    (r"standard_n[cd]\w*a100_v4", "a100-80gb"),
+    (r"standard_nc\w*t4_v3", "t4"),
+)
+"""Pattern of a machine's type → its accelerator, as AWS, Google and Azure list them."""
+
+_MEMORY = re.compile(r"[0-9]{1,3}gb")
+_LEFT_OUT = frozenset(
+    """
+    nvidia tesla geforce gpu amd instinct hbm2 hbm2e hbm3 hbm3e generation shared vws workstation server edition
+    """.split()  # noqa: SIM905
+)
+
+
+def accelerator_of(label: str) -> str:
+    """Returns the name of the accelerator that a label or a machine's type names; empty for an unknown one."""
+    text = label.strip().lower()[:100]
+    for pattern, name in MACHINES:
+        if re.fullmatch(pattern, text):
+            return name
+    if "mig" in text:
+        return ""
+    parts = [part for part in re.split(r"[-_ /.,()]+", text) if part and part not in _LEFT_OUT]
+    memory = next((part for part in parts if _MEMORY.fullmatch(part)), "")
+    chip = [part for part in parts if part != memory and not re.fullmatch(r"sxm[0-9]?|[0-9]+[gx]", part)]
+    for words in ([*chip, memory], parts, chip, chip[:-1], chip[:2], chip[:1]):
+        name = _known("-".join(filter(None, words)), memory)
+        if name:
+            return name
+    return ""
+
+
+def _known(name: str, memory: str) -> str:
+    """The name of an accelerator, with that much memory where the label says it (`80gb`); empty for an unknown one."""
+    if not re.search(r"[a-z]", name) or re.fullmatch(r"[0-9.]+\s*[gmt]i?b", name) or name.endswith(".toml"):
+        return ""
+    try:
+        hardware = find_hardware(name)
+    except InputError:
+        return ""
+    gb = int(memory.removesuffix("gb") or 0)
+    is_that = not gb or min(abs(hardware.memory_bytes / unit - gb) for unit in (10**9, 2**30)) < SIMILAR_GB
+    return hardware.name if is_that else ""
+
+
+SIMILAR_GB = 3
+"""Difference of a label's memory from the accelerator's, in GB, up to which they are the same."""

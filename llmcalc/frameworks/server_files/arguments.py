@@ -1,0 +1,197 @@
+"""Reads the arguments of a server's command by the flags of its engine, with the configuration that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from ...errors import InputError
+from ..engines.engine import Engine
+from ..engines.flags import Flag, by_name, flag_named, split_arguments
+from ..engines.registry import FOLDERS, engine
+from ..launch.shell import is_unresolved, is_unset_variable, printable, unresolved_reason
+from ..launch.text import parse_yaml
+from .programs import PROGRAMS, ServerProgram
+from .server import ReadNamed
+
+MODEL, CONFIG = "model-of-the-command", "config-of-the-command"
+
+
+@dataclass
+class Arguments:
+    """The arguments of a server's command.
+
+    model: the model's name, with its marks if it is unresolved; empty without one.
+    values: the fields of the engine's flags → their values.
+    ignored: flags that change no memory.
+    unknown: flag → why it is not modelled.
+    notes: remarks on words that are left out.
+    """
+
+    model: str = ""
+    values: dict[str, Any] = field(default_factory=dict)
+    ignored: list[str] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_arguments(
+    program: ServerProgram,
+    record: Engine,
+    words: Sequence[str],
+    at: str,
+    read_named: ReadNamed,
+    allow_unknown: bool,
+    typed: Sequence[str] = (),
+) -> Arguments:
+    """Reads the arguments of a command. record: the engine.
+
+    at: the file and the place in messages.
+    read_named: reads a configuration that the command names.
+    typed: fields of flags that are typed beside the file, whose values in it do not matter.
+    Raises `InputError` for an unknown flag, for a word that is no flag's, and for a value that only a run has.
+    """
+    flags = flags_of(program, record)
+    known = by_name(reversed(flags))
+    arguments = Arguments()
+    unknown = arguments.unknown if allow_unknown else None
+    left_out = [word for flag, word in pairwise(words) if is_unset_variable(word) and not _takes_value(flag)]
+    words = [word for word in words if word not in {*left_out}]
+    arguments.notes += [f"{printable(word)} is not set and left out" for word in dict.fromkeys(left_out[:MOST_NOTES])]
+    try:
+        first, values = split_arguments(record.title, flags[::-1], words, {}, {}, unknown)
+        config = values.pop(_field(known, f"--{CONFIG}"), None) if program.config_flags else None
+        if config is not None:
+            if is_unresolved(str(config)):
+                raise InputError(unresolved_reason(str(config)))
+            inner = list(words_of_tables(parse_yaml(_marked(read_named(str(config))), str(config)), known))
+            first, values = split_arguments(record.title, flags[::-1], [*inner, *words], {}, {}, unknown)
+            values.pop(_field(known, f"--{CONFIG}"), None)
+        arguments.model = str(values.pop(_field(known, program.model_flags[0]), "") or "")
+        if program.takes_model and first:
+            arguments.model = first.pop(0)
+        for word in first:
+            if is_unresolved(word):
+                raise InputError(unresolved_reason(word))
+            if word != "--":
+                raise InputError(f"'{printable(word)[:60]}' stands behind no flag; expected --flag value")
+        for name, value in values.items():
+            flag = next(flag for flag in flags[::-1] if flag.field == name)
+            if flag.is_idle and not flag.words:
+                arguments.ignored.append(flag.names[0])
+                continue
+            if name not in typed:
+                _require_known(flag, value)
+            arguments.values[name] = value
+    except InputError as error:
+        raise InputError(f"{at}: {error}") from None
+    return arguments
+
+
+def _field(known: Mapping[str, Flag], name: str) -> str:
+    return known[name].field if name in known else name.lstrip("-").replace("-", "_")
+
+
+MOST_NOTES = 10
+"""Largest number of unset variables that are noted."""
+
+LEAST_FLAGS = 2
+"""Number of flags from which words say their engine."""
+
+MOST_FLAGS = 300
+"""Number of flags up to which words say their engine."""
+
+
+def flags_of(program: ServerProgram, record: Engine) -> tuple[Flag, ...]:
+    """Returns the flags of a program: its own, which come before those of the engine."""
+    return (
+        Flag((*program.model_flags, f"--{MODEL}")),
+        Flag((f"--{CONFIG}", *program.config_flags)),
+        *(Flag((name,), is_idle=True) for name in program.idle),
+        *(Flag((name,), "switch", is_idle=True) for name in program.idle_switches),
+        *record.known_flags(),
+    )
+
+
+def engine_of_flags(words: Sequence[str]) -> str:
+    """Returns the first engine that has all flags among the words, and one that changes memory; empty for none."""
+    names = {word.partition("=")[0] for word in words if word.startswith("--")}
+    if not LEAST_FLAGS <= len(names) <= MOST_FLAGS:
+        return ""
+    for program in PROGRAMS:
+        if program.engine not in FOLDERS:
+            continue
+        known = by_name(reversed(flags_of(program, engine(program.engine))))
+        named = [flag_named(known, name) for name in names - set(program.model_flags)]
+        if all(named) and any(match is not None and not match.flag.is_idle for match in named):
+            return program.engine
+    return ""
+
+
+def _takes_value(word: str) -> bool:
+    """Whether the word behind this one may be its value."""
+    return word.startswith("-") and "=" not in word
+
+
+def _require_known(flag: Flag, value: Any) -> None:
+    """Raises `InputError` if a part of a value is known only when the file runs."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    for part in parts:
+        if isinstance(part, str) and is_unresolved(part):
+            raise InputError(f"{flag.names[0]}: {unresolved_reason(part)}")
+
+
+def _marked(text: str) -> str:
+    """A text whose unresolved names YAML can read: it allows no control character."""
+    return text.replace("\0", MARK)
+
+
+MARK = "\ue000"
+"""Stands for the mark of an unresolved name."""
+
+
+MOST_KEYS = 1_000
+"""Largest number of keys of a table of a configuration."""
+
+
+def words_of_tables(data: Any, known: Mapping[str, Flag], keys: tuple[str, ...] = ()) -> Iterator[str]:
+    """Yields the words that stand for the keys of a configuration. known: spelling → flag.
+
+    A key of an inner table is `--outer.key`, or `--key` where only that is a flag. Raises `InputError` for no table.
+    """
+    if not isinstance(data, Mapping):
+        raise InputError("the configuration is no table; expected flags by their names")
+    if len(data) > MOST_KEYS:
+        raise InputError(f"the configuration has {len(data):,} keys; expected at most {MOST_KEYS:,}")
+    for key, value in data.items():
+        path = (*keys, str(key).replace(MARK, "\0"))
+        flag = flag_named(known, f"--{'.'.join(path)}") or flag_named(known, f"--{path[-1]}")
+        outer = known.get(f"--{path[0].replace('_', '-')}")
+        if isinstance(value, Mapping) and not (outer is not None and outer.kind == "table"):
+            yield from words_of_tables(value, known, path)
+            continue
+        if isinstance(value, Mapping):
+            for inner, item in value.items():
+                yield from (f"--{'.'.join((*path, str(inner)))}={_text(item)}",)
+            continue
+        name = f"--{'.'.join(path)}" if flag is None or flag_named(known, f"--{'.'.join(path)}") else f"--{path[-1]}"
+        if isinstance(value, bool) and (flag is None or flag.flag.kind == "switch"):
+            yield name if value else f"--no-{name[2:]}"
+        elif isinstance(value, list) and flag is not None and flag.flag.kind in ("list", "numbers"):
+            yield name
+            yield from map(_text, value)
+        elif value is not None:
+            yield f"{name}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """The text of a value as a command line has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Mapping | list):
+        import json
+
+        return json.dumps(value).replace("\\ue000", "\0")
+    return str(value).replace(MARK, "\0")

@@ -1,0 +1,68 @@
+"""Splits `docker run` and its like into the image, the environment and the command of a container."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+
+from .server import Container
+
+DOCKERS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
+
+SWITCHES = frozenset(
+    """
+    --rm --privileged --init --detach --interactive --tty --read-only --no-healthcheck --oom-kill-disable --sig-proxy
+    --publish-all --quiet --nv --rocm --nvccli --cleanenv --containall --writable-tmpfs --replace
+    """.split()  # noqa: SIM905
+)
+"""Options of `docker run` without a value."""
+
+SHORT_SWITCHES = re.compile(r"-[ditPq]+")
+"""Short options of `docker run` without a value, such as `-it`."""
+
+
+def container_of(words: Sequence[str], place: str) -> Container | None:
+    """Returns the container that a command starts; None for any other command."""
+    names = [word.rpartition("/")[2] for word in words[:4]]
+    docker = next((i for i, name in enumerate(names) if name in DOCKERS), None)
+    if docker is None:
+        return None
+    queue = deque(words[docker + 1 :])
+    while queue and queue[0] in ("container", "compose"):
+        queue.popleft()
+    if not queue or queue.popleft() not in ("run", "exec", "create"):
+        return None
+    env: dict[str, str] = {}
+    entry: list[str] = []
+    gpus = None
+    while queue and queue[0].startswith("-"):
+        name, mark, value = queue.popleft().partition("=")
+        if name in SWITCHES or (SHORT_SWITCHES.fullmatch(name) and not mark):
+            continue
+        short = re.fullmatch(r"(-[evpwuh])(.+)", name)
+        if short is not None and not name.startswith("--"):
+            name, value = short[1], short[2] + mark + value
+        elif not mark:
+            value = queue.popleft() if queue else ""
+        if name in ("-e", "--env"):
+            variable, sets, text = value.partition("=")
+            if sets:
+                env[variable] = text
+        elif name == "--entrypoint":
+            entry = value.split()
+        elif name == "--gpus":
+            gpus = number_of_gpus(value)
+    if not queue:
+        return None
+    image = queue.popleft()
+    return Container(place, (*entry, *queue), image, env, gpus=gpus)
+
+
+def number_of_gpus(text: str) -> int | None:
+    """Returns the number of accelerators of `--gpus`: a number, or a list of devices; None for all."""
+    devices = re.search(r"device=([\w:,-]+)", text)
+    if devices is not None and devices[1] != "all":
+        return len(devices[1].split(","))
+    number = re.fullmatch(r"(?:count=)?([0-9]{1,4})", text.strip("'\""))
+    return None if number is None else int(number[1])

@@ -1,0 +1,340 @@
+"""Finds the servers of YAML and JSON files: compose files, manifests of Kubernetes and its operators, values of charts.
+
+A table is a container if it has the words of a command (`command`, `args`, `entrypoint`) or an image; what the tables
+around it say holds for it too: the accelerator of the node, the model's address, the sizes of the layout.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ...errors import InputError, one_line
+from ..launch.shell import LONGEST_VALUE, UNRESOLVED, expander, unresolved
+from .accelerators import LABELS, MACHINE_LABELS
+from .arguments import engine_of_flags
+from .scripts import ServerFinder, Started, starts_server
+from .server import Container
+
+WORDS = ("entrypoint", "command", "args", "modelCommand", "start_command")
+
+COMMANDS = {"vllmServe": ("vllm", "serve"), "imageDefault": (), "custom": ()}
+"""Words that stand for a command (`modelCommand` of llm-d's chart) → the command."""
+
+GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
+"""Names of the resource that counts accelerators."""
+
+MODEL_KEYS = ("storageUri", "uri", "modelURI", "model_id", "repo_id")
+"""Keys of the address of a model."""
+
+ADDRESS = re.compile(r"(?:hf|pvc\+hf|hf\+pvc)://(?:[\w.-]+/)??([\w.-]+/[\w.-]+)")
+"""The address of a model of the hub."""
+
+SIZES = {
+    "tensor": "tensor_parallel_size",
+    "pipeline": "pipeline_parallel_size",
+    "data": "data_parallel_size",
+    "tensorParallelSize": "tensor_parallel_size",
+    "pipelineParallelSize": "pipeline_parallel_size",
+}
+"""Keys of `parallelism` → the fields of the layout."""
+
+RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
+"""Kinds of manifests whose container serves the models of others."""
+
+SKIPPED = ("initContainers", "init_containers", "healthcheck", "livenessProbe", "readinessProbe", "startupProbe")
+"""Keys of tables without servers."""
+
+DEEPEST = 30
+"""Largest depth of tables."""
+
+
+def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers of tables. finder: of their file. variables: those that the file may use."""
+    if isinstance(data, Mapping) and isinstance(data.get("services"), Mapping) and "apiVersion" not in data:
+        yield from _compose(data, finder, variables)
+        return
+    documents = data if isinstance(data, list) else [data]
+    items = [
+        item
+        for document in documents
+        if isinstance(document, Mapping)
+        for item in (document["items"] if isinstance(document.get("items"), list) else [document])
+        if isinstance(item, Mapping)
+    ]
+    runtimes = {str(_table(item, "metadata").get("name")): item for item in items if str(item.get("kind")) in RUNTIMES}
+    used = {str(_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
+    for item in items:
+        kind = str(item.get("kind", ""))
+        runtime = runtimes.get(str(_table(item, "spec", "predictor", "model").get("runtime")))
+        if kind == "InferenceService" and runtime is not None:
+            yield from _with_runtime(item, runtime, finder)
+        elif kind == "ConfigMap":
+            yield from _config_map(item, finder)
+        elif kind not in RUNTIMES or str(_table(item, "metadata").get("name")) not in used:
+            yield from _containers(item, (), kind, finder)
+
+
+def _table(data: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    """The table under keys; empty if there is none."""
+    for key in keys:
+        inner = data.get(key)
+        data = inner if isinstance(inner, Mapping) else {}
+    return data
+
+
+# ---- compose files
+
+
+def _compose(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers of a compose file."""
+    expand = expander(finder.where, variables)
+    for name, service in data["services"].items():
+        if not isinstance(service, Mapping):
+            continue
+        place = f"services.{one_line(str(name))[:60]}"
+        text = {key: _expanded(service.get(key), expand) for key in (*WORDS, "environment", "image")}
+        devices = _table(service, "deploy", "resources", "reservations").get("devices")
+        container = Container(
+            place=place,
+            words=tuple(word for key in ("entrypoint", "command") for word in _words(text[key], finder.where)),
+            image=str(text["image"] or ""),
+            env=_environment(text["environment"]),
+            gpus=_reserved(devices),
+        )
+        words = tuple(word.replace(DOLLAR, "$") for word in container.words)
+        yield from finder.in_words(replace(container, words=words))
+
+
+DOLLAR = "\ue024"
+"""Stands for `$$` of a compose file, which is `$` in the container."""
+
+
+def _expanded(value: Any, expand: Callable[[str], str]) -> Any:
+    """A value with its variables (`${NAME:-default}`) expanded."""
+    if isinstance(value, str):
+        return expand(value.replace("$$", DOLLAR))
+    if isinstance(value, Mapping):
+        return {key: _expanded(item, expand) for key, item in value.items()}
+    return [_expanded(item, expand) for item in value] if isinstance(value, list) else value
+
+
+def _reserved(devices: Any) -> int | None:
+    """The number of accelerators that a service reserves; None if it does not say."""
+    for device in devices if isinstance(devices, list) else ():
+        if isinstance(device, Mapping):
+            ids, count = device.get("device_ids"), device.get("count")
+            if isinstance(ids, list):
+                return len(ids)
+            if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+                return count
+    return None
+
+
+# ---- Kubernetes and its operators
+
+
+def _config_map(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+    """Yields the servers of the scripts in a ConfigMap."""
+    for name, text in _table(item, "data").items():
+        if isinstance(text, str) and str(name).endswith((".sh", ".bash")) and starts_server(text):
+            yield from finder.in_script(text, {}, (), Container(f"data.{one_line(str(name))[:60]}", image="script"))
+
+
+def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+    """Yields the server of an InferenceService with the container of its runtime, whose arguments come first."""
+    model = _table(item, "spec", "predictor", "model")
+    containers = _table(runtime, "spec").get("containers")
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, Mapping):
+            args = [*_words(container.get("args"), finder.where), *_words(model.get("args"), finder.where)]
+            env = [*_env_list(container.get("env")), *_env_list(model.get("env"))]
+            joined = {**container, "args": args, "env": env, "resources": model.get("resources", {})}
+            yield from _started(joined, (item, _table(item, "spec", "predictor"), model), "InferenceService", finder)
+            return
+
+
+def _containers(
+    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
+) -> Iterator[Started]:
+    """Yields the servers of a table and of those in it. around: the tables around it, the outermost first."""
+    if len(around) > DEEPEST:
+        raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
+    if any(key in table for key in WORDS) or (isinstance(table.get("image"), str) and around):
+        servers = list(_started(table, around, place, finder))
+        if servers:
+            yield from servers
+            return
+    for key, value in table.items():
+        if key in SKIPPED:
+            continue
+        tables = value if isinstance(value, list) else [value]
+        for i, inner in enumerate(tables):
+            if isinstance(inner, Mapping):
+                index = f"[{i}]" if isinstance(value, list) and len(value) > 1 else ""
+                name = f"{place}.{one_line(str(key))[:60]}{index}".lstrip(".")
+                yield from _containers(inner, (*around, table), name, finder)
+
+
+def _started(
+    table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
+) -> Iterator[Started]:
+    """Yields the servers of a container's table."""
+    tables = (*around, table)
+    env = _environment(table.get("env"))
+    words = [
+        word
+        for key in ("command", "modelCommand", "start_command", "args")
+        for word in _words(table.get(key), finder.where)
+    ]
+    extra = env.get("VLLM_ADDITIONAL_ARGS", "")
+    words = [_with_env(word, env) for word in (*words, *_split(extra, finder.where))]
+    image = table.get("image")
+    container = Container(
+        place=_place(place),
+        words=tuple(words),
+        image=image if isinstance(image, str) else _image(tables),
+        env=env,
+        gpu=_gpu(tables),
+        gpus=_gpus(tables),
+        model=_model(tables),
+        engine=_engine(tables) or engine_of_flags(words),
+        sizes=_sizes(tables),
+    )
+    yield from finder.in_words(container)
+
+
+def _place(place: str) -> str:
+    """A place without the tables that all manifests have."""
+    short = re.sub(r"\b(spec|template|containers|podSpec|extraPodSpec|mainContainer)\b\.?", "", place)
+    return re.sub(r"\.{2,}", ".", short).strip(".") or place
+
+
+def _environment(value: Any) -> dict[str, str]:
+    """Variables of a list of `NAME=VALUE`, of a list of tables with `name` and `value`, or of a table."""
+    if isinstance(value, Mapping):
+        return {str(name): str(text) for name, text in value.items() if _is_plain(text)}
+    env: dict[str, str] = {}
+    for item in value if isinstance(value, list) else ():
+        if isinstance(item, Mapping) and _is_plain(item.get("value")):
+            env[str(item.get("name"))] = str(item["value"])
+        elif isinstance(item, str) and "=" in item:
+            name, _, text = item.partition("=")
+            env[name] = text
+    return {name: text for name, text in env.items() if UNRESOLVED not in text}
+
+
+def _env_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _words(value: Any, where: str) -> list[str]:
+    """The words of a command: of a list, each one word, or of a text, split as a shell does."""
+    if isinstance(value, list):
+        return [str(item) for item in value if _is_plain(item) or isinstance(item, bool)]
+    if isinstance(value, str):
+        return list(COMMANDS[value]) if value in COMMANDS else _split(value, where)
+    return []
+
+
+def _split(text: str, where: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:
+        raise InputError(f"{where}: '{one_line(text)[:60]}': a quote does not end; expected one that does") from None
+
+
+def _with_env(word: str, env: Mapping[str, str]) -> str:
+    """A word with `$(NAME)` replaced by the container's variable, which is unresolved if it is not there."""
+    if "$(" not in word:
+        return word
+    if word.count("$(") * max(map(len, env.values()), default=0) > LONGEST_VALUE:
+        raise InputError(f"'{one_line(word)[:60]}' grows too long; expected at most {LONGEST_VALUE:,} letters")
+    return re.sub(r"\$\(([A-Za-z_]\w*)\)", lambda match: env.get(match[1], unresolved(f"${match[1]}")), word)
+
+
+def _image(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The image that a table around the container names: a text, or `repository` and `tag`."""
+    for table in reversed(tables):
+        image = table.get("image")
+        if isinstance(image, str):
+            return image
+        if isinstance(image, Mapping) and isinstance(image.get("repository"), str):
+            tag = image.get("tag")
+            return f"{image['repository']}:{tag}" if isinstance(tag, str) else str(image["repository"])
+    return ""
+
+
+def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The accelerator of the node on which a container runs; empty if no table says it."""
+    for table in reversed(tables):
+        selector = {**_table(table, "nodeSelector"), **_table(table, "template", "nodeSelector")}
+        for label in (*LABELS, *MACHINE_LABELS):
+            if isinstance(selector.get(label), str):
+                return str(selector[label])
+        for label in (*LABELS, "accelerator"):
+            if isinstance(table.get(label), str):
+                return str(table[label])
+        terms = _table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
+        for expression in _expressions(terms):
+            values = expression.get("values")
+            if expression.get("key") in (*LABELS, *MACHINE_LABELS) and isinstance(values, list) and len(values) == 1:
+                return str(values[0])
+    return ""
+
+
+def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The expressions of an affinity to nodes."""
+    for term in terms.get("nodeSelectorTerms") or ():
+        for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
+            if isinstance(expression, Mapping):
+                yield expression
+
+
+def _gpus(tables: Sequence[Mapping[str, Any]]) -> int | None:
+    """The number of accelerators that a container may use; None if no table says it."""
+    for table in reversed(tables):
+        for kind in ("limits", "requests"):
+            resources = _table(table, "resources", kind)
+            for name in GPUS:
+                if re.fullmatch(r"[0-9]{1,4}", str(resources.get(name, ""))):
+                    return int(str(resources[name]))
+    return None
+
+
+def _model(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The model of the hub whose address a table names; empty without one."""
+    for table in reversed(tables):
+        for owner in (table, _table(table, "model"), _table(table, "modelArtifacts"), _table(table, "storage")):
+            for key in MODEL_KEYS:
+                match = ADDRESS.fullmatch(str(owner.get(key, "")))
+                if match is not None:
+                    return match[1]
+    return ""
+
+
+def _engine(tables: Sequence[Mapping[str, Any]]) -> str:
+    """The engine that a format of models or a framework's name stands for; empty without one."""
+    formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+    for table in reversed(tables):
+        for name in (_table(table, "modelFormat").get("name"), table.get("backendFramework")):
+            if str(name).lower() in formats:
+                return formats[str(name).lower()]
+    return ""
+
+
+def _sizes(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Fields of the layout that tables state outside the command."""
+    sizes: dict[str, Any] = {}
+    for table in tables:
+        for key, value in _table(table, "parallelism").items():
+            if key in SIZES and _is_plain(value):
+                sizes[SIZES[key]] = str(value)
+    return sizes

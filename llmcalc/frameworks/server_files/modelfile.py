@@ -1,0 +1,69 @@
+"""Reads Ollama's Modelfile: instructions, one a line, of which FROM and PARAMETER matter.
+
+The form is that of ollama's docs/modelfile.mdx and parser/parser.go: names of instructions in any case, texts in quotes
+or in three of them over several lines, comments that begin with #.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ...errors import InputError, one_line
+from .programs import Start, program_named
+from .scripts import Started
+from .server import Container
+
+INSTRUCTIONS = (
+    "from",
+    "parameter",
+    "template",
+    "system",
+    "adapter",
+    "license",
+    "message",
+    "renderer",
+    "parser",
+    "requires",
+)
+
+_INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+(.*)$")
+
+
+def is_modelfile(text: str, name: str) -> bool:
+    """Whether a text is a Modelfile: it has FROM, and no instruction of a Dockerfile or of a script."""
+    if not re.search(r"^[ \t]*FROM[ \t]+\S", text, re.IGNORECASE | re.MULTILINE):
+        return False
+    lines = [line for line in _without_texts(text).split("\n") if line.strip() and not line.lstrip().startswith("#")]
+    matches = [_INSTRUCTION.match(line) for line in lines]
+    named = "modelfile" in name.rpartition("/")[2].lower()
+    known = all(match is not None and match[1].lower() in INSTRUCTIONS for match in matches)
+    return known and (named or any(match is not None and match[1].lower() == "parameter" for match in matches))
+
+
+def _without_texts(text: str) -> str:
+    """The text without texts in three quotes, and without further lines of texts in one."""
+    text = re.sub(r'"""[\s\S]*?"""', '""', text)
+    return re.sub(r'"[^"]*"', '""', text)
+
+
+def server_in_modelfile(text: str, where: str, container: Container) -> Started:
+    """Returns the server of a Modelfile. Raises `InputError` for adapters and for a parameter without its value."""
+    program = program_named("ollama")
+    assert program is not None
+    model, arguments = "", []
+    for number, line in enumerate(_without_texts(text).split("\n"), 1):
+        match = _INSTRUCTION.match(line)
+        if match is None or line.lstrip().startswith("#"):
+            continue
+        instruction, rest = match[1].lower(), match[2].strip()
+        if instruction == "from":
+            model = rest
+        elif instruction == "adapter":
+            raise InputError(f"{where}: line {number}: ADAPTER: adapters are not modelled; remove the line")
+        elif instruction == "parameter":
+            name, _, value = rest.partition(" ")
+            if not value.strip():
+                raise InputError(f"{where}: line {number}: PARAMETER {one_line(name)[:40]}: the value is missing")
+            arguments.append(f"--{name.lower()}={value.strip()}")
+    return Started(Start(program, tuple(arguments), model), replace(container, place=container.place))

@@ -1,0 +1,248 @@
+"""The programs that start servers: how a command names one, its model and its configuration, and its images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+
+class ServerProgram(NamedTuple):
+    """A program that starts a server.
+
+    engine: the word of `--engine`.
+    commands: the words of a command that start it, such as `vllm serve`.
+    modules: the modules that Python runs.
+    model_flags: the flags that name the model.
+    takes_model: whether the first word without a flag names the model.
+    config_flags: the flags that name a configuration with further flags.
+    idle: flags of the program that are none of the engine, with a value. idle_switches: those without one.
+    images: parts of the names of its images.
+    entry: the command with which its image starts; empty if it starts none.
+    versions: pattern of the tags that are versions of the engine.
+    package: the name of its Python package.
+    fork_of: the engine whose commands it shares; empty for a program with its own.
+    variables: the beginning of environment variables that stand for its flags; empty for none.
+    """
+
+    engine: str
+    commands: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    model_flags: tuple[str, ...] = ("--model",)
+    takes_model: bool = False
+    config_flags: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()
+    idle_switches: tuple[str, ...] = ()
+    images: tuple[str, ...] = ()
+    entry: str = ""
+    versions: str = r"v?(0\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)"
+    package: str = ""
+    fork_of: str = ""
+    variables: str = ""
+
+
+PROGRAMS = (
+    ServerProgram(
+        engine="vllm",
+        commands=("vllm serve",),
+        modules=(
+            "vllm.entrypoints.openai.api_server",
+            "vllm.entrypoints.api_server",
+            "vllm.entrypoints.cli.main",
+            "vllm_ascend.entrypoints.openai.api_server",
+            "dynamo.vllm",
+            "huggingfaceserver",
+        ),
+        model_flags=("--model", "--model-id", "--model-dir"),
+        takes_model=True,
+        config_flags=("--config",),
+        idle=(
+            "--backend", "--migration-limit", "--connector", "--disaggregation-mode", "--endpoint", "--namespace",
+            "--discovery-backend", "--request-plane", "--event-plane", "--model-name", "--http-port",
+            "--custom-jinja-template",
+        ),
+        idle_switches=(
+            "--is-prefill-worker", "--is-decode-worker", "--enable-multimodal", "--multimodal-worker",
+            "--enable-local-indexer", "--dyn-chat-processor",
+        ),
+        images=("vllm",),
+        entry="vllm serve",
+        package="vllm",
+    ),
+    ServerProgram(
+        engine="sglang",
+        commands=("sglang serve",),
+        modules=("sglang.launch_server", "sglang_router.launch_server", "dynamo.sglang", "sglang"),
+        model_flags=("--model-path", "--model"),
+        takes_model=True,
+        config_flags=("--config",),
+        idle=(
+            "--migration-limit", "--endpoint", "--namespace", "--discovery-backend", "--request-plane", "--event-plane",
+            "--dyn-tool-call-parser", "--dyn-reasoning-parser", "--router-policy",
+            "--router-worker-startup-timeout-secs",
+        ),
+        idle_switches=("--use-sglang-tokenizer", "--enable-local-indexer"),
+        images=("sglang",),
+        package="sglang",
+    ),
+    ServerProgram(
+        engine="ik_llama.cpp",
+        model_flags=("-m", "--model", "-hf", "-hfr", "--hf-repo"),
+        images=("ik_llama", "ik-llama"),
+        entry="llama-server",
+        versions=r"b([0-9]+)",
+        fork_of="llama.cpp",
+        variables="LLAMA_ARG_",
+    ),
+    ServerProgram(
+        engine="llama.cpp",
+        commands=("llama-server", "llama-cli", "llama.cpp/server", "llama serve"),
+        modules=("llama_cpp.server",),
+        model_flags=("-m", "--model", "-hf", "-hfr", "--hf-repo"),
+        images=("llama.cpp", "llama-cpp", "llamacpp"),
+        entry="llama-server",
+        versions=r"(?:[a-z]+-)*(b[0-9]{3,6})",
+        variables="LLAMA_ARG_",
+    ),
+    ServerProgram(
+        engine="ollama",
+        commands=("ollama run",),
+        takes_model=True,
+        images=("ollama",),
+        idle=("--keepalive",),
+        idle_switches=("--verbose",),
+    ),
+    ServerProgram(
+        engine="tensorrt-llm",
+        commands=("trtllm-serve", "trtllm-serve serve", "trtllm-bench"),
+        modules=("dynamo.trtllm", "tensorrt_llm.commands.serve"),
+        model_flags=("--model-path", "--model", "-m"),
+        takes_model=True,
+        config_flags=("--extra-llm-api-options", "--extra_llm_api_options", "--config", "--extra-engine-args"),
+        idle=(
+            "--cuda-graph-config", "--moe-config", "--print-iter-log", "--disable-overlap-scheduler",
+            "--stream-interval", "--enable-iter-perf-stats", "--num-postprocess-workers", "--attn-backend",
+            "--sampler-type", "--allreduce-strategy", "--return-perf-metrics", "--use-torch-sampler",
+            "--scheduler-config", "--torch-compile-config", "--batching-type", "--cache-transceiver-config",
+        ),
+        images=("tensorrt-llm", "tensorrtllm", "trtllm"),
+        versions=r"v?([0-9]+\.[0-9]+(?:\.[0-9]+)*(?:\.?(?:post|rc)[0-9]+)?)",
+        package="tensorrt_llm",
+    ),
+    ServerProgram(
+        engine="ktransformers",
+        modules=("ktransformers.server.main", "ktransformers.local_chat"),
+        model_flags=("--model-path", "--model-name"),
+    ),
+)  # fmt: skip
+"""The programs that start servers. An image is that of the first program that has a part of its name."""
+
+FORK_FLAGS = ("-mla", "-fmoe", "-amb", "-rtr", "-ser", "--mla-use", "--fused-moe", "--attn-max-batch")
+"""Flags that only a fork has."""
+
+WORKER_LAUNCHER = re.compile(r"--[a-z]+\.([a-z]+)\.cli=(.*)", re.DOTALL)
+"""A word that hands a flag on to a server, such as `--dynamo.vllm.cli=--max-num-seqs=64`."""
+
+OTHER_VERSIONS = re.compile(r"dynamo|kserve|production-stack|lmcache", re.IGNORECASE)
+"""Names of images whose tags are versions of a program around the engine."""
+
+LONGEST_PREFIX = 60
+"""Largest number of words before a program: of launchers such as nohup, numactl and mpirun."""
+
+
+class Start(NamedTuple):
+    """The start of a server: its program, the words after it, and the model that its launcher names."""
+
+    program: ServerProgram
+    arguments: tuple[str, ...]
+    model: str = ""
+
+
+def program_named(engine: str) -> ServerProgram | None:
+    """Returns the program of an engine; None for an unknown name."""
+    return next((program for program in PROGRAMS if program.engine == engine), None)
+
+
+def start_of(words: Sequence[str], image: str = "") -> Start | None:
+    """Returns the server that a command starts, itself or as the command of a container; None if it starts none.
+
+    image: the image of the container; empty for a shell.
+    """
+    for i in range(min(len(words), LONGEST_PREFIX)):
+        start = _start_at(words, i)
+        if start is not None:
+            return start
+    handed_on = [match for word in words if (match := WORKER_LAUNCHER.fullmatch(word))]
+    if handed_on:
+        program = program_named(handed_on[0][1])
+        models = (word.partition("=")[2] for word in words if re.match(r"--[a-z]+\.model\.repo_id=", word))
+        if program is not None:
+            return Start(program, tuple(match[2] for match in handed_on), next(models, ""))
+    program = program_of_image(image)
+    if program is not None and program.entry and (not words or words[0].startswith("-") or _is_model(words[0])):
+        return _start_at([*program.entry.split(), *words], 0)
+    return None
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word may name a model: one of the hub, or a folder of models."""
+    return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", word) is not None and not word.startswith(("/bin/", "/usr/"))
+
+
+def program_of_image(image: str) -> ServerProgram | None:
+    """Returns the program of an image; None if its name says none."""
+    name = image.lower().partition("@")[0]
+    return next((program for program in PROGRAMS if any(part in name for part in program.images)), None)
+
+
+def version_of_image(image: str) -> str:
+    """Returns the version of the engine in an image's tag; empty if the tag says none, or that of another program."""
+    if OTHER_VERSIONS.search(image):
+        return ""
+    program = program_of_image(image)
+    tag = image.partition("@")[0].rpartition("/")[2].partition(":")[2]
+    match = None if program is None else re.match(rf"{program.versions}(?![0-9.])", tag)
+    return "" if match is None else match[1]
+
+
+def _start_at(words: Sequence[str], i: int) -> Start | None:
+    """Returns the server whose program is the word at a place."""
+    word = words[i]
+    after = words[i + 1] if i + 1 < len(words) else ""
+    if word in ("-m", "--module") and i:
+        return _module(after, tuple(words[i + 2 :]))
+    if word.endswith(".py"):
+        name = word.removesuffix(".py").replace("/", ".")
+        module = next((m for program in PROGRAMS for m in program.modules if name.endswith(f".{m}") or name == m), "")
+        return _module(module, tuple(words[i + 1 :])) if module else None
+    name = word.rpartition("/")[2].removesuffix(".exe")
+    for program in PROGRAMS:
+        for command in sorted(program.commands, key=len, reverse=True):
+            first, _, second = command.partition(" ")
+            if second:
+                is_it, rest = name == first and after == second, i + 2
+            else:
+                is_it, rest = name == first or word.endswith(f"/{first}"), i + 1
+            if is_it:
+                return Start(_fork(program, word, words[rest:]), tuple(words[rest:]))
+    return None
+
+
+def _module(module: str, arguments: tuple[str, ...]) -> Start | None:
+    """Returns the server of a module of Python."""
+    program = next((program for program in PROGRAMS if module in program.modules), None)
+    if program is None:
+        return None
+    if arguments[:1] == ("serve",):
+        arguments = arguments[1:]
+    return Start(program, arguments)
+
+
+def _fork(program: ServerProgram, word: str, arguments: Sequence[str]) -> ServerProgram:
+    """Returns the fork of a program, where the path of the command or its flags are the fork's."""
+    for fork in PROGRAMS:
+        if fork.fork_of == program.engine and (
+            any(part in word for part in fork.images) or any(flag in FORK_FLAGS for flag in arguments)
+        ):
+            return fork
+    return program

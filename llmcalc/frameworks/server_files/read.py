@@ -1,0 +1,263 @@
+"""Reads launch files that start servers, of any kind, which it recognizes by their contents."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...errors import InputError, MissingExtra, one_line
+from ...sources.files import parse_json, read_text
+from ..engines.flags import by_name
+from ..engines.registry import FOLDERS, engine
+from ..launch.command_line import TypedLaunch, typed_launch
+from ..launch.shell import is_unresolved, printable
+from ..launch.text import LARGEST, parse_yaml
+from .accelerators import accelerator_of
+from .arguments import engine_of_flags, flags_of, read_arguments, words_of_tables
+from .manifests import servers_in_tables
+from .modelfile import is_modelfile, server_in_modelfile
+from .programs import ServerProgram, Start, program_named
+from .scripts import ServerFinder, Started, starts_server
+from .server import Container, LaunchedServer, ReadNamed
+
+MOST_SERVERS = 200
+"""Largest number of servers of a file."""
+
+MOST_DOCUMENTS = 200
+"""Largest number of YAML documents of a file."""
+
+NO_FLAGS: Mapping[str, Any] = {}
+"""No flags beside a file."""
+
+SIGNS = re.compile(r"^(services|apiVersion|kind|modelArtifacts|decode|model)[ \t]*:", re.MULTILINE)
+"""Keys of YAML files that start servers."""
+
+
+def servers_of(
+    path: str | Path, allow_unknown: bool = False, typed: Mapping[str, Any] = NO_FLAGS, engine_typed: str = ""
+) -> list[LaunchedServer]:
+    """Returns the servers that a launch file starts; none for a file of another kind, such as one of training.
+
+    path: the file's name, or a text `NAME=VALUE … FILE ARGUMENT …` as it is typed in a shell.
+    allow_unknown: whether unknown flags are accepted.
+    typed: flags of the engine that are typed beside the file, by their fields; they replace the file's.
+    engine_typed: the engine that is typed beside the file; empty for the file's.
+    Raises `InputError`, which names file, place, flag and fix.
+    """
+    typed_path = typed_launch(str(path))
+    where = typed_path.path
+    file = Path(where)
+    return servers_of_text(read_text(file, LARGEST), typed_path, allow_unknown, file.parent, typed, engine_typed)
+
+
+def starts_any(path: str | Path) -> bool:
+    """Whether a file starts a server, also one of an engine that is not modelled."""
+    typed_path = typed_launch(str(path))
+    file = Path(typed_path.path)
+    return next(iter(_started(read_text(file, LARGEST), typed_path, file.parent)), None) is not None
+
+
+def engines_of(path: str | Path) -> list[str]:
+    """Returns the names of the engines whose servers a file starts; none for a file of another kind."""
+    typed_path = typed_launch(str(path))
+    file = Path(typed_path.path)
+    try:
+        started = list(_started(read_text(file, LARGEST), typed_path, file.parent))
+    except InputError:
+        return []  # the same error is raised where the file is read for its servers
+    names = dict.fromkeys(server.start.program.engine for server in started)
+    return [name for name in names if name in FOLDERS]
+
+
+def servers_of_text(
+    text: str,
+    typed_path: TypedLaunch,
+    allow_unknown: bool = False,
+    folder: Path | None = None,
+    typed: Mapping[str, Any] = NO_FLAGS,
+    engine_typed: str = "",
+) -> list[LaunchedServer]:
+    """Returns the servers that the text of a launch file starts.
+
+    typed_path: the file's name, with variables and arguments of a script. folder: folder of files that it names; None
+        (default) to read no such file. Other parameters as of `servers_of`.
+    """
+    where = typed_path.path
+    servers: list[LaunchedServer] = []
+    for started in _started(text, typed_path, folder):
+        if engine_typed and started.start.program.engine != engine_typed:
+            continue
+        server = _server(started, where, allow_unknown, folder, typed)
+        if not _is_worker(started.start) and server not in servers:
+            servers.append(server)
+        if len(servers) > MOST_SERVERS:
+            raise InputError(f"{where}: starts too many servers; expected at most {MOST_SERVERS}")
+    return _without_copies(servers)
+
+
+def _without_copies(servers: Sequence[LaunchedServer]) -> list[LaunchedServer]:
+    """The servers without those that differ from an earlier one in their place and environment alone."""
+    distinct: dict[str, LaunchedServer] = {}
+    for server in servers:
+        key = repr(replace(server, place="", env={}, notes=()))
+        first = distinct.setdefault(key, server)
+        if first is not server:
+            note = f"{server.place} starts the same server"
+            distinct[key] = replace(first, notes=(*first.notes, note))
+    return list(distinct.values())
+
+
+def _is_worker(start: Start) -> bool:
+    """Whether a command joins the server of another machine, which is counted there."""
+    text = " ".join(start.arguments)
+    return re.search(r"--headless\b|--(node[-_]rank|data[-_]parallel[-_]start[-_]rank)[ =][1-9]", text) is not None
+
+
+# ---- kinds of files
+
+
+def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterator[Started]:
+    """Yields the servers of a text."""
+    where, user = typed_path.path, Container("")
+    finder = ServerFinder(where)
+    name = where.rpartition("/")[2].lower()
+    if is_modelfile(text, name):
+        yield server_in_modelfile(text, where, user)
+        return
+    is_tables = name.endswith((".yaml", ".yml", ".json")) or (SIGNS.search(text) is not None and text[:2] != "#!")
+    if not is_tables:
+        if not starts_server(text) or name.endswith((".py", ".toml")):
+            return
+        yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user)
+        return
+    variables = {**_env_file(folder), **typed_path.variables}
+    documents = []
+    for part in _documents(text, where):
+        try:
+            documents.append(parse_json(part, where) if part.lstrip().startswith("{") else parse_yaml(part, where))
+        except (InputError, MissingExtra):
+            if not SIGNS.search(text) and not starts_server(text):
+                return
+            if "{{" in text:
+                raise InputError(
+                    f"{where}: a template with {{{{ … }}}}; expected the file that it makes (helm template …)"
+                ) from None
+            raise
+    servers = list(servers_in_tables(documents[0] if len(documents) == 1 else documents, finder, variables))
+    yield from servers
+    if not servers and len(documents) == 1:
+        yield from _bare_configuration(documents[0])
+
+
+def _documents(text: str, where: str) -> list[str]:
+    """The documents of a YAML file, which lines of three hyphens divide."""
+    parts = [part for part in re.split(r"^---(?:[ \t].*)?$", text, flags=re.MULTILINE) if part.strip()]
+    if len(parts) > MOST_DOCUMENTS:
+        raise InputError(f"{where}: {len(parts):,} documents; expected at most {MOST_DOCUMENTS}")
+    return parts
+
+
+def _env_file(folder: Path | None) -> dict[str, str]:
+    """The variables of the file `.env` beside a compose file; none without one."""
+    path = None if folder is None else folder / ".env"
+    if path is None or not path.is_file():
+        return {}
+    lines = (line.strip().removeprefix("export ") for line in read_text(path, LARGEST).split("\n"))
+    pairs = (line.partition("=") for line in lines if re.match(r"[A-Za-z_]\w*=", line))
+    return {name: value.strip().strip("'\"") for name, _, value in pairs}
+
+
+def _bare_configuration(data: Any) -> Iterator[Started]:
+    """Yields the server of a configuration that stands alone: all its keys are flags of one engine."""
+    if isinstance(data, Mapping):
+        name = engine_of_flags(
+            [f"--{key}.{inner}" for key, table in data.items() if isinstance(table, Mapping) for inner in table]
+            + [f"--{key}" for key, value in data.items() if not isinstance(value, Mapping)]
+        )
+        program = program_named(name)
+        if program is not None and program.config_flags:
+            words = tuple(words_of_tables(data, by_name(reversed(flags_of(program, engine(name))))))
+            yield Started(Start(program, words), Container(""))
+
+
+# ---- servers
+
+
+def _server(
+    started: Started, where: str, allow_unknown: bool, folder: Path | None, typed: Mapping[str, Any]
+) -> LaunchedServer:
+    """Reads a server's flags. Raises `InputError` for an engine that is not modelled."""
+    start, container = started.start, started.container
+    at = f"{where}: {container.place}" if container.place else where
+    name = start.program.engine
+    if name not in FOLDERS:
+        raise InputError(
+            f"{at}: starts a server of {name}, which is not modelled; expected one of {', '.join(FOLDERS)}"
+        )
+    record = engine(name)
+    arguments = read_arguments(
+        start.program,
+        record,
+        (*_of_variables(start.program, container.env), *start.arguments),
+        at,
+        _named_reader(where, folder, started.files),
+        allow_unknown,
+        tuple(typed),
+    )
+    fields = {flag.names[0]: flag.field for flag in record.known_flags() if not flag.names[0].startswith("-")}
+    of_environment = {field: container.env[name] for name, field in fields.items() if name in container.env}
+    sizes = {field: value for field, value in container.sizes.items() if field in _all_fields(record)}
+    model = start.model or arguments.model or container.model
+    if container.model and not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        model = container.model
+    return LaunchedServer(
+        where=where,
+        place=container.place,
+        engine=name,
+        version=started.version,
+        target=f"${printable(model).lstrip('$')}" if is_unresolved(model) else model,
+        values={**sizes, **of_environment, **arguments.values},
+        env={variable: value[:200] for variable, value in container.env.items() if not SECRET.search(variable)},
+        hardware=accelerator_of(container.gpu) if container.gpu else "",
+        gpu=one_line(container.gpu)[:80],
+        gpus=container.gpus,
+        ignored=tuple(arguments.ignored),
+        unknown=arguments.unknown,
+        notes=tuple(arguments.notes),
+    )
+
+
+def _of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
+    """Yields the flags that environment variables of a program stand for: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size`."""
+    for name, value in env.items() if program.variables else ():
+        if name.startswith(program.variables):
+            flag = name.removeprefix(program.variables).lower().replace("_", "-")
+            yield f"--{'parallel' if flag == 'n-parallel' else flag}={value}"
+
+
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
+"""Names of variables that are not shown."""
+
+
+def _all_fields(record: Any) -> set[str]:
+    return {flag.field for flag in record.known_flags()}
+
+
+def _named_reader(where: str, folder: Path | None, files: Mapping[str, str]) -> ReadNamed:
+    """A reader of the files that a command names: those that its script writes, then those beside it."""
+
+    def read(name: str) -> str:
+        base = name.rpartition("/")[2]
+        written = files.get(name) or next((text for path, text in files.items() if path.endswith(f"/{base}")), None)
+        if written is not None:
+            return written
+        paths = () if folder is None else (folder / name, folder / base)
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise InputError(f"{one_line(name)[:200]}: no such file beside {where}; expected the configuration there")
+        return read_text(path, LARGEST)
+
+    return read

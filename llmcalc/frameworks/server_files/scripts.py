@@ -1,0 +1,153 @@
+"""Finds the servers that shell scripts start: as they are, in a container, on another machine, or in quoted scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from ...errors import InputError
+from ..launch.command_line import WITHOUT_PROGRAMS
+from ..launch.shell import Script, is_unresolved, read_script
+from .docker_command import container_of
+from .programs import PROGRAMS, Start, program_named, program_of_image, start_of, version_of_image
+from .server import Container
+
+SHELLS = ("bash", "sh", "zsh", "dash", "ash")
+
+DEEPEST = 3
+"""Largest number of scripts in quotes inside each other."""
+
+MOST_SCRIPTS = 60
+"""Largest number of scripts of a file: itself, those in quotes, and those of its containers."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server with the container or the shell that starts it.
+
+    files: texts that its script writes to files, by the files' names.
+    version: the engine's version, where the script installs it or names an image; else empty.
+    """
+
+    start: Start
+    container: Container
+    files: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
+
+
+def starts_server(text: str) -> bool:
+    """Whether a text may start a server: it has the name of a program that does."""
+    return _SERVERS.search(text) is not None
+
+
+_SERVERS = re.compile(
+    "|".join(
+        sorted(
+            {re.escape(name.split()[0]) for program in PROGRAMS for name in program.commands}
+            | {re.escape(module.split(".")[0]) for program in PROGRAMS for module in program.modules}
+            | {re.escape(image) for program in PROGRAMS for image in program.images}
+        )
+    )
+)
+
+
+@dataclass
+class ServerFinder:
+    """Finds servers in the scripts and commands of a file. where: its name in messages. scripts: those read so far."""
+
+    where: str
+    scripts: int = 0
+
+    def in_script(
+        self, text: str, variables: Mapping[str, str], arguments: Sequence[str], outer: Container, depth: int = 0
+    ) -> Iterator[Started]:
+        """Yields the servers that a script starts.
+
+        variables, arguments: those of the script. outer: the container that runs the script, or the user's shell.
+        """
+        self.scripts += 1
+        if self.scripts > MOST_SCRIPTS:
+            raise InputError(f"{self.where}: too many scripts inside it; expected at most {MOST_SCRIPTS}")
+        script = read_script(text, self.where, variables, arguments)
+        versions = versions_in(text)
+        for command in script.commands:
+            words = [word for word in command.words if word not in ("&", "&&", "|", ";")]
+            if not words or words[0] in WITHOUT_PROGRAMS:
+                continue
+            line = outer.place if outer.image else f"line {command.line}"
+            env = {**outer.env, **script.env(), **_known(command.env)}
+            container = replace(outer, place=line, words=words, env=env)
+            for started in self.in_words(container, script.files, depth):
+                yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
+        yield from _model_files(script, self.where, outer)
+
+    def in_words(
+        self, container: Container, files: Mapping[str, str] | None = None, depth: int = 0
+    ) -> Iterator[Started]:
+        """Yields the servers that a command starts. files: texts that its script writes."""
+        words = list(container.words)
+        if depth > DEEPEST or not words:
+            return
+        inner = container_of(words, container.place)
+        if inner is not None:
+            env = {**container.env, **inner.env}
+            gpus = container.gpus if inner.gpus is None else inner.gpus
+            yield from self.in_words(replace(inner, env=env, gpus=gpus), files, depth + 1)
+            return
+        text, arguments = _script_in(words)
+        if text:
+            yield from self.in_script(text, container.env, arguments, container, depth + 1)
+            return
+        start = start_of(words, container.image)
+        program = program_named(container.engine)
+        if start is None and program is not None and words[0].startswith("-"):
+            start = Start(program, tuple(words))
+        if start is not None:
+            yield Started(start, container, files or {}, version_of_image(container.image))
+            return
+        for word in words:
+            if any(sign.isspace() for sign in word) and starts_server(word):
+                yield from self.in_script(word, container.env, (), container, depth + 1)
+
+
+def _known(env: Mapping[str, str]) -> dict[str, str]:
+    """The variables whose values are known."""
+    return {name: value for name, value in env.items() if not is_unresolved(value)}
+
+
+def _model_files(script: Script, where: str, outer: Container) -> Iterator[Started]:
+    """Yields the servers of the model files that a script writes."""
+    from .modelfile import is_modelfile, server_in_modelfile
+
+    for name, text in script.files.items():
+        if is_modelfile(text, name):
+            yield server_in_modelfile(text, f"{where}: {name}", replace(outer, env={**outer.env, **script.env()}))
+
+
+def _script_in(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The text of `bash -c TEXT NAME ARGUMENT …`, and its arguments; empty for any other command."""
+    for i, word in enumerate(words[:-1]):
+        if word.rpartition("/")[2] in SHELLS:
+            option = next((j for j in range(i + 1, min(i + 5, len(words) - 1)) if not words[j].startswith("-")), None)
+            flags = words[i + 1 : option]
+            if option is not None and any(re.fullmatch(r"-[a-z]*c", flag) for flag in flags):
+                return words[option], words[option + 2 :]
+            return "", ()
+        if i > 6:
+            break
+    return "", ()
+
+
+def versions_in(text: str) -> Mapping[str, str]:
+    """Returns engine → the one version that a text installs, or has in the tag of an image."""
+    versions: dict[str, set[str]] = {}
+    for program in PROGRAMS:
+        if program.package:
+            for match in re.finditer(rf"\b{program.package}(?:\[[\w,]*\])?==([0-9][\w.]{{0,20}})", text):
+                versions.setdefault(program.engine, set()).add(match[1])
+    for match in re.finditer(r"[\w./-]{1,200}:[\w.-]{1,80}", text):
+        program_of_tag, version = program_of_image(match[0]), version_of_image(match[0])
+        if program_of_tag is not None and version:
+            versions.setdefault(program_of_tag.engine, set()).add(version)
+    return {engine: known.pop() for engine, known in versions.items() if len(known) == 1}

@@ -1,0 +1,104 @@
+"""A server of a launch file in the same form for all engines, and the container or the shell that starts it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ..launch.record import Override, plain_of
+
+ReadNamed: TypeAlias = Callable[[str], str]
+"""Reads the text of a file that another file names."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """A container or a shell of a launch file.
+
+    place: its place in the file for messages, such as `line 3` or `services.chat`.
+    words: the words of its command.
+    image: the name of its image; empty for a shell.
+    env: its environment variables.
+    gpu: the accelerator of its node, as the file writes it; empty if the file has none.
+    gpus: number of accelerators; None if the file does not say.
+    model: the model that the file names outside the command; empty without one.
+    engine: the engine that the file names outside the command; empty without one.
+    sizes: fields of the layout that the file states outside the command → their values.
+    """
+
+    place: str
+    words: Sequence[str] = ()
+    image: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)
+    gpu: str = ""
+    gpus: int | None = None
+    model: str = ""
+    engine: str = ""
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LaunchedServer:
+    """A server that a launch file starts.
+
+    where: the file's name in messages.
+    place: the server's place in the file.
+    engine: the word of `--engine`.
+    version: the engine's version; empty if the file names none.
+    target: the model's name; empty without one, with a mark before it if it is known only when the file runs.
+    values: flags of the engine by their fields, as the file writes them.
+    env: environment variables of the server.
+    hardware: the accelerator's name; empty if the file names none that is known.
+    gpu: the accelerator as the file writes it.
+    gpus: number of accelerators; None if the file does not say.
+    ignored: flags that change no memory.
+    unknown: flag → why it is not modelled. Empty unless unknown flags are allowed.
+    notes: values that were assumed.
+    overridden: flag typed beside the file → its value, and the file's.
+    """
+
+    where: str
+    place: str
+    engine: str
+    version: str = ""
+    target: str = ""
+    values: Mapping[str, Any] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+    hardware: str = ""
+    gpu: str = ""
+    gpus: int | None = None
+    ignored: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    overridden: Mapping[str, Override] = field(default_factory=dict)
+
+    @property
+    def at(self) -> str:
+        """The file and the server's place in it, for messages."""
+        return f"{self.where}: {self.place}" if self.place else self.where
+
+    def data(self, program: str, version: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """The file's part of a JSON document.
+
+        program: the engine's title. version: the version whose defaults are filled in. defaults: flag → its default.
+        """
+        return {
+            "file": self.where,
+            "kind": self.engine,
+            "place": self.place,
+            "program": program,
+            "version": version,
+            "model": self.target or None,
+            "filled_in": {flag: plain_of(value) for flag, value in defaults.items()},
+            "overridden": {
+                flag: {"file": plain_of(override.file), "option": plain_of(override.option)}
+                for flag, override in self.overridden.items()
+            },
+            "env": dict(self.env),
+            "gpu": self.gpu or None,
+            "gpus": self.gpus,
+            "ignored": list(self.ignored),
+            "unknown": dict(self.unknown),
+            "notes": list(self.notes),
+        }

@@ -1,0 +1,75 @@
+"""Speculative decoding in vLLM (vllm/config/speculative.py): which tokens are drafted, and by what.
+
+Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own. Tokens that
+are found in the prompt or in earlier answers take nothing on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...errors import InputError, shown
+from ...sources.preset import Preset
+from ...sources.target import load
+
+WITHOUT_WEIGHTS = ("ngram", "suffix")
+"""Methods that draft without a model."""
+
+FLAG = "--speculative-config"
+
+KEYS = {"spec_method": "method", "spec_model": "model", "spec_tokens": "num_speculative_tokens"}
+"""Field of a flag of its own → the key of the table."""
+
+MEMORY_KEYS = ("draft_tensor_parallel_size", "max_model_len", "quantization")
+"""Keys that change the draft model's memory and are not modelled."""
+
+
+class Speculation(NamedTuple):
+    """What drafts tokens.
+
+    tokens: tokens that are drafted for a step. with_mtp: whether the model's own modules draft.
+    draft: the draft model; None without one.
+    """
+
+    tokens: int = 0
+    with_mtp: bool = False
+    draft: Preset | None = None
+
+
+NONE = Speculation()
+
+
+def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
+    """Returns what drafts tokens under the flags of a server. Raises `InputError` for methods that are not modelled."""
+    named = {key: flags[field] for field, key in KEYS.items() if field in flags}
+    table = {**flags.get("speculative_config", {}), **named}
+    if not table:
+        return NONE
+    tokens = table.get("num_speculative_tokens", 1)
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 0 < tokens <= 1000:
+        raise InputError(f"{FLAG}: num_speculative_tokens: {shown(tokens)}; expected a whole number up to 1,000")
+    method, model = table.get("method"), table.get("model")
+    if method is None:
+        method = "draft_model" if model else "ngram" if model == "[ngram]" else None
+    if method in WITHOUT_WEIGHTS:
+        return Speculation(tokens)
+    if str(method).endswith("mtp") and model is None:
+        if preset.model.mtp is None:
+            raise InputError(f"{FLAG}: method {shown(method)}: the model has no modules of multi-token prediction")
+        return Speculation(tokens, with_mtp=True)
+    if method != "draft_model" or not isinstance(model, str):
+        raise InputError(
+            f"{FLAG}: method {shown(method)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
+            "expected mtp without a model, draft_model with one, ngram or suffix"
+        )
+    wrong = next((key for key in MEMORY_KEYS if table.get(key) is not None), None)
+    if wrong is not None:
+        raise InputError(f"{FLAG}: {wrong} is not modelled; remove the key")
+    try:
+        return Speculation(tokens, draft=load(model))
+    except InputError as error:
+        raise InputError(
+            f"{FLAG}: the draft model {shown(model)} cannot be read ({str(error)[:200]}); expected a preset, a folder "
+            "or a hub id as its model"
+        ) from None

@@ -1,0 +1,393 @@
+"""Launch files of servers: what each form says, what replaces it, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.registry import FOLDERS
+from llmcalc.frameworks.launch.command_line import typed_launch
+from llmcalc.frameworks.server_files.accelerators import accelerator_of
+from llmcalc.frameworks.server_files.programs import start_of, version_of_image
+from llmcalc.frameworks.server_files.read import servers_of, servers_of_text
+
+SERVING = Path(__file__).parents[2] / "data" / "launch" / "serving"
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+
+FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
+    "vllm_serve.sh": [
+        (
+            "vllm",
+            "0.19.0",
+            LLAMA,
+            {
+                "tensor_parallel_size": "2",
+                "max_model_len": "16384",
+                "max_num_seqs": "64",
+                "gpu_memory_utilization": "0.85",
+            },
+        )
+    ],
+    "vllm_with_config.sh": [
+        (
+            "vllm",
+            "",
+            "qwen3-8b",
+            {
+                "max_model_len": "32k",
+                "kv_cache_dtype": "fp8",
+                "compilation_config": '{"cudagraph_mode": "FULL_DECODE_ONLY", "pass_config": {"enable_noop": true}}',
+                "max_num_seqs": "128",
+                "dtype": "half",
+            },
+        )
+    ],
+    "docker_run.sh": [
+        (
+            "vllm",
+            "0.21.0",
+            LLAMA,
+            {
+                "tensor_parallel_size": "2",
+                "max_model_len": "65536",
+                "limit_mm_per_prompt": '{"image": 0, "video": 0}',
+                "kv_transfer_config": '{"kv_connector": "NixlConnector", "kv_role": "kv_both"}',
+            },
+        ),
+        ("sglang", "0.5.9", "Qwen/Qwen3-8B", {"tp_size": "1", "mem_fraction_static": "0.8"}),
+    ],
+    "compose.yml": [
+        (
+            "vllm",
+            "0.31.0",
+            "google/gemma-3-27b-it",
+            {"tensor_parallel_size": "2", "max_model_len": "32768", "limit_mm_per_prompt": '{"image": 2}'},
+        ),
+        ("sglang", "0.5.5", "Qwen/Qwen3-8B", {"context_length": "8192"}),
+    ],
+    "deployment.yaml": [
+        (
+            "vllm",
+            "0.24.0",
+            LLAMA,
+            {"tensor_parallel_size": "2", "max_model_len": "32768", "gpu_memory_utilization": "0.9"},
+        )
+    ],
+    "kserve.yaml": [("vllm", "", "Qwen/Qwen3-8B", {"max_model_len": "8192", "enforce_eager": True})],
+    "llm_d_values.yaml": [
+        (
+            "vllm",
+            "",
+            "Qwen/Qwen3-32B",
+            {
+                "tensor_parallel_size": "4",
+                "data_parallel_size": "1",
+                "max_model_len": "16000",
+                "block_size": "128",
+            },
+        ),
+        (
+            "vllm",
+            "",
+            "Qwen/Qwen3-32B",
+            {
+                "tensor_parallel_size": "1",
+                "max_model_len": "16000",
+                "kv_transfer_config": '{"kv_connector":"NixlConnector","kv_role":"kv_both"}',
+            },
+        ),
+    ],
+    "dynamo.yaml": [("vllm", "", "Qwen/Qwen3-8B", {"tensor_parallel_size": "2"})],
+    "workers.sh": [
+        (
+            "vllm",
+            "",
+            "Qwen/Qwen3-235B-A22B",
+            {
+                "max_model_len": "32768",
+                "tensor_parallel_size": "4",
+                "enable_expert_parallel": True,
+                "compilation_config": '{"cudagraph_capture_sizes": [1, 2, 4, 8]}',
+            },
+        )
+    ],
+    "sglang_two_nodes.sh": [("sglang", "", "qwen3-32b", {"tp_size": "8"})],
+    "sglang_compose.yml": [("sglang", "", LLAMA, {"dp_size": "2", "quantization": "fp8"})],
+    "vllm_config.yaml": [
+        ("vllm", "", "qwen3-8b", {"tensor_parallel_size": "2", "max_model_len": "32k", "kv_cache_dtype": "fp8"})
+    ],
+}
+"""File → engine, version, model and flags of each server."""
+
+OTHER_ENGINES = {
+    "Modelfile": "ollama",
+    "llama_server.sh": "llama.cpp",
+    "ik_llama.sh": "ik_llama.cpp",
+    "trtllm.sh": "tensorrt-llm",
+}
+"""File → its engine, which may be modelled or not."""
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_what_a_file_says(name: str) -> None:
+    servers = servers_of(SERVING / name)
+    assert [(s.engine, s.version, s.target, dict(s.values)) for s in servers] == FORMS[name]
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_every_file_is_answered(name: str) -> None:
+    answer = llmcalc.memory(launch=SERVING / name, hardware="b200")
+    documents = answer.document if isinstance(answer.document, list) else [answer.document]
+    assert [document["launch"]["kind"] for document in documents] == [engine for engine, *_ in FORMS[name]]
+    assert all(document["terms"] and document["launch"]["filled_in"] for document in documents)
+
+
+@pytest.mark.parametrize(("name", "engine"), OTHER_ENGINES.items())
+def test_other_engines_are_asked_by_name(name: str, engine: str) -> None:
+    if engine in FOLDERS:
+        assert [server.engine for server in servers_of(SERVING / name)] == [engine]
+    else:
+        with pytest.raises(InputError, match=f"starts a server of {engine}, which is not modelled"):
+            servers_of(SERVING / name)
+
+
+def test_experts_on_the_cpu_are_refused_by_name() -> None:
+    with pytest.raises(InputError, match=r"line 1: --kt-weight-path: experts on the CPU"):
+        llmcalc.memory(launch=SERVING / "ktransformers.sh", hardware="h100")
+
+
+def test_a_file_is_answered_as_its_flags() -> None:
+    answer = llmcalc.memory(launch=SERVING / "deployment.yaml")
+    typed = llmcalc.memory(
+        "llama3.1-8b",
+        engine="vllm==0.24.0",
+        hardware="h100",
+        tensor_parallel_size=2,
+        max_model_len=32768,
+        gpu_memory_utilization=0.9,
+    )
+    assert answer.document["terms"] == typed.document["terms"]
+    launch = answer.document["launch"]
+    assert (launch["program"], launch["version"], launch["gpu"]) == ("vLLM", "0.24.0", "NVIDIA-H100-80GB-HBM3")
+    assert launch["env"] == {"MODEL": LLAMA}  # and no token
+    assert launch["filled_in"] == answer.document["assumed"]
+    assert answer.document["devices"] == launch["gpus"] == 2
+
+
+def test_variables_and_arguments_are_typed_beside_a_script() -> None:
+    file = SERVING / "vllm_serve.sh"
+    (server,) = servers_of(f"TP=4 NAME=qwen3-8b EXTRA=1 {file} --kv-cache-dtype fp8")
+    assert server.target == "qwen3-8b"
+    assert {
+        "tensor_parallel_size": "4",
+        "enforce_eager": True,
+        "kv_cache_dtype": "fp8",
+    }.items() <= server.values.items()
+
+
+def test_flags_typed_beside_a_file_replace_its_own() -> None:
+    answer = llmcalc.memory(
+        launch=SERVING / "vllm_serve.sh", engine="vllm==0.33", hardware="h100", max_num_seqs=32, kv_cache_dtype="fp8"
+    )
+    launch = answer.document["launch"]
+    assert answer.document["engine"]["version"] == "0.33"
+    assert launch["overridden"] == {
+        "--max-num-seqs": {"file": "64", "option": 32},
+        "--kv-cache-dtype": {"file": None, "option": "fp8"},
+    }
+    assert "with --max-num-seqs 32, --kv-cache-dtype fp8 in the place of its own" in answer.report().tables[0].aside
+
+
+def test_an_engine_beside_a_file_takes_its_servers_alone() -> None:
+    answer = llmcalc.memory(launch=SERVING / "compose.yml", engine="sglang", hardware="h100")
+    assert answer.document["launch"]["place"] == "services.small"
+    with pytest.raises(InputError, match="starts no such server"):
+        llmcalc.memory(launch=SERVING / "vllm_serve.sh", engine="sglang", hardware="h100")
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llmcalc", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_the_commands() -> None:
+    file = str(SERVING / "vllm_serve.sh")
+    missing = run("memory", "--launch", file)
+    assert missing.returncode == 2
+    result = run("memory", "--launch", file, "--hardware", "h100", "--max-model-len", "8k", "--format", "json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["max_model_len"] == 8000
+    assert run("memory", "llama3.1-405b", "--launch", file, "--hardware", "h100").returncode == 1
+    fit = run("fit", "--launch", file, "--hardware", "rtx-4090", "--users", "4", "--seq", "4k", "--format", "json")
+    assert fit.returncode == 0, fit.stderr
+    assert json.loads(fit.stdout)["max_model_len"] == 4096
+    several = run("memory", "--launch", str(SERVING / "compose.yml"), "--hardware", "h100", "--format", "json")
+    assert [document["launch"]["place"] for document in json.loads(several.stdout)] == [
+        "services.chat",
+        "services.small",
+    ]
+
+
+def read(text: str, name: str = "serve.sh", **options: Any) -> Any:
+    return servers_of_text(text, typed_launch(name), **options)
+
+
+REFUSED = {
+    "vllm serve qwen3-8b --max-model-lenn 4": "serve.sh: line 1: --max-model-lenn: vLLM has no such flag. Did you",
+    "vllm serve qwen3-8b --max-model-len": "line 1: --max-model-len: the value is missing",
+    "vllm serve qwen3-8b --tensor-parallel-size $GPUS": r"--tensor-parallel-size: '\$GPUS' is known only when",
+    "vllm serve qwen3-8b other": "'other' stands behind no flag",
+    "vllm serve --config missing.yaml": "missing.yaml: no such file beside serve.sh",
+    "cat > c.yaml <<E\n- 1\nE\nvllm serve --config c.yaml": "the configuration is no table",
+    "cat > c.yaml <<E\nmax-model-lenn: 1\nE\nvllm serve --config c.yaml": "--max-model-lenn: vLLM has no such flag",
+    "python -m ktransformers.server.main --model-path x": "starts a server of ktransformers, which is not modelled",
+    "vllm serve x '": "a quote ' that does not end",
+}
+
+
+@pytest.mark.parametrize(("text", "message"), REFUSED.items())
+def test_wrong_files_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message) as error:
+        read(text)
+    assert "\n" not in str(error.value)
+
+
+def test_a_server_whose_flags_contradict_its_model_names_its_place(tmp_path: Path) -> None:
+    (tmp_path / "s.sh").write_text("echo\nvllm serve qwen3-8b --tensor-parallel-size 3\n")
+    with pytest.raises(InputError, match=r"s.sh: line 2: .*--tp 3"):
+        llmcalc.memory(launch=tmp_path / "s.sh", hardware="h100")
+
+
+def test_a_model_that_cannot_be_read_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "s.sh").write_text("vllm serve /models/chat\n")
+    with pytest.raises(InputError, match=r"line 1: its model, '/models/chat', cannot be read .*add TARGET"):
+        llmcalc.memory(launch=tmp_path / "s.sh", hardware="h100")
+    assert llmcalc.memory("qwen3-8b", launch=tmp_path / "s.sh", hardware="h100").ok
+    (tmp_path / "t.sh").write_text('vllm serve "$MODEL"\n')
+    with pytest.raises(InputError, match="known only when the script runs; add TARGET"):
+        llmcalc.memory(launch=tmp_path / "t.sh", hardware="h100")
+
+
+def test_unknown_flags_may_be_allowed() -> None:
+    (server,) = read("vllm serve qwen3-8b --new-flag a b --max-num-seqs 4", allow_unknown=True)
+    assert server.unknown == {"--new-flag": "vLLM has no such flag"}
+    assert server.values == {"max_num_seqs": "4"}
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("vllm serve qwen3-8b --limit-mm-per-prompt.image 0 --limit-mm-per-prompt.video=2",
+         {"limit_mm_per_prompt": {"image": "0", "video": "2"}}),
+        ("vllm serve qwen3-8b -tp 2 -O.cudagraph_mode=NONE", {"tensor_parallel_size": "2",
+         "compilation_config": {"cudagraph_mode": "NONE"}}),
+        ("vllm serve qwen3-8b --no-enforce-eager --cuda-graph-sizes 1 2 4 --port 1", {"enforce_eager": False,
+         "cudagraph_capture_sizes": "1 2 4"}),
+        ("env A=1 numactl -N 0 uv run vllm serve qwen3-8b --dtype half &", {"dtype": "half"}),
+        ("tmux new -d -s x 'vllm serve qwen3-8b --dtype half'", {"dtype": "half"}),
+        ("bash -lc 'exec vllm serve qwen3-8b \"$@\"' -- --dtype half", {"dtype": "half"}),
+        ("docker exec -it box vllm serve qwen3-8b --dtype half", {"dtype": "half"}),
+        ("VLLM_USE_V1=0 vllm serve qwen3-8b", {"VLLM_USE_V1": "0"}),
+    ],
+)  # fmt: skip
+def test_forms_of_flags_and_commands(text: str, values: dict[str, Any]) -> None:
+    (server,) = read(text)
+    assert server.values == values
+
+
+def test_a_variable_that_is_not_set_is_left_out_with_a_note() -> None:
+    (server,) = read("vllm serve qwen3-8b --max-num-seqs 4 $EXTRA ${MORE[@]}")
+    assert server.values == {"max_num_seqs": "4"}
+    assert "$EXTRA is not set and left out" in server.notes
+
+
+def test_the_first_word_names_the_model_before_a_flag() -> None:
+    (server,) = read("vllm serve qwen3-8b --model llama3.1-8b")
+    assert server.target == "qwen3-8b"
+
+
+def test_a_configuration_of_another_engine_that_stands_alone() -> None:
+    assert read("model: qwen3-8b\nmax-model-len: 8k\nlearning_rate: 1\n", "c.yaml") == []
+    (server,) = read("model: qwen3-8b\nmax_model_len: 8k\nlimit_mm_per_prompt: {image: 0}\n", "c.yaml")
+    assert server.values == {"max_model_len": "8k", "limit_mm_per_prompt": {"image": "0"}}
+
+
+def test_servers_that_are_the_same_are_one() -> None:
+    (server,) = read("for i in 0 1; do\nCUDA_VISIBLE_DEVICES=$i vllm serve qwen3-8b --port 800$i &\ndone")
+    assert server.notes == ("line 2 starts the same server",)
+
+
+def test_a_template_asks_for_what_it_makes() -> None:
+    text = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: {{ .Values.image }}\n    args: [--model=x]\n"
+    with pytest.raises(InputError, match="helm template"):
+        read(text, "pod.yaml")
+
+
+def test_files_of_other_programs_start_no_server() -> None:
+    assert read("torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 2\npip install vllm") == []
+    assert read("services:\n  db:\n    image: postgres:17\n", "compose.yml") == []
+    assert read("model: x\nlearning_rate: 1e-5\n", "train.yaml") == []
+    assert read("FROM python:3.12\nRUN pip install vllm\n", "Dockerfile") == []
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("NVIDIA-H100-80GB-HBM3", "h100-sxm"),
+        ("NVIDIA-A100-SXM4-40GB", "a100-40gb"),
+        ("nvidia-tesla-a100", "a100-40gb"),
+        ("nvidia-l4", "l4"),
+        ("NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition", "rtx-pro-6000"),
+        ("p5en.48xlarge", "h200"),
+        ("Standard_ND96isr_H100_v5", "h100-sxm"),
+        ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", ""),
+        ("NVIDIA-H100-96GB-HBM3", ""),
+        ("true", ""),
+        ("24GiB", ""),
+        ("x.toml", ""),
+    ],
+)
+def test_accelerators_of_labels(label: str, name: str) -> None:
+    assert accelerator_of(label) == name
+
+
+def test_an_unknown_label_is_named() -> None:
+    text = (SERVING / "deployment.yaml").read_text().replace("NVIDIA-H100-80GB-HBM3", "NVIDIA-NEW")
+    (server,) = read(text, "pod.yaml")
+    assert (server.hardware, server.gpu) == ("", "NVIDIA-NEW")
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.19.0", "0.19.0"),
+        ("vllm/vllm-openai:v0.11.0-x86_64", "0.11.0"),
+        ("vllm/vllm-openai:nightly", ""),
+        ("vllm/vllm-openai@sha256:0.1", ""),
+        ("nvcr.io/nvidia/vllm:25.09-py3", ""),
+        ("nvcr.io/nvidia/ai-dynamo/vllm-runtime:0.9.0", ""),
+        ("lmsysorg/sglang:v0.4.9.post6-cu126", "0.4.9.post6"),
+        ("ghcr.io/ggml-org/llama.cpp:server-cuda-b4719", "b4719"),
+        ("nvcr.io/nvidia/tensorrt-llm/release:1.2.0rc6", "1.2.0rc6"),
+        ("registry:5000/vllm:v0.20.1", "0.20.1"),
+    ],
+)
+def test_versions_of_images(image: str, version: str) -> None:
+    assert version_of_image(image) == version
+
+
+def test_an_image_starts_its_own_server() -> None:
+    start = start_of(["--model", "x"], "vllm/vllm-openai:latest")
+    assert start is not None
+    assert (start.program.engine, start.arguments) == ("vllm", ("--model", "x"))
+    assert start_of(["nvidia-smi"], "vllm/vllm-openai:latest") is None
+    assert start_of(["--model", "x"], "postgres") is None
