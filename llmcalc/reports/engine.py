@@ -214,7 +214,8 @@ def _terms_table(use: EngineUse) -> Table:
 
 
 def _changes_table(use: EngineUse) -> Table:
-    title = "More room for the cache" if use.memory.starts else "What would make it start"
+    where = "on the GPUs" if any(term.device for term in use.memory.terms) else "for the cache"
+    title = f"More room {where}" if use.memory.starts else "What would make it start"
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in use.changes

@@ -128,12 +128,13 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
     Raises `InputError` for an unknown flag, with the nearest name.
     """
     known = by_name(flags)
-    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in known.items() if name.startswith("-")}
+    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in known.items()}
     read: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
-            near = suggest(name, {key: f"--{key.replace('_', '-')}" for key in fields})
-            raise InputError(f"--{name.replace('_', '-')}: {title} has no such flag.{near}")
+            near = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in known})
+            typed = name if name.isupper() else f"--{name.replace('_', '-')}"
+            raise InputError(f"{typed}: {title} has no such flag.{near}")
         if value is not None and value is not False:
             read[fields[name].field] = fields[name].read(value)
         elif value is False:
@@ -163,11 +164,14 @@ def split_arguments(
         if argument == "--":
             kept_arguments += [argument, *queue]
             break
+        name, mark, value = argument.partition("=")
+        flag = known.get(name) or known.get(spelled(name))
+        if not argument.startswith("-") and flag is not None and mark:  # a variable of the environment: NAME=VALUE
+            values[flag.field] = value
+            continue
         if not argument.startswith("-") or argument == "-":
             kept_arguments.append(argument)
             continue
-        name, mark, value = argument.partition("=")
-        flag = known.get(name) or known.get(spelled(name))
         if flag is None and name in others:
             kept_arguments.append(argument)
             if others[name] and not mark and queue:

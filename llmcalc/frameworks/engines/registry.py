@@ -8,7 +8,13 @@ from importlib import import_module
 from ...errors import InputError, suggest
 from .engine import Engine, EngineVersion
 
-FOLDERS = {"vllm": "vllm", "sglang": "sglang", "llama.cpp": "llama_cpp", "ik_llama.cpp": "ik_llama_cpp"}
+FOLDERS = {
+    "vllm": "vllm",
+    "sglang": "sglang",
+    "llama.cpp": "llama_cpp",
+    "ik_llama.cpp": "ik_llama_cpp",
+    "ollama": "ollama",
+}
 """The words of `--engine` → the folder of the engine."""
 
 

@@ -106,7 +106,12 @@ def _devices_of(nodes: Sequence[Tensor], devices: Sequence[str]) -> dict[int, st
         if device is not None:
             found[id(node)] = device
     operations = [node for node in nodes if node.operation != "view"]
-    for only_gpus, order in ((True, operations), (True, operations[::-1]), (False, operations), (False, operations[::-1])):
+    for only_gpus, order in (
+        (True, operations),
+        (True, operations[::-1]),
+        (False, operations),
+        (False, operations[::-1]),
+    ):
         current: str | None = None
         for node in order:
             device = found.get(id(node))
@@ -165,7 +170,8 @@ def _with_copies(
             continue
         device = placement[id(node)]
         moves_weight = any(
-            (source.base or source).operation == "weight" and placement[id(source)] != current for source in node.sources
+            (source.base or source).operation == "weight" and placement[id(source)] != current
+            for source in node.sources
         )
         if device != current or (inputs and moves_weight):
             start, inputs, current = len(ordered), 0, device
@@ -285,10 +291,10 @@ def _allocate(
             for _ in range(PIPELINE_COPIES - 1):
                 buffers.setdefault(placement[id(tensor)], _Buffer()).allocate(_aligned(tensor.nbytes))
             allocate(tensor)
-    for (node, copy), _ in zip(ordered, ordered, strict=True):
+    for node, copy in ordered:
         if copy is None and node.operation == "view" and node.base is not None:
             use_of(node.base).views += 1
-    for node, read in operations:
+    for _, read in operations:
         for source in read:
             use_of(source).children += 1
     for tensor in inputs.values():

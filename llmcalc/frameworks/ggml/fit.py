@@ -152,16 +152,10 @@ class _Fit:
         """Fills the GPUs from the last to the first with layers without experts, then from the first with experts."""
         number = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
-        last = len(self.server.devices) - 1
-        shares = [_Share()] * (last + 1)
-
-        def filled(i: int, layers: int) -> list[_Share]:
-            hosted = (layers - (i == last) if layers else 0) if has_experts else 0
-            return [*shares[:i], _Share(layers, hosted), *shares[i + 1 :]]
-
-        for i in range(last, -1, -1):
+        shares = [_Share()] * len(self.server.devices)
+        for i in reversed(range(len(shares))):
             rest = number + 1 - sum(share.layers for share in shares)
-            shares = filled(i, _largest(rest, lambda n, i=i: self.holds(filled(i, n), i)))  # type: ignore[misc]
+            shares = self._filled(shares, i, rest, has_experts)
         if has_experts and sum(share.layers for share in shares) == number + 1:
             shares = self._with_experts(shares)
         on_gpus = sum(share.layers for share in shares)
@@ -172,18 +166,28 @@ class _Fit:
         note += f", the experts of {hosted} of them on the host" if hosted else ""
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
+    def _filled(self, shares: list[_Share], i: int, most: int, has_experts: bool) -> list[_Share]:
+        """Gives a GPU as many layers as it holds, without their experts; the output has none."""
+
+        def with_layers(layers: int) -> list[_Share]:
+            hosted = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
+            return [*shares[:i], _Share(layers, hosted), *shares[i + 1 :]]
+
+        return with_layers(_largest(most, lambda n: self.holds(with_layers(n), i)))
+
     def _with_experts(self, shares: list[_Share]) -> list[_Share]:
         """Gives experts back to GPUs, the first GPU first, and parts of one more layer."""
-        last = len(shares) - 1
-        for i in range(last + 1):
+        for i in range(len(shares)):
             most = sum(share.hosted for share in shares)
             if not most:
                 break
-            moved = _largest(most, lambda n, i=i: self.holds(_converted(shares, i, n), i))  # type: ignore[misc]
-            shares = _converted(shares, i, moved)
+            shares = _converted(shares, i, self._most_moved(shares, i, most))
             if sum(share.hosted for share in shares) and not shares[i].overflow:
                 shares = self._with_part(shares, i)
         return shares
+
+    def _most_moved(self, shares: list[_Share], i: int, most: int) -> int:
+        return _largest(most, lambda n: self.holds(_converted(shares, i, n), i))
 
     def _with_part(self, shares: list[_Share], i: int) -> list[_Share]:
         """Puts parts of the next layer's experts on a GPU, as many as it holds."""
@@ -218,9 +222,7 @@ def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[st
     """Moves one layer to a GPU, where only a part of its experts is not."""
     changed = list(shares)
     if source != i:
-        changed[source] = replace(
-            changed[source], layers=changed[source].layers - 1, hosted=changed[source].hosted - 1
-        )
+        changed[source] = replace(changed[source], layers=changed[source].layers - 1, hosted=changed[source].hosted - 1)
         changed[i] = replace(changed[i], layers=changed[i].layers + 1, hosted=changed[i].hosted + 1)
     changed[i] = replace(changed[i], overflow=overflow)
     return changed

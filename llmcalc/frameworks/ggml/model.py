@@ -144,7 +144,9 @@ class GgufModel:
     def __post_init__(self) -> None:
         """Raises `InputError` for schemes that no GGUF file has."""
         if self.quantize is not None and self._mix is None:
-            raise InputError(f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0")
+            raise InputError(
+                f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0"
+            )
 
     @property
     def hidden_size(self) -> int:
@@ -187,7 +189,10 @@ class GgufModel:
             shape = _shape(place)
             for i in place.node.indices or ():
                 by_index[i] = shape
-        return tuple(by_index[i] for i in sorted(by_index))
+        layers = tuple(by_index[i] for i in sorted(by_index))
+        if not layers or any(not layer.key_width and not layer.state_elements for layer in layers):
+            raise InputError("a layer without a cache of attention or a state is not modelled with GGUF")
+        return layers
 
     @cached_property
     def stored(self) -> tuple[GgufTensor, ...]:

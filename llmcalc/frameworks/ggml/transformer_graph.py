@@ -159,9 +159,7 @@ class _Builder:
     def attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
-        keys, values = (
-            Tensor(size, operation="cache", device=cache_device) for size in settings.layer_cache(layer)
-        )
+        keys, values = (Tensor(size, operation="cache", device=cache_device) for size in settings.layer_cache(layer))
         head, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head) if head else 1
         value_dim = layer.value_width // key_heads
@@ -204,7 +202,7 @@ class _Builder:
         """Latent attention: expanded keys and values, absorbed products, or ik's modes."""
         assert layer.latent is not None
         settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
-        rank, rope, nope, value_dim, query_rank = latent
+        rank, rope, nope, _, query_rank = latent
         heads, head = layer.heads, nope + rope
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         cache = Tensor(settings.layer_cache(layer)[0], operation="cache", device=cache_device)
@@ -320,7 +318,9 @@ class _Builder:
         else:
             values: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
-                values = self._new((cells, rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32)
+                values = self._new(
+                    (cells, rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
+                )
             mixed = self._scored(query, cache, values, cells, heads, rank, layer.window)
         expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), mixed)
         return self._new((value_dim * heads, tokens), self._view(expanded, None))

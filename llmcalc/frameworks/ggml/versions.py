@@ -55,4 +55,3 @@ class GgmlRecord(EngineRecord[GgmlRules]):
     fit_margin_mib: int = Field(ge=0)
     fit_ctx: int = Field(ge=0)
     compute_logs: int = Field(ge=0)
-    kv_logs: int = Field(ge=0)
