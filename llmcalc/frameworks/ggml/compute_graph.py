@@ -100,11 +100,11 @@ def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -
 
 def _devices_of(nodes: Sequence[Tensor], devices: Sequence[str]) -> dict[int, str]:
     """Returns the device of every tensor by its identity (passes 1 to 4 of the scheduler)."""
-    found: dict[int, str] = {}
+    devices_by_id: dict[int, str] = {}
     for node in nodes:
         device = _fixed_device(node, devices)
         if device is not None:
-            found[id(node)] = device
+            devices_by_id[id(node)] = device
     operations = [node for node in nodes if node.operation != "view"]
     for only_gpus, order in (
         (True, operations),
@@ -114,28 +114,32 @@ def _devices_of(nodes: Sequence[Tensor], devices: Sequence[str]) -> dict[int, st
     ):
         current: str | None = None
         for node in order:
-            device = found.get(id(node))
+            device = devices_by_id.get(id(node))
             if device is not None:
                 current = None if only_gpus and device == HOST else device
             elif current is not None:
-                found[id(node)] = current
+                devices_by_id[id(node)] = current
     for node in nodes:
-        if node.base is not None and id(node) not in found:
+        if node.base is not None and id(node) not in devices_by_id:
             base = node.base
-            found[id(node)] = base.device if base.is_external and base.device else found.get(id(base), devices[0])
+            devices_by_id[id(node)] = (
+                base.device if base.is_external and base.device else devices_by_id.get(id(base), devices[0])
+            )
         for source in node.sources:
-            if id(source) in found:
+            if id(source) in devices_by_id:
                 continue
             if source.base is not None:
                 base = source.base
-                found[id(source)] = (
-                    base.device if base.is_external and base.device else found.get(id(base), found[id(node)])
+                devices_by_id[id(source)] = (
+                    base.device
+                    if base.is_external and base.device
+                    else devices_by_id.get(id(base), devices_by_id[id(node)])
                 )
             elif source.operation == "input":
-                found[id(source)] = HOST
+                devices_by_id[id(source)] = HOST
             else:
-                found[id(source)] = source.device or found[id(node)]
-    return found
+                devices_by_id[id(source)] = source.device or devices_by_id[id(node)]
+    return devices_by_id
 
 
 def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:

@@ -52,9 +52,9 @@ def fit(server: GgmlServer) -> Fitted:
     fitted = _with_less_context(fitted, targets)
     if fitted.notes and len(server.devices) == 1 and _holds(fitted, targets):
         return fitted
-    kept = [name for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "tensor_split") if server.flags.get(name)]
-    if server.asks_for_layers or kept:
-        flag = "n_gpu_layers" if server.asks_for_layers else kept[0]
+    fixed = [name for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "tensor_split") if server.flags.get(name)]
+    if server.asks_for_layers or fixed:
+        flag = "n_gpu_layers" if server.asks_for_layers else fixed[0]
         note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
         return fitted._replace(notes=(*fitted.notes, note))
     return _Fit(fitted, targets).layers()
@@ -64,9 +64,9 @@ def margins(server: GgmlServer) -> list[int]:
     """The bytes that stay free on each GPU (--fit-target, in MiB)."""
     text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
     parts = text.split(",")
-    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
+    if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in parts):
         raise InputError(f"--fit-target {text[:40]}: expected MiB, with commas for several GPUs")
-    mib = [int(part) for part in parts]
+    mib = [int(number_text) for number_text in parts]
     number = len(server.devices)
     return [size * MIB for size in (mib * number if len(mib) == 1 else [*mib, *[mib[-1]] * number])[:number]]
 
@@ -154,8 +154,8 @@ class _Fit:
         has_experts = any(layer.experts for layer in self.server.model.layers)
         shares = [_Share()] * len(self.server.devices)
         for i in reversed(range(len(shares))):
-            rest = number + 1 - sum(share.layers for share in shares)
-            shares = self._filled(shares, i, rest, has_experts)
+            unplaced = number + 1 - sum(share.layers for share in shares)
+            shares = self._filled(shares, i, unplaced, has_experts)
         if has_experts and sum(share.layers for share in shares) == number + 1:
             shares = self._with_experts(shares)
         on_gpus = sum(share.layers for share in shares)

@@ -20,7 +20,6 @@ from ...errors import InputError
 from ...flow.tree import Place
 from ...ops import AttentionCore, Conv1d, ExpertLinear, KVCache, Linear, State
 from ...sources.checkpoints.read import read_checkpoint
-from ...sources.names import is_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 
@@ -164,8 +163,8 @@ class GgufModel:
     @cached_property
     def file(self) -> Path | None:
         """The GGUF file that is the TARGET; None for any other."""
-        path = Path(self.preset.asked) if self.preset.asked else None
-        return path if path is not None and path.suffix == ".gguf" and is_checkpoint(path) else None
+        path = Path(self.preset.target.partition("?")[0])
+        return path if path.suffix == ".gguf" else None
 
     @property
     def _mix(self) -> GGUFMix | None:

@@ -277,7 +277,7 @@ class GgmlServer(EngineServer):
     def compute_buffers(self, placement: Placement) -> dict[str, int]:
         """Bytes of the graph of one micro-batch on each device."""
         places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in self.model.tensors}
-        kept = self._distinct_layers(placement, places)
+        distinct = self._distinct_layers(placement, places)
         rules, number = self.rules, len(self.model.layers)
         outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, self.sequences)
         windows = {layer.window for layer in self.model.layers}
@@ -302,7 +302,7 @@ class GgmlServer(EngineServer):
             settings,
             self.model.hidden_size,
             self.model.vocab_size,
-            {i: self.model.layers[i] for i in kept},
+            {i: self.model.layers[i] for i in distinct},
             number,
             placement.layers.device,
             places.get,
@@ -330,12 +330,12 @@ class GgmlServer(EngineServer):
             (id(layer), placement.layers.device(i), tuple(of_layer.get(i, ())))
             for i, layer in enumerate(self.model.layers)
         ]
-        kept = []
+        distinct = []
         for i, key in enumerate(keys):
             is_inside = i >= 3 and i + 1 < len(keys) and all(keys[j] == key for j in (i - 3, i - 2, i - 1, i + 1))
             if not is_inside:
-                kept.append(i)
-        return kept
+                distinct.append(i)
+        return distinct
 
     def buffers(self, placement: Placement) -> Buffers:
         """All buffers of each device."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from .compute_graph import HOST, Graph, Tensor
-from .model import EMBEDDING, OUTPUT, LayerShape
+from .model import OUTPUT, LayerShape
 
 F32, F16, I32, I64 = 4, 2, 4, 8
 
@@ -101,11 +101,11 @@ class _Builder:
         nbytes, place = known if known is not None else (0, device)
         return Tensor(nbytes, operation="weight", device=place)
 
-    def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, **more: bool) -> Tensor:
+    def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
         size = bytes
         for axis in elements:
             size *= axis
-        return Tensor(size, sources, "new", (*elements, bytes), **more)
+        return Tensor(size, sources, "new", (*elements, bytes), may_move=may_move)
 
     def _typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
         """A new tensor of a type whose 256 elements have so many bytes."""
@@ -117,15 +117,15 @@ class _Builder:
     def _inplace(self, like: Tensor, *sources: Tensor) -> Tensor:
         return Tensor(like.nbytes, sources, "inplace", like.layout)
 
-    def _view(self, source: Tensor, elements: tuple[int, ...] | None, part: int = 1, offset: bool = False) -> Tensor:
-        """A view: with a layout where it is contiguous. part: the share of the source that it is of."""
+    def _view(self, source: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
+        """A view, with a layout where it is contiguous. offset: whether it begins within its source."""
         layout = None if elements is None else (*elements, source.layout[-1] if source.layout else F32)
-        return Tensor(source.nbytes // part, (source,), "view", layout, has_offset=offset)
+        return Tensor(source.nbytes, (source,), "view", layout, has_offset=offset)
 
-    def matmul(self, name: str, layer: int | None, rows: int, source: Tensor, tokens: int, **more: bool) -> Tensor:
+    def matmul(self, name: str, layer: int | None, rows: int, source: Tensor, tokens: int) -> Tensor:
         weight = self._weight(name, layer)
         moves = tokens >= self.rules.least_moved_tokens and self.settings.moves_weights
-        return self._new((rows, tokens), weight, source, may_move=moves, **more)
+        return self._new((rows, tokens), weight, source, may_move=moves)
 
     def norm(self, name: str, layer: int | None, source: Tensor) -> Tensor:
         weight = self._weight(name, layer)
@@ -332,11 +332,11 @@ class _Builder:
         tokens, bound = self.settings.tokens, self.settings.attention_batch_mib
         mib = cells * tokens * heads * F32 // MIB
         steps = 1 if not bound or bound >= mib else min(-(-mib // bound), heads)
-        each, result, done = -(-heads // steps), None, 0
+        group_size, result, done = -(-heads // steps), None, 0
         while done < heads:
-            group = min(each, heads - done)
-            part = query if steps == 1 else self._view(query, None, offset=True)
-            scores = self._new((cells, tokens, group), cache, part)
+            group = min(group_size, heads - done)
+            queries = query if steps == 1 else self._view(query, None, offset=True)
+            scores = self._new((cells, tokens, group), cache, queries)
             scores = self._inplace(scores, scores, self.mask(window))
             mixed = self._new((rank, tokens, group), values, scores)
             done += group
@@ -470,6 +470,3 @@ def model_graph(
     weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
     """
     return _Builder(rules, settings, hidden, vocab, layers, number, layer_device, weight).build()
-
-
-__all__ = ["EMBEDDING", "GraphRules", "GraphSettings", "model_graph"]

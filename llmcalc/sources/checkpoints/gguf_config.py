@@ -51,7 +51,7 @@ _Config = dict[str, Any]
 
 
 def _metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, str]) -> _Config:
-    found: _Config = {}
+    fields: _Config = {}
     for key, field in keys.items():
         value = checkpoint.metadata.get(f"{architecture}.{key}")
         if isinstance(value, list):
@@ -65,8 +65,8 @@ def _metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, str]) -
             continue
         if not isinstance(value, int | float) or not isfinite(value):
             raise InputError(f"{architecture}.{key}: {shown(str(value))}; expected a number")
-        found[field] = value
-    return found
+        fields[field] = value
+    return fields
 
 
 def _experts(field: str) -> Callable[[Checkpoint, str, _Config], _Config]:
@@ -107,7 +107,7 @@ def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str
 
 
 def _latent(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
-    found = _metadata(checkpoint, architecture, LATENT_KEYS)
+    fields = _metadata(checkpoint, architecture, LATENT_KEYS)
     sizes = _metadata(
         checkpoint,
         architecture,
@@ -121,9 +121,9 @@ def _latent(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Conf
     key, value = sizes.get("key_mla", sizes.get("key", 0)), sizes.get("value_mla", sizes.get("value", 0))
     has_correction = _has(checkpoint, "exp_probs_b.bias")
     return {
-        **found,
-        "q_lora_rank": found.get("q_lora_rank"),
-        "qk_nope_head_dim": key - found.get("qk_rope_head_dim", 0),
+        **fields,
+        "q_lora_rank": fields.get("q_lora_rank"),
+        "qk_nope_head_dim": key - fields.get("qk_rope_head_dim", 0),
         "v_head_dim": value,
         "num_key_value_heads": config.get("num_attention_heads"),
         "head_dim": None,

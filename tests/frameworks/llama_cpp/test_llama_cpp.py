@@ -157,7 +157,8 @@ NAMES = [
     [
         "exps", r"\.ffn_.*_exps\.", r"blk\.[3-4][0-9]\.ffn", r"blk\.(?:[0-9]|[1-2][0-9]|3[0-6])\.ffn.*", "^output",
         "weight$", "ffn_(up|down)_exps", r"blk\.\d+\.ffn_(up|down|gate_up|gate)_(ch|)exps", "[^a-z]ff+n{1}",
-        "_{1,2}e?x+", r"([3-9]|[1-5][0-9]|60)\.ffn_.*_exps\.weight", "(attn|ffn)_(q|up).*?w", r"blk\.(0|1).*", "f{2}n_u",
+        "_{1,2}e?x+", r"([3-9]|[1-5][0-9]|60)\.ffn_.*_exps\.weight",
+        "(attn|ffn)_(q|up).*?w", r"blk\.(0|1).*", "f{2}n_u",
     ],
 )  # fmt: skip
 def test_patterns_match_as_python_does(text: str) -> None:

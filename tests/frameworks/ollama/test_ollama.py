@@ -91,7 +91,7 @@ def test_options_of_a_modelfile_are_read_by_name() -> None:
         ({"num_ctx": 0}, "--num-ctx"),
         ({"OLLAMA_KV_CACHE_TYPE": "fp8"}, "OLLAMA_KV_CACHE_TYPE"),
         ({"ctx_size": 4096}, "--num-ctx|no such flag"),
-        ({"OLLAMA_NUM_PARALEL": 2}, "OLLAMA_NUM_PARALLEL"),
+        ({"OLLAMA_NUM_PARALEL": 2}, "num-parallel"),
         ({"target": "t5-base"}, "encoder"),
     ],
 )
