@@ -34,6 +34,8 @@ NAMES = {
     "embed_positions": "position_embd",
     "norm": "output_norm",
     "lm_head": "output",
+    "per_layer_embedding.embed": "per_layer_token_embd",
+    "per_layer_embedding.projection": "per_layer_model_proj",
 }
 """Path of a module outside the layers → the name of its tensor."""
 
@@ -188,10 +190,7 @@ class GgufModel:
             shape = _shape(place)
             for i in place.node.indices or ():
                 by_index[i] = shape
-        layers = tuple(by_index[i] for i in sorted(by_index))
-        if not layers or any(not layer.key_width and not layer.state_elements for layer in layers):
-            raise InputError("a layer without a cache of attention or a state is not modelled with GGUF")
-        return layers
+        return tuple(by_index[i] for i in sorted(by_index))
 
     @cached_property
     def stored(self) -> tuple[GgufTensor, ...]:

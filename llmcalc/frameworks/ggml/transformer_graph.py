@@ -36,6 +36,7 @@ class GraphRules:
     mask_f16: bool = False
     store_rows: bool = False
     pad_mask: bool = True
+    vector_input: bool = False
     least_moved_tokens: int = 32
     moves_by_expert: bool = False
 
@@ -415,27 +416,36 @@ class _Builder:
         numbers = Tensor(tokens * I32, operation="input", layout=(tokens,))
         output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
         table = Tensor(0, operation="weight", device=HOST)
-        stream = self._new((self.hidden, tokens), table, numbers)
+        vectors = Tensor(self.hidden * tokens * F32, operation="input")
+        inputs = (numbers, vectors) if self.rules.vector_input else (numbers,)
+        stream = self._new((self.hidden, tokens), table, *inputs)
         for i, layer in self.layers.items():
             residual = stream
-            normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)
-            if layer.latent is not None:
-                mixed = self.latent_attention(i, layer, normed)
-            elif layer.heads and layer.key_width:
-                mixed = self.attention(i, layer, normed)
-            else:
-                mixed = self.recurrence(i, layer, normed)
-            if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:
-                mixed = self.norm(f"blk.{i}.post_attention_norm.weight", i, mixed)
+            mixed = self._mixed(i, layer, stream)
             if i == self.number - 1:
                 tokens = self.settings.outputs
-                mixed = self._new((self.hidden, tokens), mixed, output_rows)
+                mixed = None if mixed is None else self._new((self.hidden, tokens), mixed, output_rows)
                 residual = self._new((self.hidden, tokens), residual, output_rows)
-            stream = self._inplace(mixed, mixed, residual)
+            stream = residual if mixed is None else self._inplace(mixed, mixed, residual)
             stream = self._with_network(i, layer, stream, tokens)
         final = self.norm("output_norm.weight", self.number, stream)
         self.graph.expand(self.matmul(OUTPUT, self.number, self.vocab, final, tokens))
         return self.graph
+
+    def _mixed(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
+        """What a layer's attention or recurrence adds; None for a layer that is a network alone."""
+        if not layer.heads and not layer.state_elements:
+            return None
+        normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)
+        if layer.latent is not None:
+            mixed = self.latent_attention(i, layer, normed)
+        elif layer.heads:
+            mixed = self.attention(i, layer, normed)
+        else:
+            mixed = self.recurrence(i, layer, normed)
+        if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:
+            mixed = self.norm(f"blk.{i}.post_attention_norm.weight", i, mixed)
+        return mixed
 
     def _with_network(self, i: int, layer: LayerShape, stream: Tensor, tokens: int) -> Tensor:
         if not layer.width and not layer.experts:

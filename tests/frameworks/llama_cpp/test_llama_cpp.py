@@ -118,6 +118,14 @@ def test_model_buffers_are_all_tensors_and_a_tied_output_twice() -> None:
     assert sum(tensor.nbytes for tensor in tied.tensors) > tied.file_bytes
 
 
+@pytest.mark.parametrize(("target", "gpu", "host"), [("llama3.2-3b", 1918.36, 308.24), ("qwen3-4b", 2375.91, 304.28)])
+def test_model_buffers_of_logs(target: str, gpu: float, host: float) -> None:
+    """Q4_K_M files, as logs in public repositories show them (index:54573746480, index:71453436919)."""
+    buffers = memory(target, ctx_size=2048, n_gpu_layers="all")
+    assert buffers.bytes_of("model_buffer", "CUDA0") / MIB == pytest.approx(gpu, abs=0.02)
+    assert buffers.bytes_of("model_buffer", "CPU") / MIB == pytest.approx(host, abs=0.02)
+
+
 def test_layers_go_to_the_gpu_from_the_last_one() -> None:
     before = Layers(32, ("CUDA0",), 10, (1.0,), output_counts_first=False)
     assert [before.device(i) for i in (21, 22, 31, 32)] == ["CPU", "CUDA0", "CUDA0", "CPU"]
