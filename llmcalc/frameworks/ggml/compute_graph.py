@@ -94,7 +94,7 @@ def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
     placement = _devices_of(graph.nodes, [*devices, HOST])
-    ordered, copies = _with_copies(graph.nodes, placement, pipeline)
+    ordered, copies = _with_copies(graph.nodes, placement)
     return _allocate(ordered, placement, copies, pipeline)
 
 
@@ -120,26 +120,22 @@ def _devices_of(nodes: Sequence[Tensor], devices: Sequence[str]) -> dict[int, st
             elif current is not None:
                 devices_by_id[id(node)] = current
     for node in nodes:
-        if node.base is not None and id(node) not in devices_by_id:
-            base = node.base
-            devices_by_id[id(node)] = (
-                base.device if base.is_external and base.device else devices_by_id.get(id(base), devices[0])
-            )
+        if id(node) not in devices_by_id:  # a view
+            devices_by_id[id(node)] = _home(node, devices_by_id, devices[0])
         for source in node.sources:
-            if id(source) in devices_by_id:
-                continue
-            if source.base is not None:
-                base = source.base
-                devices_by_id[id(source)] = (
-                    base.device
-                    if base.is_external and base.device
-                    else devices_by_id.get(id(base), devices_by_id[id(node)])
-                )
-            elif source.operation == "input":
-                devices_by_id[id(source)] = HOST
-            else:
-                devices_by_id[id(source)] = source.device or devices_by_id[id(node)]
+            if id(source) not in devices_by_id:
+                devices_by_id[id(source)] = _home(source, devices_by_id, devices_by_id[id(node)])
     return devices_by_id
+
+
+def _home(tensor: Tensor, devices_by_id: dict[int, str], default: str) -> str:
+    """The device of a tensor that no operation is assigned to: its own, that of what it views, the host for inputs."""
+    owner = tensor.base or tensor
+    if owner.is_external:
+        return owner.device or default
+    if owner.operation == "input":
+        return HOST
+    return devices_by_id.get(id(owner), default)
 
 
 def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
@@ -161,9 +157,7 @@ _Ordered: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Operations in their order. With a second tensor: the copy of a source, which is made there."""
 
 
-def _with_copies(
-    nodes: Sequence[Tensor], placement: dict[int, str], pipeline: bool
-) -> tuple[_Ordered, dict[tuple[int, str], Tensor]]:
+def _with_copies(nodes: Sequence[Tensor], placement: dict[int, str]) -> tuple[_Ordered, dict[tuple[int, str], Tensor]]:
     """Divides the graph into runs on one device, and adds the copies that a run reads at its start (pass 5)."""
     copies: dict[tuple[int, str], Tensor] = {}
     ordered: _Ordered = []
