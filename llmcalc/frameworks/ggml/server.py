@@ -197,7 +197,7 @@ class GgmlServer(EngineServer):
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request of a slot."""
-        return self.sequence_cells if self.is_unified or self.streams == 1 else self.context // self.streams
+        return self.sequence_cells
 
     def window_cells(self, window: int | None) -> int:
         """Cells of one stream for layers with a window; all where the version has no cache of windows."""

@@ -399,6 +399,11 @@ def test_users_have_slots_of_their_own() -> None:
     assert best["kv_tokens"] == 4 * 8192
 
 
+def test_a_slot_has_at_least_one_padded_context() -> None:
+    slots = memory(ctx_size=1, parallel=100, n_gpu_layers=0)
+    assert (slots.max_model_len, slots.kv_tokens, slots.max_concurrency) == (256, 25600, 100)
+
+
 def test_an_apple_accelerator_has_one_device() -> None:
     devices = {term.device for term in memory(hardware="m4-max", ctx_size=4096).terms}
     assert devices == {"MTL0", "CPU"}
