@@ -271,13 +271,13 @@ def _fewest(
     Of an engine that shows alternatives, those are all layouts of that many devices that hold all users.
     """
     serving: list[EngineOption] = []
-    last: list[EngineOption] = []
+    largest: list[EngineOption] = []
     for layout_flags, memory in record.layouts(preset, hardware, version, flags, most):
         serves = memory.starts and memory.max_concurrency >= users
         if serving and memory.devices > serving[0].memory.devices:
             break
-        last = [EngineOption(hardware, layout_flags, memory, serves)]
-        serving += last if serves else []
+        largest = [EngineOption(hardware, layout_flags, memory, serves)]
+        serving += largest if serves else []
         if serving and not record.shows_alternatives:
             break
-    return serving or last
+    return serving or largest

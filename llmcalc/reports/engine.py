@@ -241,14 +241,29 @@ def _terms_table(use: EngineUse) -> Table:
         cells = [title, _signed(term, has_budget), term.status, _from(term)]
         rows.append(Row(cells, strong=term.name in CACHE_TERMS))
     memory = use.memory
+    rows += _device_rows(use)
     cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users(memory.max_concurrency)} users at once"]
     rows.append(Row(cells))
     notes = [*_notes(memory), *_launch_notes(use)]
     return Table(_title(use), TERM_COLUMNS, rows, _aside(use), notes, _answer(memory), name="terms")
 
 
+def _device_rows(use: EngineUse) -> list[Row]:
+    """What each device needs in all, and the disk, of an engine that divides a model over GPUs and the host."""
+    if not use.memory.host:
+        return []
+    rows = []
+    for device in dict.fromkeys(term.device for term in use.memory.terms):
+        total = sum(term.bytes for term in use.memory.terms if term.device == device)
+        capacity = f"of {units.GIB.write(use.hardware.capacity_bytes)} GiB"
+        origin = "the host's memory" if device == HOST else capacity
+        rows.append(Row([f"all, {device}", total, "", origin], strong=True))
+    return [*rows, Row(["disk", int(use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
+
+
 def _changes_table(use: EngineUse) -> Table:
-    title = "More room for the cache" if use.memory.starts else "What would make it start"
+    where = "on the GPUs" if any(term.device for term in use.memory.terms) else "for the cache"
+    title = f"More room {where}" if use.memory.starts else "What would make it start"
     rows = [
         Row([change.flag, change.kv_tokens, change.max_concurrency, "ok" if change.starts else "no"])
         for change in use.changes

@@ -1,7 +1,7 @@
 """Loads the model of a TARGET, with the overrides of `--set path=value`.
 
-A TARGET is a preset's name or alias, a path to a `.toml` or a `config.json`, a hub id or its URL, or `-` for standard
-input.
+A TARGET is a preset's name or alias, a path to a `.toml`, a `config.json` or a `.gguf`, a hub id or its URL, or `-` for
+standard input.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, suggest
+from ..errors import InputError, one_line, suggest
 from .files import is_object, parse_toml, read_stdin, read_text, require_shallow, validate
 from .names import STDIN, hub_id_of, is_checkpoint, is_hub_id
 from .preset import NOT_IN_FILES, Preset
@@ -115,10 +115,12 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
     if target == STDIN:
         return _from_stdin(head, allow_unknown)
     path = Path(target)
+    if path.suffix == ".gguf":
+        return _from_gguf(path, head, allow_unknown)
     if is_checkpoint(path):
         raise InputError(
-            f"{target}: a checkpoint's header does not describe an architecture; expected its config.json (llmcalc "
-            "params and check read headers)"
+            f"{target}: a checkpoint's header does not describe an architecture; expected its config.json, or a "
+            ".gguf file (llmcalc params and check read headers)"
         )
     if path.suffix == ".json":
         return _config(path, head, allow_unknown)
@@ -145,6 +147,20 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
 
 def _from_stdin(head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
     return "stdin", "standard input", _describe_text(read_stdin(), "standard input", head, allow_unknown)
+
+
+def _from_gguf(path: Path, head: HeadKind | None, allow_unknown: bool) -> tuple[str, str, dict[str, Any]]:
+    """Describes the model of a GGUF file, whose metadata state its sizes."""
+    from .checkpoints.gguf import read_gguf
+    from .checkpoints.gguf_config import gguf_config
+    from .huggingface.file import LONGEST_NAME, described
+
+    config = gguf_config(read_gguf(path), str(path))
+    try:
+        description = described(config, head, allow_unknown)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return one_line(str(config["_name_or_path"]))[:LONGEST_NAME], str(path), description
 
 
 def _describe_text(text: str, location: str, head: HeadKind | None, allow_unknown: bool) -> dict[str, Any]:

@@ -61,7 +61,8 @@ class EngineMemory:
     max_model_len: the longest request. assumed: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
     notes: remarks for the reader. settings: name of a flag's value → the value in effect.
-    host: what the host needs: `ram_bytes`, `disk_bytes` and whether the file is mapped (`mmap`); empty if not known.
+    host: what the host needs: `ram_bytes`, `disk_bytes`, whether the file is mapped (`mmap`), and the share of all that
+        is in use (`share`); empty if not known.
     """
 
     terms: tuple[Term, ...]
@@ -76,7 +77,7 @@ class EngineMemory:
     assumed: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    host: Mapping[str, int | bool] = field(default_factory=dict)
+    host: Mapping[str, float] = field(default_factory=dict)
 
     def bytes_of(self, name: str, device: str | None = None) -> int:
         """Bytes of a term, on one device or on all; 0 for a term that the engine does not have."""

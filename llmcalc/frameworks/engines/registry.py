@@ -14,6 +14,7 @@ FOLDERS = {
     "tensorrt-llm": "tensorrt_llm",
     "llama.cpp": "llama_cpp",
     "ik_llama.cpp": "ik_llama_cpp",
+    "ollama": "ollama",
 }
 """The words of `--engine` → the folder of the engine."""
 

@@ -9,7 +9,6 @@ from ...errors import InputError
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory
 from .fit import fit
-from .placement import Placement
 from .server import Buffers, GgmlServer, engine_memory
 
 SMALL_CACHE = "q8_0"
@@ -88,31 +87,31 @@ def longest_context(server: GgmlServer) -> int | None:
 
 
 def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes that leave more room on the GPUs, the cheapest first: as users type them, and as flags."""
-    fixed = _fixed(server)
-    everything_fits = _holds(fixed, fixed.buffers(fixed.placement))
+    """Yields changes that leave more room on the GPUs, the cheapest first: as users type them, and as flags.
+
+    They are tried with all layers on the GPUs, where the user does not say how many.
+    """
     small_cache = {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
-    if server.micro_batch > SMALL_BATCH and not everything_fits:
-        yield f"-ub {SMALL_BATCH}", {"ubatch_size": SMALL_BATCH}
+    everywhere, words = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
+    fixed = _fixed(server)
+    has_room = _holds(fixed, fixed.buffers(fixed.placement))
+    if server.micro_batch > SMALL_BATCH and not has_room:
+        yield f"{words}-ub {SMALL_BATCH}", everywhere | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
-        yield f"-ctk {SMALL_CACHE} -ctv {SMALL_CACHE} -fa on", small_cache
-    if everything_fits or not server.devices:
+        yield f"{words}-ctk {SMALL_CACHE} -ctv {SMALL_CACHE} -fa on", everywhere | small_cache
+    if has_room or not server.devices:
         return
     context = longest_context(server)
     if context is not None and context < server.context:
-        yield f"-c {context}", {"ctx_size": context, **_placed(server)}
+        yield f"{words}-c {context}", everywhere | {"ctx_size": context}
     experts = fewest_host_experts(server)
     if experts:
-        yield f"-ngl all -ncmoe {experts}", {"n_cpu_moe": experts, **_placed(server)}
+        yield f"{words}-ncmoe {experts}", everywhere | {"n_cpu_moe": experts}
     layers = most_layers(server)
     if layers is not None and layers <= len(server.model.layers):
         yield f"-ngl {layers}", {"n_gpu_layers": layers}
-    number = 2 * len(server.devices)
-    yield f"-ts {','.join(['1'] * number)}", {"tensor_split": ",".join(["1"] * number)}
-
-
-def _placed(server: GgmlServer) -> dict[str, Any]:
-    return {} if server.asks_for_layers else {"n_gpu_layers": "all"}
+    shares = ",".join(["1"] * 2 * len(server.devices))
+    yield f"{words}-ts {shares}", everywhere | {"tensor_split": shares}
 
 
 def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
@@ -168,6 +167,3 @@ def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | Non
             raise InputError(f"--seq {seq}: --ctx-size says {flags['ctx_size']}; expected one of the two")
         served["ctx_size"] = seq * users
     return served
-
-
-__all__ = ["Placement", "candidates", "layouts", "memory", "serving"]

@@ -94,43 +94,48 @@ def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
     placement = _devices_of(graph.nodes, [*devices, HOST])
-    ordered, copies = _with_copies(graph.nodes, placement, pipeline)
+    ordered, copies = _with_copies(graph.nodes, placement)
     return _allocate(ordered, placement, copies, pipeline)
 
 
 def _devices_of(nodes: Sequence[Tensor], devices: Sequence[str]) -> dict[int, str]:
     """Returns the device of every tensor by its identity (passes 1 to 4 of the scheduler)."""
-    found: dict[int, str] = {}
+    devices_by_id: dict[int, str] = {}
     for node in nodes:
         device = _fixed_device(node, devices)
         if device is not None:
-            found[id(node)] = device
+            devices_by_id[id(node)] = device
     operations = [node for node in nodes if node.operation != "view"]
-    for only_gpus, order in ((True, operations), (True, operations[::-1]), (False, operations), (False, operations[::-1])):
+    for only_gpus, order in (
+        (True, operations),
+        (True, operations[::-1]),
+        (False, operations),
+        (False, operations[::-1]),
+    ):
         current: str | None = None
         for node in order:
-            device = found.get(id(node))
+            device = devices_by_id.get(id(node))
             if device is not None:
                 current = None if only_gpus and device == HOST else device
             elif current is not None:
-                found[id(node)] = current
+                devices_by_id[id(node)] = current
     for node in nodes:
-        if node.base is not None and id(node) not in found:
-            base = node.base
-            found[id(node)] = base.device if base.is_external and base.device else found.get(id(base), devices[0])
+        if id(node) not in devices_by_id:  # a view
+            devices_by_id[id(node)] = _home(node, devices_by_id, devices[0])
         for source in node.sources:
-            if id(source) in found:
-                continue
-            if source.base is not None:
-                base = source.base
-                found[id(source)] = (
-                    base.device if base.is_external and base.device else found.get(id(base), found[id(node)])
-                )
-            elif source.operation == "input":
-                found[id(source)] = HOST
-            else:
-                found[id(source)] = source.device or found[id(node)]
-    return found
+            if id(source) not in devices_by_id:
+                devices_by_id[id(source)] = _home(source, devices_by_id, devices_by_id[id(node)])
+    return devices_by_id
+
+
+def _home(tensor: Tensor, devices_by_id: dict[int, str], default: str) -> str:
+    """The device of a tensor that no operation is assigned to: its own, that of what it views, the host for inputs."""
+    owner = tensor.base or tensor
+    if owner.is_external:
+        return owner.device or default
+    if owner.operation == "input":
+        return HOST
+    return devices_by_id.get(id(owner), default)
 
 
 def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
@@ -152,9 +157,7 @@ _Ordered: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Operations in their order. With a second tensor: the copy of a source, which is made there."""
 
 
-def _with_copies(
-    nodes: Sequence[Tensor], placement: dict[int, str], pipeline: bool
-) -> tuple[_Ordered, dict[tuple[int, str], Tensor]]:
+def _with_copies(nodes: Sequence[Tensor], placement: dict[int, str]) -> tuple[_Ordered, dict[tuple[int, str], Tensor]]:
     """Divides the graph into runs on one device, and adds the copies that a run reads at its start (pass 5)."""
     copies: dict[tuple[int, str], Tensor] = {}
     ordered: _Ordered = []
@@ -165,7 +168,8 @@ def _with_copies(
             continue
         device = placement[id(node)]
         moves_weight = any(
-            (source.base or source).operation == "weight" and placement[id(source)] != current for source in node.sources
+            (source.base or source).operation == "weight" and placement[id(source)] != current
+            for source in node.sources
         )
         if device != current or (inputs and moves_weight):
             start, inputs, current = len(ordered), 0, device
@@ -285,10 +289,10 @@ def _allocate(
             for _ in range(PIPELINE_COPIES - 1):
                 buffers.setdefault(placement[id(tensor)], _Buffer()).allocate(_aligned(tensor.nbytes))
             allocate(tensor)
-    for (node, copy), _ in zip(ordered, ordered, strict=True):
+    for node, copy in ordered:
         if copy is None and node.operation == "view" and node.base is not None:
             use_of(node.base).views += 1
-    for node, read in operations:
+    for _, read in operations:
         for source in read:
             use_of(source).children += 1
     for tensor in inputs.values():

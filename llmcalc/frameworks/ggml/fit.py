@@ -52,9 +52,9 @@ def fit(server: GgmlServer) -> Fitted:
     fitted = _with_less_context(fitted, targets)
     if fitted.notes and len(server.devices) == 1 and _holds(fitted, targets):
         return fitted
-    kept = [name for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "tensor_split") if server.flags.get(name)]
-    if server.asks_for_layers or kept:
-        flag = "n_gpu_layers" if server.asks_for_layers else kept[0]
+    fixed = [name for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "tensor_split") if server.flags.get(name)]
+    if server.asks_for_layers or fixed:
+        flag = "n_gpu_layers" if server.asks_for_layers else fixed[0]
         note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"
         return fitted._replace(notes=(*fitted.notes, note))
     return _Fit(fitted, targets).layers()
@@ -64,9 +64,9 @@ def margins(server: GgmlServer) -> list[int]:
     """The bytes that stay free on each GPU (--fit-target, in MiB)."""
     text = str(server.flags.get("fit_target", server.flags.get("fit_margin", server.record.fit_margin_mib)))
     parts = text.split(",")
-    if not all(part.strip().isdecimal() and len(part) < 10 for part in parts):
+    if not all(number_text.strip().isdecimal() and len(number_text) < 10 for number_text in parts):
         raise InputError(f"--fit-target {text[:40]}: expected MiB, with commas for several GPUs")
-    mib = [int(part) for part in parts]
+    mib = [int(number_text) for number_text in parts]
     number = len(server.devices)
     return [size * MIB for size in (mib * number if len(mib) == 1 else [*mib, *[mib[-1]] * number])[:number]]
 
@@ -152,16 +152,10 @@ class _Fit:
         """Fills the GPUs from the last to the first with layers without experts, then from the first with experts."""
         number = len(self.server.model.layers)
         has_experts = any(layer.experts for layer in self.server.model.layers)
-        last = len(self.server.devices) - 1
-        shares = [_Share()] * (last + 1)
-
-        def filled(i: int, layers: int) -> list[_Share]:
-            hosted = (layers - (i == last) if layers else 0) if has_experts else 0
-            return [*shares[:i], _Share(layers, hosted), *shares[i + 1 :]]
-
-        for i in range(last, -1, -1):
-            rest = number + 1 - sum(share.layers for share in shares)
-            shares = filled(i, _largest(rest, lambda n, i=i: self.holds(filled(i, n), i)))  # type: ignore[misc]
+        shares = [_Share()] * len(self.server.devices)
+        for i in reversed(range(len(shares))):
+            unplaced = number + 1 - sum(share.layers for share in shares)
+            shares = self._filled(shares, i, unplaced, has_experts)
         if has_experts and sum(share.layers for share in shares) == number + 1:
             shares = self._with_experts(shares)
         on_gpus = sum(share.layers for share in shares)
@@ -172,18 +166,28 @@ class _Fit:
         note += f", the experts of {hosted} of them on the host" if hosted else ""
         return Fitted(server, placement, server.buffers(placement), (*self.fitted.notes, note))
 
+    def _filled(self, shares: list[_Share], i: int, most: int, has_experts: bool) -> list[_Share]:
+        """Gives a GPU as many layers as it holds, without their experts; the output has none."""
+
+        def with_layers(layers: int) -> list[_Share]:
+            hosted = max(layers - (i == len(shares) - 1), 0) if has_experts else 0
+            return [*shares[:i], _Share(layers, hosted), *shares[i + 1 :]]
+
+        return with_layers(_largest(most, lambda n: self.holds(with_layers(n), i)))
+
     def _with_experts(self, shares: list[_Share]) -> list[_Share]:
         """Gives experts back to GPUs, the first GPU first, and parts of one more layer."""
-        last = len(shares) - 1
-        for i in range(last + 1):
+        for i in range(len(shares)):
             most = sum(share.hosted for share in shares)
             if not most:
                 break
-            moved = _largest(most, lambda n, i=i: self.holds(_converted(shares, i, n), i))  # type: ignore[misc]
-            shares = _converted(shares, i, moved)
+            shares = _converted(shares, i, self._most_moved(shares, i, most))
             if sum(share.hosted for share in shares) and not shares[i].overflow:
                 shares = self._with_part(shares, i)
         return shares
+
+    def _most_moved(self, shares: list[_Share], i: int, most: int) -> int:
+        return _largest(most, lambda n: self.holds(_converted(shares, i, n), i))
 
     def _with_part(self, shares: list[_Share], i: int) -> list[_Share]:
         """Puts parts of the next layer's experts on a GPU, as many as it holds."""
@@ -218,9 +222,7 @@ def _with_overflow(shares: list[_Share], source: int, i: int, overflow: tuple[st
     """Moves one layer to a GPU, where only a part of its experts is not."""
     changed = list(shares)
     if source != i:
-        changed[source] = replace(
-            changed[source], layers=changed[source].layers - 1, hosted=changed[source].hosted - 1
-        )
+        changed[source] = replace(changed[source], layers=changed[source].layers - 1, hosted=changed[source].hosted - 1)
         changed[i] = replace(changed[i], layers=changed[i].layers + 1, hosted=changed[i].hosted + 1)
     changed[i] = replace(changed[i], overflow=overflow)
     return changed

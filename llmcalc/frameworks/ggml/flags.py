@@ -24,20 +24,27 @@ SHARED = (
     Flag(("--tensor-split", "-ts"), "text"),
     Flag(("--split-mode", "-sm"), "word", ("layer", "none")),
     Flag(("--device", "-dev"), "text"),
-    Flag(("--fit",), "word", ("on", "off"), bare="on"),
+    Flag(("--fit", "-fit"), "word", ("on", "off"), bare="on"),
     Flag(("--no-mmap",), "switch"),
     Flag(("--mlock",), "switch"),
     Flag(("--run-time-repack", "-rtr"), "switch"),
     Flag(("--no-op-offload",), "switch"),
     Flag(("--model", "-m", "--hf-repo", "-hf", "-hfr"), refused="the model is TARGET; remove the flag"),
-    Flag(("--model-draft", "-md"), refused=f"speculative decoding {NOT_MODELLED}"),
+    *(
+        Flag(names, refused=f"speculative decoding {NOT_MODELLED}")
+        for names in (
+            ("--model-draft", "-md"), ("--draft-max", "--draft", "--draft-n"), ("--draft-min", "--draft-n-min"),
+            ("--draft-p-min",), ("--n-gpu-layers-draft", "--gpu-layers-draft", "-ngld"), ("--ctx-size-draft", "-cd"),
+            ("--device-draft", "-devd"), ("--cache-type-k-draft", "-ctkd"), ("--cache-type-v-draft", "-ctvd"),
+        )
+    ),
     Flag(("--mmproj", "-mm"), refused=f"the encoder of images {NOT_MODELLED}"),
     Flag(("--lora",), refused=f"an adapter {NOT_MODELLED}"),
     Flag(("--control-vector",), refused=f"a control vector {NOT_MODELLED}"),
     Flag(("--rpc",), refused=f"a device of another machine {NOT_MODELLED}"),
     Flag(("--embedding", "--embeddings"), "switch", refused=f"a server of embeddings {NOT_MODELLED}"),
     Flag(("--override-kv",), refused="changes the model; expected --set PATH=VALUE of llmcalc"),
-)
+)  # fmt: skip
 """Flags that change memory, and flags that are refused by name."""
 
 _IDLE = (
@@ -54,11 +61,11 @@ _IDLE = (
 )  # fmt: skip
 
 _IDLE_SWITCHES = (
-    ("--mmap",), ("--cont-batching", "-cb"), ("--no-cont-batching", "-nocb"), ("--no-warmup",), ("--warmup",),
-    ("--jinja",), ("--metrics",), ("--slots",), ("--no-slots",), ("--verbose", "-v"), ("--log-disable",),
-    ("--context-shift",), ("--no-context-shift",), ("--webui",), ("--no-webui",), ("--ignore-eos",),
-    ("--conversation", "-cnv"), ("--no-conversation", "-no-cnv"), ("--escape", "-e"), ("--no-perf",),
-    ("--check-tensors",), ("--cache-prompt",), ("--no-cache-prompt",),
+    ("--mmap",), ("--kv-offload", "-kvo"), ("--cont-batching", "-cb"), ("--no-cont-batching", "-nocb"),
+    ("--no-warmup",), ("--warmup",), ("--jinja",), ("--metrics",), ("--slots",), ("--no-slots",), ("--verbose", "-v"),
+    ("--log-disable",), ("--context-shift",), ("--no-context-shift",), ("--webui",), ("--no-webui",),
+    ("--ignore-eos",), ("--conversation", "-cnv"), ("--no-conversation", "-no-cnv"), ("--escape", "-e"),
+    ("--no-perf",), ("--check-tensors",), ("--cache-prompt",), ("--no-cache-prompt",),
 )  # fmt: skip
 
 IDLE = (

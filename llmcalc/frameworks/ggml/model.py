@@ -20,7 +20,6 @@ from ...errors import InputError
 from ...flow.tree import Place
 from ...ops import AttentionCore, Conv1d, ExpertLinear, KVCache, Linear, State
 from ...sources.checkpoints.read import read_checkpoint
-from ...sources.names import is_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
 
@@ -35,6 +34,8 @@ NAMES = {
     "embed_positions": "position_embd",
     "norm": "output_norm",
     "lm_head": "output",
+    "per_layer_embedding.embed": "per_layer_token_embd",
+    "per_layer_embedding.projection": "per_layer_model_proj",
 }
 """Path of a module outside the layers → the name of its tensor."""
 
@@ -144,7 +145,9 @@ class GgufModel:
     def __post_init__(self) -> None:
         """Raises `InputError` for schemes that no GGUF file has."""
         if self.quantize is not None and self._mix is None:
-            raise InputError(f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0")
+            raise InputError(
+                f"--quantize {self.quantize}: is not a format of GGUF; expected one such as q4_k_m or q8_0"
+            )
 
     @property
     def hidden_size(self) -> int:
@@ -162,8 +165,8 @@ class GgufModel:
     @cached_property
     def file(self) -> Path | None:
         """The GGUF file that is the TARGET; None for any other."""
-        path = Path(self.preset.asked) if self.preset.asked else None
-        return path if path is not None and path.suffix == ".gguf" and is_checkpoint(path) else None
+        path = Path(self.preset.target.partition("?")[0])
+        return path if path.suffix == ".gguf" else None
 
     @property
     def _mix(self) -> GGUFMix | None:

@@ -48,7 +48,9 @@ def read_overrides(text: str, devices: Sequence[str]) -> tuple[Override, ...]:
         name = HOST if device.strip().upper().endswith("_HOST") else name
         if name not in known:
             expected = ", ".join(known.values())
-            raise InputError(f"--override-tensor {shown(pending)}: no device {shown(device)}; expected one of {expected}")
+            raise InputError(
+                f"--override-tensor {shown(pending)}: no device {shown(device)}; expected one of {expected}"
+            )
         overrides.append(Override(Pattern(pattern, "--override-tensor"), known[name]))
         pending = ""
     if pending:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
-from ...accelerator import Hardware
 from ...errors import InputError
 from ...sources.checkpoints.gguf import TYPES
-from ...sources.preset import Preset
-from ..engines.engine import EngineMemory, EngineVersion, Term
+from ..engines.engine import EngineMemory, Term
 from ..engines.server import EngineServer
 from .compute_graph import HOST, buffer_sizes
 from .model import GgufModel, LayerShape
@@ -54,13 +52,13 @@ class Buffers(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class GgmlServer(EngineServer):
-    """A server. record_file: what is known of its versions. name, title: of the engine."""
+    """A server. record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused."""
 
     name: ClassVar[str] = "llama.cpp"
     length_field: ClassVar[str] = "ctx_size"
-    has_cache_modes: ClassVar[bool] = False
 
     record: GgmlRecord
+    reserved_bytes: int = 0
 
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
@@ -69,9 +67,6 @@ class GgmlServer(EngineServer):
             raise InputError(
                 f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
             )
-        for layer in self.model.layers:
-            if not layer.heads and not layer.state_elements:
-                raise InputError(f"--engine {self.name}: a layer without attention or states is not modelled")
 
     @cached_property
     def rules(self) -> GgmlRules:
@@ -189,7 +184,7 @@ class GgmlServer(EngineServer):
 
     @property
     def latent_mode(self) -> int:
-        """How latents are cached: 0 expanded, 1 with their transpose, 2 and 3 alone (ik's -mla); else 3 for absorbed."""
+        """How latents are cached: 0 expanded, 1 with their transpose, 2 and 3 alone (ik's -mla; 3 without it)."""
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
@@ -202,7 +197,7 @@ class GgmlServer(EngineServer):
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request of a slot."""
-        return self.sequence_cells if self.is_unified or self.streams == 1 else self.context // self.streams
+        return self.sequence_cells
 
     def window_cells(self, window: int | None) -> int:
         """Cells of one stream for layers with a window; all where the version has no cache of windows."""
@@ -282,7 +277,7 @@ class GgmlServer(EngineServer):
     def compute_buffers(self, placement: Placement) -> dict[str, int]:
         """Bytes of the graph of one micro-batch on each device."""
         places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in self.model.tensors}
-        kept = self._distinct_layers(placement, places)
+        distinct = self._distinct_layers(placement, places)
         rules, number = self.rules, len(self.model.layers)
         outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, self.sequences)
         windows = {layer.window for layer in self.model.layers}
@@ -307,7 +302,7 @@ class GgmlServer(EngineServer):
             settings,
             self.model.hidden_size,
             self.model.vocab_size,
-            {i: self.model.layers[i] for i in kept},
+            {i: self.model.layers[i] for i in distinct},
             number,
             placement.layers.device,
             places.get,
@@ -335,23 +330,21 @@ class GgmlServer(EngineServer):
             (id(layer), placement.layers.device(i), tuple(of_layer.get(i, ())))
             for i, layer in enumerate(self.model.layers)
         ]
-        kept = []
+        distinct = []
         for i, key in enumerate(keys):
             is_inside = i >= 3 and i + 1 < len(keys) and all(keys[j] == key for j in (i - 3, i - 2, i - 1, i + 1))
             if not is_inside:
-                kept.append(i)
-        return kept
+                distinct.append(i)
+        return distinct
 
     def buffers(self, placement: Placement) -> Buffers:
         """All buffers of each device."""
-        return Buffers(
-            self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement)
-        )
+        return Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
 
     @property
     def free(self) -> int:
         """Bytes of a GPU that are free when the server starts."""
-        return max(0, self.hardware.capacity_bytes - self.record.context.mib * MIB)
+        return max(0, self.hardware.capacity_bytes - self.record.context.mib * MIB - self.reserved_bytes)
 
     @property
     def fits(self) -> bool:
@@ -360,17 +353,17 @@ class GgmlServer(EngineServer):
         return self.rules.fits if word is None else str(word) in ("on", "true", "True")
 
     def with_flags(self, **changed: Any) -> GgmlServer:
-        """The same server with other flags."""
-        return replace(self, flags={**self.flags, **changed})
+        """The same server with other flags. The model is read once."""
+        return self.sharing(replace(self, flags={**self.flags, **changed}))
+
+    def sharing(self, other: GgmlServer) -> GgmlServer:
+        """Another server of the same model, which it shares."""
+        other.__dict__["model"] = self.model
+        return other
 
 
 def _padded(number: int, padding: int) -> int:
     return -(-number // padding) * padding
-
-
-@cache
-def _logs(number: int) -> str:
-    return f"{number} log{'s' * (number != 1)}"
 
 
 def engine_memory(
@@ -380,7 +373,6 @@ def engine_memory(
     rules, record, model = server.rules, server.record, server.model
     terms = []
     devices = (*server.devices, HOST)
-    has_drawn = {HOST, *server.devices}
     placed = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
     for device in devices:
         terms.append(
@@ -391,11 +383,11 @@ def engine_memory(
         if size or device != HOST:
             terms.append(Term("kv_buffer", size, "source", rules.place, _cache_origin(server), device))
     for device in devices:
-        if device in has_drawn:
-            source = f"{_logs(record.compute_logs)} compared"
-            origin = f"graph of {server.micro_batch:,} tokens (--ubatch-size)"
-            terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
+        source = f"{record.compute_logs} logs compared"
+        origin = f"graph of {server.micro_batch:,} tokens"
+        terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
     message = _message(server, buffers)
+    everything = sum(buffers.total(device) for device in devices)
     length = server.longest_request
     return EngineMemory(
         terms=tuple(terms),
@@ -413,13 +405,14 @@ def engine_memory(
             "ram_bytes": buffers.total(HOST),
             "disk_bytes": model.file_bytes,
             "mmap": not server.flags.get("no_mmap", False),
+            "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
         },
     )
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
     if device == HOST:
-        return f"{server.model.scheme}; token embeddings, and what is not on a GPU"
+        return f"{server.model.scheme}; with token embeddings"
     return server.model.scheme
 
 
@@ -460,6 +453,3 @@ def _notes(server: GgmlServer) -> list[str]:
     if not server.flags.get("no_mmap") and not server.flags.get("mlock"):
         notes.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
     return notes
-
-
-__all__ = ["Buffers", "EngineVersion", "GgmlServer", "Hardware", "Preset", "cache_bytes", "engine_memory"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from .compute_graph import HOST, Graph, Tensor
-from .model import EMBEDDING, OUTPUT, LayerShape
+from .model import OUTPUT, LayerShape
 
 F32, F16, I32, I64 = 4, 2, 4, 8
 
@@ -36,6 +36,7 @@ class GraphRules:
     mask_f16: bool = False
     store_rows: bool = False
     pad_mask: bool = True
+    vector_input: bool = False
     least_moved_tokens: int = 32
     moves_by_expert: bool = False
 
@@ -101,11 +102,11 @@ class _Builder:
         nbytes, place = known if known is not None else (0, device)
         return Tensor(nbytes, operation="weight", device=place)
 
-    def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, **more: bool) -> Tensor:
+    def _new(self, elements: tuple[int, ...], *sources: Tensor, bytes: int = F32, may_move: bool = False) -> Tensor:
         size = bytes
         for axis in elements:
             size *= axis
-        return Tensor(size, sources, "new", (*elements, bytes), **more)
+        return Tensor(size, sources, "new", (*elements, bytes), may_move=may_move)
 
     def _typed(self, elements: tuple[int, ...], block_bytes: int, *sources: Tensor) -> Tensor:
         """A new tensor of a type whose 256 elements have so many bytes."""
@@ -117,15 +118,15 @@ class _Builder:
     def _inplace(self, like: Tensor, *sources: Tensor) -> Tensor:
         return Tensor(like.nbytes, sources, "inplace", like.layout)
 
-    def _view(self, source: Tensor, elements: tuple[int, ...] | None, part: int = 1, offset: bool = False) -> Tensor:
-        """A view: with a layout where it is contiguous. part: the share of the source that it is of."""
+    def _view(self, source: Tensor, elements: tuple[int, ...] | None, offset: bool = False) -> Tensor:
+        """A view, with a layout where it is contiguous. offset: whether it begins within its source."""
         layout = None if elements is None else (*elements, source.layout[-1] if source.layout else F32)
-        return Tensor(source.nbytes // part, (source,), "view", layout, has_offset=offset)
+        return Tensor(source.nbytes, (source,), "view", layout, has_offset=offset)
 
-    def matmul(self, name: str, layer: int | None, rows: int, source: Tensor, tokens: int, **more: bool) -> Tensor:
+    def matmul(self, name: str, layer: int | None, rows: int, source: Tensor, tokens: int) -> Tensor:
         weight = self._weight(name, layer)
         moves = tokens >= self.rules.least_moved_tokens and self.settings.moves_weights
-        return self._new((rows, tokens), weight, source, may_move=moves, **more)
+        return self._new((rows, tokens), weight, source, may_move=moves)
 
     def norm(self, name: str, layer: int | None, source: Tensor) -> Tensor:
         weight = self._weight(name, layer)
@@ -159,9 +160,7 @@ class _Builder:
     def attention(self, i: int, layer: LayerShape, normed: Tensor) -> Tensor:
         settings, tokens = self.settings, self.settings.tokens
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
-        keys, values = (
-            Tensor(size, operation="cache", device=cache_device) for size in settings.layer_cache(layer)
-        )
+        keys, values = (Tensor(size, operation="cache", device=cache_device) for size in settings.layer_cache(layer))
         head, heads = layer.head_dim, layer.heads
         key_heads = max(1, layer.key_width // head) if head else 1
         value_dim = layer.value_width // key_heads
@@ -204,7 +203,7 @@ class _Builder:
         """Latent attention: expanded keys and values, absorbed products, or ik's modes."""
         assert layer.latent is not None
         settings, tokens, latent = self.settings, self.settings.tokens, layer.latent
-        rank, rope, nope, value_dim, query_rank = latent
+        rank, rope, nope, _, query_rank = latent
         heads, head = layer.heads, nope + rope
         cache_device = self.layer_device(i) if settings.keeps_attention else HOST
         cache = Tensor(settings.layer_cache(layer)[0], operation="cache", device=cache_device)
@@ -320,7 +319,9 @@ class _Builder:
         else:
             values: Tensor = cache
             if self.rules.style != "ik" or settings.mla > 1:
-                values = self._new((cells, rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32)
+                values = self._new(
+                    (cells, rank), self._view(cache, None), bytes=F16 if settings.key_type_is_f16 else F32
+                )
             mixed = self._scored(query, cache, values, cells, heads, rank, layer.window)
         expanded = self._new((value_dim, tokens, heads), self._weight(f"blk.{i}.attn_kv_b.weight", i), mixed)
         return self._new((value_dim * heads, tokens), self._view(expanded, None))
@@ -332,11 +333,11 @@ class _Builder:
         tokens, bound = self.settings.tokens, self.settings.attention_batch_mib
         mib = cells * tokens * heads * F32 // MIB
         steps = 1 if not bound or bound >= mib else min(-(-mib // bound), heads)
-        each, result, done = -(-heads // steps), None, 0
+        group_size, result, done = -(-heads // steps), None, 0
         while done < heads:
-            group = min(each, heads - done)
-            part = query if steps == 1 else self._view(query, None, offset=True)
-            scores = self._new((cells, tokens, group), cache, part)
+            group = min(group_size, heads - done)
+            queries = query if steps == 1 else self._view(query, None, offset=True)
+            scores = self._new((cells, tokens, group), cache, queries)
             scores = self._inplace(scores, scores, self.mask(window))
             mixed = self._new((rank, tokens, group), values, scores)
             done += group
@@ -415,27 +416,36 @@ class _Builder:
         numbers = Tensor(tokens * I32, operation="input", layout=(tokens,))
         output_rows = Tensor(self.settings.outputs * I32, operation="input", layout=(self.settings.outputs,))
         table = Tensor(0, operation="weight", device=HOST)
-        stream = self._new((self.hidden, tokens), table, numbers)
+        vectors = Tensor(self.hidden * tokens * F32, operation="input")
+        inputs = (numbers, vectors) if self.rules.vector_input else (numbers,)
+        stream = self._new((self.hidden, tokens), table, *inputs)
         for i, layer in self.layers.items():
             residual = stream
-            normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)
-            if layer.latent is not None:
-                mixed = self.latent_attention(i, layer, normed)
-            elif layer.heads and layer.key_width:
-                mixed = self.attention(i, layer, normed)
-            else:
-                mixed = self.recurrence(i, layer, normed)
-            if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:
-                mixed = self.norm(f"blk.{i}.post_attention_norm.weight", i, mixed)
+            mixed = self._mixed(i, layer, stream)
             if i == self.number - 1:
                 tokens = self.settings.outputs
-                mixed = self._new((self.hidden, tokens), mixed, output_rows)
+                mixed = None if mixed is None else self._new((self.hidden, tokens), mixed, output_rows)
                 residual = self._new((self.hidden, tokens), residual, output_rows)
-            stream = self._inplace(mixed, mixed, residual)
+            stream = residual if mixed is None else self._inplace(mixed, mixed, residual)
             stream = self._with_network(i, layer, stream, tokens)
         final = self.norm("output_norm.weight", self.number, stream)
         self.graph.expand(self.matmul(OUTPUT, self.number, self.vocab, final, tokens))
         return self.graph
+
+    def _mixed(self, i: int, layer: LayerShape, stream: Tensor) -> Tensor | None:
+        """What a layer's attention or recurrence adds; None for a layer that is a network alone."""
+        if not layer.heads and not layer.state_elements:
+            return None
+        normed = self.norm(f"blk.{i}.attn_norm.weight", i, stream)
+        if layer.latent is not None:
+            mixed = self.latent_attention(i, layer, normed)
+        elif layer.heads:
+            mixed = self.attention(i, layer, normed)
+        else:
+            mixed = self.recurrence(i, layer, normed)
+        if self.weight(f"blk.{i}.post_attention_norm.weight") is not None:
+            mixed = self.norm(f"blk.{i}.post_attention_norm.weight", i, mixed)
+        return mixed
 
     def _with_network(self, i: int, layer: LayerShape, stream: Tensor, tokens: int) -> Tensor:
         if not layer.width and not layer.experts:
@@ -470,6 +480,3 @@ def model_graph(
     weight: name of a tensor → its bytes and its device; None if the model has no such tensor.
     """
     return _Builder(rules, settings, hidden, vocab, layers, number, layer_device, weight).build()
-
-
-__all__ = ["EMBEDDING", "GraphRules", "GraphSettings", "model_graph"]

@@ -30,6 +30,7 @@ class GgmlRules(RuleRange):
     mask_f16: bool = False
     store_rows: bool = False
     pad_mask: bool = True
+    vector_input: bool = False
     moves_by_expert: bool = False
     mla_use: int = 0
     attention_max_batch: int = 0
@@ -38,7 +39,14 @@ class GgmlRules(RuleRange):
     @property
     def graph(self) -> GraphRules:
         """How the version builds its graph."""
-        return GraphRules(self.style, self.mask_f16, self.store_rows, self.pad_mask, 32, self.moves_by_expert)
+        return GraphRules(
+            style=self.style,
+            mask_f16=self.mask_f16,
+            store_rows=self.store_rows,
+            pad_mask=self.pad_mask,
+            vector_input=self.vector_input,
+            moves_by_expert=self.moves_by_expert,
+        )
 
 
 class DeviceContext(Record):
@@ -55,4 +63,3 @@ class GgmlRecord(EngineRecord[GgmlRules]):
     fit_margin_mib: int = Field(ge=0)
     fit_ctx: int = Field(ge=0)
     compute_logs: int = Field(ge=0)
-    kv_logs: int = Field(ge=0)

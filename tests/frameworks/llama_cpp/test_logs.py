@@ -48,7 +48,7 @@ def compute_rows() -> list[tuple[float, dict[str, Any], float, float]]:
 
 
 def test_kv_buffers_are_those_of_the_logs() -> None:
-    rows = [(row, computed(number).bytes_of("kv_buffer") / MIB) for number, row in enumerate(LOGS)]
+    rows = [(row, computed(n).bytes_of("kv_buffer") / MIB) for n, row in enumerate(LOGS) if row["kv_mib"]]
     off = [f"#{row['id']} {row['target']}: {size:.2f}, log {row['kv_mib']}" for row, size in rows
            if abs(size - row["kv_mib"]) > 0.011]  # fmt: skip
     print(f"\nKV buffers: {len(rows)} logs, exact {len(rows) - len(off)}; off: {off}")

@@ -1,0 +1,54 @@
+"""Options of Ollama: parameters of a Modelfile (api/types.go), and variables of its environment (envconfig/config.go).
+
+On a command line a parameter is a long flag (`--num-ctx 8192`) and a variable is written as in a shell
+(`OLLAMA_KV_CACHE_TYPE=q8_0`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..engines.flags import Flag, read_values
+
+YES_NO = ("1", "0", "true", "false")
+
+_IDLE_PARAMETERS = (
+    "--temperature", "--top-k", "--top-p", "--min-p", "--typical-p", "--seed", "--stop", "--num-predict", "--num-keep",
+    "--num-thread", "--repeat-last-n", "--repeat-penalty", "--presence-penalty", "--frequency-penalty", "--mirostat",
+    "--mirostat-eta", "--mirostat-tau", "--penalize-newline", "--tfs-z", "--numa", "--main-gpu", "--use-mlock",
+    "--low-vram", "--f16-kv", "--logits-all", "--vocab-only",
+)  # fmt: skip
+
+_IDLE_VARIABLES = (
+    "OLLAMA_HOST", "OLLAMA_KEEP_ALIVE", "OLLAMA_MODELS", "OLLAMA_MAX_LOADED_MODELS", "OLLAMA_MAX_QUEUE", "OLLAMA_DEBUG",
+    "OLLAMA_ORIGINS", "OLLAMA_LOAD_TIMEOUT", "OLLAMA_NOPRUNE", "OLLAMA_NOHISTORY", "OLLAMA_TMPDIR", "OLLAMA_NEW_ENGINE",
+    "OLLAMA_SCHED_SPREAD", "OLLAMA_LLM_LIBRARY", "OLLAMA_INTEL_GPU", "NVIDIA_VISIBLE_DEVICES",
+)  # fmt: skip
+
+FLAGS = (
+    Flag(("--num-ctx",), "tokens", most=10**9),
+    Flag(("OLLAMA_CONTEXT_LENGTH",), "tokens", least=0, most=10**9),
+    Flag(("OLLAMA_NUM_PARALLEL", "--num-parallel"), "number", least=0, most=10**4),
+    Flag(("OLLAMA_KV_CACHE_TYPE", "--kv-cache-type"), "word", ("f16", "q8_0", "q4_0")),
+    Flag(("OLLAMA_FLASH_ATTENTION", "--flash-attention"), "word", YES_NO, bare="1"),
+    Flag(("OLLAMA_GPU_OVERHEAD", "--gpu-overhead"), "number", least=0, most=10**13),
+    Flag(("--num-gpu",), "number", least=-1, most=10**6),
+    Flag(("--num-batch",), "number", most=10**7),
+    Flag(("--use-mmap",), "word", YES_NO, bare="true"),
+    Flag(("CUDA_VISIBLE_DEVICES",), "text"),
+    *(Flag((name,), is_idle=True) for name in (*_IDLE_PARAMETERS, *_IDLE_VARIABLES)),
+)
+
+
+def flags() -> tuple[Flag, ...]:
+    """Returns the options of Ollama."""
+    return FLAGS
+
+
+def read_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Reads options by their names (`num_ctx`, `OLLAMA_NUM_PARALLEL`), as a Modelfile or a compose file states them.
+
+    Options that change no memory are left out. Raises `InputError` for an unknown one, with the nearest name.
+    """
+    return read_values("Ollama", FLAGS, options)

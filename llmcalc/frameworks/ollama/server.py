@@ -1,0 +1,308 @@
+"""What Ollama asks llama.cpp for, by version, and which share of a model stays on the GPUs.
+
+`presets/engines/ollama.toml` has the rules of each version with their source files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ...accelerator import Hardware
+from ...errors import InputError
+from ...record import Record
+from ...sources.preset import Preset
+from ...workload.setting import option
+from ..engines.engine import EngineMemory, EngineVersion
+from ..engines.versions import EngineRecord, RuleRange, numbers_of, read_engine_record
+from ..ggml import changes
+from ..ggml.fit import Fitted, fit
+from ..ggml.model import GgufModel
+from ..ggml.server import GIB, MIB, GgmlServer, engine_memory
+from ..ggml.versions import GgmlRecord
+
+BATCHES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
+"""More tokens of context than that → the batch, what it needs more, and the per cent of the memory that the rest may
+have (server/sched.go, `automaticGenerationBatch`)."""
+
+USUAL_BATCH = 512
+
+
+class OllamaRules(RuleRange):
+    """The rules of a range of versions; the file explains the fields."""
+
+    context: int = Field(ge=0)
+    parallel: int = Field(ge=1)
+    flash_attn: Literal["auto", "off"]
+    build: str
+    runner: Literal["estimate", "llama-server"]
+
+
+class ContextByMemory(Record):
+    """The default of num_ctx on GPUs with at least that much memory together."""
+
+    at_least_gib: int
+    context: int
+
+
+class Margin(Record):
+    """Memory that is left free on each GPU."""
+
+    mib: int
+
+
+class OllamaRecord(EngineRecord[OllamaRules]):
+    """The file `presets/engines/ollama.toml`."""
+
+    contexts: tuple[ContextByMemory, ...] = Field(min_length=1)
+    margin: Margin
+
+
+@cache
+def record() -> OllamaRecord:
+    """Returns the contents of the file."""
+    return read_engine_record(OllamaRecord, "ollama")
+
+
+@cache
+def _llama_cpp() -> GgmlRecord:
+    return read_engine_record(GgmlRecord, "llama_cpp")
+
+
+def version_of(version_text: str) -> EngineVersion:
+    """Returns the version that a user wrote, or the newest, with the range that it is in."""
+    return record().version_of(version_text)
+
+
+@dataclass(frozen=True, eq=False)
+class OllamaServer:
+    """A model that Ollama loads. flags: its options by the names of `flags.FLAGS`."""
+
+    preset: Preset
+    hardware: Hardware
+    version: EngineVersion
+    flags: Mapping[str, Any]
+
+    @cached_property
+    def rules(self) -> OllamaRules:
+        return record().rules(numbers_of(self.version.version))
+
+    @property
+    def number_of_gpus(self) -> int:
+        """The GPUs that Ollama sees."""
+        visible = self.flags.get("CUDA_VISIBLE_DEVICES")
+        return 1 if visible is None else len([part for part in str(visible).split(",") if part.strip()])
+
+    @cached_property
+    def num_ctx(self) -> int:
+        """Tokens of each sequence: the option, the environment, or by version and memory; at most as trained."""
+        chosen = self.flags.get("num_ctx") or self.flags.get("OLLAMA_CONTEXT_LENGTH") or self.rules.context
+        if not chosen:
+            total = self.number_of_gpus * (self.hardware.capacity_bytes - self.overhead) / GIB
+            chosen = next(row.context for row in record().contexts if row.at_least_gib <= max(total, 0))
+        longest = self.model.trained_context
+        return min(int(chosen), longest) if longest else int(chosen)
+
+    @property
+    def overhead(self) -> int:
+        """Bytes that OLLAMA_GPU_OVERHEAD sets aside on each GPU."""
+        return int(self.flags.get("OLLAMA_GPU_OVERHEAD", 0))
+
+    @property
+    def flash_attn(self) -> str:
+        """Flash attention as the environment says, or the default of the version."""
+        word = self.flags.get("OLLAMA_FLASH_ATTENTION")
+        return self.rules.flash_attn if word is None else "on" if word in ("1", "true") else "off"
+
+    @property
+    def cache_type(self) -> str:
+        """The type of the cache; without flash attention only f16."""
+        chosen = str(self.flags.get("OLLAMA_KV_CACHE_TYPE", "f16"))
+        return "f16" if self.flash_attn == "off" else chosen
+
+    def _server(self, **flags: Any) -> GgmlServer:
+        build = EngineVersion(self.rules.build, self.rules.build)
+        margin = record().margin.mib * MIB if self.rules.runner == "estimate" else 0
+        server = GgmlServer(self.preset, self.hardware, build, flags, _llama_cpp(), self.overhead + margin)
+        server.__dict__["model"] = self.model
+        return server
+
+    @cached_property
+    def model(self) -> GgufModel:
+        return GgufModel(self.preset, self.flags.get("quantize"))
+
+    def with_flags(self, **changed: Any) -> OllamaServer:
+        """The same model with other options."""
+        server = replace(self, flags={**self.flags, **changed})
+        server.__dict__["model"] = self.model
+        return server
+
+    def _flags(self, parallel: int, batch: int) -> dict[str, Any]:
+        """The flags of llama-server that Ollama writes (llm/llama_server.go)."""
+        layers = int(self.flags.get("num_gpu", -1))
+        visible = self.number_of_gpus
+        return {
+            "ctx_size": self.num_ctx * parallel,
+            "parallel": parallel,
+            "kv_unified": False,
+            "cache_type_k": self.cache_type,
+            "cache_type_v": self.cache_type,
+            "flash_attn": self.flash_attn,
+            "batch_size": batch,
+            "ubatch_size": batch,
+            "n_gpu_layers": layers if layers >= 0 else "auto",
+            "device": ",".join(str(i) for i in range(visible)) if visible else "none",
+            "fit": "on" if self.rules.runner == "llama-server" else "off",
+            **({"no_mmap": True} if str(self.flags.get("use_mmap", "true")) in ("0", "false") else {}),
+            **({} if self.flags.get("quantize") is None else {"quantize": self.flags["quantize"]}),
+        }
+
+    def batch(self, parallel: int) -> int:
+        """Tokens of a micro-batch: num_batch, or by the context where the memory has room (from 0.30 on)."""
+        if "num_batch" in self.flags:
+            return int(self.flags["num_batch"])
+        if self.rules.runner == "estimate" or self.flash_attn == "off":
+            return USUAL_BATCH
+        server = self._server(**self._flags(parallel, USUAL_BATCH))
+        placement = server.placement
+        used = sum(server.model_buffers(placement).values()) + sum(server.cache_buffers(placement).values())
+        available = server.free * len(server.devices)
+        for context, batch, more, percent in BATCHES:
+            has_room = used <= available * percent // 100 and used + more <= available * 80 // 100
+            if self.num_ctx * parallel > context and has_room:
+                return batch
+        return USUAL_BATCH
+
+    @cached_property
+    def fitted(self) -> Fitted:
+        """What is loaded, and where. Versions before 0.10 have several sequences only where all is on the GPUs."""
+        chosen = int(self.flags.get("OLLAMA_NUM_PARALLEL", 0))
+        numbers = [chosen] if chosen else sorted({self.rules.parallel, 1}, reverse=True)
+        for parallel in numbers:
+            fitted = self._fitted(parallel)
+            if not host_layers(fitted):
+                return fitted
+        return fitted
+
+    def _fitted(self, parallel: int) -> Fitted:
+        server = self._server(**self._flags(parallel, self.batch(parallel)))
+        if self.rules.runner == "llama-server" or not server.devices:
+            return fit(server)
+        if not server.asks_for_layers:
+            server = server.with_flags(n_gpu_layers="all")
+            layers = changes.most_layers(server)
+            server = server.with_flags(n_gpu_layers=layers or 0)
+        return Fitted(server, server.placement, server.buffers(server.placement))
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The option's name → its default."""
+        server = self.fitted.server
+        return {
+            "num_ctx": self.num_ctx,
+            "OLLAMA_NUM_PARALLEL": server.sequences,
+            "OLLAMA_KV_CACHE_TYPE": "f16",
+            "OLLAMA_FLASH_ATTENTION": self.rules.flash_attn,
+            "num_batch": server.micro_batch,
+            "num_gpu": -1,
+        }
+
+
+def host_layers(fitted: Fitted) -> int:
+    """The layers, with the output, that are on the host with all or some of their tensors."""
+    server, placement = fitted.server, fitted.placement
+    number = len(server.model.layers)
+    away = sum(placement.layers.device(i) not in server.devices for i in range(number + 1))
+    return away + len(placement.host_experts) + len(placement.partial)
+
+
+def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
+    """Computes what Ollama loads on the GPUs, and what it leaves to the host. It starts unless a layer does not fit."""
+    server = OllamaServer(preset, hardware, version, flags)
+    fitted = server.fitted
+    computed = engine_memory(fitted.server, fitted.placement, fitted.buffers, (version.note, *fitted.notes))
+    number = len(fitted.server.model.layers) + 1
+    away = host_layers(fitted)
+    notes = list(computed.notes)
+    if away:
+        notes.insert(0, f"{away} of {number} layers are on the CPU, {computed.host['share']:.0%} of all bytes")
+    if server.flags.get("OLLAMA_KV_CACHE_TYPE", "f16") != server.cache_type:
+        notes.append("OLLAMA_KV_CACHE_TYPE needs OLLAMA_FLASH_ATTENTION=1: the cache is f16")
+    assumed = {
+        (name if name.isupper() else option(name)): value
+        for name, value in server.defaults.items()
+        if name not in flags and not (name == "num_ctx" and "OLLAMA_CONTEXT_LENGTH" in flags)
+    }
+    return replace(computed, max_model_len=server.num_ctx, assumed=assumed, notes=tuple(notes))
+
+
+def candidates(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields changes with which the whole model stays on the GPUs, the cheapest first."""
+    server = OllamaServer(preset, hardware, version, flags)
+    if not host_layers(server.fitted):
+        return
+    trials: list[tuple[str, dict[str, Any]]] = []
+    if server.fitted.server.sequences > 1:
+        trials.append(("OLLAMA_NUM_PARALLEL=1", {"OLLAMA_NUM_PARALLEL": 1}))
+    if server.cache_type == "f16":
+        typed = "OLLAMA_FLASH_ATTENTION=1 OLLAMA_KV_CACHE_TYPE=q8_0"
+        trials.append((typed, {"OLLAMA_FLASH_ATTENTION": "1", "OLLAMA_KV_CACHE_TYPE": "q8_0"}))
+    context = longest_context(server)
+    if context:
+        trials.append((f"--num-ctx {context}", {"num_ctx": context}))
+    number = 2 * max(server.number_of_gpus, 1)
+    visible = ",".join(str(i) for i in range(number))
+    trials.append((f"CUDA_VISIBLE_DEVICES={visible}", {"CUDA_VISIBLE_DEVICES": visible}))
+    for typed, values in trials:
+        changed = server.with_flags(**values)
+        if not host_layers(changed.fitted):
+            yield typed, values
+
+
+def longest_context(server: OllamaServer) -> int | None:
+    """The largest num_ctx, a multiple of 256, with which the whole model stays on the GPUs; None if none does."""
+
+    def holds(step: int) -> bool:
+        return not host_layers(server.with_flags(num_ctx=256 * step).fitted)
+
+    if not holds(1):
+        return None
+    good, bad = 1, max(2, server.num_ctx // 256 + 1)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    return 256 * good
+
+
+def layouts(
+    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
+) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
+    """Yields GPUs with what Ollama then does, the fewest first; `starts` says whether the whole model is on them."""
+    numbers = [None] if "CUDA_VISIBLE_DEVICES" in flags else [1, 2, 4, 8]
+    for number in numbers:
+        if number is not None and number > most:
+            return
+        used = {} if number in (None, 1) else {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(number or 1)))}
+        answer = memory(preset, hardware, version, {**flags, **used})
+        server = OllamaServer(preset, hardware, version, {**flags, **used})
+        away = host_layers(server.fitted)
+        message = f"{record().messages['on_host']}: {answer.host['share']:.0%}" if away else answer.message
+        yield used, replace(answer, starts=answer.starts and not away, message=message)
+
+
+def serving(preset: Preset, flags: Mapping[str, Any], users: int, seq: int | None) -> dict[str, Any]:
+    """Returns the options of so many users of `seq` tokens. Raises `InputError` for options that say another length."""
+    served = dict(flags)
+    if users > 1 and "OLLAMA_NUM_PARALLEL" not in flags:
+        served["OLLAMA_NUM_PARALLEL"] = users
+    if seq is not None:
+        if flags.get("num_ctx", seq) != seq:
+            raise InputError(f"--seq {seq}: --num-ctx says {flags['num_ctx']}; expected one of the two")
+        served["num_ctx"] = seq
+    return served

@@ -1,0 +1,185 @@
+"""The Hugging Face config that a GGUF file's metadata stands for, so that a file can be a TARGET.
+
+Keys: gguf-py/gguf/constants.py. Values that the converter does not write are told from the tensors: whether the output
+is tied, whether projections have biases, whether experts are chosen with a correction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from ...errors import InputError, shown, suggest
+from .header import Checkpoint
+
+KEYS = {
+    "context_length": "max_position_embeddings",
+    "block_count": "num_hidden_layers",
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "rope.freq_base": "rope_theta",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+"""Key of every architecture, after its name → the field of the config."""
+
+LATENT_KEYS = {
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "rope.dimension_count": "qk_rope_head_dim",
+    "leading_dense_block_count": "first_k_dense_replace",
+    "expert_count": "n_routed_experts",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_weights_norm": "norm_topk_prob",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+}
+"""Keys of DeepSeek's architectures."""
+
+MOST_LAYERS = 10_000
+"""Layers whose kinds are listed; a model of more is refused later."""
+
+_Config = dict[str, Any]
+
+
+def _metadata(checkpoint: Checkpoint, architecture: str, keys: dict[str, str]) -> _Config:
+    fields: _Config = {}
+    for key, field in keys.items():
+        value = checkpoint.metadata.get(f"{architecture}.{key}")
+        if isinstance(value, list):
+            if len(set(map(str, value))) != 1:
+                raise InputError(
+                    f"{architecture}.{key}: differs from layer to layer, which is not read; expected the model's "
+                    "config.json or preset as TARGET"
+                )
+            value = value[0]
+        if value is None:
+            continue
+        if not isinstance(value, int | float) or not isfinite(value):
+            raise InputError(f"{architecture}.{key}: {shown(str(value))}; expected a number")
+        fields[field] = value
+    return fields
+
+
+def _experts(field: str) -> Callable[[Checkpoint, str, _Config], _Config]:
+    def more(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+        return _metadata(checkpoint, architecture, {"expert_count": field})
+
+    return more
+
+
+def _llama(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    experts = _metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
+    if not experts.get("num_local_experts"):
+        return {"attention_bias": _has(checkpoint, "attn_q.bias"), "num_experts_per_tok": None}
+    return {**experts, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
+
+
+def _shared_experts(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    keys = {"expert_count": "num_experts", "expert_shared_feed_forward_length": "shared_expert_intermediate_size"}
+    return _metadata(checkpoint, architecture, keys)
+
+
+def _gpt_oss(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    experts = _metadata(checkpoint, architecture, {"expert_count": "num_local_experts"})
+    width = config.get("moe_intermediate_size") or config.get("intermediate_size")
+    kinds = _layer_types(config, lambda i: i % 2 == 0)
+    return {**experts, "intermediate_size": width, "moe_intermediate_size": None, "layer_types": kinds}
+
+
+def _gemma3(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    return {"layer_types": _layer_types(config, lambda i: i % 6 != 5)}
+
+
+def _layer_types(config: _Config, has_window: Callable[[int], bool]) -> list[str]:
+    """The kind of every layer: llama.cpp knows an architecture's pattern, which no file states."""
+    layers = config.get("num_hidden_layers")
+    number = layers if isinstance(layers, int) else 0
+    return ["sliding_attention" if has_window(i) else "full_attention" for i in range(min(number, MOST_LAYERS))]
+
+
+def _latent(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    fields = _metadata(checkpoint, architecture, LATENT_KEYS)
+    sizes = _metadata(
+        checkpoint,
+        architecture,
+        {
+            "attention.key_length_mla": "key_mla",
+            "attention.value_length_mla": "value_mla",
+            "attention.key_length": "key",
+            "attention.value_length": "value",
+        },
+    )
+    key, value = sizes.get("key_mla", sizes.get("key", 0)), sizes.get("value_mla", sizes.get("value", 0))
+    has_correction = _has(checkpoint, "exp_probs_b.bias")
+    return {
+        **fields,
+        "q_lora_rank": fields.get("q_lora_rank"),
+        "qk_nope_head_dim": key - fields.get("qk_rope_head_dim", 0),
+        "v_head_dim": value,
+        "num_key_value_heads": config.get("num_attention_heads"),
+        "head_dim": None,
+        "topk_method": "noaux_tc" if has_correction else "greedy",
+        "scoring_func": "sigmoid" if has_correction else "softmax",
+        "model_type": "deepseek_v3" if has_correction else "deepseek_v2",
+        "architectures": ["DeepseekV3ForCausalLM" if has_correction else "DeepseekV2ForCausalLM"],
+        "num_nextn_predict_layers": 0 if has_correction else None,
+    }
+
+
+def _nothing(checkpoint: Checkpoint, architecture: str, config: _Config) -> _Config:
+    return {}
+
+
+ARCHITECTURES: dict[str, tuple[str, str, Callable[[Checkpoint, str, _Config], _Config]]] = {
+    "llama": ("llama", "LlamaForCausalLM", _llama),
+    "mistral3": ("llama", "LlamaForCausalLM", _nothing),
+    "qwen2": ("qwen2", "Qwen2ForCausalLM", _nothing),
+    "qwen2moe": ("qwen2_moe", "Qwen2MoeForCausalLM", _shared_experts),
+    "qwen3": ("qwen3", "Qwen3ForCausalLM", _nothing),
+    "qwen3moe": ("qwen3_moe", "Qwen3MoeForCausalLM", _experts("num_experts")),
+    "gemma": ("gemma", "GemmaForCausalLM", _nothing),
+    "gemma2": ("gemma2", "Gemma2ForCausalLM", _nothing),
+    "gemma3": ("gemma3_text", "Gemma3ForCausalLM", _gemma3),
+    "gpt-oss": ("gpt_oss", "GptOssForCausalLM", _gpt_oss),
+    "deepseek2": ("deepseek_v3", "DeepseekV3ForCausalLM", _latent),
+    "olmo2": ("olmo2", "Olmo2ForCausalLM", _nothing),
+    "granite": ("granite", "GraniteForCausalLM", _nothing),
+}
+"""general.architecture → model_type, class, and what else its config has. A None removes a field."""
+
+
+def _has(checkpoint: Checkpoint, end: str) -> bool:
+    return any(tensor.name.endswith(end) for tensor in checkpoint.tensors)
+
+
+def gguf_config(checkpoint: Checkpoint, location: str) -> _Config:
+    """Returns the config that a file's metadata stands for. Raises `InputError` for an unknown architecture."""
+    architecture = checkpoint.metadata.get("general.architecture")
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
+        name = shown(architecture) if isinstance(architecture, str) else "none"
+        known = ", ".join(ARCHITECTURES)
+        near = suggest(str(architecture)[:40], list(ARCHITECTURES))
+        raise InputError(
+            f"{location}: general.architecture {name}: is not read from a header; expected one of {known}, or the "
+            f"model's config.json or preset as TARGET.{near}"
+        )
+    model_type, name, more = ARCHITECTURES[architecture]
+    config: _Config = {"model_type": model_type, "architectures": [name], **_metadata(checkpoint, architecture, KEYS)}
+    table = next((tensor for tensor in checkpoint.tensors if tensor.name == "token_embd.weight"), None)
+    if table is None or len(table.shape) != 2:
+        raise InputError(f"{location}: token_embd.weight: missing; the first file of a split model has it")
+    config["vocab_size"] = table.shape[0]
+    config["tie_word_embeddings"] = not any(tensor.name == "output.weight" for tensor in checkpoint.tensors)
+    config |= more(checkpoint, architecture, config)
+    title = checkpoint.metadata.get("general.name")
+    config["_name_or_path"] = title if isinstance(title, str) and title else location
+    return {field: value for field, value in config.items() if value is not None}

@@ -1,0 +1,409 @@
+"""llama.cpp and its fork: versions, flags, placement, caches with the arithmetic beside them, --fit and commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.registry import engine_and_version
+from llmcalc.frameworks.ggml.compute_graph import Graph, Tensor, buffer_sizes
+from llmcalc.frameworks.ggml.model import GgufModel
+from llmcalc.frameworks.ggml.patterns import Pattern
+from llmcalc.frameworks.ggml.placement import Layers
+from llmcalc.frameworks.llama_cpp.server import server
+from llmcalc.sources.hardware import find_hardware
+from tests.gguf_files import write_gguf
+
+MIB = 2**20
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "llmcalc", *arguments], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def answer(
+    target: str = "llama3.1-8b", hardware: str = "rtx-3090", engine: str = "llama.cpp==b10488", **flags: Any
+) -> Any:
+    return llmcalc.memory(target, hardware=hardware, engine=engine, quantize="q4_k_m", **flags)
+
+
+def memory(target: str = "llama3.1-8b", **flags: Any) -> Any:
+    return answer(target, **flags).result
+
+
+@pytest.mark.parametrize(
+    ("text", "record"),
+    [("llama.cpp==b6400", "b6325"), ("llama.cpp==6400", "b6325"), ("llama.cpp", "b9440"),
+     ("ik_llama.cpp==3700", "3400"), ("ik_llama.cpp", "4832")],
+)  # fmt: skip
+def test_a_version_has_the_rules_of_its_range(text: str, record: str) -> None:
+    assert engine_and_version(text)[1].record == record
+
+
+def test_a_cache_of_full_layers() -> None:
+    # 32 layers, 8 key heads of 128, keys and values, 2 bytes; 8,192 cells, a multiple of 256
+    kv = memory(ctx_size=8100, n_gpu_layers="all", parallel=1)
+    assert kv.bytes_of("kv_buffer", "CUDA0") == 32 * 2 * 8 * 128 * 2 * 8192
+    assert kv.kv_tokens == 8192
+
+
+@pytest.mark.parametrize(
+    ("version", "flash", "cells"), [("b5000", "off", 8128), ("b5000", "on", 8192), ("b9000", "off", 8192)]
+)
+def test_cells_are_padded_by_version(version: str, flash: str, cells: int) -> None:
+    kv = memory(engine=f"llama.cpp=={version}", ctx_size=8100, n_gpu_layers="all", parallel=1, flash_attn=flash)
+    assert kv.kv_tokens == cells
+
+
+def test_quantized_caches_have_blocks_of_32() -> None:
+    kv = memory(ctx_size=8192, parallel=1, n_gpu_layers="all", cache_type_k="q8_0", cache_type_v="q4_0")
+    assert kv.bytes_of("kv_buffer") == 32 * 8192 * (8 * 128 // 32) * (34 + 18)
+
+
+def test_layers_with_a_window_keep_the_window_and_a_micro_batch() -> None:
+    # gpt-oss 20B: 12 layers of 128 tokens and 12 full ones, 8 key heads of 64
+    token = 12 * 8 * 64 * 2 * 2
+    flags: dict[str, Any] = {"ctx_size": 32768, "n_gpu_layers": "all"}
+    assert memory("gpt-oss-20b", parallel=1, **flags).bytes_of("kv_buffer") == token * (32768 + 768)
+    # four sequences in one cache: 4 · 128 + 512 = 1,024 cells; of their own: 4 · (128 + 512, padded)
+    assert memory("gpt-oss-20b", **flags).bytes_of("kv_buffer") == token * (32768 + 1024)
+    assert memory("gpt-oss-20b", parallel=4, **flags).bytes_of("kv_buffer") == token * (32768 + 4 * 768)
+    assert memory("gpt-oss-20b", parallel=1, swa_full=True, **flags).bytes_of("kv_buffer") == token * 2 * 32768
+
+
+@pytest.mark.parametrize(
+    ("engine", "flags", "width"),
+    [
+        ("llama.cpp==b4000", {}, 16 * (192 + 128)),
+        ("llama.cpp==b6400", {}, 576 + 512),
+        ("llama.cpp==b10000", {}, 576),
+        ("ik_llama.cpp==3700", {}, 16 * (192 + 128)),
+        ("ik_llama.cpp==3700", {"mla_use": 1}, 576 + 512),
+        ("ik_llama.cpp==3700", {"mla_use": 1, "flash_attn": "on"}, 576),
+        ("ik_llama.cpp==3700", {"mla_use": 3}, 576),
+    ],
+)
+def test_latents_by_version_and_mode(engine: str, flags: dict[str, Any], width: int) -> None:
+    kv = memory("deepseek-v2-lite", engine=engine, ctx_size=4096, parallel=1, n_gpu_layers=99, **flags)
+    assert kv.bytes_of("kv_buffer") == 27 * 4096 * width * 2
+
+
+def test_states_of_hybrid_layers_do_not_grow() -> None:
+    # Qwen3-Next: 36 layers with a state of 32·128·128 and 3 inputs of 8,192 channels, in float32; 12 of attention
+    states = 36 * (32 * 128 * 128 + 3 * 8192) * 4
+    kv = memory("qwen3-next-80b-a3b", hardware="h100", ctx_size=4096, parallel=1, n_gpu_layers="all")
+    assert kv.bytes_of("kv_buffer") == states + 12 * 2 * 256 * 2 * 2 * 4096
+
+
+def test_model_buffers_are_all_tensors_and_a_tied_output_twice() -> None:
+    untied = memory(ctx_size=512, n_gpu_layers="all")
+    model = GgufModel(llmcalc.load("llama3.1-8b"), "q4_k_m")
+    assert untied.bytes_of("model_buffer") == model.file_bytes == untied.host["disk_bytes"]
+    table = next(tensor.nbytes for tensor in model.tensors if tensor.name == "token_embd.weight")
+    assert untied.bytes_of("model_buffer", "CPU") == table
+    tied = GgufModel(llmcalc.load("llama3.2-1b"), "q8_0")
+    assert [tensor.name for tensor in tied.tensors].count("output.weight") == 1
+    assert sum(tensor.nbytes for tensor in tied.tensors) > tied.file_bytes
+
+
+@pytest.mark.parametrize(("target", "gpu", "host"), [("llama3.2-3b", 1918.36, 308.24), ("qwen3-4b", 2375.91, 304.28)])
+def test_model_buffers_of_logs(target: str, gpu: float, host: float) -> None:
+    """Q4_K_M files, as logs in public repositories show them (index:54573746480, index:71453436919)."""
+    buffers = memory(target, ctx_size=2048, n_gpu_layers="all")
+    assert buffers.bytes_of("model_buffer", "CUDA0") / MIB == pytest.approx(gpu, abs=0.02)
+    assert buffers.bytes_of("model_buffer", "CPU") / MIB == pytest.approx(host, abs=0.02)
+
+
+def test_layers_go_to_the_gpu_from_the_last_one() -> None:
+    before = Layers(32, ("CUDA0",), 10, (1.0,), output_counts_first=False)
+    assert [before.device(i) for i in (21, 22, 31, 32)] == ["CPU", "CUDA0", "CUDA0", "CPU"]
+    now = Layers(32, ("CUDA0",), 10, (1.0,), output_counts_first=True)
+    assert [now.device(i) for i in (22, 23, 32)] == ["CPU", "CUDA0", "CUDA0"]
+    split = Layers(32, ("CUDA0", "CUDA1"), 33, (3.0, 1.0), output_counts_first=True)
+    assert [split.device(i) for i in (0, 24, 25, 32)] == ["CUDA0", "CUDA0", "CUDA1", "CUDA1"]
+
+
+def test_experts_on_the_host() -> None:
+    base: dict[str, Any] = {"target": "qwen3-30b-a3b", "ctx_size": 4096, "n_gpu_layers": "all"}
+    everything, ten = memory(**base), memory(**base, n_cpu_moe=10)
+    by_pattern = memory(**base, override_tensor=r"blk\.[0-9]\.ffn_.*_exps\.=CPU")
+    assert ten.bytes_of("model_buffer", "CPU") == by_pattern.bytes_of("model_buffer", "CPU")
+    assert ten.bytes_of("model_buffer") == everything.bytes_of("model_buffer")
+    all_experts = memory(**base, cpu_moe=True)
+    assert all_experts.bytes_of("model_buffer", "CUDA0") == memory(**base, override_tensor="exps=CPU").bytes_of(
+        "model_buffer", "CUDA0"
+    )
+    assert all_experts.bytes_of("model_buffer", "CUDA0") < ten.bytes_of("model_buffer", "CUDA0")
+
+
+def test_the_cache_stays_on_the_host() -> None:
+    kv = memory(ctx_size=4096, n_gpu_layers="all", no_kv_offload=True)
+    assert kv.bytes_of("kv_buffer", "CUDA0") == 0
+    assert kv.bytes_of("kv_buffer", "CPU") > 0
+
+
+NAMES = [
+    f"blk.{i}.{name}.weight" for i in (0, 3, 9, 10, 27, 38, 61)
+    for name in ("attn_q", "ffn_up_exps", "ffn_gate_exps", "ffn_down_exps", "ffn_gate_inp", "ffn_down", "ffn_norm")
+] + ["output.weight", "token_embd.weight"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exps", r"\.ffn_.*_exps\.", r"blk\.[3-4][0-9]\.ffn", r"blk\.(?:[0-9]|[1-2][0-9]|3[0-6])\.ffn.*", "^output",
+        "weight$", "ffn_(up|down)_exps", r"blk\.\d+\.ffn_(up|down|gate_up|gate)_(ch|)exps", "[^a-z]ff+n{1}",
+        "_{1,2}e?x+", r"([3-9]|[1-5][0-9]|60)\.ffn_.*_exps\.weight",
+        "(attn|ffn)_(q|up).*?w", r"blk\.(0|1).*", "f{2}n_u",
+    ],
+)  # fmt: skip
+def test_patterns_match_as_python_does(text: str) -> None:
+    pattern = Pattern(text, "-ot")
+    assert [pattern.matches(name) for name in NAMES] == [bool(re.search(text, name)) for name in NAMES]
+
+
+@pytest.mark.parametrize("text", ["(.*)*x", "(a?){999}b", "(x+x+)+y", "((.{9}){9}){9}"])
+def test_no_pattern_is_slow(text: str) -> None:
+    started = time.monotonic()
+    with suppress(InputError):  # refused for its number of states
+        pattern = Pattern(text, "-ot")
+        for name in NAMES:
+            pattern.matches(name + "x" * 200)
+    assert time.monotonic() - started < 20
+
+
+@pytest.mark.parametrize("text", ["(a", "a)", "*a", "[a", "a{3,1}", "(?=a)", "\\", "a{1000000}", "[z-a]", "x" * 3000])
+def test_a_wrong_pattern_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="-ot"):
+        Pattern(text, "-ot")
+
+
+def test_buffers_of_a_graph() -> None:
+    weight = Tensor(100, operation="weight", device="CUDA0")
+    numbers = Tensor(128, operation="input", layout=(32, 4))
+    rows = Tensor(1024, (Tensor(0, operation="weight", device="CPU"), numbers), "new", (256, 4))
+    first = Tensor(2048, (weight, rows), "new", (512, 4))
+    activated = Tensor(2048, (first,), "inplace", (512, 4))
+    second = Tensor(4096, (weight, activated), "new", (1024, 4))
+    graph = Graph()
+    graph.expand(second)
+    # GPU: a copy of the rows (1,024), the first product (2,048), and the second product beside it, since the freed copy
+    # is too small; host: the numbers and the rows
+    assert buffer_sizes(graph, ["CUDA0"]) == {"CPU": 128 + 1024, "CUDA0": 1024 + 2048 + 4096}
+
+
+def test_fit_reduces_the_context_first() -> None:
+    fitted = memory("llama3.1-8b", hardware="rtx-3060")
+    assert fitted.starts
+    assert 4096 <= fitted.kv_tokens < 131072
+    assert fitted.assumed["--ctx-size"] == fitted.kv_tokens
+    assert any("--fit reduces --ctx-size" in note for note in fitted.notes)
+    free = server(llmcalc.load("llama3.1-8b"), find_hardware("rtx-3060"), engine_and_version("llama.cpp")[1], {}).free
+    used = sum(term.bytes for term in fitted.terms if term.device == "CUDA0")
+    assert free - 1100 * MIB - 64 * MIB < used <= free - 1024 * MIB
+
+
+def test_fit_moves_experts_and_then_layers() -> None:
+    experts = memory("qwen3-30b-a3b", hardware="rtx-4070", ctx_size=16384)
+    assert experts.starts
+    assert any("49 of 49 layers" in note and "on the host" in note for note in experts.notes)
+    dense = memory("llama3.1-70b", hardware="rtx-3090", ctx_size=4096)
+    note = next(note for note in dense.notes if note.startswith("--fit places"))
+    layers = int(re.findall(r"\d+", note)[0])
+    assert not answer("llama3.1-70b", ctx_size=4096, n_gpu_layers=layers + 3, fit="off").ok or layers >= 80
+    assert answer("llama3.1-70b", ctx_size=4096, n_gpu_layers=layers, fit="off").ok
+
+
+def test_fit_leaves_what_the_user_sets() -> None:
+    fixed = answer("llama3.1-70b", ctx_size=4096, n_gpu_layers=81)
+    assert not fixed.ok
+    assert "out of memory" in fixed.result.message
+    assert answer("llama3.1-8b", hardware="rtx-3060", fit="off").result.kv_tokens == 131072
+
+
+def test_fit_over_several_gpus() -> None:
+    fitted = memory("llama3.1-70b", hardware="rtx-3090", ctx_size=8192, device="CUDA0,CUDA1")
+    sizes = [sum(term.bytes for term in fitted.terms if term.device == device) for device in ("CUDA0", "CUDA1")]
+    assert fitted.starts
+    assert min(sizes) > 0.9 * max(sizes)
+    larger = memory("llama3.1-70b", hardware="rtx-3090", ctx_size=8192, device="CUDA0,CUDA1", fit_target="4096,1024")
+    assert larger.bytes_of("model_buffer", "CUDA0") < fitted.bytes_of("model_buffer", "CUDA0")
+
+
+METADATA: dict[str, Any] = {
+    "general.architecture": "llama",
+    "general.name": "Tiny",
+    "llama.context_length": 4096,
+    "llama.block_count": 2,
+    "llama.embedding_length": 256,
+    "llama.feed_forward_length": 512,
+    "llama.attention.head_count": 4,
+    "llama.attention.head_count_kv": 2,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5,
+}
+
+
+def tensors(matrix: str = "Q4_K") -> list[tuple[str, tuple[int, ...], str]]:
+    layer = {
+        "attn_q": (256, 256), "attn_k": (128, 256), "attn_v": (128, 256), "attn_output": (256, 256),
+        "ffn_up": (512, 256), "ffn_gate": (512, 256), "ffn_down": (256, 512), "attn_norm": (256,), "ffn_norm": (256,),
+    }  # fmt: skip
+    rows: list[tuple[str, tuple[int, ...], str]] = [
+        ("token_embd.weight", (512, 256), "Q8_0"), ("output_norm.weight", (256,), "F32"),
+    ]  # fmt: skip
+    for i in range(2):
+        rows += [(f"blk.{i}.{name}.weight", shape, matrix if len(shape) == 2 else "F32")
+                 for name, shape in layer.items()]  # fmt: skip
+    return rows
+
+
+def test_a_gguf_file_has_its_own_types(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.gguf"
+    nbytes = write_gguf(file, METADATA, tensors())
+    tiny = llmcalc.memory(str(file), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers="all").result
+    embedding = 512 * 256 // 32 * 34
+    assert tiny.host["disk_bytes"] == nbytes
+    assert tiny.bytes_of("model_buffer", "CPU") == embedding
+    assert tiny.bytes_of("model_buffer", "CUDA0") == nbytes  # its layers, and the table once more as the output
+    assert tiny.kv_tokens == 4096
+    half = llmcalc.memory(str(file), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers=1, fit="off").result
+    assert half.bytes_of("model_buffer", "CUDA0") == embedding + 256 * 4  # the output and its norm
+
+
+def test_shards_of_a_gguf_file_are_read_together(tmp_path: Path) -> None:
+    rows = tensors()
+    first, second = (tmp_path / f"tiny-0000{i}-of-00002.gguf" for i in (1, 2))
+    total = write_gguf(first, METADATA, rows[:8]) + write_gguf(second, {"split.no": 1}, rows[8:])
+    both = llmcalc.memory(str(first), hardware="rtx-3090", engine="llama.cpp").result
+    assert both.host["disk_bytes"] == total
+    second.unlink()
+    with pytest.raises(InputError, match="00002"):
+        llmcalc.memory(str(first), hardware="rtx-3090", engine="llama.cpp")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"general.architecture": "unheard"}, "general.architecture"),
+        ({"general.architecture": 3}, "general.architecture"),
+        ({"llama.embedding_length": float("inf")}, "embedding_length"),
+        ({"llama.block_count": "many"}, "block_count"),
+        ({"llama.attention.head_count": 0}, "heads|expected"),
+    ],
+)
+def test_a_wrong_gguf_file_is_refused(tmp_path: Path, metadata: dict[str, Any], message: str) -> None:
+    file = tmp_path / "wrong.gguf"
+    write_gguf(file, {**METADATA, **metadata}, tensors())
+    with pytest.raises(InputError, match=message):
+        llmcalc.memory(str(file), hardware="rtx-3090", engine="llama.cpp")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"n_gpu_layer": 3}, "--n-gpu-layers"),
+        ({"n_gpu_layers": "some"}, "--n-gpu-layers"),
+        ({"ctx_size": -1}, "--ctx-size"),
+        ({"cache_type_k": "q3"}, "--cache-type-k"),
+        ({"cache_type_v": "q8_0", "flash_attn": "off"}, "flash"),
+        ({"override_tensor": "exps=GPU7"}, "GPU7"),
+        ({"override_tensor": "exps"}, "exps=CPU"),
+        ({"tensor_split": "a,b"}, "--tensor-split"),
+        ({"tensor_split": "1,1,1", "device": "CUDA0"}, "--tensor-split"),
+        ({"fit_target": "x"}, "--fit-target"),
+        ({"split_mode": "row"}, "--split-mode"),
+        ({"model_draft": "x.gguf"}, "speculative"),
+        ({"mla_use": 3}, "mla"),
+        ({"device": ",".join(["CUDA0"] * 99)}, "--device"),
+        ({"target": "t5-base"}, "encoder"),
+        ({"target": "bert-base"}, "encoder"),
+        ({"hardware": "tpu-v5e"}, "NVIDIA"),
+    ],
+)
+def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answer(**flags)
+
+
+def test_a_scheme_that_no_gguf_file_has_is_refused() -> None:
+    with pytest.raises(InputError, match="q4_k_m"):
+        llmcalc.memory("llama3.1-8b", hardware="rtx-3090", engine="llama.cpp", quantize="awq-int4-g128")
+
+
+def test_the_document_names_devices() -> None:
+    result = run(
+        *("memory", "qwen3-30b-a3b", "--engine", "llama.cpp==b10488", "--hardware", "rtx-4070", "--quantize", "q4_k_m"),
+        *("-c", "16384", "-ngl", "99", "-ot", r"blk\.[0-9]\.ffn_.*_exps.=CPU", "-ot", r"blk\.[1-3].\.ffn_.*_exps.=CPU"),
+        *("-fa", "-t", "8", "--jinja", "--format", "json"),
+    )
+    document = json.loads(result.stdout)
+    assert result.returncode == 0, result.stderr
+    assert {(term["name"], term["device"]) for term in document["terms"]} >= {
+        ("model_buffer", "CUDA0"), ("model_buffer", "CPU"), ("kv_buffer", "CUDA0"), ("compute_buffer", "CUDA0"),
+        ("compute_buffer", "CPU"),
+    }  # fmt: skip
+    assert set(document["changes"][0]) == {"flag", "kv_tokens", "max_concurrency", "starts"}
+    assert {"ram_bytes", "disk_bytes", "mmap", "share"} == set(document["host"])
+    assert document["memory"]["device_bytes"] == document["memory"]["by_device"]["CUDA0"]
+    assert "--parallel" in document["assumed"]
+    assert "--ctx-size" not in document["assumed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("memory", "llama3.1-70b", "--engine", "llama.cpp", "--hardware", "rtx-3060", "-ngl", "99", "-c", "4k"), 1,
+         "does not start"),
+        (("memory", "llama3.1-8b", "--engine", "llama.cpp"), 2, "--hardware"),
+        (("memory", "llama3.1-8b", "--engine", "llama.cpp", "--hardware", "rtx-3090", "--seq", "4k"), 2, "--ctx-size"),
+        (("memory", "llama3.1-8b", "--engine", "llama.cpp", "--hardware", "rtx-3090", "--n-gpu", "4"), 2, "--n-gpu"),
+        (("kv", "gpt-oss-20b", "--engine", "ik_llama.cpp", "--hardware", "rtx-3090", "-c", "8192", "-ngl", "99"), 0,
+         "8,192"),
+    ],
+)  # fmt: skip
+def test_exit_codes(arguments: tuple[str, ...], code: int, message: str) -> None:
+    result = run(*arguments)
+    assert result.returncode == code, result.stdout + result.stderr
+    assert message in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_fit_names_the_placements_that_a_card_holds() -> None:
+    fit = llmcalc.fit("qwen3-30b-a3b", engine="llama.cpp", seq=32768, hardware="rtx-4070", quantize="q4_k_m").document
+    options = [option["flags"] for option in fit["options"]]
+    assert [sorted(flags) for flags in options] == [["--n-cpu-moe", "--n-gpu-layers"], ["--n-gpu-layers"]]
+    assert all(option["starts"] and option["fits"] for option in fit["options"])
+    experts = options[0]["--n-cpu-moe"]
+    flags = {"ctx_size": 32768, "n_gpu_layers": "all", "fit": "off"}
+    assert answer("qwen3-30b-a3b", hardware="rtx-4070", n_cpu_moe=experts, **flags).ok
+    assert not answer("qwen3-30b-a3b", hardware="rtx-4070", n_cpu_moe=experts - 1, **flags).ok
+    assert any(change["starts"] and "-ncmoe" in change["flag"] for change in fit["changes"])
+
+
+def test_users_have_slots_of_their_own() -> None:
+    fit = llmcalc.fit("llama3.1-8b", engine="llama.cpp", users=4, seq=8192, hardware="rtx-3090", quantize="q4_k_m")
+    best = fit.document["options"][0]
+    assert best["max_concurrency"] == 4
+    assert best["kv_tokens"] == 4 * 8192
+
+
+def test_a_slot_has_at_least_one_padded_context() -> None:
+    slots = memory(ctx_size=1, parallel=100, n_gpu_layers=0)
+    assert (slots.max_model_len, slots.kv_tokens, slots.max_concurrency) == (256, 25600, 100)
+
+
+def test_an_apple_accelerator_has_one_device() -> None:
+    devices = {term.device for term in memory(hardware="m4-max", ctx_size=4096).terms}
+    assert devices == {"MTL0", "CPU"}

@@ -1,0 +1,113 @@
+"""Ollama: defaults by version and memory, its options, and what stays on the GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.frameworks.ollama.flags import read_options
+
+
+def answer(target: str = "llama3.1-8b", hardware: str = "rtx-3060", engine: str = "ollama", **options: Any) -> Any:
+    return llmcalc.memory(target, hardware=hardware, engine=engine, quantize="q4_k_m", **options)
+
+
+@pytest.mark.parametrize(
+    ("version", "hardware", "context"),
+    [
+        ("0.6.5", "rtx-4090", 2048),
+        ("0.12.6", "rtx-4090", 4096),
+        ("0.16", "rtx-3060", 4096),
+        ("0.16", "rtx-4090", 32768),
+        ("0.32", "rtx-3060", 4096),
+        ("0.32", "rtx-4090", 32768),
+        ("0.32", "h100", 131072),  # 262,144, but the model is trained for 131,072
+    ],
+)
+def test_the_default_context_goes_by_version_and_memory(version: str, hardware: str, context: int) -> None:
+    assert answer(hardware=hardware, engine=f"ollama=={version}").result.assumed["--num-ctx"] == context
+
+
+def test_options_beat_the_environment() -> None:
+    both = answer(num_ctx=8192, OLLAMA_CONTEXT_LENGTH=16384).result
+    assert both.max_model_len == 8192
+    assert answer(OLLAMA_CONTEXT_LENGTH=16384).result.max_model_len == 16384
+
+
+def test_each_sequence_has_a_context_of_its_own() -> None:
+    # 32 layers, 8 key heads of 128, keys and values, 2 bytes, 4 sequences of 4,096 tokens
+    four = answer(num_ctx=4096, OLLAMA_NUM_PARALLEL=4).result
+    assert four.bytes_of("kv_buffer") == 32 * 2 * 8 * 128 * 2 * 4 * 4096
+    assert four.max_concurrency == 4
+
+
+def test_a_quantized_cache_needs_flash_attention() -> None:
+    small = answer(engine="ollama==0.12.6", num_ctx=8192, OLLAMA_KV_CACHE_TYPE="q8_0", OLLAMA_FLASH_ATTENTION="1")
+    plain = answer(engine="ollama==0.12.6", num_ctx=8192, OLLAMA_KV_CACHE_TYPE="q8_0")
+    assert small.result.bytes_of("kv_buffer") * 32 == plain.result.bytes_of("kv_buffer") * 17
+    assert any("OLLAMA_FLASH_ATTENTION" in note for note in plain.result.notes)
+
+
+def test_what_does_not_fit_is_on_the_cpu_and_changes_bring_it_back() -> None:
+    result = answer("qwen3-14b", num_ctx=32768)
+    memory = result.result
+    assert memory.starts
+    assert any("layers are on the CPU" in note for note in memory.notes)
+    assert 0 < memory.host["share"] < 1
+    context = next(row["flag"] for row in result.document["changes"] if row["flag"].startswith("--num-ctx"))
+    assert not any("on the CPU" in note for note in answer("qwen3-14b", num_ctx=int(context.split()[1])).result.notes)
+    assert any("on the CPU" in n for n in answer("qwen3-14b", num_ctx=int(context.split()[1]) + 512).result.notes)
+
+
+def test_num_gpu_says_how_many_layers_are_on_the_gpu() -> None:
+    assert answer(num_gpu=0, num_ctx=4096).result.bytes_of("model_buffer", "CUDA0") == 0
+    assert answer(num_gpu=99, num_ctx=4096).result.bytes_of("kv_buffer", "CPU") == 0
+    assert not answer("llama3.1-70b", num_gpu=99, num_ctx=4096).ok
+
+
+def test_fit_asks_for_the_whole_model_on_gpus() -> None:
+    fit = llmcalc.fit("qwen3-14b", engine="ollama", hardware="rtx-3060", seq=32768, quantize="q4_k_m").document
+    assert fit["options"][0]["devices"] == 2
+    assert fit["options"][0]["flags"] == {"CUDA_VISIBLE_DEVICES": "0,1"} or fit["options"][0]["fits"]
+
+
+def test_options_of_a_modelfile_are_read_by_name() -> None:
+    read = read_options({"num_ctx": "8192", "temperature": 0.7, "OLLAMA_KV_CACHE_TYPE": "q8_0", "stop": "<s>"})
+    assert read == {"num_ctx": 8192, "OLLAMA_KV_CACHE_TYPE": "q8_0"}
+    with pytest.raises(InputError, match="num-ctx"):
+        read_options({"num_ctxt": 1})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_ctx": "x"}, "--num-ctx"),
+        ({"num_ctx": 0}, "--num-ctx"),
+        ({"OLLAMA_KV_CACHE_TYPE": "fp8"}, "OLLAMA_KV_CACHE_TYPE"),
+        ({"ctx_size": 4096}, "--num-ctx|no such flag"),
+        ({"OLLAMA_NUM_PARALEL": 2}, "num-parallel"),
+        ({"target": "t5-base"}, "encoder"),
+    ],
+)
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answer(**options)
+
+
+def test_variables_are_written_as_in_a_shell() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "llmcalc", "memory", "llama3.1-8b", "--engine", "ollama==0.12.6", "--hardware",
+         "rtx-3060", "--quantize", "q4_k_m", "--num_ctx", "8k", "OLLAMA_NUM_PARALLEL=2", "--format", "json"],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["max_model_len"] == 8000
+    assert document["max_concurrency"] == 2
+    assert "OLLAMA_NUM_PARALLEL" not in document["assumed"]
