@@ -48,7 +48,7 @@ def command(
         str | None,
         typer.Option(
             metavar="NAME[==VERSION]",
-            help="The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llamacpp; default vllm.",
+            help="The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
             show_default=False,
             rich_help_panel="What runs",
         ),

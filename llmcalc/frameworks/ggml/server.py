@@ -56,6 +56,7 @@ class GgmlServer(EngineServer):
 
     name: ClassVar[str] = "llama.cpp"
     length_field: ClassVar[str] = "ctx_size"
+    layout_fields: ClassVar[tuple[str, ...]] = ()
 
     record: GgmlRecord
     reserved_bytes: int = 0
@@ -193,6 +194,20 @@ class GgmlServer(EngineServer):
     def keeps_cache(self) -> bool:
         """Whether a layer's cache is where the layer is (--no-kv-offload: on the host)."""
         return not self.flags.get("no_kv_offload", False)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The name of a flag → its value in effect: the given one, or the default."""
+        return {
+            "ctx_size": self.context,
+            "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
+            "ubatch_size": self.micro_batch,
+            "batch_size": 2048,
+            "parallel": self.sequences,
+            "flash_attn": self.rules.flash_attn,
+            "cache_type_k": "f16",
+            "cache_type_v": "f16",
+        } | ({} if not self.rules.fits else {"fit": "on"})
 
     @property
     def longest_request(self) -> int:
@@ -399,7 +414,8 @@ def engine_memory(
         max_model_len=length,
         devices=max(1, len(server.devices)),
         block_size=1,
-        assumed=server.assumed(_defaults(server)),
+        assumed=server.assumed,
+        settings=server.settings,
         notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
         host={
             "ram_bytes": buffers.total(HOST),
@@ -429,19 +445,6 @@ def _message(server: GgmlServer, buffers: Buffers) -> str:
             text = server.record.messages["no_memory"]
             return f"{text}: {device} needs {needed / GIB:.2f} GiB and has {server.free / GIB:.2f} GiB free"
     return ""
-
-
-def _defaults(server: GgmlServer) -> dict[str, Any]:
-    return {
-        "ctx_size": server.context,
-        "n_gpu_layers": "auto" if server.rules.fits else server.layers_on_gpus,
-        "ubatch_size": server.micro_batch,
-        "batch_size": 2048,
-        "parallel": server.sequences,
-        "flash_attn": server.rules.flash_attn,
-        "cache_type_k": "f16",
-        "cache_type_v": "f16",
-    } | ({} if not server.rules.fits else {"fit": "on"})
 
 
 def _notes(server: GgmlServer) -> list[str]:

@@ -17,4 +17,5 @@ ENGINE = Engine(
     serving=FromFile(__package__, "server:serving"),
     vendors=("NVIDIA", "AMD", "Apple", "Intel"),
     shows_alternatives=True,
+    stacks=(((0,), "llamacpp"),),
 )

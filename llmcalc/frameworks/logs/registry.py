@@ -10,7 +10,7 @@ from ...errors import InputError
 from .reading import LogReading
 from .text import LogText
 
-FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llamacpp", "fsdp2", "megatron", "deepspeed")
+FOLDERS = ("vllm", "sglang", "tensorrt_llm", "llama_cpp", "fsdp2", "megatron", "deepspeed")
 """Folders of the programs whose logs are read. Of a log that several know, the one that reads most terms has it."""
 
 OF_ANY = "torch"

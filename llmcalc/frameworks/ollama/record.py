@@ -16,4 +16,5 @@ ENGINE = Engine(
     instead={"--seq": "--num-ctx", "-s": "--num-ctx", "--kv-dtype": "OLLAMA_KV_CACHE_TYPE"},
     serving=FromFile(__package__, "server:serving"),
     vendors=("NVIDIA", "AMD", "Apple", "Intel"),
+    stacks=(((0,), "llamacpp"),),
 )

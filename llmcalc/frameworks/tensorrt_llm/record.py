@@ -27,4 +27,5 @@ ENGINE = Engine(
         "kv_cache": "--kv_cache_dtype",
     },
     vendors=("NVIDIA",),
+    stacks=(((0,), "tensorrt-llm"),),
 )
