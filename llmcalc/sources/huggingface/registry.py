@@ -33,7 +33,7 @@ OTHER_NAMES = {
     "diff_llama": "diffllama",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
 }
-"""Folder name of a family in transformers or an older model type, if it differs from the model type → the model type."""
+"""Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
 
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
