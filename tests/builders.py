@@ -14,7 +14,7 @@ from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.sources.huggingface.registry import FILES, families_in, read_config
 from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
 from llmcalc.workload.recompute import recompute_of
@@ -25,6 +25,11 @@ from llmcalc.workload.workload import Workload
 CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob("*/config.json"))
 """The folders of published configs with the numbers measured on their classes."""
 
+
+WITH_CLASSES = [file for file in FILES if not any(family.code for family in families_in(file).values())]
+"""The files of families whose classes are in `transformers`; of the others the class is code of the model's repository,
+which test_remote_code.py compares with the reference and with published checkpoints.
+"""
 
 SOME_PRESETS = [
     "bart-large",
@@ -69,11 +74,11 @@ def run_config(
 
 
 def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (`LlamaForCausalLM-0`, a small config.json) for every shape of `tests/families`.
+    """Yields (`LlamaForCausalLM-0`, a small config.json) for every shape of `tests/families` with a class.
 
     first_of_each_file: only the first shape of each class in each file.
     """
-    for file in FILES:
+    for file in WITH_CLASSES:
         for cls, several in import_module(f"tests.families.{file}").SHAPES.items():
             for i, shape in enumerate(several[:1] if first_of_each_file else several):
                 yield f"{cls}-{shape['model_type']}-{i}", {"architectures": [cls], **shape}

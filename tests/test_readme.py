@@ -28,7 +28,7 @@ from llmcalc.sources.huggingface.family import Deviation
 from llmcalc.sources.huggingface.registry import FILES, family_of, model_types
 from llmcalc.witnesses.deviations import COMMON_DEVIATIONS
 from tests import prose
-from tests.builders import CASES
+from tests.builders import CASES, WITH_CLASSES
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.device_memory.published import Outcome, fine_tuning, servers
 from tests.families import shapes_of
@@ -164,7 +164,7 @@ def families_table() -> str:
         "|:---|:---|:---|:---|:---|---:|---:|---:|",
     ]
     verdicts = recorded()
-    for file in sorted(FILES, key=lambda file: min(FILES[file])):
+    for file in sorted(WITH_CLASSES, key=lambda file: min(FILES[file])):
         kinds = sorted(FILES[file])
         context = [shape for kind in kinds if kind in WRAPPERS for shape in WRAPPERS[kind][2]]
         cells = [WORDS[verdicts.get(file, {}).get(quantity, "")] for quantity in QUANTITIES]

@@ -36,7 +36,7 @@ from .matching import compare_modules, coverage
 from .measure import count_flops, module_names, tensor_names, tensors
 from .modules import ModulesByNode, called_once, places, without_shared
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import class_of, family_of_class, fields_of, witness_of
+from .witness import class_of, family_of_class, fields_of, require_library_class, witness_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -88,6 +88,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     import torch
     import transformers
 
+    require_library_class(config)
     config_object = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (

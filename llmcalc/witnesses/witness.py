@@ -38,6 +38,16 @@ def family_of_class(model_type: str) -> Family | None:
     return family_of(kind) if kind in model_types() else None
 
 
+def require_library_class(config: Mapping[str, Any]) -> None:
+    """Raises `InputError` for a model type whose class is code of the model's own repository."""
+    family = family_of_class(config["model_type"])
+    if family is not None and family.code:
+        raise InputError(
+            f"--against transformers: the class of '{config['model_type']}' is code of its own repository, which "
+            f"llmcalc never runs ({family.code}); expected --against reference"
+        )
+
+
 @cache
 def _names_by_lower_case() -> dict[str, list[str]]:
     """Returns lower-case name → names in `transformers`."""

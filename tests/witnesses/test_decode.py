@@ -29,7 +29,7 @@ from llmcalc.witnesses.transformers import CACHE_NAMES, build, cache_argument, q
 from llmcalc.witnesses.witness import family_of_class
 from llmcalc.workload.execution import LatentForm
 from llmcalc.workload.with_past import WithPast
-from tests.builders import run_config, spec_of
+from tests.builders import WITH_CLASSES, run_config, spec_of
 
 BATCH, CONTEXT = 2, 40
 
@@ -149,7 +149,7 @@ def shapes(file: str) -> tuple[tuple[str, dict[str, Any], ModelSpec], ...]:
     return tuple(chosen)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", WITH_CLASSES)
 def test_a_decoded_token_costs_what_its_class_does(file: str) -> None:
     """The count with all entries of its family equals the class's, and each entry changes the count of some shape."""
     listed, needed = set(), set()
@@ -210,8 +210,8 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
 
 def test_every_family_that_decodes_is_here() -> None:
     """A wrapper with vision or audio decodes with the text model of another family, which is included."""
-    here = {config["model_type"] for file in FILES for _, config, _ in shapes(file)}
-    for kind in (kind for kinds in FILES.values() for kind in kinds if kind not in here):
+    here = {config["model_type"] for file in WITH_CLASSES for _, config, _ in shapes(file)}
+    for kind in (kind for file in WITH_CLASSES for kind in FILES[file] if kind not in here):
         family = family_of_class(kind)
         assert family is not None
         assert family.text in here or kind in ENCODERS, kind

@@ -47,7 +47,11 @@ def _classes() -> dict[str, list[str]]:
     return found
 
 
-KINDS = [kind for kind in model_types() if family_of(kind).read is not None and witness_of(kind) == kind]
+KINDS = [
+    kind
+    for kind in model_types()
+    if family_of(kind).read is not None and witness_of(kind) == kind and not family_of(kind).code
+]
 
 
 def _read(config: dict[str, Any]) -> tuple[dict[str, Any] | None, str]:

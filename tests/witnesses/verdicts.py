@@ -24,7 +24,7 @@ from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.checks import Check, Verdict
 from llmcalc.witnesses.transformers import verify_config
-from tests.builders import json_lines, run_config, spec_of
+from tests.builders import WITH_CLASSES, json_lines, run_config, spec_of
 from tests.families import shapes_of
 
 RECORD = Path(__file__).parents[1] / "data" / "family_verdicts.json"
@@ -133,7 +133,7 @@ def coverage(file: str) -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    files = sys.argv[1:] or sorted(FILES)
+    files = sys.argv[1:] or sorted(WITH_CLASSES)
     old = recorded() if RECORD.exists() else {}
     words = {**old, **{file: of_file(file) for file in files}}
     RECORD.write_text(json_lines({file: words[file] for file in sorted(words) if file in FILES}) + "\n")

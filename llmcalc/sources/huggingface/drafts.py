@@ -14,8 +14,10 @@ from typing import Any
 from ...errors import InputError, shown
 from .heads import architecture_of
 
-DRAFT_CLASS = re.compile(r"Eagle3?(?=[A-Z]|$)|Medusa|Speculator|DFlash|NextN(?=[A-Z]|$)")
-"""Part of the class names of drafts: EAGLE and EAGLE-3, Medusa, vLLM's speculators, and SGLang's prediction modules."""
+DRAFT_CLASS = re.compile(r"P?Eagle3?(?=[A-Z]|$)|Medusa|Speculator|D(Flash|Spark)|(Domino|MTP)Draft|NextN(?=[A-Z]|$)")
+"""Part of the class names of drafts: EAGLE, EAGLE-3 and P-EAGLE, Medusa, vLLM's speculators, DFlash, DSpark, Domino,
+and SGLang's prediction modules.
+"""
 
 DRAFT_FIELDS = (
     "draft_vocab_size", "eagle_config", "dflash_config", "medusa_num_heads", "speculators_config",

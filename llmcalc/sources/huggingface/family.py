@@ -115,6 +115,8 @@ class Family:
         which `classes.json` lists; also the usual names of `unread`.
     unread: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
     like: the model type whose `transformers` class computes it, if it has no class of its own.
+    code: the published source of its class, if that is code of the model's own repository (`auto_map`). It is never
+        run: the witnesses of such a family are the reference and the sizes of published checkpoints.
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
     filled: defaults that the wrapper's class adds to its `text_config`.
@@ -144,6 +146,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     like: str | None = None
+    code: str = ""
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)
     dropout: DropoutFields = ATTENTION_DROPOUT

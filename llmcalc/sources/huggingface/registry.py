@@ -28,8 +28,13 @@ FILES: dict[str, tuple[str, ...]] = {
 FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
 """Model type → the file that reads it."""
 
-OTHER_NAMES = {"minimax_m3": "minimax_m3_vl"}
-"""Folder name of a family in transformers, if it differs from the model type → the model type."""
+OTHER_NAMES = {
+    "minimax_m3": "minimax_m3_vl",
+    "aria_moe_lm": "aria_text",
+    "diff_llama": "diffllama",
+    "ernie4_5_moe_vl": "ernie4_5_vl_moe",
+}
+"""Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
 
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""

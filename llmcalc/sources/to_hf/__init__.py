@@ -64,7 +64,7 @@ def _families(facts: Facts) -> Iterator[tuple[str, Family]]:
     unlikely: list[tuple[str, Family]] = []
     for kind in FILE_OF:
         family = family_of(kind)
-        if family.read is None or family.like is not None or not family.alone:
+        if family.read is None or family.like is not None or family.code or not family.alone:
             continue
         if _is_likely(family, facts):
             yield kind, family

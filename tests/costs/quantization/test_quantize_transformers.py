@@ -16,8 +16,9 @@ from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_c
 from llmcalc.costs.quantization.base import sites
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.witnesses.transformers import build
+from tests.builders import WITH_CLASSES
 
 # Every family
 
@@ -59,7 +60,7 @@ REFUSED = {
 def shapes() -> list[Any]:
     """Returns one config of each model type: the first with a language-model head."""
     found: dict[str, Any] = {}
-    for file in FILES:
+    for file in WITH_CLASSES:
         for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
             for shape in some:
                 kind = shape["model_type"]
@@ -114,7 +115,7 @@ def test_routers_alone_are_what_is_not_converted() -> None:
 
 def first(kind: str) -> tuple[ModelSpec, dict[str, Any]]:
     """Returns the family's first config with experts of one width, which the modules require."""
-    for file in FILES:
+    for file in WITH_CLASSES:
         for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
             for shape in some:
                 config = {"architectures": [cls], **shape}

@@ -1,0 +1,99 @@
+"""ChatGLM: the first one with norms before the residual additions, ChatGLM2, ChatGLM3 and GLM-4-9B with RMSNorm.
+
+Source: modeling_chatglm.py of THUDM/chatglm-6b and THUDM/chatglm3-6b. The first one adds the output of a sublayer to
+its normalised input, which is a norm on the embeddings and one after each addition; the last one is the final norm.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import QKV, QKVO, Table, architecture, biases, decoder, layernorm, mlp, rmsnorm, rope
+
+
+def _chatglm(config: Config) -> Table:
+    if config.has("inner_hidden_size"):
+        return _chatglm1(config)
+    if architecture(config) == "ChatGLMModel":  # which has the output projection, as `output_layer`
+        config.head = "lm"
+    return _chatglm2(config)
+
+
+def _chatglm1(config: Config) -> Table:
+    """Reads ChatGLM-6B, in which halves of each head are rotated by two positions."""
+    norm = layernorm(config.number("layernorm_epsilon"))
+    mixer = {
+        "num_attention_heads": config.size("num_attention_heads"),
+        "position": {"type": "rope"},
+        **biases(True, *QKVO),
+    }
+    block = {
+        "attention": mixer,
+        "feed_forward": mlp(config.size("inner_hidden_size"), "gelu_tanh"),
+        "norm": norm,
+        "norm_placement": "post",
+    }
+    return decoder(config, block, None, stack={"embedding_norm": norm})
+
+
+def _chatglm2(config: Config) -> Table:
+    """Reads ChatGLM2 and later, in which half of each head is rotary and the FFN is gated in one projection."""
+    eps, heads, bias = (
+        config.number("layernorm_epsilon"),
+        config.size("num_attention_heads"),
+        config.flag("add_bias_linear"),
+    )
+    norm = rmsnorm(eps) if config.flag("rmsnorm") else layernorm(eps)
+    mixer = {
+        "num_attention_heads": heads,
+        "head_dim": config.size("head_dim"),
+        "position": rope(config, 0.5),
+        **biases(bias or config.flag("add_qkv_bias"), *QKV),
+        **biases(bias, "o_bias"),
+    }
+    if config.flag("multi_query_attention"):
+        mixer["num_key_value_heads"] = config.size("num_key_value_heads")
+    network = {
+        "intermediate_size": config.size("intermediate_size"),
+        "hidden_act": "silu",
+        "gated": True,
+        **biases(bias, "gate_bias", "up_bias", "down_bias"),
+    }
+    final_norm = norm if config.flag("post_layer_norm") else None
+    return decoder(
+        config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, final_norm
+    )
+
+
+FAMILIES = {
+    "chatglm": Family(
+        _chatglm,
+        {
+            "layernorm_epsilon": 1e-5,
+            "rmsnorm": True,
+            "add_bias_linear": False,
+            "add_qkv_bias": False,
+            "multi_query_attention": False,
+            "multi_query_group_num": 1,
+            "kv_channels": 128,
+            "post_layer_norm": True,
+            "tie_word_embeddings": False,
+        },
+        frozenset(
+            """
+            add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm
+            attention_softmax_in_fp32 bias_dropout_fusion fp32_residual_connection gmask_token_id interleaved_qkv
+            multi_query_group_num original_rope position_encoding_2d pre_seq_len prefix_projection quantization_bit
+            rope_ratio seq_length
+            """.split()  # noqa: SIM905
+        ),
+        aliases={
+            "num_hidden_layers": "num_layers",
+            "intermediate_size": "ffn_hidden_size",
+            "num_key_value_heads": "multi_query_group_num",
+            "head_dim": "kv_channels",
+            "vocab_size": "padded_vocab_size",
+        },
+        code="https://huggingface.co/THUDM/chatglm3-6b modeling_chatglm.py",
+    ),
+}

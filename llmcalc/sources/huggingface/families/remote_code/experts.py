@@ -1,0 +1,195 @@
+"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok-1, Arctic.
+
+Sources: the modeling files of the models' repositories and vLLM's, in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import Family
+from ...parts import (
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    decoder,
+    glu,
+    moe,
+    qk_norm,
+    rmsnorm,
+    rope,
+)
+from ..deepseek.deepseek import SIGMOID, deepseek, routed
+
+
+def _deepseek(config: Config) -> Table:
+    """Reads DeepSeek-MoE 16B: DeepSeek-V2's experts with the attention of Llama."""
+    depth = config.size("num_hidden_layers")
+    first_moe = config.count("first_k_dense_replace") if config.get("n_routed_experts") is not None else depth
+    names = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    return deepseek(config, mixer, routed(config) if "moe" in names else {}, names)
+
+
+def _bailing_moe(config: Config) -> Table:
+    """Reads Ling and Ring, versions 1 and 2. The MTP modules of version 2 are those of DeepSeek-V3."""
+    norm, width = rmsnorm(config.number("rms_norm_eps")), config.size("moe_intermediate_size")
+    position = {**rope(config), **({"rotary_dim": config.size("rotary_dim")} if config.has("rotary_dim") else {})}
+    if config.has("rotary_dim"):
+        position.pop("partial_rotary_factor", None)
+    mixer = attention(
+        config,
+        position=position,
+        **biases(config.flag("use_qkv_bias"), *QKV),
+        **biases(config.flag("use_bias"), "o_bias"),
+        **(qk_norm(norm) if config.flag("use_qk_norm") else {}),
+    )
+    shared_count = config.count("num_shared_experts") if config.flag("moe_router_enable_shared_expert") else 0
+    shared_width = (config.maybe("moe_shared_expert_intermediate_size") or width) * shared_count
+    router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
+    experts = moe(
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        glu(config, width=shared_width) if shared_count else None,
+        **router,
+    )
+    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    names = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    return deepseek(config, mixer, experts, names)
+
+
+def _hunyuan(config: Config) -> Table:
+    """Reads Hunyuan-Large: with `use_cla`, layers between each `cla_share_factor`-th use the keys and values of that
+    one.
+    """
+    norm, depth, width = (
+        rmsnorm(config.number("rms_norm_eps")),
+        config.size("num_hidden_layers"),
+        config.size("intermediate_size"),
+    )
+    normed = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **normed)
+    period = config.size("cla_share_factor") if config.flag("use_cla") else 1
+    network: Table = glu(config)
+    if config.size("num_experts") > 1:
+        expert_width = (
+            _in_every_layer(config, "moe_intermediate_size", depth) if config.has("moe_intermediate_size") else width
+        )
+        shared = glu(config, width=width * _in_every_layer(config, "num_shared_expert", depth))
+        network = moe(
+            config.size("num_experts"),
+            _in_every_layer(config, "moe_topk", depth),
+            glu(config, width=expert_width),
+            shared if config.flag("use_mixed_mlp_moe") else None,
+        )
+    kinds: Table = {"computed": {}, "shared": {"attention": {"kv_shared": True}}}
+    names = ["shared" if i % period else "computed" for i in range(depth)]
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+
+
+def _in_every_layer(config: Config, name: str, depth: int) -> int:
+    """Returns a size that may be a list with one value per layer. Raises `InputError` if layers differ."""
+    values = config.get(name)
+    if not isinstance(values, list):
+        return config.size(name)
+    if len(values) < depth or len({*values[:depth]}) != 1 or type(values[0]) is not int or values[0] < 1:
+        raise config.wrong(name, values, f"a positive whole number, or {depth} equal ones")
+    return values[0]
+
+
+def _grok(config: Config) -> Table:
+    """Reads Grok-1 in the form of the hub: experts in every layer, norms before and after each sublayer."""
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    experts = moe(
+        config.size("num_experts"), config.size("num_experts_per_tok"), {**glu(config), "hidden_act": "gelu_tanh"}
+    )
+    mixer = attention(config, attn_logit_softcapping=config.number("attn_logit_softcapping"))
+    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
+    return decoder(config, block, norm)
+
+
+COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "moe_layer_freq": 1,
+}
+ROUTING = frozenset(
+    """
+    aux_loss_alpha ep_size n_group norm_topk_prob routed_scaling_factor scoring_func seq_aux topk_group topk_method
+    """.split()  # noqa: SIM905
+)
+MLX = "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/"
+
+FAMILIES = {
+    "deepseek": Family(
+        _deepseek,
+        {**COMMON, "n_routed_experts": None, "n_shared_experts": None, "first_k_dense_replace": 0},
+        ROUTING | {"intermediate_size"},
+        code="https://huggingface.co/deepseek-ai/deepseek-moe-16b-base modeling_deepseek.py",
+    ),
+    "bailing_moe": Family(
+        _bailing_moe,
+        {
+            **COMMON,
+            "use_bias": False,
+            "use_qkv_bias": False,
+            "use_qk_norm": False,
+            "num_shared_experts": 0,
+            "moe_shared_expert_intermediate_size": None,
+            "moe_router_enable_expert_bias": False,
+            "moe_router_enable_shared_expert": True,
+            "first_k_dense_replace": 0,
+        },
+        ROUTING
+        | frozenset(
+            """
+            embedding_dropout intermediate_size max_window_layers moe_router_enable_routed_scaling
+            moe_router_topk_scaling_factor mtp_loss_scaling_factor multi_gate norm_head norm_softmax output_dropout
+            router_dtype score_function sliding_window use_rmsnorm use_sliding_window
+            """.split()  # noqa: SIM905
+        ),
+        code="https://github.com/inclusionAI/Ming-UniAudio/blob/main/modeling_bailing_moe.py",
+    ),
+    "hunyuan": Family(
+        _hunyuan,
+        {
+            **COMMON,
+            "use_qk_norm": False,
+            "use_cla": False,
+            "cla_share_factor": 1,
+            "num_experts": 1,
+            "num_shared_expert": 1,
+            "use_mixed_mlp_moe": False,
+            "moe_topk": 1,
+        },
+        ROUTING | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
+        code=f"{MLX}hunyuan.py",
+    ),
+    "grok-1": Family(
+        _grok,
+        {
+            **COMMON,
+            "num_experts": 8,
+            "num_experts_per_tok": 2,
+            "attn_logit_softcapping": 30.0,
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            """
+            attn_output_multiplier embedding_multiplier_scale max_attn_value output_multiplier_scale
+            """.split()  # noqa: SIM905
+        ),
+        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/grok1.py",
+    ),
+}
+FAMILIES["bailing_moe_v2"] = FAMILIES["bailing_moe"]

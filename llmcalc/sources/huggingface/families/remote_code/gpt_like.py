@@ -1,0 +1,374 @@
+"""Layers with LayerNorm or with heads that differ by layer: CodeShell, Jais, the first Phi and StableLM, Falcon's first
+files, Phi-3-small, OpenELM, and the models that NVIDIA's architecture search found.
+
+Sources: the modeling files of the models' repositories, vLLM's and mlx-lm's, in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from .....components.base import LARGEST
+from ...config import Config, is_number, is_whole
+from ...family import Family
+from ...parts import (
+    ACTIVATIONS,
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    decoder,
+    glu,
+    layernorm,
+    learned_positions,
+    qk_norm,
+    rmsnorm,
+    rope,
+    stack_of_layers,
+)
+from ..gpt.gpt import full_width_heads, plain_ffn
+
+
+def _gpt(config: Config, mixer: Table, network: Table, head: Table | None = None, **block: Any) -> Table:
+    """Returns a decoder of layers with LayerNorm before each sublayer."""
+    norm = layernorm(config.number("layer_norm_epsilon"))
+    layer = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre", **block}
+    return decoder(config, layer, norm, head)
+
+
+def _codeshell(config: Config) -> Table:
+    """Reads CodeShell: GPT-2's layers with RoPE and grouped keys and values."""
+    config.must("position_embedding_type", "rope")
+    mixer = full_width_heads(config, position=rope(config), **biases(True, *QKVO))
+    if config.flag("group_query_attention"):
+        mixer["num_key_value_heads"] = config.size("num_key_value_heads")
+    return _gpt(config, mixer, plain_ffn(config, "n_inner", "activation_function"))
+
+
+def _jais(config: Config) -> Table:
+    """Reads Jais 1: GPT-2's layers with ALiBi and a gated FFN, all with biases."""
+    position_type = config.choice({"alibi": "alibi", "learned": "learned"}, "position_embedding_type")
+    position = {"position": {"type": "alibi"}} if position_type == "alibi" else {}
+    mixer = full_width_heads(config, **position, **biases(True, *QKVO))
+    if config.text("activation_function") == "swiglu":
+        network: Table = {
+            "intermediate_size": config.maybe("n_inner") or 4 * config.size("hidden_size"),
+            "hidden_act": "silu",
+            "gated": True,
+            **biases(True, "gate_bias", "up_bias", "down_bias"),
+        }
+    else:
+        network = plain_ffn(config, "n_inner", "activation_function")
+    table = _gpt(config, mixer, network)
+    if position_type == "learned":
+        table["decoder"]["position"] = learned_positions(config)
+    return table
+
+
+def _phi(config: Config) -> Table:
+    """Reads the first files of Phi-1, 1.5 and 2: parallel sublayers, and a head with a bias."""
+    heads, rotary = config.size("num_attention_heads"), config.size("rotary_dim")
+    for name in ("n_head_kv", "head_dim"):
+        if config.has(name):
+            config.must(name, None, heads)
+    position = {"type": "rope", "rotary_dim": rotary}
+    mixer = full_width_heads(config, position=position, **biases(True, *QKVO))
+    network = plain_ffn(config, "n_inner", "activation_function")
+    return _gpt(config, mixer, network, {"bias": True}, parallel="shared")
+
+
+def _stablelm_epoch(config: Config) -> Table:
+    norm = layernorm(config.number("norm_eps"))
+    mixer = attention(config, position=rope(config, 0.25, "rope_pct"), **biases(config.flag("use_qkv_bias"), *QKV))
+    return decoder(
+        config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}, norm
+    )
+
+
+def _refined_web(config: Config) -> Table:
+    """Reads the first files of Falcon: 40B with a norm for each of the parallel sublayers, 7B with one norm."""
+    bias, heads = config.flag("bias"), config.size("num_attention_heads")
+    kv_heads = config.maybe("n_head_kv") or (1 if config.flag("multi_query") else heads)
+    position = {"type": "alibi"} if config.flag("alibi") else rope(config)
+    mixer = full_width_heads(config, position=position, **biases(bias, *QKVO))
+    if kv_heads != heads:
+        mixer["num_key_value_heads"] = kv_heads
+    network = {
+        "intermediate_size": 4 * config.size("hidden_size"),
+        "hidden_act": "gelu",
+        **biases(bias, "up_bias", "down_bias"),
+    }
+    grouped = config.model_type == "RefinedWeb"
+    parallel = {"parallel": "separate" if grouped else "shared"} if grouped or config.flag("parallel_attn") else {}
+    return _gpt(config, mixer, network, **parallel)
+
+
+def _phi3small(config: Config) -> Table:
+    """Reads Phi-3-small, whose layers with blocks of keys are counted as full attention."""
+    if config.maybe("dense_attention_every_n_layers") not in (None, 1):
+        config.notes.append(
+            "dense_attention_every_n_layers: the other layers attend to some blocks of keys; counted as full attention"
+        )
+    config.must("hidden_act", "gegelu")
+    width = config.maybe("ff_intermediate_size") or config.size("ff_dim_multiplier") * config.size("hidden_size")
+    network = {
+        "intermediate_size": width,
+        "hidden_act": "gelu",
+        "gated": True,
+        **biases(True, "gate_bias", "up_bias", "down_bias"),
+    }
+    mixer = attention(config, position=rope(config, theta_name="rope_embedding_base"), **biases(True, *QKVO))
+    return _gpt(config, mixer, network)
+
+
+def _list_of(config: Config, name: str, length: int, is_value: Callable[[Any], bool], expected: str) -> list[Any]:
+    """Returns a list with one value per layer. Raises `InputError` for another length or another value."""
+    values = config.get(name)
+    if not isinstance(values, list) or len(values) != length or not all(map(is_value, values)):
+        raise config.wrong(name, values, f"{length} values, {expected}")
+    return values
+
+
+def _checked_width(config: Config, name: str, width: int) -> int:
+    """Returns the width of an FFN that a multiple of hidden_size gives. Raises `InputError` for one too large."""
+    if width > LARGEST:
+        raise config.wrong(name, config.get(name), f"a width of at most {LARGEST}, a multiple of hidden_size")
+    return width
+
+
+def _is_positive(value: Any) -> bool:
+    return is_number(value) and 0 < value <= LARGEST
+
+
+def _is_size(value: Any) -> bool:
+    return is_whole(value) and 0 < value <= LARGEST
+
+
+def _openelm(config: Config) -> Table:
+    """Reads OpenELM, whose layers have more heads and a wider FFN from bottom to top."""
+    depth, width, divisor = config.size("num_hidden_layers"), config.size("hidden_size"), config.size("ffn_dim_divisor")
+    config.must("ffn_with_glu", True)
+    norm, size = rmsnorm(), config.size("head_dim")
+    normed = qk_norm(norm) if config.flag("normalize_qk_projections") else {}
+    queries = _list_of(config, "num_query_heads", depth, _is_size, "positive whole numbers")
+    groups = _list_of(config, "num_kv_heads", depth, _is_size, "positive whole numbers")
+    multipliers = _list_of(config, "ffn_multipliers", depth, _is_positive, "positive numbers")
+    layers = []
+    for heads, kv_heads, multiplier in zip(queries, groups, multipliers, strict=True):
+        if heads % kv_heads:
+            raise config.wrong("num_kv_heads", kv_heads, f"a divisor of num_query_heads, here {heads}")
+        wanted = multiplier * width
+        ffn_width = max(divisor, int(wanted + divisor / 2) // divisor * divisor)
+        ffn_width = _checked_width(config, "ffn_multipliers", ffn_width + (divisor if ffn_width < 0.9 * wanted else 0))
+        layers.append(
+            (
+                f"heads{heads}_ffn{ffn_width}",
+                {
+                    "attention": {
+                        "num_attention_heads": heads,
+                        "num_key_value_heads": kv_heads,
+                        "head_dim": size,
+                        "position": rope(config, theta_name="rope_freq_constant"),
+                        **normed,
+                    },
+                    "feed_forward": {"intermediate_size": ffn_width, "hidden_act": "silu", "gated": True},
+                },
+            )
+        )
+    block = {**layers[0][1], "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=stack_of_layers(layers))
+
+
+def _nemotron_nas(config: Config) -> Table:
+    """Reads models of NVIDIA's Puzzle: each layer has its number of groups and width of FFN, or lacks the part."""
+    depth, width, heads = (
+        config.size("num_hidden_layers"),
+        config.size("hidden_size"),
+        config.size("num_attention_heads"),
+    )
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    tables = _list_of(config, "block_configs", depth, lambda value: isinstance(value, dict), "tables of fields")
+    attention_bias, mlp_bias = config.flag("attention_bias"), config.flag("mlp_bias")
+    layers: list[tuple[str, Table]] = []
+    for i, table in enumerate(tables):
+        mixer, network = (_block_part(config, i, table, name) for name in ("attention", "ffn"))
+        changes: Table = {"attention": {"type": "none"}, "feed_forward": {"type": "none"}}
+        label = []
+        if not mixer.flag("no_op"):
+            kv_heads = mixer.divided("n_heads_in_group", heads, mixer.size("n_heads_in_group"))
+            changes["attention"] = {
+                "num_attention_heads": heads,
+                "num_key_value_heads": kv_heads,
+                "position": rope(config),
+                **biases(attention_bias, *QKVO),
+            }
+            if mixer.maybe("window_length") is not None:
+                changes["attention"]["sliding_window"] = mixer.size("window_length")
+            label.append(f"kv{kv_heads}")
+        if not network.flag("no_op"):
+            wanted = int(2 * network.number("ffn_mult") * width / 3)
+            ffn_width = _checked_width(network, "ffn_mult", max(256, -(-wanted // 256) * 256))
+            changes["feed_forward"] = {
+                "intermediate_size": ffn_width,
+                "hidden_act": config.choice(ACTIVATIONS, "hidden_act"),
+                "gated": True,
+                **biases(mlp_bias, "gate_bias", "up_bias", "down_bias"),
+            }
+            label.append(f"ffn{ffn_width}")
+        layers.append(("_".join(label) or "empty", changes))
+    block = {**layers[0][1], "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=stack_of_layers(layers))
+
+
+def _block_part(config: Config, layer: int, table: Table, name: str) -> Config:
+    """Returns the table of a layer's attention or FFN. Raises `InputError` for one that is a single projection."""
+    location = f"{config.where}block_configs[{layer}]."
+    part = Config({name: table.get(name)}, {}, config.model_type, where=location).table(name)
+    fields = Config(part, BLOCK_PART, config.model_type, where=f"{location}{name}.")
+    fields.must("replace_with_linear", False)
+    fields.must("sparsify", None)
+    return fields
+
+
+BLOCK_PART: dict[str, Any] = {
+    "no_op": False,
+    "replace_with_linear": False,
+    "sparsify": None,
+    "window_length": None,
+}
+
+COMMON: dict[str, Any] = {"layer_norm_epsilon": 1e-5, "num_key_value_heads": None, "head_dim": None}
+GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "num_hidden_layers": "n_layer",
+    "num_attention_heads": "n_head",
+    "max_position_embeddings": "n_positions",
+}
+PHI = Family(
+    _phi,
+    {**COMMON, "activation_function": "gelu_new", "n_inner": None, "rotary_dim": 32, "tie_word_embeddings": False},
+    frozenset({"flash_attn", "flash_rotary", "fused_dense"}),
+    aliases=GPT2_NAMES,
+    code="https://huggingface.co/microsoft/phi-1_5 modeling_mixformer_sequential.py",
+)
+REFINED_WEB = Family(
+    _refined_web,
+    {
+        **COMMON,
+        "bias": False,
+        "alibi": False,
+        "multi_query": False,
+        "parallel_attn": False,
+        "tie_word_embeddings": True,
+    },
+    frozenset({"apply_residual_connection_post_layernorm", "parallel_attn"}),
+    aliases={"num_hidden_layers": "n_layer", "num_attention_heads": "n_head"},
+    code="https://huggingface.co/tiiuae/falcon-40b modelling_RW.py",
+)
+MLX = "https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/"
+
+FAMILIES = {
+    "codeshell": Family(
+        _codeshell,
+        {
+            **COMMON,
+            "activation_function": "gelu_pytorch_tanh",
+            "n_inner": None,
+            "group_query_attention": True,
+            "num_query_groups": 1,
+            "position_embedding_type": "learned_absolute",
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            """
+            inference_runner max_batch_size pad_key_length pre_allocate_kv_cache summary_activation
+            summary_first_dropout summary_proj_to_labels summary_type summary_use_proj validate_runner_input
+            """.split()  # noqa: SIM905
+        ),
+        aliases={**GPT2_NAMES, "num_key_value_heads": "num_query_groups"},
+        code="https://huggingface.co/WisdomShell/CodeShell-7B modeling_codeshell.py",
+    ),
+    "jais": Family(
+        _jais,
+        {
+            **COMMON,
+            "activation_function": "gelu_new",
+            "n_inner": None,
+            "position_embedding_type": "learned",
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            """
+            alibi_scaling embeddings_scale mup_embeddings_scale mup_output_alpha mup_scale_qk_dot_by_d mup_width_scale
+            reorder_and_upcast_attn scale_qk_dot_by_d summary_activation summary_first_dropout summary_proj_to_labels
+            summary_type summary_use_proj width_scale
+            """.split()  # noqa: SIM905
+        ),
+        aliases=GPT2_NAMES,
+        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/jais.py",
+    ),
+    "mixformer-sequential": PHI,
+    "phi-msft": PHI,
+    "stablelm_epoch": Family(
+        _stablelm_epoch,
+        {**COMMON, "norm_eps": 1e-5, "hidden_act": "silu", "use_qkv_bias": False, "tie_word_embeddings": False},
+        frozenset({"num_heads", "rotary_scaling_factor"}),
+        code="https://huggingface.co/stabilityai/stable-code-3b modeling_stablelm_epoch.py",
+    ),
+    "RefinedWeb": REFINED_WEB,
+    "RefinedWebModel": replace(
+        REFINED_WEB, defaults={**REFINED_WEB.defaults, "multi_query": True, "parallel_attn": True}
+    ),
+    "phi3small": Family(
+        _phi3small,
+        {
+            **COMMON,
+            "hidden_act": "gegelu",
+            "ff_intermediate_size": None,
+            "ff_dim_multiplier": None,
+            "dense_attention_every_n_layers": None,
+            "tie_word_embeddings": True,
+        },
+        frozenset(
+            """
+            attention_bias attention_dropout_prob blocksparse_block_size blocksparse_homo_head_pattern
+            blocksparse_num_local_blocks blocksparse_triton_kernel_block_size blocksparse_vert_stride
+            embedding_dropout_prob ff_dim_multiplier ffn_dropout_prob gegelu_limit gegelu_pad_to_256
+            mup_attn_multiplier mup_embedding_multiplier mup_use_scaling mup_width_multiplier
+            pad_sequence_to_multiple_of_64 reorder_and_upcast_attn rope_position_scale
+            """.split()  # noqa: SIM905
+        ),
+        code=f"{MLX}phi3small.py",
+    ),
+    "openelm": Family(
+        _openelm,
+        {"ffn_with_glu": True, "normalize_qk_projections": True, "tie_word_embeddings": True},
+        frozenset(
+            """
+            activation_fn_name normalization_layer_name num_gqa_groups qkv_multipliers rope_max_length
+            """.split()  # noqa: SIM905
+        ),
+        aliases={
+            "hidden_size": "model_dim",
+            "num_hidden_layers": "num_transformer_layers",
+            "max_position_embeddings": "max_context_length",
+            "tie_word_embeddings": "share_input_output_layers",
+        },
+        code=f"{MLX}openelm.py",
+    ),
+    "nemotron-nas": Family(
+        _nemotron_nas,
+        {
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"intermediate_size", "num_key_value_heads"}),
+        code=f"{MLX}nemotron-nas.py",
+    ),
+}

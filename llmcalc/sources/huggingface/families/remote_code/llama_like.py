@@ -1,0 +1,141 @@
+"""Llama's layer under other field names, with other biases, norms or positions: internlm, baichuan, exaone and others.
+
+Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import Family
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, rmsnorm, rope
+from ..llama.llama import llama_like
+
+
+def _llama(config: Config) -> Table:
+    """Reads a class that is Llama's: grouped queries, and no bias."""
+    return llama_like(config, attention(config))
+
+
+def _internlm(config: Config) -> Table:
+    """Reads InternLM, InternLM2 and openPangu Embedded: `bias` is that of the four projections of attention."""
+    return llama_like(config, attention(config, **biases(config.flag("bias"), *QKVO)))
+
+
+def _baichuan(config: Config) -> Table:
+    """Reads Baichuan 1 and 2. The 7B has RoPE; the 13B has ALiBi, and its length is in `model_max_length`.
+
+    The classes have as many heads of keys and values as of queries.
+    """
+    position = rope(config) if config.has("max_position_embeddings") else {"type": "alibi"}
+    config.fields_read.add("model_max_length")
+    return llama_like(config, attention(config, num_key_value_heads=None, position=position))
+
+
+def _minicpm(config: Config) -> Table:
+    """Reads MiniCPM 1 to 4, whose scales of the embedding and the residual stream have no parameters."""
+    for name in ("num_experts", "sparse_config"):
+        if config.has(name):
+            config.must(name, None, 0)
+    return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+
+
+def _orion(config: Config) -> Table:
+    """Reads Orion: LayerNorm with a bias, whose eps is in `rms_norm_eps`."""
+    norm = layernorm(config.number("rms_norm_eps"))
+    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm)
+
+
+def _telechat(config: Config) -> Table:
+    """Reads TeleChat 1 and 2: only the projections back to the residual stream have a bias."""
+    norm = rmsnorm(config.number("layer_norm_epsilon"))
+    mixer = attention(config, head_dim=None, **biases(True, "o_bias"))
+    network = {
+        "intermediate_size": config.size("intermediate_size"),
+        "hidden_act": "silu",
+        "gated": True,
+        "down_bias": True,
+    }
+    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+
+
+def _exaone(config: Config) -> Table:
+    norm = rmsnorm(config.number("layer_norm_epsilon"))
+    block = {"attention": attention(config), "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm)
+
+
+def _step1(config: Config) -> Table:
+    """Reads Step 1: ALiBi with square roots of the distances, and grouped keys and values."""
+    mixer = attention(config, position={"type": "alibi"}, **biases(config.flag("attention_bias"), *QKVO))
+    return llama_like(config, mixer, config.flag("mlp_bias"))
+
+
+COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "tie_word_embeddings": False,
+}
+
+HUB, VLLM = "https://huggingface.co/", "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
+
+FAMILIES = {
+    "internlm": Family(
+        _internlm,
+        {**COMMON, "bias": True},
+        frozenset({"rotary"}),
+        code=f"{HUB}internlm/internlm-7b modeling_internlm.py",
+    ),
+    "internlm2": Family(_internlm, {**COMMON, "bias": True}, code=f"{HUB}internlm/internlm2-7b modeling_internlm2.py"),
+    "PanguEmbedded": Family(
+        _internlm,
+        {**COMMON, "bias": True},
+        code="https://github.com/wujing215/OpenPangu7B-on-NVIDIA modeling_openpangu_dense.py",
+    ),
+    "baichuan": Family(
+        _baichuan,
+        COMMON,
+        frozenset({"z_loss_weight", "gradient_checkpointing"}),
+        code=f"{HUB}baichuan-inc/Baichuan2-13B-Chat modeling_baichuan.py",
+    ),
+    "minicpm": Family(
+        _minicpm,
+        {**COMMON, "attention_bias": False, "tie_word_embeddings": True},
+        frozenset({"scale_emb", "scale_depth", "dim_model_base", "mup_denominator"}),
+        code=f"{HUB}openbmb/MiniCPM-2B-sft-bf16 modeling_minicpm.py",
+    ),
+    "orion": Family(_orion, COMMON, code=f"{HUB}OrionStarAI/Orion-14B-Base modeling_orion.py"),
+    "telechat": Family(
+        _telechat,
+        {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        frozenset(
+            {"apply_residual_connection_post_layernorm", "embed_layernorm", "logn", "training_seqlen", "base_seqlen"}
+        ),
+        aliases={
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "intermediate_size": "ffn_hidden_size",
+            "max_position_embeddings": "seq_length",
+        },
+        code=f"{VLLM}telechat2.py",
+    ),
+    "exaone": Family(
+        _exaone,
+        {**COMMON, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": True},
+        aliases={"num_hidden_layers": "num_layers", "hidden_act": "activation_function"},
+        code=f"{HUB}LGAI-EXAONE/EXAONE-3.5-7.8B-Instruct modeling_exaone.py",
+    ),
+    "step1": Family(
+        _step1,
+        {**COMMON, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
+        aliases={"num_key_value_heads": "num_attention_groups"},
+        code=f"{VLLM}step1.py",
+    ),
+    "xverse": Family(_llama, COMMON, code=f"{HUB}xverse/XVERSE-7B modeling_xverse.py"),
+    "aquila": Family(_llama, COMMON, code=f"{VLLM}aquila.py"),
+    "Yi": Family(_llama, COMMON, code=f"{HUB}01-ai/Yi-34B modeling_yi.py"),
+}

@@ -1,0 +1,64 @@
+"""The first Qwen: one projection of queries, keys and values with a bias, and a gated FFN of half of intermediate_size.
+
+Source: modeling_qwen.py of Qwen/Qwen-7B and Qwen/Qwen-72B. The first revision of Qwen-7B has GPT-2's field names.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import QKV, Table, biases, decoder, rmsnorm, rope
+
+
+def _qwen(config: Config) -> Table:
+    norm, heads, bias = (
+        rmsnorm(config.number("layer_norm_epsilon")),
+        config.size("num_attention_heads"),
+        not config.flag("no_bias"),
+    )
+    if config.size("head_dim") * heads != config.size("hidden_size"):
+        raise config.wrong("head_dim", config.size("head_dim"), "hidden_size / num_attention_heads, as in every Qwen")
+    mixer = {
+        "num_attention_heads": heads,
+        "position": rope(config, share_name="rotary_pct", theta_name="rotary_emb_base"),
+        **biases(True, *QKV),
+        **biases(bias, "o_bias"),
+    }
+    width = config.size("intermediate_size")
+    network = {
+        "intermediate_size": config.divided("intermediate_size", width, 2),
+        "hidden_act": "silu",
+        "gated": True,
+        **biases(bias, "gate_bias", "up_bias", "down_bias"),
+    }
+    return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)
+
+
+FAMILIES = {
+    "qwen": Family(
+        _qwen,
+        {
+            "kv_channels": 128,
+            "layer_norm_epsilon": 1e-6,
+            "rotary_pct": 1.0,
+            "no_bias": True,
+            "tie_word_embeddings": False,
+        },
+        frozenset(
+            """
+            activation apply_residual_connection_post_layernorm attn_dropout_prob bf16 bias_dropout_fusion
+            emb_dropout_prob fp16 fp32 onnx_safe padded_vocab_size params_dtype pos_emb rotary_emb_base seq_length
+            softmax_in_fp32 tokenizer_type use_cache_kernel use_cache_quantization use_dynamic_ntk use_logn_attn
+            """.split()  # noqa: SIM905
+        ),
+        aliases={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "intermediate_size": "ffn_hidden_size",
+            "max_position_embeddings": "n_positions",
+            "head_dim": "kv_channels",
+        },
+        code="https://huggingface.co/Qwen/Qwen-72B modeling_qwen.py",
+    ),
+}

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+DEEPSEEK: dict[str, Any] = {
+    "model_type": "deepseek",
+    **SMALL,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+LING: dict[str, Any] = {
+    "model_type": "bailing_moe",
+    **SMALL,
+    "moe_intermediate_size": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 2,
+}
+LING2: dict[str, Any] = {
+    **LING,
+    "model_type": "bailing_moe_v2",
+    "head_dim": 8,
+    "use_qk_norm": True,
+    "rotary_dim": 4,
+    "moe_router_enable_expert_bias": True,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+}
+HUNYUAN: dict[str, Any] = {
+    "model_type": "hunyuan",
+    **SMALL,
+    "num_hidden_layers": 4,
+    "num_experts": 4,
+    "moe_topk": 1,
+    "num_shared_expert": 1,
+    "use_mixed_mlp_moe": True,
+    "use_qk_norm": True,
+}
+
+SHAPES = {
+    "DeepseekForCausalLM": [
+        DEEPSEEK,
+        {**DEEPSEEK, "first_k_dense_replace": 0, "n_shared_experts": None, "attention_bias": True},
+    ],
+    "BailingMoeForCausalLM": [LING, {**LING, "use_bias": True, "use_qkv_bias": True, "num_shared_experts": 0}],
+    "BailingMoeV2ForCausalLM": [
+        LING2,
+        {**LING2, "rotary_dim": None, "partial_rotary_factor": 0.5, "moe_shared_expert_intermediate_size": 8},
+    ],
+    "HunYuanForCausalLM": [
+        {**HUNYUAN, "use_cla": True, "cla_share_factor": 2},
+        {**HUNYUAN, "use_cla": False, "num_experts": 1, "attention_bias": True},
+    ],
+    "Grok1ModelForCausalLM": [
+        {"model_type": "grok-1", **SMALL, "num_experts": 4, "num_experts_per_tok": 2},
+        {"model_type": "grok-1", **SMALL, "num_experts": 8, "num_experts_per_tok": 1, "tie_word_embeddings": True},
+    ],
+}

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+SMALL = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+GROUPED = {**SMALL, "num_key_value_heads": 2}
+
+SHAPES = {
+    "InternLMForCausalLM": [
+        {"model_type": "internlm", **SMALL, "bias": True, "tie_word_embeddings": False},
+        {"model_type": "internlm", **SMALL, "bias": False, "tie_word_embeddings": True},
+    ],
+    "InternLM2ForCausalLM": [
+        {"model_type": "internlm2", **GROUPED, "bias": False},
+        {"model_type": "internlm2", **GROUPED, "bias": True, "tie_word_embeddings": True},
+    ],
+    "PanguEmbeddedForCausalLM": [
+        {"model_type": "PanguEmbedded", **GROUPED, "bias": True},
+        {"model_type": "PanguEmbedded", **GROUPED, "bias": False},
+    ],
+    "BaichuanForCausalLM": [
+        {"model_type": "baichuan", **SMALL},
+        {
+            "model_type": "baichuan",
+            **{name: size for name, size in SMALL.items() if name != "max_position_embeddings"},
+            "model_max_length": 64,
+        },
+    ],
+    "MiniCPMForCausalLM": [
+        {"model_type": "minicpm", **GROUPED, "scale_depth": 1.4, "scale_emb": 12, "dim_model_base": 16},
+        {"model_type": "minicpm", **SMALL, "tie_word_embeddings": False},
+    ],
+    "OrionForCausalLM": [
+        {"model_type": "orion", **GROUPED},
+        {"model_type": "orion", **SMALL, "tie_word_embeddings": True},
+    ],
+    "TelechatForCausalLM": [
+        {
+            "model_type": "telechat",
+            "vocab_size": 96,
+            "hidden_size": 32,
+            "n_layer": 2,
+            "n_head": 4,
+            "ffn_hidden_size": 48,
+            "num_key_value_heads": kv_heads,
+            "seq_length": 64,
+        }
+        for kv_heads in (4, 2)
+    ],
+    "ExaoneForCausalLM": [
+        {
+            "model_type": "exaone",
+            "vocab_size": 96,
+            "hidden_size": 32,
+            "num_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "intermediate_size": 48,
+            "activation_function": "silu",
+            "tie_word_embeddings": tied,
+        }
+        for tied in (True, False)
+    ],
+    "Step1ForCausalLM": [
+        {"model_type": "step1", **SMALL, "num_attention_groups": 2},
+        {"model_type": "step1", **SMALL, "num_attention_groups": 1, "attention_bias": True, "mlp_bias": True},
+    ],
+    "XverseForCausalLM": [
+        {"model_type": "xverse", **SMALL},
+        {"model_type": "xverse", **GROUPED, "tie_word_embeddings": True},
+    ],
+    "AquilaForCausalLM": [
+        {"model_type": "aquila", **SMALL},
+        {"model_type": "aquila", **GROUPED},
+    ],
+    "YiForCausalLM": [
+        {"model_type": "Yi", **GROUPED},
+        {"model_type": "Yi", **SMALL, "tie_word_embeddings": True},
+    ],
+}

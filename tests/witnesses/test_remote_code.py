@@ -1,0 +1,59 @@
+"""Families whose class is code of the model's repository, against the reference and the sizes of published checkpoints.
+
+`tests/data/remote_code.json` has configs as published, each with the `total_size` of its checkpoint's index in bytes of
+16-bit numbers and its source. `buffer_bytes` are bytes of it that are no parameters, and `buffers` says which.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.costs.params import params
+from llmcalc.errors import InputError
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read
+from llmcalc.witnesses.reference import verify_reference
+from tests.builders import WITH_CLASSES, spec_of
+
+PUBLISHED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "remote_code.json").read_text())
+KINDS = [kind for kind in model_types() if family_of(kind).code]
+SHAPES = [
+    pytest.param({"architectures": [cls], **shape}, id=f"{cls}-{shape['model_type']}-{i}")
+    for file in FILES
+    if file not in WITH_CLASSES
+    for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items()
+    for i, shape in enumerate(shapes)
+]
+
+
+@pytest.mark.parametrize("config", SHAPES)
+def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
+    reading = read(config)
+    assert (reading.notes, reading.unknown) == ([], [])
+    verdict = verify_reference(spec_of(config), batch=2)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_checkpoint_has_the_counted_bytes(name: str) -> None:
+    record = PUBLISHED[name]
+    description = llmcalc.load(record["config"])
+    assert 2 * params(description.model).total + record.get("buffer_bytes", 0) == record["total_size"]
+    assert not description.notes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_source_of_the_class_is_given(kind: str) -> None:
+    assert family_of(kind).code.startswith("https://")
+    assert family_of(kind).like is None
+
+
+def test_a_comparison_with_a_class_is_refused() -> None:
+    config = PUBLISHED["internlm2-chat-7b"]["config"]
+    with pytest.raises(InputError, match="the class of 'internlm2' is code of its own repository"):
+        llmcalc.verify(config, against="transformers")
