@@ -15,8 +15,8 @@ VALUES = "llmcalc.engine_flags"
 """Key of the engine's flags in the context's `meta`."""
 
 ENGINE_HELP = (
-    "A serving engine: vllm, vllm==0.19, sglang, tensorrt-llm, llama.cpp, ik_llama.cpp, ollama. Its own flags are options then "
-    "(--max-model-len, -ngl, …), and --hardware is needed. Repeatable, to compare versions."
+    "A serving engine: vllm, vllm==0.19, sglang, tensorrt-llm, llama.cpp, ik_llama.cpp, ollama. Its own flags are "
+    "options then (--max-model-len, -ngl, …), and --hardware is needed. Repeatable, to compare versions."
 )
 
 EngineOption: TypeAlias = Annotated[
@@ -38,8 +38,8 @@ ReceiptOption: TypeAlias = Annotated[
 ]
 
 SHARED_OPTIONS = (
-    "engine", "launch", "receipt", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes", "fmt",
-    "output", "table", "help", "help_all",
+    "engine", "launch", "receipt", "hardware", "quantize", "overrides", "head", "allow_unknown", "offline", "notes",
+    "fmt", "output", "table", "help", "help_all",
 )  # fmt: skip
 """Parameters of commands that are options with an engine too."""
 

@@ -176,7 +176,7 @@ def _by_configuration(argument: str) -> Hardware | None:
 def with_configuration(hardware: Hardware, configuration: Configuration) -> Hardware:
     """Returns the accelerator with one of its memory sizes, named after the size: `m4-max-64gb`."""
     gib = configuration.memory_bytes // 2**30
-    names = {
+    names: dict[str, Any] = {
         "name": f"{hardware.name}-{gib}gb",
         "title": f"{hardware.title}, {gib} GiB",
         "aliases": tuple(f"{alias}-{gib}gb" for alias in hardware.aliases),

@@ -73,7 +73,7 @@ def utilization(
     tokens = model_count.tokens
 
     def share(flops: float) -> float:
-        return flops / tokens * tokens_per_second / peak
+        return float(flops / tokens * tokens_per_second / peak)
 
     def row(rule: Rule) -> ConventionUtilization:
         full = rule.key == "exact_full"

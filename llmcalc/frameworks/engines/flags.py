@@ -288,23 +288,26 @@ def split_arguments(
             _values_of(queue)
             continue
         flag = match.flag
-        if flag.kind == "switch" and not mark:
-            says = queue[0].lower() if queue else ""
-            values[flag.field] = queue.popleft() if says in ("true", "false") else True
-            continue
-        if not mark and flag.kind in ("list", "numbers"):
-            value = " ".join(_values_of(queue))
-        elif not mark and flag.bare and not (queue and queue[0].lower() in flag.words):
-            value = flag.bare
-        elif not mark:
-            if not queue:
-                raise InputError(f"{name}: the value is missing")
-            value = queue.popleft()
+        taken = value if mark else _next_value(name, flag, queue)
         if match.keys:
-            _set_key(values, (flag.field, *match.keys), value)
+            _set_key(values, (flag.field, *match.keys), taken)
         else:
-            values[flag.field] = f"{values[flag.field]},{value}" if flag.repeats and flag.field in values else value
+            values[flag.field] = f"{values[flag.field]},{taken}" if flag.repeats and flag.field in values else taken
     return kept_arguments, values
+
+
+def _next_value(name: str, flag: Flag, queue: deque[str]) -> Any:
+    """Takes the value of a flag from the arguments after it. Raises `InputError` where it is missing."""
+    following = queue[0].lower() if queue else ""
+    if flag.kind == "switch":
+        return queue.popleft() if following in ("true", "false") else True
+    if flag.kind in ("list", "numbers"):
+        return " ".join(_values_of(queue))
+    if flag.bare and following not in flag.words:
+        return flag.bare
+    if not queue:
+        raise InputError(f"{name}: the value is missing")
+    return queue.popleft()
 
 
 def _values_of(queue: deque[str]) -> list[str]:
@@ -315,7 +318,7 @@ def _values_of(queue: deque[str]) -> list[str]:
     return words
 
 
-def _set_key(values: dict[str, Any], keys: Sequence[str], value: str) -> None:
+def _set_key(values: dict[str, Any], keys: Sequence[str], value: Any) -> None:
     """Sets the value of a key of a table; the tables on its way are made."""
     *outer, last = keys
     for key in outer:

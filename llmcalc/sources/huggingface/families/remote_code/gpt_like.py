@@ -102,7 +102,9 @@ def _refined_web(config: Config) -> Table:
         **biases(bias, "up_bias", "down_bias"),
     }
     grouped = config.model_type == "RefinedWeb"
-    parallel = {"parallel": "separate" if grouped else "shared"} if grouped or config.flag("parallel_attn") else {}
+    parallel: dict[str, Any] = {}
+    if grouped or config.flag("parallel_attn"):
+        parallel = {"parallel": "separate" if grouped else "shared"}
     return _gpt(config, mixer, network, **parallel)
 
 
