@@ -33,6 +33,7 @@ ReceiptOption: TypeAlias = Annotated[
         metavar="FILE",
         help="With --engine: a start-up log, whose measured terms stand in place of estimates (see explain-log).",
         show_default=False,
+        hidden=True,
         rich_help_panel="What runs",
     ),
 ]

@@ -28,9 +28,7 @@ def command(
         int | None,
         size("--global-batch", text="Sequences per step of all devices; default one micro-batch per device."),
     ] = None,
-    rows: Annotated[
-        int, size("--rows", text="Number of best layouts to replay on the allocator and to show; default 10.")
-    ] = 10,
+    rows: Annotated[int, size("--rows", text="Number of best layouts to replay on the allocator and to show.")] = 10,
     by: Annotated[
         Literal["time", "memory"] | None,
         typer.Option(

@@ -39,7 +39,7 @@ def command(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help=f"The file that starts a run: {launch_files()}.",
+            help=f"The file that starts a run, as of memory. Files that are read: {launch_files()}.",
             rich_help_panel="What runs",
             show_default=False,
         ),

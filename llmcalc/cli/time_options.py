@@ -24,6 +24,7 @@ Overlap: TypeAlias = Annotated[
         help="Messages that run beside products: of gradients (dp), of tensor parallelism (tp); default as the stack.",
         show_default=False,
         rich_help_panel="Hardware",
+        hidden=True,
     ),
 ]
 
@@ -35,5 +36,6 @@ NicRate: TypeAlias = Annotated[
         help="Network of each device beyond its scale-up domain; default as the accelerator's record.",
         show_default=False,
         rich_help_panel="Hardware",
+        hidden=True,
     ),
 ]

@@ -269,7 +269,7 @@ class Settings:
     optimizer: Annotated[
         str | None,
         Setting(
-            f"{', '.join(NAMES[:-1])} or {NAMES[-1]}.",
+            f"adamw, adafactor, muon, adamw-8bit, … Any of {', '.join(NAMES)}.",
             "Training",
             DEFAULT,
             TRAINING,
