@@ -527,7 +527,7 @@ def time(
     """Estimates the seconds of a training step, of a prompt batch or of one token of every sequence: `.result.range`
     (`.low`, `.estimate`, `.high`), `.result.parts`, `.result.bounds` and `.result.nodes(depth)`.
 
-    phase: training, prefill or decode; default training, or decode with an engine or an option of inference.
+    phase: training, prefill or decode; default decode, or training if an option that only training has is given.
     launch: the file that starts the run. engine: a serving engine (`vllm==0.19`); default vllm.
     global_batch: sequences of a step of all devices; default a micro-batch of each replica.
     context: in prefill, tokens that are cached before the prompt. server: whether a server's time before the first

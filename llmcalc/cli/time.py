@@ -109,6 +109,7 @@ def command(
         launch_file=launch,
         is_given=was_typed,
         allow_unknown=reading.allow_unknown,
+        command="time",
         set=reading.overrides,
         head=reading.head,
         with_mtp=with_mtp,

@@ -123,9 +123,10 @@ def memory_question(
     launch_file: str | Path | None = None,
     is_given: Callable[[str], bool] = lambda name: False,
     allow_unknown: bool = False,
+    command: str = "memory",
     **model_options: Any,
 ) -> RunQuestion:
-    """Returns the question of `memory`, about a model or about the run that a launch file starts.
+    """Returns the question of `memory` or `time`, about a model or about the run that a launch file starts.
 
     target: the TARGET; None if none was given.
     read_model: function that reads it.
@@ -133,12 +134,13 @@ def memory_question(
     launch_file: the file that starts the run; default None.
     is_given: parameter → whether the user gave it.
     allow_unknown: whether unknown arguments of the file are ignored.
+    command: the name of the command.
     model_options: name → value of the options that change the model.
     Raises `InputError` without a model, and for an option that the file sets.
     """
     if launch_file is None:
         run = replace(run, settings=with_implied_phase(run.settings, run.layout, is_given))
-        return RunQuestion(preset=read_model(_require_target(target)), **vars(run))
+        return RunQuestion(preset=read_model(_require_target(target, command)), **vars(run))
     from ..frameworks.launch.read import read_launch
 
     gpu = run.accelerators[0].name.upper() if run.accelerators else ASSUMED
@@ -161,11 +163,11 @@ def memory_question(
     return RunQuestion(preset=preset, **vars(run), launch=launch)
 
 
-def _require_target(target: Any) -> Any:
+def _require_target(target: Any, command: str) -> Any:
     """Returns the TARGET. Raises `InputError` if there is none."""
     if target is None or target == "":
         raise InputError(
-            "missing argument TARGET, or --launch FILE with a model in it (llmcalc memory --help explains)"
+            f"missing argument TARGET, or --launch FILE with a model in it (llmcalc {command} --help explains)"
         )
     return target
 

@@ -24,9 +24,6 @@ DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(us|ms|s|mi
 
 DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
-INFERENCE_OPTIONS = ("users", "kv_dtype", "quantize", "kv_block", "mla", "chunk")
-"""Options that only inference has: one of them asks for a token unless the phase is given."""
-
 MAX_DEPTH = 8
 """Largest depth of `--by-node`."""
 
@@ -81,18 +78,21 @@ class TimeOptions:
 def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
     """Returns the settings with the phase whose time is asked for.
 
-    Without `--phase`: training, unless an engine or an option of inference is given; then a token.
+    Without `--phase`: a token, or a prompt of a model that does not decode; a training step if an option asks for it.
     Raises `InputError` for a phase without a time.
     """
     settings = question.settings
-    if settings.phase == "training":
-        return settings
-    if is_given("phase") and settings.phase == "inference":
-        raise InputError("--phase inference: is two passes; expected prefill (a prompt) or decode (a token)")
     if settings.phase != "inference":
         return settings
-    asks_for_token = options.engine or options.server or any(map(is_given, INFERENCE_OPTIONS))
-    return settings.with_(phase="decode" if asks_for_token else "training")
+    if is_given("phase"):
+        raise InputError("--phase inference: is two passes; expected prefill (a prompt) or decode (a token)")
+    from ..timing.stack import stack_names
+
+    trains = options.stack in stack_names("training")
+    if options.global_batch is not None or trains:
+        return settings.with_(phase="training")
+    reads_prompt = question.preset.model.kind == "encoder" or options.server or options.context is not None
+    return settings.with_(phase="prefill" if reads_prompt else "decode")
 
 
 def ask_time(
@@ -216,13 +216,24 @@ def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
         if getattr(layout_request, name) not in (None, 1, 0):
             raise InputError(f"{option(name)}: is of training; expected --phase training")
     with suggest_nearest_layouts(question.preset.model, layout_request, question.tokens):
-        memory, layout = question.on_one_device(), layout_request.layout()
+        memory, layout = question.on_one_device(), serving_layout(question)
         settings = TimeSettings(
             options.stack or stack_of_engine(options.engine),
             options.overlap,
             None if options.nic is None else parse_nic("--nic", options.nic),
         )
         return time_inference(memory, question.hardware, layout, settings, context, options.server)
+
+
+def serving_layout(question: RunQuestion) -> Layout:
+    """The layout of a pass: the given one; of devices alone, that of most replicas that fit, as of `memory`."""
+    from ..studies.fit_serving import serving_replicas
+
+    assert question.hardware is not None
+    if not question.layout.is_undivided:
+        return question.layout.layout()
+    inference = replace(question, settings=question.settings.with_(phase="inference"))
+    return serving_replicas(inference.on_one_device(), question.hardware, question.layout)[1].layout
 
 
 DEFAULT_ENGINE = "vllm"

@@ -24,6 +24,10 @@ from ..costs.params import ParameterCount, params
 from ..model import ModelSpec
 
 
+RECOMPUTES = "megatron_recompute"
+"""Key of the rule whose formula counts the second forward pass of every layer itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule for the FLOPs of a workload, and its result.
@@ -234,7 +238,7 @@ def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> I
     )
     with_recompute = exact_div(megatron(d, 1, context, recompute=True), context)
     yield (
-        "megatron_recompute",
+        RECOMPUTES,
         "Megatron, recompute",
         "96Bsℓh²(1+s/6h+V/16ℓh)",
         MEGATRON_AGAIN,

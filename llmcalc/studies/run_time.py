@@ -91,6 +91,7 @@ class TimedRun:
     range: the estimate with its range.
     parts: part → seconds, which add up to the estimate.
     lines: the priced kernels and messages, each with how often it runs in the estimate.
+    resident_bytes: weights and cache of a device in inference; 0 in training.
     alternatives: description of other settings → seconds with them.
     """
 
@@ -109,6 +110,7 @@ class TimedRun:
     parts: dict[str, float]
     lines: tuple[tuple[float, Line], ...] = field(repr=False)
     hidden_host: float = 0.0
+    resident_bytes: int = 0
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
 
@@ -439,6 +441,7 @@ def _timed_inference(
         parts,
         lines,
         hidden_host=max(0.0, parts["kernels"] - float(by_kernels)),
+        resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )
 
 

@@ -12,10 +12,7 @@ from dataclasses import dataclass
 from ..accelerator import Hardware
 from ..costs.flops import FlopCount
 from ..errors import InputError
-from .rules import Rule, conventions
-
-RECOMPUTES = "megatron_recompute"
-"""Key of the rule whose formula counts the second forward pass of every layer itself."""
+from .rules import RECOMPUTES, Rule, conventions
 
 
 @dataclass(frozen=True, slots=True)

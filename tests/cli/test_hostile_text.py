@@ -149,6 +149,7 @@ COMMAND_LINES: list[tuple[str, ...]] = [
     ("fit", MODEL_FILE, "--hardware", HARDWARE_FILE),
     ("fit", MODEL_FILE, "--hardware", HARDWARE_FILE, "--devices", "2", "--seq", "8"),
     ("plan", MODEL_FILE, "--hardware", HARDWARE_FILE, "--devices", "2", "--seq", "8"),
+    ("time", MODEL_FILE, "--hardware", "h100", "--seq", "8"),
     ("compare", MODEL_FILE, f"{SHORT}.toml"),
     ("compare", MODEL_FILE, *[f"{SHORT}.toml"] * 12),
     ("diff", MODEL_FILE, f"{SHORT}.toml"),

@@ -57,8 +57,22 @@ def test_parts_bounds_and_nodes_add_up_to_the_estimate(run: Any, words: tuple[st
     assert document["tokens_per_second"] == pytest.approx(tokens / estimate)
 
 
+def test_without_a_phase_it_is_a_token_or_what_an_option_says(run: Any) -> None:
+    phases = {
+        (): "decode",
+        ("--engine", "vllm"): "decode",
+        ("--server",): "prefill",
+        ("--global-batch", "8"): "training",
+        ("--stack", "maxtext"): "training",
+        ("--optimizer", "adamw"): "training",
+        ("--recompute", "full"): "training",
+    }
+    for options, phase in phases.items():
+        assert answer(run, "time", "gpt2", *H100, "--seq", "64", *options)["class"]["phase"] == phase, options
+
+
 def test_a_class_says_how_it_was_tested(run: Any) -> None:
-    known = answer(run, "time", "llama3-8b", *H100, "--devices", "8", "--tp", "2")["class"]
+    known = answer(run, "time", "llama3-8b", *H100, "--phase", "training", "--devices", "8", "--tp", "2")["class"]
     assert known["device"] == "profiled"
     assert known["stack"] == "megatron"
     assert known["tested_rows"] > 0
@@ -151,12 +165,12 @@ REFUSED = {
     "time gpt2 --hardware h100 --by-node 99": "--by-node 99: expected 1 to 8 levels",
     "time gpt2 --hardware h100 --nic fast": "--nic: 'fast'; expected GB/s",
     "time gpt2 --hardware h100 --overlap pp": "--overlap: 'pp' is not known",
-    "time gpt2 --hardware h100 --stack vllm": "--stack vllm: is for inference",
+    "time gpt2 --hardware h100 --phase training --stack vllm": "--stack vllm: is for inference",
     "time gpt2 --hardware h100 --phase decode --stack megatron": "--stack megatron: is for training",
     "time gpt2 --hardware h100 --engine tgi": "--engine 'tgi': not known",
-    "time gpt2 --hardware h100 --engine vllm --global-batch 8": "--global-batch: is of training",
+    "time gpt2 --hardware h100 --engine vllm --global-batch 8": "--engine: is of inference",
     "time gpt2 --hardware h100 --phase decode --context 4k": "--context: is of prompts; expected --seq",
-    "time gpt2 --hardware h100 --context 4k --seq 64": "--context: is of inference",
+    "time gpt2 --hardware h100 --phase training --context 4k --seq 64": "--context: is of inference",
     "time gpt2 --hardware h100 --devices 4 --dp 4 --global-batch 6": "--global-batch 6: expected a multiple of 4",
     "time gpt2 --hardware h100 --global-batch 6 --num-microbatches 3": "expected one of the two",
     "time gpt2 --hardware h100 --recompute nodes:mlp": "the time of single modules is not modelled",
