@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from .arguments import (
     READING,
@@ -390,6 +390,11 @@ def plan(
     *,
     global_batch: int | str | None = None,
     rows: int = 10,
+    by: Literal["time", "memory"] | None = None,
+    where: str | None = None,
+    stack: str | None = None,
+    overlap: str | None = None,
+    nic: float | str | None = None,
     with_mtp: bool = False,
     with_towers: bool = False,
     cublas_workspace: str | None = None,
@@ -398,15 +403,32 @@ def plan(
     """Layouts over many devices that fit, the best first: `.result.plan`; `.ok` says whether there is one.
 
     global_batch: sequences of a step of all devices; default a micro-batch of each. rows: layouts that are replayed.
+    by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
+        is asked for, such as "tp=8,pp=16". stack, overlap, nic: as of `time`.
     options: as of `memory`; sizes of groups that are given hold for all layouts.
     """
     from .questions.runs import RunQuestion, ask_plan, plan_settings
+    from .questions.times import TimeOptions, layout_time_settings
+    from .studies.plan import Order
 
     parsed = options_of(options, run=True, layout=True)
     run = run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
     settings = plan_settings(run.settings, parsed.gives(phase))
     question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
-    return ask_plan(question, number("--global-batch", global_batch), whole("--rows", rows))
+    by = None if by is None else one_of("--by", by, Order)
+    time_options = TimeOptions(
+        stack=None if stack is None else text("--stack", stack, "maxtext"),
+        overlap=None if overlap is None else text("--overlap", overlap, "none"),
+        nic=nic,
+    )
+    return ask_plan(
+        question,
+        number("--global-batch", global_batch),
+        whole("--rows", rows),
+        by,
+        None if where is None else text("--where", where, "tp=8"),
+        layout_time_settings(question, by, time_options),
+    )
 
 
 def time(

@@ -80,6 +80,10 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: llmcalc.time(hardware="h100", launch="run.sh"),
         "time --hardware h100 --launch run.sh",
     ),
+    "plan by time": (
+        lambda: llmcalc.plan("gpt2", "h100", devices=2, seq=64, rows=1, where="tp=2", nic=50, stack="maxtext"),
+        "plan gpt2 --hardware h100 --devices 2 --seq 64 --rows 1 --where tp=2 --nic 50 --stack maxtext",
+    ),
     "compare": (
         lambda: llmcalc.compare("gpt2", "gpt2-xl", sort="params", kv_dtype="fp8"),
         "compare gpt2 gpt2-xl --sort params --kv-dtype fp8",

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,6 +12,7 @@ from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import Reading, Writing, takes_target
+from .time_options import NicRate, Overlap, Stack
 
 
 @takes_settings
@@ -30,6 +31,23 @@ def command(
     rows: Annotated[
         int, size("--rows", text="Number of best layouts to replay on the allocator and to show; default 10.")
     ] = 10,
+    by: Annotated[
+        Literal["time", "memory"] | None,
+        typer.Option(
+            help="Order of the layouts: time, or headroom, bytes sent and bubble; default time where it can be "
+            "estimated.",
+            show_default=False,
+        ),
+    ] = None,
+    where: Annotated[
+        str | None,
+        typer.Option(
+            metavar="tp=N,pp=N", help="Print the place of a layout with these sizes in the order.", show_default=False
+        ),
+    ] = None,
+    stack: Stack = None,
+    overlap: Overlap = None,
+    nic: NicRate = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     cublas_workspace: CublasWorkspace = None,
@@ -42,6 +60,7 @@ def command(
     Of training; given group sizes apply to all layouts. Exit code 1 if none fits.
     """
     from ..questions.runs import RunQuestion, ask_plan, plan_settings
+    from ..questions.times import TimeOptions, layout_time_settings
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
@@ -55,7 +74,8 @@ def command(
         workspace=cublas_workspace,
     )
     with name_in_errors(question.preset):
-        answer = ask_plan(question, global_batch, rows)
+        time_settings = layout_time_settings(question, by, TimeOptions(stack=stack, overlap=overlap, nic=nic))
+        answer = ask_plan(question, global_batch, rows, by, where, time_settings)
         report = answer.report()
     writing.show(report, table)
     if not answer.ok:

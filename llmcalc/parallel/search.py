@@ -22,7 +22,7 @@ from .schedules import check
 CHUNKS = (1, 2, 4)
 """Chunks per rank that are tried."""
 
-LONG = 16384
+LONG = 8192
 """Length of a sequence in tokens from which context parallelism is tried."""
 
 SHORT = 1024

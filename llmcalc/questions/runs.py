@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from ..frameworks.framework import Framework
     from ..frameworks.launch.record import Launch
     from ..reports.ranks_answer import RanksUse
+    from ..studies.plan import Order
+    from ..studies.run_time import TimeSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,17 +355,28 @@ def planned_run(question: RunQuestion) -> tuple[Memory, LayoutRequest]:
     raise refusal
 
 
-def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int = 10) -> ReportedAnswer:
+def ask_plan(
+    question: RunQuestion,
+    global_batch: int | None = None,
+    rows: int = 10,
+    by: Order | None = None,
+    where: str | None = None,
+    time_settings: Callable[[Framework], TimeSettings] | None = None,
+) -> ReportedAnswer:
     """Finds the layouts of a training run over many devices that fit, best first.
 
     global_batch: see `ask_fit`.
     rows: number of layouts that are replayed and shown.
+    by: order of the layouts, time or memory; None (default) for time where it can be estimated.
+    where: sizes of a layout whose place in the order is asked for, such as `tp=8,pp=16`; None (default) for none.
+    time_settings: see `plan_of`.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
-    from ..studies.plan import plan_of
+    from ..studies.plan import parse_sizes, plan_of
 
+    sizes = None if where is None else parse_sizes(where)
     layout, preset = question.layout, question.preset
     assert question.hardware is not None
     if layout.devices is None:
@@ -374,7 +387,7 @@ def ask_plan(question: RunQuestion, global_batch: int | None = None, rows: int =
             "layouts for inference)"
         )
     memory_on_one, layout = planned_run(question)
-    planned = plan_of(memory_on_one, question.hardware, layout, global_batch, rows)
+    planned = plan_of(memory_on_one, question.hardware, layout, global_batch, rows, by=by, time_settings=time_settings)
     none_possible = not planned.plan.feasible and planned.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
-    return ReportedAnswer(planned, lambda: report(preset, planned, suggestions), bool(planned.plan.feasible))
+    return ReportedAnswer(planned, lambda: report(preset, planned, suggestions, sizes), bool(planned.plan.feasible))

@@ -18,7 +18,7 @@ from .runs import RunQuestion
 if TYPE_CHECKING:
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
-    from ..studies.run_time import TimedRun
+    from ..studies.run_time import TimedRun, TimeSettings
 
 DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(us|ms|s|min|h)?")
 
@@ -171,7 +171,7 @@ def micro_batches_of(memory: Memory, layout: Layout, global_batch: int | None) -
     return global_batch // per_pass
 
 
-def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> Any:
+def time_settings(question: RunQuestion, record: Framework, options: TimeOptions) -> TimeSettings:
     """Returns the settings of time for training under a framework."""
     from ..studies.run_time import TimeSettings
 
@@ -184,6 +184,19 @@ def time_settings(question: RunQuestion, record: Framework, options: TimeOptions
         None if options.nic is None else parse_nic("--nic", options.nic),
         record.product_format(own_settings) if has_format and record.product_format is not None else "",
     )
+
+
+def layout_time_settings(
+    question: RunQuestion, by: str | None, options: TimeOptions
+) -> Callable[[Framework], TimeSettings]:
+    """Returns the settings of time for a plan, by framework.
+
+    Raises `InputError` for options of time in a plan by memory.
+    """
+    for name in ("stack", "overlap", "nic"):
+        if by == "memory" and getattr(options, name) is not None:
+            raise InputError(f"{option(name)}: is of the order by time; expected --by time")
+    return lambda record: time_settings(question, record, options)
 
 
 def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.plan import Candidate, LayoutPlan, Plan
-from .document import Column, Report, Row, Table, said
+from ..studies.plan import ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, place_of, ties
+from ..timing.spread import TIE, Range
+from .document import Column, Report, Row, Shown, Table, said, text_of
 from .memory import run_text
 from .notes import plural, too_long, warned
+from .seconds import class_text, duration, range_of, range_text
 from .share import layout_cell
 from .summary import model_data
 
@@ -23,13 +26,22 @@ LAYOUT_COLUMNS = (
     Column("bubble", "bubble", units.percent),
 )
 
+TIMED_COLUMNS = (
+    *LAYOUT_COLUMNS[:2],
+    Column("seconds", "step", text_of),
+    Column("range", "range", justify="left"),
+    Column("tie", "tie"),
+    *LAYOUT_COLUMNS[2:4],
+)
+
 REFUSED_COLUMNS = (Column("reason", "why not", justify="left", wrap=True), Column("count", "layouts", units.exact))
 
 
-def report(preset: Preset, planned: LayoutPlan, instead: str = "") -> Report:
+def report(preset: Preset, planned: LayoutPlan, instead: str = "", sizes: Mapping[str, int] | None = None) -> Report:
     """Returns the answer as data and as tables: the best layouts, and the number of refused layouts per reason.
 
     instead: the nearest possible layouts if no layout is possible; default empty.
+    sizes: sizes of a layout whose place in the order is shown; default none.
     """
     plan, memory = planned.plan, planned.memory
     capacity = f"{units.GIB.write(planned.hardware.capacity_bytes)} {units.GIB.name}"
@@ -37,43 +49,83 @@ def report(preset: Preset, planned: LayoutPlan, instead: str = "") -> Report:
     run = f"{run_text(memory.states)}, {plural(planned.global_batch, 'sequence')} a step"
     run_description = f"{run}, on {accelerators} ({planned.hardware.title}); sizes in {units.GIB.name}"
     warnings = too_long(memory.spec, memory.states.workload)
-    rows = [_row(candidate) for candidate in plan.feasible]
+    tied = ties(plan.feasible)
+    rows = [_row(planned, candidate, tie) for candidate, tie in zip(plan.feasible, tied, strict=True)]
     if not rows and plan.nearest is not None:
-        rows = [_row(plan.nearest)]
-    notes = said([*warnings, instead, *_notes(planned)])
+        rows = [_row(planned, plan.nearest)]
+    place = None if sizes is None else _place(planned, sizes)
+    notes = said([*warnings, instead, *([] if place is None else [_place_text(place)]), *_notes(planned)])
     title = preset.display
-    tables = [Table(title, LAYOUT_COLUMNS, rows, run_description, notes, _answer(plan), name="feasible")]
+    columns = LAYOUT_COLUMNS if planned.times is None else TIMED_COLUMNS
+    tables = [Table(title, columns, rows, run_description, notes, _answer(planned), name="feasible")]
     if plan.refused:
         reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda item: -item[1])]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
-    return Report(_data(preset, planned), tables, warnings=warned(preset, warnings)).of(preset.target)
+    data = _data(preset, planned) | ({} if place is None else {"where": place})
+    return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
 
 
-def _answer(plan: Plan) -> str:
-    """Writes how many layouts fit: of all, or of the replayed ones if some were not replayed."""
+def _place(planned: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Returns the place of a layout among those whose tensors may fit; its place is None if it is not among them."""
+    order = planned.plan.order
+    return {"layout": dict(sizes), "place": place_of(order, sizes), "of": len(order)}
+
+
+def _place_text(place: dict[str, Any]) -> str:
+    layout = " ".join(f"{name}{size}" for name, size in place["layout"].items())
+    if place["place"] is None:
+        return f"{layout}: is not among the {place['of']:,} layouts whose tensors may fit"
+    return f"{layout}: place {place['place']:,} of {place['of']:,}"
+
+
+def _answer(planned: LayoutPlan) -> str:
+    """Writes how many layouts fit, of all or of the replayed ones if some were not, and the time of the fastest."""
+    plan = planned.plan
+    fastest = planned.range(plan.feasible[0]) if plan.feasible else None
+    time_text = "" if fastest is None else f"; the fastest takes {range_text(fastest)} a step"
+    return _fitting(plan) + time_text
+
+
+def _fitting(plan: Plan) -> str:
     if not plan.unreplayed:
         return f"{len(plan.feasible):,} of {plan.tried:,} layouts fit" if plan.feasible else "no layout fits"
     return f"{len(plan.feasible) or 'none'} of {plural(plan.replays, 'replayed layout')} fit"
 
 
-def _row(candidate: Candidate) -> Row:
-    return Row(
-        [
-            layout_cell(candidate.layout),
-            candidate.micro_batches,
-            candidate.device_bytes,
-            candidate.headroom,
-            candidate.communication_bytes,
-            candidate.bubble,
+def _row(planned: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
+    cells = [layout_cell(candidate.layout), candidate.micro_batches]
+    if planned.times is None:
+        cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
+        return Row(cells)
+    estimate = planned.range(candidate)
+    if estimate is None:
+        return Row([*cells, None, None, "", candidate.device_bytes, candidate.headroom])
+    step, seconds = Shown(candidate.seconds, duration(candidate.seconds or 0.0, digits=3)), range_of(estimate)
+    return Row([*cells, step, seconds, "=" if tie else "", candidate.device_bytes, candidate.headroom])
+
+
+def _order_notes(planned: LayoutPlan) -> list[str]:
+    """Returns how layouts are ordered, and how sure that order is."""
+    if planned.times is None:
+        untimed = f"; no time: {planned.untimed}" if planned.untimed else ""
+        return [
+            f"order: the sum of a layout's positions by headroom, by bytes sent and by bubble; headroom beyond "
+            f"{ENOUGH_HEADROOM:.0%} of the memory is no merit{untimed}"
         ]
-    )
+    feasible = planned.plan.feasible
+    first = planned.range(feasible[0]) if feasible else None
+    return [
+        *([] if first is None else [class_text(first, planned.times.stack.title)]),
+        f"=: within {TIE:.0%} of the first row of its tie; ranges move together, so the order is surer than the "
+        "seconds: measure the first three",
+    ]
 
 
 def _notes(planned: LayoutPlan) -> list[str]:
     notes = [
+        *_order_notes(planned),
         f"kernels and buffers of {planned.framework.title}; required and headroom: of the rank that needs "
         "most; sent: by one rank in a step",
-        "order: the sum of a layout's positions by headroom, by bytes sent and by bubble; time is not known",
     ]
     if attention_of(planned.memory, planned.framework) == "eager":
         notes.insert(0, "eager attention keeps all scores; --attn-implementation flash keeps none")
@@ -96,9 +148,10 @@ def _notes(planned: LayoutPlan) -> list[str]:
     return notes
 
 
-def candidate_data(candidate: Candidate) -> dict[str, Any]:
-    """Returns a layout as plain data; bytes are exact integers."""
-    return {
+def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool = False) -> dict[str, Any]:
+    """Returns a layout as plain data; bytes are exact integers. tie: whether its time equals the layouts before it."""
+    timed = {} if seconds is None else {"seconds": seconds.seconds(), "tie": tie}
+    return timed | {
         "layout": candidate.layout.data(),
         "options": candidate.layout.options(),
         "num_microbatches": candidate.micro_batches,
@@ -132,7 +185,11 @@ def _data(preset: Preset, planned: LayoutPlan) -> dict[str, Any]:
         "framework": planned.framework.name,
         "global_batch": planned.global_batch,
         "tried": plan.tried,
-        "feasible": [candidate_data(candidate) for candidate in plan.feasible],
+        "by": "memory" if planned.times is None else "time",
+        "feasible": [
+            candidate_data(candidate, planned.range(candidate), tie)
+            for candidate, tie in zip(plan.feasible, ties(plan.feasible), strict=True)
+        ],
         "unreplayed": [unreplayed_data(candidate) for candidate in plan.unreplayed],
         "feasible_with_recompute": planned.recomputed,
         "refused": plan.refused,

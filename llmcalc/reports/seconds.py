@@ -78,11 +78,15 @@ def _exponent(value: float) -> int:
 def range_text(estimate: Range) -> str:
     """Writes `5.8 to 8.7 s, likely 6.8`."""
     unit = unit_of(float(estimate.estimate))
-    low, likely, high = (
-        duration(float(value), unit).removesuffix(f" {unit}")
-        for value in (estimate.low, estimate.estimate, estimate.high)
-    )
-    return f"{low} to {high} {unit}, likely {likely}"
+    likely = duration(float(estimate.estimate), unit).removesuffix(f" {unit}")
+    return f"{range_of(estimate, ' to ')} {unit}, likely {likely}"
+
+
+def range_of(estimate: Range, between: str = "-") -> str:
+    """Writes the ends of a range in the unit of its estimate: `5.8-8.7`."""
+    unit = unit_of(float(estimate.estimate))
+    low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
+    return f"{low}{between}{high}"
 
 
 def class_text(estimate: Range, title: str) -> str:

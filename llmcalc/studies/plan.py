@@ -7,14 +7,15 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal, TypeAlias
 
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..frameworks.framework import EstimateErrors, Framework
 from ..frameworks.peak_estimate import PeakEstimate, distinct_micro_batches
 from ..frameworks.ranks import Cluster
@@ -23,6 +24,11 @@ from ..parallel.layout import ImpossibleLayout, Layout, Schedule
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.schedules import Timetable, pipeline, timetable
 from ..parallel.search import Search, search
+from ..timing.spread import TIE, Range
+from .run_time import TimeSettings, TrainingTimes
+
+Order: TypeAlias = Literal["time", "memory"]
+"""Orders of the layouts of a plan."""
 
 NODE = 8
 """Default number of devices that share the fastest link."""
@@ -49,6 +55,7 @@ class Candidate:
     capacity: usable bytes of a device.
     communication_bytes: bytes that a rank sends per step; None if the layout does not fit.
     bubble: share of a step in which a rank of the pipeline waits; None if the layout does not fit.
+    seconds: estimated seconds of a step; None if layouts are not timed, or this layout's time is not modelled.
     replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
     upper_bound: upper bound of device_bytes; equal to it after a replay.
     """
@@ -59,6 +66,7 @@ class Candidate:
     capacity: int
     communication_bytes: int | None
     bubble: float | None
+    seconds: float | None = None
     replayed: bool = False
     upper_bound: int = 0
 
@@ -75,6 +83,7 @@ class Plan:
     feasible: layouts that fit in a replay, best first.
     unreplayed: layouts whose tensors fit and that were not replayed, best first.
     replays: number of layouts that were replayed.
+    order: layouts whose tensors may fit, best first.
     refused: reason → number of layouts.
     nearest: of the layouts that do not fit, the one that requires least in a replay; None if it was not searched.
     """
@@ -83,6 +92,7 @@ class Plan:
     feasible: list[Candidate] = field(default_factory=list)
     unreplayed: list[Candidate] = field(default_factory=list)
     replays: int = 0
+    order: list[Candidate] = field(default_factory=list)
     refused: dict[str, int] = field(default_factory=dict)
     nearest: Candidate | None = None
 
@@ -116,6 +126,8 @@ class LayoutPlan:
     plan: the layouts, sorted by whether they fit.
     tried: all layouts of the search.
     rows: number of layouts to replay.
+    times: the seconds of a step of any layout; None if layouts are ordered by memory.
+    untimed: the reason why they are not timed, where the user did not choose; empty otherwise.
     """
 
     estimates: LayoutEstimates
@@ -125,6 +137,8 @@ class LayoutPlan:
     plan: Plan
     tried: Search
     rows: int
+    times: TrainingTimes | None = None
+    untimed: str = ""
 
     @property
     def memory(self) -> Memory:
@@ -134,6 +148,12 @@ class LayoutPlan:
     @property
     def framework(self) -> Framework:
         return self.estimates.framework
+
+    def range(self, candidate: Candidate) -> Range | None:
+        """The range of a layout's seconds; None if it is not timed."""
+        if self.times is None or candidate.seconds is None:
+            return None
+        return self.times.range(candidate.seconds)
 
     @cached_property
     def recomputed(self) -> int | None:
@@ -156,6 +176,8 @@ def plan_of(
     rows: int,
     estimates: LayoutEstimates | None = None,
     nearest: Nearest = "always",
+    by: Order | None = "memory",
+    time_settings: Callable[[Framework], TimeSettings] | None = None,
 ) -> LayoutPlan:
     """Plans the training of a model on `layout_request.devices` accelerators under its framework, which has the model.
 
@@ -164,6 +186,8 @@ def plan_of(
     rows: number of layouts to replay on the allocator.
     estimates: peak estimates of the model under that framework; default new ones.
     nearest: see `plan`.
+    by: order of the layouts, by memory (default) or by time; None for time where it can be estimated.
+    time_settings: (framework) → settings of time; None for those of its own stack.
     Raises `InputError` for features that the framework lacks or llmcalc does not model, and if the number of
     micro-batches is given.
     """
@@ -184,6 +208,7 @@ def plan_of(
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
     estimate = estimates.as_configured
+    times, untimed = _times(memory, hardware, by, time_settings, record)
 
     def sent(layout: Layout, number: int) -> int:
         cluster = Cluster.of(memory.with_(num_microbatches=number), layout, record)
@@ -203,8 +228,28 @@ def plan_of(
         rows,
         errors,
         nearest,
+        None if times is None else lambda *layout_args: float(times.step(*layout_args).seconds),
     )
-    return LayoutPlan(estimates, hardware, layout_request.devices, global_batch, result, layouts, rows)
+    return LayoutPlan(estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, times, untimed)
+
+
+def _times(
+    memory: Memory,
+    hardware: Hardware,
+    by: Order | None,
+    time_settings: Callable[[Framework], TimeSettings] | None,
+    record: Framework,
+) -> tuple[TrainingTimes | None, str]:
+    """Returns the times of layouts, or the reason why there are none."""
+    if by == "memory":
+        return None, ""
+    settings = TimeSettings(record.stack(None, False)) if time_settings is None else time_settings(record)
+    try:
+        return TrainingTimes(memory, hardware, settings), ""
+    except InputError as error:
+        if by == "time":
+            raise
+        return None, str(error)
 
 
 def replayed(
@@ -246,8 +291,11 @@ def plan(
     rows: int,
     errors: EstimateErrors,
     nearest: Nearest = "always",
+    seconds: Callable[[Layout, int], float] | None = None,
 ) -> Plan:
-    """Sorts layouts by the sum of their positions by headroom, by communication and by bubble, and replays the best.
+    """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
+
+    The best are replayed.
 
     needed: (layout, micro-batches) → bytes of the tensors of its largest rank.
     sent: (layout, micro-batches) → bytes that a rank sends per step.
@@ -255,6 +303,7 @@ def plan(
     rows: number of fitting layouts after which replays end.
     errors: bounds of the error of `needed`.
     nearest: when the layout that requires least, of those that do not fit, is searched.
+    seconds: (layout, micro-batches) → seconds of a step; None (default) to sort by memory.
     Raises `InputError` if every layout is refused, and the most frequent reason holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
@@ -267,12 +316,20 @@ def plan(
             bytes = needed(layout, micro_batches)
             may_fit = errors.least(bytes) <= capacity
             sent_bytes = sent(layout, micro_batches) if may_fit else None
+            step_seconds = seconds(layout, micro_batches) if may_fit and seconds is not None else None
         except InputError as error:
             layouts.refuse(error)
             continue
         bubble_share = bubble(layout, micro_batches) if may_fit else None
         candidate = Candidate(
-            layout, micro_batches, bytes, capacity, sent_bytes, bubble_share, upper_bound=errors.most(bytes)
+            layout,
+            micro_batches,
+            bytes,
+            capacity,
+            sent_bytes,
+            bubble_share,
+            step_seconds,
+            upper_bound=errors.most(bytes),
         )
         (promising if may_fit else refused_candidates).append(candidate)
 
@@ -284,7 +341,8 @@ def plan(
             return None
         return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
 
-    waiting = ranked(promising)
+    waiting = ranked(promising) if seconds is None else by_time(promising)
+    result.order = list(waiting)
     for _ in range(min(len(waiting), rows + FURTHER_REPLAYS)):
         if len(result.feasible) == rows:
             break
@@ -333,11 +391,57 @@ NEAREST_REPLAYS = 4
 """Largest number of replays in the search for the layout that requires least, if none fits."""
 
 
+def by_time(candidates: list[Candidate]) -> list[Candidate]:
+    """Sorts candidates by the seconds of a step; of equal ones, that which requires least is first."""
+    return sorted(candidates, key=lambda candidate: (candidate.seconds, candidate.device_bytes))
+
+
+def ties(candidates: list[Candidate]) -> list[bool]:
+    """Returns of each of some sorted candidates whether it is within `TIE` of the first one of its tie."""
+    tied: list[bool] = []
+    first = 0.0
+    for candidate in candidates:
+        seconds = candidate.seconds or 0.0
+        tied.append(bool(first) and seconds <= (1 + TIE) * first)
+        first = first if tied[-1] else seconds
+    return tied
+
+
+PLACED_SIZES = ("tp", "pp", "cp", "dp", "ep", "vpp")
+"""Names of sizes by which the place of a layout may be asked for."""
+
+
+def parse_sizes(text: str) -> dict[str, int]:
+    """Parses sizes of a layout, such as `tp=8,pp=16`. Raises `InputError` for other text."""
+    sizes: dict[str, int] = {}
+    for item in text.split(","):
+        name, _, value = item.partition("=")
+        name = name.strip().lower()
+        if name not in PLACED_SIZES or not re.fullmatch(r"\s*[0-9]{1,7}\s*", value) or name in sizes:
+            raise InputError(
+                f"--where: {shown(item)}; expected sizes of a layout such as tp=8,pp=16, of {', '.join(PLACED_SIZES)}"
+            )
+        sizes[name] = int(value)
+    return sizes
+
+
+def place_of(candidates: list[Candidate], sizes: Mapping[str, int]) -> int | None:
+    """Returns the place, from 1, of the first candidate with these sizes; None if there is none."""
+    for place, candidate in enumerate(candidates, start=1):
+        if all(getattr(candidate.layout, name) == size for name, size in sizes.items()):
+            return place
+    return None
+
+
+ENOUGH_HEADROOM = 0.1
+"""Share of a device's memory beyond which more headroom is no merit."""
+
+
 def ranked(candidates: list[Candidate]) -> list[Candidate]:
     """Sorts candidates by the sum of their positions by headroom, by communication and by bubble."""
     position_sums: dict[int, int] = {}
     keys: tuple[Callable[[Candidate], Any], ...] = (
-        lambda candidate: -candidate.headroom,
+        lambda candidate: -min(candidate.headroom, int(ENOUGH_HEADROOM * candidate.capacity)),
         lambda candidate: candidate.communication_bytes,
         lambda candidate: candidate.bubble,
     )

@@ -65,8 +65,8 @@ class Generation(Record):
 
     @property
     def is_tested(self) -> bool:
-        """Whether kernel tables or measured runs are behind any figure."""
-        return any(source.evidence != "assumed" for source in self.sources)
+        """Whether any figure was tested on measured rows."""
+        return any(source.rows for source in self.sources)
 
 
 IDENTITY = frozenset({"name", "like", "accelerators", "capabilities", "vendors", "profiled", "sources"})
@@ -103,7 +103,8 @@ class Stack(Record):
 
     name: its name, for `--stack`.
     title: its name on screens.
-    phase: whether it trains or serves.
+    phase: whether it trains or runs inference.
+    server: whether it is a server.
     versions: versions of the software that the figures hold for.
     rows, sets: number of measured rows that the figures were tested on, and of their sources.
     source: where the figures come from.
@@ -113,6 +114,7 @@ class Stack(Record):
     title: str
     phase: Literal["training", "inference"]
     like: str = ""
+    server: bool = False
     fused: bool = True
     regathers: bool = True
     reduces_late: bool = False

@@ -40,7 +40,8 @@ class TestedClass(Bounds):
     phase: Literal["training", "prefill", "decode"]
     experts: bool | None = None
     device: Literal["profiled", "tested"]
-    stack: Literal["tested", "new", "any"]
+    stack: Literal["tested", "new"] | None = None
+    server: bool | None = None
     rows: int = Field(gt=0)
     sets: int = Field(gt=0)
     median_error: float = Field(gt=0)
@@ -53,13 +54,14 @@ class TestedClass(Bounds):
             raise ValueError(f"{self.words}: median_error is more than p90_error")
         return self
 
-    def holds(self, phase: str, experts: bool, device: str, stack: str) -> bool:
-        """Whether an estimate is of this class."""
+    def holds(self, phase: str, experts: bool, device: str, stack: Stack) -> bool:
+        """Whether an estimate is of this class. device: its class of devices."""
         return (
             self.phase == phase
             and self.experts in (None, experts)
             and self.device == device
-            and self.stack in ("any", stack)
+            and self.stack in (None, "tested" if stack.rows else "new")
+            and self.server in (None, stack.server)
         )
 
 
@@ -111,12 +113,11 @@ class Range:
 def expected_range(seconds: Number, phase: str, device: Device, stack: Stack, spec: ModelSpec) -> Range:
     """The range of an estimate."""
     device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else ""
-    stack_class = "tested" if stack.rows else "new"
     tested = next(
         (
             candidate
             for candidate in _classes().classes
-            if candidate.holds(phase, bool(routed_experts(spec)), device_class, stack_class)
+            if candidate.holds(phase, bool(routed_experts(spec)), device_class, stack)
         ),
         None,
     )

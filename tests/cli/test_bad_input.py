@@ -243,7 +243,7 @@ def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> N
     name, wrong, near = (
         ("h100", "h1000", "h100-sxm") if command == "hardware" else ("llama3-8b", "lamma3-8b", "llama3-8b")
     )
-    needed = {"fit": ("--hardware", "h100"), "plan": ("--hardware", "h100", "--devices", "8")}.get(command, ())
+    needed = {"fit": ("--hardware", "h100"), "plan": ("--hardware", "h100", "--devices", "8"), "time": ("--hardware", "h100")}.get(command, ())
     refused(run(command, wrong, *needed), wrong, "Did you mean", near)
     refused(run(command, "no-such-thing-at-all", *needed), "no-such-thing-at-all")
     refused(run(command, name, *needed, "--nope"), "--nope", f"{command} --help")

@@ -97,6 +97,8 @@ def test_a_layout_whose_tensors_alone_fit_does_not_count(run: Any) -> None:
         "8",
         "--pp",
         "16",
+        "--cp",
+        "1",
     )
     found = asked(run, "plan", *words, "--vpp", "1", code=1)
     assert (found["feasible"], found["unreplayed"]) == ([], [])
@@ -175,7 +177,7 @@ def test_layouts_are_ranked_by_the_sum_of_their_places() -> None:
     def one(tp: int, needed: int, sent: int, waits: float) -> Candidate:
         return Candidate(Layout(tp=tp), 1, needed, 100, sent, waits)
 
-    most_headroom, least_sent, middle = one(1, 10, 9, 0.3), one(2, 30, 1, 0.3), one(4, 20, 5, 0.1)
+    most_headroom, least_sent, middle = one(1, 91, 9, 0.3), one(2, 93, 1, 0.3), one(4, 92, 5, 0.1)
     assert ranked([most_headroom, least_sent, middle]) == [middle, most_headroom, least_sent]
 
 

@@ -1,0 +1,172 @@
+"""`llmcalc time` and `plan --by time`: the same seconds, ranges, parts that add up, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmcalc.parallel.layout import Layout
+from llmcalc.studies.plan import Candidate, by_time, ranked, ties
+
+SMALL = "qwen3-0.6b?num_hidden_layers=6"
+H100 = ("--hardware", "h100")
+
+
+def answer(run: Any, *words: str, code: int = 0) -> Any:
+    exit_code, out, err = run(*words, "--format", "json")
+    assert exit_code == code, err
+    return json.loads(out)
+
+
+def refusal(run: Any, *words: str) -> str:
+    exit_code, out, err = run(*words)
+    assert (exit_code, out) == (2, "")
+    assert err.count("\n") == 1
+    return str(err)
+
+
+TIMES: dict[str, tuple[str, ...]] = {
+    "one device": (SMALL, "--seq", "512", "--global-batch", "4"),
+    "a layout": ("llama3-8b", "--devices", "16", "--tp", "2", "--pp", "2", "--sequence-parallel", "--zero", "1"),
+    "recomputed": ("llama3-8b", "--devices", "8", "--fsdp", "8", "--recompute", "full", "--compile"),
+    "experts": ("qwen3-30b-a3b", "--devices", "32", "--ep", "8", "--etp", "1", "--zero", "1", "--seq", "4k"),
+    "a prompt": ("llama3-8b", "--phase", "prefill", "--seq", "4k", "--context", "1k", "--tp", "2", "--server"),
+    "a prompt in chunks": ("llama3-8b", "--phase", "prefill", "--seq", "4k", "--chunk", "1k", "--batch", "2"),
+    "a token": ("llama3-8b", "--phase", "decode", "--users", "16", "--seq", "4k", "--kv-dtype", "fp8"),
+    "an engine": ("llama3-8b", "--engine", "vllm==0.6", "--users", "16", "--quantize", "awq-int4-g128"),
+    "a device without a class": (SMALL, "--phase", "decode", "--hardware", "gaudi3"),
+}
+
+
+@pytest.mark.parametrize("words", TIMES.values(), ids=TIMES)
+def test_parts_bounds_and_nodes_add_up_to_the_estimate(run: Any, words: tuple[str, ...]) -> None:
+    hardware = () if "--hardware" in words else H100
+    document = answer(run, "time", *words, *hardware, "--by-node", "3")
+    estimate = document["seconds"]["estimate"]
+    parts = {name: seconds for name, seconds in document["parts"].items() if name != "layer waits"}
+    assert sum(parts.values()) == pytest.approx(estimate, rel=1e-9)
+    assert sum(document["bounds"].values()) == pytest.approx(estimate, rel=1e-9)
+    assert sum(node["seconds"] for node in document["nodes"]) == pytest.approx(estimate, rel=1e-9)
+    assert sum(node["share"] for node in document["nodes"]) == pytest.approx(1, rel=1e-9)
+    assert all(0 < node["reached"] <= 1 for node in document["nodes"])
+    assert document["seconds"]["low"] < estimate < document["seconds"]["high"]
+    assert 0 < document["mfu"]["causal"] <= document["mfu"]["full"] < 1
+    tokens = document["workload"]["batch"] * document["workload"]["seq"]
+    assert document["tokens_per_second"] == pytest.approx(tokens / estimate)
+
+
+def test_a_class_says_how_it_was_tested(run: Any) -> None:
+    known = answer(run, "time", "llama3-8b", *H100, "--devices", "8", "--tp", "2")["class"]
+    assert known["device"] == "profiled"
+    assert known["stack"] == "megatron"
+    assert known["tested_rows"] > 0
+    assert known["median_error"] < known["p90_error"]
+    words = ("time", "llama3-8b", "--hardware", "gaudi3", "--phase", "decode")
+    untested = answer(run, *words)
+    assert untested["class"]["tested_rows"] == 0
+    assert untested["class"]["median_error"] is None
+    assert "never tested" in run(*words).out
+    spreads = [document["high"] / document["low"] for document in (
+        answer(run, "time", "llama3-8b", *H100, "--devices", "8", "--tp", "2")["seconds"], untested["seconds"],
+    )]  # fmt: skip
+    assert spreads[0] < spreads[1]
+
+
+def test_rules_stand_beside_the_estimate(run: Any) -> None:
+    words = ("time", "llama3-8b", *H100, "--seq", "4k")
+    assert answer(run, *words)["rules"]["8ND"] is None
+    rules = answer(run, *words, "--recompute", "full")["rules"]
+    assert rules["8ND"] == pytest.approx(rules["6ND"] * 4 / 3)
+    assert rules["6ND"] == pytest.approx(6 * 8_030_261_248 * 4096 / (0.45 * 989.5e12))
+
+
+def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
+    words = ("time", "llama3-8b", *H100, "--devices", "16", "--dp", "16", "--zero", "1", "--seq", "4k")
+    estimate = answer(run, *words)["seconds"]["estimate"]
+    inside = answer(run, *words, "--measured", f"{estimate * 1e3:.3f}ms")["measured"]
+    assert inside["inside"]
+    assert inside["seconds"] == pytest.approx(estimate, rel=1e-3)
+    slow = answer(run, *words, "--measured", f"{3 * estimate:.4f}s")["measured"]
+    assert not slow["inside"]
+    assert any("--overlap none" in line for line in slow["lines"])
+    fast = answer(run, *words, "--measured", f"{estimate / 3:.4f}")["measured"]
+    assert not fast["inside"]
+    assert "times as fast" in fast["lines"][0]
+
+
+def test_plan_and_time_give_the_same_seconds(run: Any) -> None:
+    model = ("llama3.2-1b", *H100, "--seq", "2k", "--recompute", "attention")
+    plan = answer(run, "plan", *model, "--devices", "8", "--global-batch", "32", "--rows", "3")
+    assert plan["by"] == "time"
+    for row in plan["feasible"]:
+        options = (*row["options"].split(), "--framework", plan["framework"])
+        timed = answer(run, "time", *model, *options, "--global-batch", "32")
+        assert timed["seconds"] == row["seconds"]
+        assert timed["workload"]["num_microbatches"] == row["num_microbatches"]
+    estimates = [row["seconds"]["estimate"] for row in plan["feasible"]]
+    assert estimates == sorted(estimates)
+
+
+def test_the_place_of_a_layout(run: Any) -> None:
+    words = ("plan", SMALL, *H100, "--devices", "8", "--global-batch", "24", "--seq", "128", "--rows", "1")
+    first = answer(run, *words)["feasible"][0]["layout"]
+    place = answer(run, *words, "--where", f"tp={first['tp']},dp={first['dp']}")["where"]
+    assert place["place"] == 1
+    assert place["of"] > 1
+    assert answer(run, *words, "--where", "tp=3")["where"]["place"] is None
+    by_memory = answer(run, *words, "--by", "memory", "--where", "dp=8")
+    assert by_memory["by"] == "memory"
+    assert "seconds" not in by_memory["feasible"][0]
+
+
+def test_an_accelerator_without_peaks_is_ordered_by_memory(run: Any) -> None:
+    words = ("plan", SMALL, "--hardware", "24GiB", "--devices", "2", "--seq", "128", "--rows", "1")
+    assert answer(run, *words)["by"] == "memory"
+    assert "no memory bandwidth is known" in refusal(run, *words, "--by", "time")
+
+
+def candidate(seconds: float | None, needed: int = 50, sent: int = 0) -> Candidate:
+    return Candidate(Layout(), 1, needed, 100, sent, 0.0, seconds)
+
+
+def test_ties_are_of_the_first_layout_of_a_tie() -> None:
+    """1.00, 1.02 and 1.03 are tied; 1.04 begins the next tie, of which 1.07 is, and 1.08 is not."""
+    layouts = [candidate(seconds) for seconds in (1.07, 1.0, 1.02, 1.03, 1.04, 1.08)]
+    assert ties(by_time(layouts)) == [False, True, True, False, True, False]
+
+
+def test_headroom_beyond_a_tenth_is_no_merit() -> None:
+    roomy, sends_less = candidate(None, needed=20, sent=10), candidate(None, needed=80, sent=1)
+    assert ranked([roomy, sends_less])[0] is sends_less
+
+
+REFUSED = {
+    "time gpt2": "--hardware: missing",
+    "time gpt2 --hardware 24GiB": "no memory bandwidth is known",
+    "time gpt2 --hardware h100 --phase inference": "expected prefill (a prompt) or decode (a token)",
+    "time gpt2 --hardware h100 --measured soon": "--measured: 'soon'; expected a duration",
+    "time gpt2 --hardware h100 --measured -1": "--measured",
+    "time gpt2 --hardware h100 --by-node 99": "--by-node 99: expected 1 to 8 levels",
+    "time gpt2 --hardware h100 --nic fast": "--nic: 'fast'; expected GB/s",
+    "time gpt2 --hardware h100 --overlap pp": "--overlap: 'pp' is not known",
+    "time gpt2 --hardware h100 --stack vllm": "--stack vllm: is for inference",
+    "time gpt2 --hardware h100 --phase decode --stack megatron": "--stack megatron: is for training",
+    "time gpt2 --hardware h100 --engine tgi": "--engine 'tgi': not known",
+    "time gpt2 --hardware h100 --engine vllm --global-batch 8": "--global-batch: is of training",
+    "time gpt2 --hardware h100 --phase decode --context 4k": "--context: is of prompts; expected --seq",
+    "time gpt2 --hardware h100 --context 4k --seq 64": "--context: is of inference",
+    "time gpt2 --hardware h100 --devices 4 --dp 4 --global-batch 6": "--global-batch 6: expected a multiple of 4",
+    "time gpt2 --hardware h100 --global-batch 6 --num-microbatches 3": "expected one of the two",
+    "time gpt2 --hardware h100 --recompute nodes:mlp": "the time of single modules is not modelled",
+    "time gpt2 --hardware h100 --lora-rank 8": "the time of low-rank adapters is not modelled",
+    "time bert-base --hardware h100 --phase decode": "an encoder-only model does not decode",
+    "plan gpt2 --hardware h100 --devices 2 --by memory --stack maxtext": "--stack: is of the order by time",
+    "plan gpt2 --hardware h100 --devices 2 --where tp": "--where: 'tp'; expected sizes of a layout such as tp=8,pp=16",
+}
+
+
+@pytest.mark.parametrize("command", REFUSED)
+def test_what_has_no_time_is_refused(command: str, run: Any) -> None:
+    assert REFUSED[command] in refusal(run, *command.split())
