@@ -451,10 +451,10 @@ def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[s
         yield f"{'groups of layouts':46}{'groups':>6} {'regret':>8} {'of 3':>8} {'naive':>8} {'random':>8}"
         sizes = defaultdict(list)
         for group in groups.values():
-            sizes[group[0].row.set, _nodes(group[0].row)].append(group)
-        for (name, nodes), some in sorted(sizes.items(), key=lambda item: (item[0][0], int(item[0][1]))):
-            yield f"{f'{name}, {nodes} devices':46}{len(some):6d} " + " ".join(
-                f"{mean(value(group) for group in some):8.2%}"
+            sizes[group[0].row.set, group[0].row["devices"]].append(group)
+        for (name, devices), alike in sorted(sizes.items(), key=lambda item: (item[0][0], int(item[0][1]))):
+            yield f"{f'{name}, {devices} devices':46}{len(alike):6d} " + " ".join(
+                f"{mean(value(group) for group in alike):8.2%}"
                 for value in (
                     regret,
                     lambda group: regret(group, 3),
@@ -466,10 +466,6 @@ def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[s
         yield ""
         for reason, rows in sorted(without.items(), key=lambda item: -len(item[1])):
             yield f"no estimate of {len(rows)}: {reason[:110]} ({rows[0]})"
-
-
-def _nodes(row: Row) -> str:
-    return row["devices"]
 
 
 def main(names: Sequence[str]) -> None:
