@@ -469,7 +469,7 @@ class WorkRecorder(Placements):
     _lower_again = _lower_linear
 
     def _lower_absorb(self, step: Step) -> None:
-        x, y, heads = step.ins[0], step.outs[0], step.ins[0].axes[0].size  # type: ignore[union-attr]
+        x, y, heads = step.ins[0], step.outs[0], step.ins[0].axes[0].size
         m, n, k = self._rows(x), y.width, exact_div(x.width, heads)
         flops = 2 * m * n * k
         self._add_kernel("product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
