@@ -27,6 +27,7 @@ from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
+from llmcalc.timing.spread import expected_range
 from llmcalc.timing.step import StepPlan, StepPrices
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
@@ -291,13 +292,22 @@ def naive(row: Row) -> float:
     return prompt + output * token if row["measure"] == "end_to_end" else token
 
 
+def is_in_range(row: Row, seconds: float) -> bool:
+    """Whether the range of an estimate, which 80 % should lie in, holds what was measured."""
+    phase = "training" if row.trains else "prefill" if row["measure"] in ("prompt", "ttft") else "decode"
+    device = _device(row["hardware"], row["nic_gb_s"])
+    expected = expected_range(seconds, phase, device, row.stack, spec_of(row["model"]))
+    return bool(expected.low <= row.seconds <= expected.high)
+
+
 @dataclass(frozen=True)
 class Score:
-    """A row with its estimate. ratio, naive_ratio: over what was measured."""
+    """A row with its estimate. in_range: whether the range of the estimate holds what was measured."""
 
     row: Row
     seconds: float
     naive_seconds: float
+    in_range: bool
 
     @property
     def ratio(self) -> float:
@@ -317,7 +327,8 @@ def score(rows: Iterable[Row]) -> tuple[list[Score], dict[str, list[str]]]:
     scores, without = [], defaultdict(list)
     for row in rows:
         try:
-            scores.append(Score(row, estimate(row), naive(row)))
+            seconds = estimate(row)
+            scores.append(Score(row, seconds, naive(row), is_in_range(row, seconds)))
         except NotAsked as reason:
             without[str(reason)].append(row.id)
         except InputError as error:
@@ -350,18 +361,25 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """Errors of some rows. bias: median of estimate / measured − 1; below 0 the estimates are too fast."""
+    """Errors of some rows.
+
+    bias: median of estimate / measured − 1; below 0 the estimates are too fast.
+    correlation: of ranks, the mean of those of the sets and measures.
+    covered: share of the rows that the range of their estimate holds.
+    naive: median error of the rules of thumb.
+    """
 
     rows: int
     median: float
     p90: float
     bias: float
     correlation: float
+    covered: float
     naive: float
 
     @classmethod
     def of(cls, scores: Sequence[Score]) -> Summary:
-        """Summarizes scores. The correlation is the mean of those of the sets and measures."""
+        """Summarizes scores."""
         errors = [one.error for one in scores]
         groups = defaultdict(list)
         for one in scores:
@@ -373,17 +391,18 @@ class Summary:
             percentile(errors, 0.9),
             median(one.ratio for one in scores) - 1,
             mean(correlations) if correlations else float("nan"),
+            mean(one.in_range for one in scores),
             median(one.naive_error for one in scores),
         )
 
     def text(self) -> str:
         return (
             f"{self.rows:5d} {self.median:7.1%} {self.p90:7.1%} {self.bias:+7.1%} {self.correlation:6.2f} "
-            f"{self.naive:8.1%}"
+            f"{self.covered:7.0%} {self.naive:8.1%}"
         )
 
 
-HEADING = f"{'':46}{'rows':>5} {'median':>7} {'p90':>7} {'bias':>7} {'rho':>6} {'naive':>8}"
+HEADING = f"{'':46}{'rows':>5} {'median':>7} {'p90':>7} {'bias':>7} {'rho':>6} {'covered':>7} {'naive':>8}"
 
 MIN_LAYOUTS = 3
 """Layouts of one model, cluster and batch from which a group is a choice."""
@@ -432,10 +451,10 @@ def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[s
         yield f"{'groups of layouts':46}{'groups':>6} {'regret':>8} {'of 3':>8} {'naive':>8} {'random':>8}"
         sizes = defaultdict(list)
         for group in groups.values():
-            sizes[group[0].row.set, _nodes(group[0].row)].append(group)
-        for (name, nodes), some in sorted(sizes.items(), key=lambda item: (item[0][0], int(item[0][1]))):
-            yield f"{f'{name}, {nodes} devices':46}{len(some):6d} " + " ".join(
-                f"{mean(value(group) for group in some):8.2%}"
+            sizes[group[0].row.set, group[0].row["devices"]].append(group)
+        for (name, devices), alike in sorted(sizes.items(), key=lambda item: (item[0][0], int(item[0][1]))):
+            yield f"{f'{name}, {devices} devices':46}{len(alike):6d} " + " ".join(
+                f"{mean(value(group) for group in alike):8.2%}"
                 for value in (
                     regret,
                     lambda group: regret(group, 3),
@@ -447,10 +466,6 @@ def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[s
         yield ""
         for reason, rows in sorted(without.items(), key=lambda item: -len(item[1])):
             yield f"no estimate of {len(rows)}: {reason[:110]} ({rows[0]})"
-
-
-def _nodes(row: Row) -> str:
-    return row["devices"]
 
 
 def main(names: Sequence[str]) -> None:
