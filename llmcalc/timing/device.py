@@ -39,16 +39,6 @@ SLOW_LINK = 64_000_000_000
 HOST_LINK_SHARE, HOST_LINK_LATENCY = 0.4, 3e-5
 """Share of a PCI Express link that a message reaches, and its latency in seconds: it goes through the host."""
 
-RING_PIECE = 320e6
-"""Bytes of a large message that go round a ring at once: between the buckets of Megatron-Core (160 MB of float32
-gradients) and of InternEvo (512 MB).
-"""
-
-RING_STEP_NEAR, RING_STEP_FAR = 3.4e-6, 14e-6
-"""Seconds that a step of a ring takes over a scale-up link and over a network, whatever it carries (NVIDIA/nccl at
-01afd20, src/graph/tuning.cc: the protocol Simple). Found on the runs of InternEvo; `tests/data/timing/CAUSES.md`.
-"""
-
 
 @dataclass(frozen=True)
 class Device:
@@ -119,7 +109,6 @@ class Device:
 
         bytes: as of `Collective`. latency: times the device's own.
         Beyond a scale-up domain, the devices of a domain use their network cards side by side; the slower one counts.
-        Every piece of a large message also takes the steps of its ring, of which there are as many as ranks.
         """
         inside = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
         near_rate, far_rate = self.link * self.link_share, self.nic * self.generation.nic
@@ -131,7 +120,6 @@ class Device:
             passes = 2.0 if kind == "all_reduce" else 1.0
             near = passes * (inside - 1) / inside * bytes / near_rate
             far = passes * (1 - inside / ranks) * bytes / (inside * far_rate)
-            far = far + passes * _ring_seconds(ranks, ranks / inside) * bytes / RING_PIECE
         far_latency = latency * self.generation.far_latency * log2(maximum(2, ranks / inside))
         seconds = choose(ranks > inside, far_latency + maximum(near, far), latency * self.latency + near)
         return choose(ranks <= 1, 0.0, seconds)
@@ -140,11 +128,6 @@ class Device:
         """Seconds of a send to the next stage of a pipeline. devices: of the whole run."""
         rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
         return bytes / rate + self.latency
-
-
-def _ring_seconds(ranks: Number, groups: Number) -> Number:
-    """Seconds of the steps of a ring through all ranks. groups: scale-up domains that it joins."""
-    return (ranks - groups) * RING_STEP_NEAR + (groups - 1) * RING_STEP_FAR
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:
