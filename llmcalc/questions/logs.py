@@ -150,7 +150,7 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
     reading = read_log(question.file, read_log_text(question.file))
     run = _Run(reading, question)
     preset = run.preset()
-    computed: dict[str, int] = {}
+    computed: dict[tuple[str, str], int] = {}
     memory: EngineMemory | None = None
     hardware: Hardware | None = None
     version: EngineVersion | None = None
@@ -162,10 +162,10 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
         elif preset is not None:
             _, memory, _ = _engine_run(_Run(reading, question), preset, ANY_DEVICE)
     if memory is not None:
-        computed = {term.name: term.bytes for term in memory.terms if term.bytes}
-        computed |= {"kv_tokens": memory.kv_tokens, "blocks": memory.blocks}
+        computed = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
+        computed |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
     if memory is not None and hardware is None:
-        computed = {"weights": computed["weights"]}
+        computed = {("weights", ""): computed["weights", ""]}
     terms = tuple(_compared(term, reading, preset, computed) for term in reading.terms)
     if reading.program not in FOLDERS and any(term.computed is None for term in terms):
         run.missing.append(f"the settings of the run: a log of {reading.title} does not have them")
@@ -184,12 +184,15 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
         raise InputError(f"--engine {run.question.engine}: the log is of {reading.title}; expected {reading.program}")
     flags, notes = read_flags(reading, record)
     run.notes.extend(notes)
-    if run.question.quantize is not None:
-        flags["quantize"] = run.question.quantize
+    scheme = run.question.quantize or reading.scheme
+    if scheme:
+        flags["quantize"] = scheme
     try:
         memory = record.memory_on(preset, hardware, version, flags)
     except InputError as error:
         flags.pop("quantization", None)
+        if run.question.quantize is None:
+            flags.pop("quantize", None)
         run.notes.append(f"computed without {error}")
         try:
             memory = record.memory_on(preset, hardware, version, flags)
@@ -205,16 +208,25 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
     return version, memory, next((change.flag for change in changes if change.starts), "")
 
 
-def _compared(term: LogTerm, reading: LogReading, preset: Preset | None, computed: Mapping[str, int]) -> ComparedTerm:
-    """Returns a term beside the computed one."""
-    if term.name in computed:
-        return ComparedTerm(term, computed[term.name])
+def _compared(
+    term: LogTerm, reading: LogReading, preset: Preset | None, computed: Mapping[tuple[str, str], int]
+) -> ComparedTerm:
+    """Returns a term beside the computed one, of the same device. The host's buffers are computed together."""
+    key = term.name, _device(term)
+    if key in computed:
+        is_alone = sum((other.name, _device(other)) == key for other in reading.terms) == 1
+        return ComparedTerm(term, computed[key] if is_alone else None)
     if preset is not None and term.per_parameter:
         return ComparedTerm(term, round(term.per_parameter * params(preset.model).total) + term.constant)
     devices = [other.device for other in reading.terms if other.name == term.name]
     if term.name == "kv_buffer" and len(devices) == 1:
         return ComparedTerm(term, _cache_bytes(reading, preset))
     return ComparedTerm(term)
+
+
+def _device(term: LogTerm) -> str:
+    """The device of a term as engines name it: `CUDA0`, or `CPU` for any memory of the host."""
+    return "CPU" if "CPU" in term.device or "Host" in term.device else term.device
 
 
 def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:

@@ -173,8 +173,8 @@ def _scalar(value: Any) -> Any:
 
 
 def by_name(flags: Iterable[Flag]) -> dict[str, Flag]:
-    """Returns spelling → flag. Long flags may have underscores for hyphens."""
-    return {name: flag for flag in flags for name in flag.names}
+    """Returns spelling → flag. A long flag may have hyphens for its underscores, and the other way round."""
+    return {spelling: flag for flag in flags for name in flag.names for spelling in (name, spelled(name))}
 
 
 def spelled(argument: str) -> str:
@@ -192,7 +192,8 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
     read: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
-            near = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in known})
+            spellings = (spelling for flag in flags for spelling in flag.names)
+            near = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in spellings})
             typed = name if name.isupper() else f"--{name.replace('_', '-')}"
             raise InputError(f"{typed}: {title} has no such flag.{near}")
         if value is not None and value is not False:
@@ -281,7 +282,8 @@ def split_arguments(
         if match is None:
             if name in instead:
                 raise InputError(f"{name}: with --engine the flags are those of {title}; expected {instead[name]}")
-            near = suggest(spelled(name), {key: key for key in (*known, *others)})
+            names = {spelled(key): key for key in (*(key for flag in flags for key in flag.names), *others)}
+            near = suggest(spelled(name), names)
             if unknown is None:
                 raise InputError(f"{name}: {title} has no such flag.{near}")
             unknown[name] = f"{title} has no such flag"

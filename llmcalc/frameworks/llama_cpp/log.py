@@ -19,6 +19,9 @@ PATTERNS = (
     pattern("n_ctx ", r"n_ctx += (?P<ctx_size>[0-9]{1,12})"),
     pattern("n_batch ", r"n_batch += (?P<batch_size>[0-9]{1,12})"),
     pattern("n_ubatch ", r"n_ubatch += (?P<ubatch_size>[0-9]{1,12})"),
+    pattern("offloaded ", r"offloaded (?P<n_gpu_layers>[0-9]{1,6})/"),
+    pattern("ftype ", r"ftype += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
+    pattern("file type ", r"file type += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
     pattern("Device 0: ", r"Device 0: (?P<gpu>[^,]{1,80}),"),
     pattern("K (", r"K \((?P<key_format>[a-z0-9_]{1,10})\).{0,40}V \((?P<value_format>[a-z0-9_]{1,10})\)"),
     pattern("out of memory", r"(?P<stop>out of memory)"),
@@ -33,6 +36,9 @@ PATTERNS = (
     pattern("--ctx-size ", r"size (?P<ctx_size>[0-9]{1,12})"),
     pattern("ollama", r"(?P<ollama>ollama)"),
 )
+
+FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers")
+"""Flags whose values a log prints."""
 
 FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 """Formats of the cache that are plain numbers."""
@@ -58,7 +64,8 @@ def read_log(log: LogText) -> LogReading | None:
         kind="oom" if is_out_of_memory else "startup",
         model=facts.text("model"),
         device=facts.text("gpu"),
-        flags={name: facts.text(name) for name in ("ctx_size", "batch_size", "ubatch_size") if name in facts},
+        flags={name: facts.text(name) for name in FLAGS if name in facts},
+        scheme=facts.text("file_type").lower().replace(" - ", "_"),
         message=next((line.strip() for line in log.lines_with("out of memory")), ""),
         off=_largest(terms) if is_out_of_memory else "",
         flag=("num_ctx" if is_ollama else "--ctx-size") if is_out_of_memory else "",

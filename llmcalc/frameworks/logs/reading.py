@@ -52,6 +52,7 @@ class LogReading:
     terms: what it prints of memory. kind: whether it is a start-up or an out-of-memory message.
     version, model, device: as printed; empty where the log has none. total: the device's memory.
     flags: name of a flag's value → value, as printed. has_arguments: whether flags that are not there are defaults.
+    scheme: how the weights are stored, as `--quantize` names it; empty where the log does not say.
     message: why the program stopped, in its words. refused: whether it refused to start by a rule of its own.
     off, flag: the term that the log itself shows to be too large, and what changes it.
     oom_flag: what makes the program allocate less while it runs.
@@ -68,6 +69,7 @@ class LogReading:
     total: int | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     has_arguments: bool = False
+    scheme: str = ""
     message: str = ""
     refused: bool = False
     off: str = ""

@@ -16,8 +16,8 @@ from ...errors import InputError, one_line
 from ..launch.shell import LONGEST_VALUE, UNRESOLVED, expander, unresolved
 from .accelerators import LABELS, MACHINE_LABELS
 from .arguments import engine_of_flags
-from .scripts import ServerFinder, Started, starts_server
-from .server import Container
+from .scripts import ServerFinder, starts_server
+from .server import Container, Started
 
 WORDS = ("entrypoint", "command", "args", "modelCommand", "start_command")
 

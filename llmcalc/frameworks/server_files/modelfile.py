@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from ...errors import InputError, one_line
 from .programs import Start, program_named
-from .scripts import Started
-from .server import Container
+from .server import Container, Started
 
 INSTRUCTIONS = (
     "from",

@@ -20,8 +20,8 @@ from .arguments import engine_of_flags, flags_of, read_arguments, words_of_table
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
 from .programs import ServerProgram, Start, program_named
-from .scripts import ServerFinder, Started, starts_server
-from .server import Container, LaunchedServer, ReadNamed
+from .scripts import ServerFinder, starts_server
+from .server import Container, LaunchedServer, ReadNamed, Started
 
 MOST_SERVERS = 200
 """Largest number of servers of a file."""

@@ -10,8 +10,9 @@ from ...errors import InputError
 from ..launch.command_line import WITHOUT_PROGRAMS
 from ..launch.shell import Script, is_unresolved, read_script
 from .docker_command import container_of
+from .modelfile import is_modelfile, server_in_modelfile
 from .programs import PROGRAMS, Start, program_named, program_of_image, start_of, version_of_image
-from .server import Container
+from .server import Container, Started
 
 SHELLS = ("bash", "sh", "zsh", "dash", "ash")
 
@@ -20,20 +21,6 @@ DEEPEST = 3
 
 MOST_SCRIPTS = 60
 """Largest number of scripts of a file: itself, those in quotes, and those of its containers."""
-
-
-@dataclass(frozen=True)
-class Started:
-    """A server with the container or the shell that starts it.
-
-    files: texts that its script writes to files, by the files' names.
-    version: the engine's version, where the script installs it or names an image; else empty.
-    """
-
-    start: Start
-    container: Container
-    files: Mapping[str, str] = field(default_factory=dict)
-    version: str = ""
 
 
 def starts_server(text: str) -> bool:
@@ -118,8 +105,6 @@ def _known(env: Mapping[str, str]) -> dict[str, str]:
 
 def _model_files(script: Script, where: str, outer: Container) -> Iterator[Started]:
     """Yields the servers of the model files that a script writes."""
-    from .modelfile import is_modelfile, server_in_modelfile
-
     for name, text in script.files.items():
         if is_modelfile(text, name):
             yield server_in_modelfile(text, f"{where}: {name}", replace(outer, env={**outer.env, **script.env()}))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ..launch.record import Override, plain_of
+from .programs import Start
 
 ReadNamed: TypeAlias = Callable[[str], str]
 """Reads the text of a file that another file names."""
@@ -36,6 +37,20 @@ class Container:
     model: str = ""
     engine: str = ""
     sizes: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A server with the container or the shell that starts it.
+
+    files: texts that its script writes to files, by the files' names.
+    version: the engine's version, where the script installs it or names an image; else empty.
+    """
+
+    start: Start
+    container: Container
+    files: Mapping[str, str] = field(default_factory=dict)
+    version: str = ""
 
 
 @dataclass(frozen=True)
