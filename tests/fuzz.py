@@ -43,7 +43,8 @@ ROOT = Path(__file__).parent
 LAUNCHES = {
     path.name: path.read_text()
     for folder in ("launches", "launch")
-    for path in sorted((ROOT / "data" / folder).iterdir())
+    for path in sorted((ROOT / "data" / folder).rglob("*"))
+    if path.is_file()
 }
 PRESETS = ("llama3-8b", "deepseek-v3", "gemma2-9b", "bart-large", "bert-base", "mixtral-8x7b", "mamba-2.8b", "t5-base")
 WEIRD = (

@@ -74,7 +74,7 @@ def test_the_answers_are_those_of_the_commands(command: str, answer: str) -> Non
 
 def test_the_readme_has_eight_answers_and_is_short() -> None:
     assert len(ANSWER.findall(README.read_text())) == 8
-    assert len(README.read_text().splitlines()) < 80
+    assert len(README.read_text().splitlines()) <= 80
 
 
 def test_the_chinese_readme_has_the_same_answers() -> None:

@@ -179,8 +179,8 @@ def _notes(run: TimedRun) -> list[str]:
     rules = [f"{rule} at 45 % MFU: {duration(value)}" for rule, value in run.rules.items() if value is not None]
     resident, capacity = run.resident_bytes, run.hardware.capacity_bytes
     too_large = (
-        f"weights and cache are {units.memory(resident)} a device, which has {units.memory(capacity)}: they do not fit; "
-        "--devices N divides them"
+        f"weights and cache are {units.memory(resident)} a device, which has {units.memory(capacity)}: they do not "
+        "fit; --devices N divides them"
     )
     return [
         *([too_large] if resident > capacity else []),

@@ -23,7 +23,6 @@ from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount, params
 from ..model import ModelSpec
 
-
 RECOMPUTES = "megatron_recompute"
 """Key of the rule whose formula counts the second forward pass of every layer itself."""
 

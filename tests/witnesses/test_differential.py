@@ -23,7 +23,7 @@ DRAWN = 4
 MOST_EMPTY = 0.2
 """Largest allowed share of variations that compare nothing."""
 
-KINDS = [kind for kind in model_types() if family_of(kind).read is not None]
+KINDS = [kind for kind in model_types() if family_of(kind).read is not None and not family_of(kind).code]
 
 SHARES = 4
 """Number of tests that share the model types, so that several processes can run them. Each keeps its own variations

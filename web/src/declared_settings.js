@@ -14,6 +14,7 @@ export const DECLARED = {
   logits_dtype: {"option": "--logits-dtype", "kind": "text"},
   optimizer: {"option": "--optimizer", "kind": "text"},
   recompute: {"option": "--recompute", "kind": "text"},
+  dropout: {"option": "--dropout", "kind": "text"},
   num_microbatches: {"option": "--num-microbatches", "kind": "number", "least": 1, "most": 1048576},
   momentum: {"option": "--momentum", "kind": "flag"},
   optimizer_impl: {"option": "--optimizer-impl", "kind": "word", "words": ["foreach", "fused", "loop"]},

@@ -39,6 +39,7 @@ def job_for(
     """
     require_torch("verify --distributed")
     count = 2 * layout.pp if microbatches is None else microbatches
+    spec = spec if spec.dropout is None else spec.with_dropout(0)  # the reference has no dropout
     job = Job(spec, layout, batch, default_seq(spec) if seq is None else seq, count)
     longest = longest_pass(spec)
     if longest is not None and job.seq > longest:
