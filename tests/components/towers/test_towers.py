@@ -173,7 +173,8 @@ def test_tower_defaults_are_those_of_the_configuration_class(kind: str) -> None:
     whole = whole.encoder if kind in MEASURED_WHOLE else whole  # the module that contains its encoders
     for name, section in sections_of(kind, family_of(kind).tower_file).items():
         for own, defaults in section.kinds.items():
-            made = CONFIG_MAPPING[own]() if own in CONFIG_MAPPING and own not in model_types() else type(getattr(whole, name))()
+            is_encoder = own in CONFIG_MAPPING and own not in model_types()
+            made = CONFIG_MAPPING[own]() if is_encoder else type(getattr(whole, name))()
             for field, value in defaults.items():
                 assert value in (getattr(made, field), getattr(type(made), field, None)), f"{kind}: {name}.{field}"
         for field, value in section.above.items():
