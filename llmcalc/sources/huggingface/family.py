@@ -123,6 +123,8 @@ class Family:
     dropout: the fields of its configs with probabilities of dropout; by default `attention_dropout` alone.
     towers: prefixes of the names of classes that build vision or audio encoders for a text model with a flat config.
     tower_file: the file in `towers` that reads its vision and audio encoders.
+    uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
+        encoders that are not supported; a remark names each.
 
     writes: field → its value, for config fields that have a special meaning here or exist only in this family.
     spelled_as_read: whether its aliases are those of older files and not those of its class.
@@ -152,6 +154,7 @@ class Family:
     dropout: DropoutFields = ATTENTION_DROPOUT
     towers: str = ""
     tower_file: str = ""
+    uncounted_encoders: Mapping[str, str] = field(default_factory=dict)
     writes: Writes = field(default_factory=dict)
     spelled_as_read: bool = False
     alone: bool = True

@@ -334,7 +334,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 
-        towers, tower_notes = read_towers(wrapper, family_of(wrapper).tower_file, wrapper_config, model["hidden_size"])
+        towers, tower_notes = read_towers(wrapper, family_of(wrapper), wrapper_config, model["hidden_size"])
         model |= {"towers": towers} if towers else {}
         notes += tower_notes
     return Reading(model, notes, kind, config.unknown, config.from_defaults)

@@ -15,6 +15,7 @@ from ....components.choice import PartError
 from ....components.towers import Tower
 from ....errors import InputError
 from ..config import Config
+from ..family import Family
 from ..parts import Table
 from ..unknown import remark
 from .section import IGNORED, Section
@@ -30,18 +31,20 @@ def sections_of(kind: str, file: str) -> Mapping[str, Section]:
     return wrappers[kind]
 
 
-def read_towers(kind: str, file: str, wrapper: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
+def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: int) -> tuple[Table, list[str]]:
     """Returns the `towers` table of a wrapper's description, and remarks.
 
     kind: the wrapper's model type.
+    family: its record.
     width: width of the text model.
     """
-    supported, towers, notes = sections_of(kind, file), Table(), list[str]()
-    for name in SECTIONS:
+    supported, towers, notes = sections_of(kind, family.tower_file), Table(), list[str]()
+    for name in dict.fromkeys((*SECTIONS, *family.uncounted_encoders)):
         section = wrapper.get(name)
         if name not in supported:
-            if isinstance(section, dict):
-                encoder_type = section.get("model_type") or name.removesuffix("_config")
+            stated_type = section.get("model_type") if isinstance(section, dict) else None
+            if isinstance(section, dict) or name in family.uncounted_encoders:
+                encoder_type = stated_type or family.uncounted_encoders.get(name, name.removesuffix("_config"))
                 notes.append(f"its encoder is not counted: {name}: '{encoder_type}' is not supported")
             continue
         if section is None and supported[name].built is None:

@@ -44,10 +44,8 @@ def _video_llava(wrapper: Config, config: Config, width: int) -> Table:
 def _vipllava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads ViP-LLaVA: a norm and two linear layers. Outputs of several layers of the encoder are not supported."""
     one_layer(wrapper)
-    act, norm = (
-        wrapper.choice(ACTIVATIONS, "projector_hidden_act"),
-        layernorm(wrapper.number("projector_layernorm_eps")),
-    )
+    act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
+    norm = layernorm(wrapper.number("projector_layernorm_eps"))
     maps = ((width, True, act), (width, True, "identity"))
     return {
         "vision_tower": ENCODERS[config.model_type](config),

@@ -53,8 +53,18 @@ COMMON: dict[str, Any] = {
 }
 
 FAMILIES = {
-    "aria": Family(None, {"tie_word_embeddings": False}, text="aria_text", tower_file="unread"),
-    "emu3": Family(None, {"tie_word_embeddings": False}, text="emu3_text_model", tower_file="unread"),
+    "aria": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="aria_text",
+        uncounted_encoders={"vision_config": "idefics3_vision"},  # learned queries attend to its patches
+    ),
+    "emu3": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="emu3_text_model",
+        uncounted_encoders={"vq_config": "emu3_vqgan"},  # images as tokens
+    ),
     "aria_text": Family(
         _aria,
         {

@@ -101,7 +101,7 @@ def _t5gemma2(config: Config) -> Table:
     from ...towers import read_towers
 
     towers, notes = read_towers(
-        "t5gemma2", FAMILIES["t5gemma2"].tower_file, {**encoder_wrapper.data, "tie_word_embeddings": tied}, width
+        "t5gemma2", FAMILIES["t5gemma2"], {**encoder_wrapper.data, "tie_word_embeddings": tied}, width
     )
     for part_config, ignored in ((encoder_wrapper, IMAGES), (encoder_config, IGNORED), (decoder_config, IGNORED)):
         part_config.close(ignored, config)

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from typing import NamedTuple
+
+SHAPES: dict[str, list[dict[str, object]]] = {}
+"""Wrappers: their text models are in other files."""
+
+
+class UncountedModules(NamedTuple):
+    """The class of a wrapper and the modules of its encoders, which are not counted.
+
+    fields: further fields of the small config, which the class compares with those of its text model.
+    text_model: the module that is run for FLOPs and cache; the class itself if empty.
+    """
+
+    class_name: str
+    modules: str
+    fields: dict[str, object] = {}
+    text_model: str = ""
+
+
+BLIP = "vision_model + qformer + language_projection + query_tokens"
+
+WRAPPERS = {
+    "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
+    "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
+    "ovis2": UncountedModules(
+        "Ovis2ForConditionalGeneration", "vision_tower + visual_embeddings_table", {"hidden_size": 32, "vocab_size": 96}
+    ),
+    "janus": UncountedModules(
+        "JanusForConditionalGeneration",
+        "vision_model + aligner + vqmodel + generation_embeddings + generation_aligner + generation_head",
+    ),
+    "deepseek_vl_hybrid": UncountedModules(
+        "DeepseekVLHybridForConditionalGeneration",
+        "high_res_vision_model + high_res_vision_neck + high_res_vision_proj + high_res_vision_alpha + vision_model + "
+        "aligner",
+    ),
+    "idefics2": UncountedModules("Idefics2ForConditionalGeneration", "vision_model + connector"),
+    "minicpmv4_6": UncountedModules("MiniCPMV4_6ForConditionalGeneration", "vision_tower + merger"),
+    "minicpmv4_7": UncountedModules("MiniCPMV4_7ForConditionalGeneration", "vision_tower + merger"),
+    "minicpm_ocr": UncountedModules("MiniCPMOcrForConditionalGeneration", "vision_tower + merger"),
+    "nemotron_h_omni": UncountedModules(
+        "NemotronH_Omni_Reasoning_V3", "vision_model + multi_modal_projector", text_model="language_model"
+    ),
+    "nemo_speechlm": UncountedModules(
+        "Nemotron3_5TranscribeForConditionalGeneration",
+        "audio_tower + multi_modal_projector + word_timestamp_encoder + word_timestamp_head",
+    ),
+    "granite_speech": UncountedModules("GraniteSpeechForConditionalGeneration", "encoder + projector"),
+    "granite_speech_plus": UncountedModules("GraniteSpeechPlusForConditionalGeneration", "encoder + projector"),
+    "glmasr": UncountedModules("GlmAsrForConditionalGeneration", "audio_tower + multi_modal_projector"),
+    "qwen3_asr": UncountedModules("Qwen3ASRForConditionalGeneration", "audio_tower + multi_modal_projector"),
+    "fun_asr_nano": UncountedModules(
+        "FunAsrNanoForConditionalGeneration",
+        "audio_tower + multi_modal_projector",
+        {"adaptor_config": {"hidden_size": 32, "intermediate_size": 8}},
+    ),
+    "vibevoice": UncountedModules(
+        "VibeVoiceForConditionalGeneration",
+        "audio_tower + multi_modal_projector + semantic_tokenizer_encoder + semantic_connector + diffusion_head + "
+        "latent_scaling_factor + latent_bias_factor",
+    ),
+    "vibevoice_asr": UncountedModules(
+        "VibeVoiceAsrForConditionalGeneration",
+        "acoustic_tokenizer_encoder + semantic_tokenizer_encoder + multi_modal_projector",
+    ),
+    "florence2": UncountedModules("Florence2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
+    "blip-2": UncountedModules("Blip2ForConditionalGeneration", BLIP, text_model="language_model"),
+    "instructblip": UncountedModules("InstructBlipForConditionalGeneration", BLIP, text_model="language_model"),
+    "instructblipvideo": UncountedModules(
+        "InstructBlipVideoForConditionalGeneration", BLIP, text_model="language_model"
+    ),
+}
+"""Wrapper → its class and the modules of its encoders."""
+
+UNBUILT = {"fast_vlm": "its class needs timm", "perception_lm": "its class needs timm"}
+"""Wrapper → the reason why its class is not compared."""

@@ -1,0 +1,73 @@
+"""Wrappers whose encoders are not counted: their text models against the rest of the class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from llmcalc.costs.cache import cache_bits_of
+from llmcalc.costs.flops import forward_of
+from llmcalc.costs.params import total_of
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import family_of, model_types, read_config, text_of
+from llmcalc.units import bits_to_bytes
+from llmcalc.witnesses.deviations import total
+from llmcalc.witnesses.measure import parameters
+from llmcalc.witnesses.reference import LEAST_SEQ
+from llmcalc.witnesses.transformers import build, quirks_of, run_forward
+from tests.builders import run_config
+from tests.components.towers.test_towers import held, wrapped
+from tests.families.multimodal.uncounted import UNBUILT, WRAPPERS
+
+EARLIER = {"aria", "emu3"}
+"""Wrappers whose encoders were not counted before; tests/data/cases has their real configs."""
+
+
+def _config(kind: str) -> dict[str, Any]:
+    return wrapped(kind, {"architectures": [WRAPPERS[kind].class_name], **WRAPPERS[kind].fields})
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
+    config = _config(kind)
+    table, notes = read_config(config)
+    spec, model = ModelSpec.model_validate(table), build(config)
+    text_type = text_of(config)[2]
+    encoders = held(model, WRAPPERS[kind].modules)
+    assert encoders
+    assert total(text_type, "parameters", total_of, spec) == parameters(model)[""] - encoders
+    measured = run_forward(
+        spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, quirks_of(config["text_config"])
+    )
+    run = run_config(seq=LEAST_SEQ)
+    assert total(text_type, "forward_flops", forward_of, spec, run) == measured.flops[""]
+    assert measured.cache is not None
+    assert bits_to_bytes(total(text_type, "cache_bytes", cache_bits_of("bfloat16"), spec, run)) == measured.cache
+    assert [note for note in notes if "is not counted" in note] == [
+        f"its encoder is not counted: {section}: '{encoder}' is not supported"
+        for section, encoder in sorted(
+            family_of(kind).uncounted_encoders.items(), key=lambda item: not item[0].startswith(("vision", "audio"))
+        )
+    ]
+
+
+@pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True), (None, True), (None, False)])
+@pytest.mark.parametrize("kind", [kind for kind in WRAPPERS if family_of(kind).text != "bart"])
+def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool | None, inner: bool) -> None:
+    """Without a value in the wrapper the text model's counts, unless the class ties nothing."""
+    config = {name: value for name, value in _config(kind).items() if name != "tie_word_embeddings"}
+    config["text_config"] = {**config["text_config"], "tie_word_embeddings": inner}
+    if outer is None:
+        text = read_config(config["text_config"])[0]["tie_word_embeddings"]
+        assert read_config(config)[0]["tie_word_embeddings"] == (text and family_of(kind).ties != "never")
+        return
+    config["tie_word_embeddings"] = outer
+    model: Any = build(config, to_run=False).get_submodule(WRAPPERS[kind].text_model)
+    tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert read_config(config)[0]["tie_word_embeddings"] == tied
+
+
+def test_every_wrapper_with_uncounted_encoders_is_compared() -> None:
+    uncounted = {kind for kind in model_types() if family_of(kind).uncounted_encoders}
+    assert uncounted == {*WRAPPERS, *UNBUILT, *EARLIER}
