@@ -25,6 +25,10 @@ TIE = 0.03
 """Difference of two estimates, as a share, below which they cannot be told apart: equal runs repeat within 3 to 5 %."""
 
 
+DIGITS = 10
+"""Significant digits of seconds in documents."""
+
+
 class Bounds(Record):
     """Measured over estimated seconds: the ends of the range."""
 
@@ -93,8 +97,8 @@ class Range:
     tested: TestedClass | None
 
     def seconds(self) -> dict[str, Any]:
-        """The range as plain data."""
-        return {"estimate": self.estimate, "low": self.low, "high": self.high}
+        """The range as plain data, with as many digits as are the same on every platform's floating-point library."""
+        return {name: float(f"{getattr(self, name):.{DIGITS}g}") for name in ("estimate", "low", "high")}
 
     def class_data(self) -> dict[str, Any]:
         """The class as plain data."""
