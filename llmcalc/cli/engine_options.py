@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from ..errors import InputError
 from .help import Command
+
+if TYPE_CHECKING:
+    from ..questions.engines import EngineQuestion
+    from ..reports.answer import ReportedAnswer
+    from .target_options import Reading, Writing
 
 VALUES = "llmcalc.engine_flags"
 """Key of the engine's flags in the context's `meta`."""
@@ -118,3 +123,50 @@ def starts_servers(launch: Path) -> bool:
     from ..frameworks.server_files.read import starts_any
 
     return starts_any(launch)
+
+
+def show_servers(
+    ask: Callable[[EngineQuestion], ReportedAnswer],
+    *,
+    launch: Path | None,
+    target: str | None,
+    engines: Sequence[str],
+    values: Mapping[str, Any],
+    hardware: str | None,
+    quantize: str | None,
+    receipt: str | None,
+    reading: Reading,
+    writing: Writing,
+    table: str | None,
+) -> None:
+    """Shows the answers about a launch file's servers, or about engines with TARGET. Exit code 1 if one is not ok.
+
+    ask: the question that is asked of each. values: the engine's flags. The others are the command's options.
+    """
+    from ..questions.engines import EngineQuestion, ask_servers, launched_questions
+    from ..sources.preset import name_in_errors
+
+    if launch is not None:
+        questions = launched_questions(
+            launch,
+            reading.load,
+            target=target,
+            engines=engines,
+            values=values,
+            hardware=hardware,
+            quantize=quantize,
+            allow_unknown=reading.allow_unknown,
+        )
+        if not questions:
+            raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
+        answer = ask_servers(questions, ask)
+        report = answer.report()
+    else:
+        assert target is not None
+        preset = reading.load(target)
+        with name_in_errors(preset):
+            answer = ask(EngineQuestion(preset, tuple(engines), values, hardware, quantize, receipt))
+            report = answer.report()
+    writing.show(report, table)
+    if not answer.ok:
+        raise typer.Exit(1)

@@ -9,7 +9,7 @@ from ..device_memory.settings import Settings
 from ..errors import InputError
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
-from .engine_options import EngineCommand, EngineOption, ReceiptOption, engine_flags, require_engine
+from .engine_options import EngineCommand, EngineOption, ReceiptOption, engine_flags, require_engine, show_servers
 from .hardware import accelerator_option
 from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given, size
@@ -71,44 +71,26 @@ def command(
     from ..sources.preset import name_in_errors
 
     require_engine(receipt, engine, launch)
-    if launch is not None:
-        from ..questions.engines import ask_engine_fit, ask_servers, launched_questions
+    if launch is None and not target:
+        raise InputError("missing argument TARGET, or --launch FILE with a model in it (llmcalc fit --help explains)")
+    if engine or launch is not None:
+        from ..questions.engines import ask_engine_fit
 
-        questions = launched_questions(
-            launch,
-            reading.load,
+        show_servers(
+            lambda question: ask_engine_fit(question, settings.batch, settings.seq, layout_request.devices),
+            launch=launch,
             target=target,
             engines=engine or (),
             values=engine_flags(context),
             hardware=hardware,
             quantize=settings.quantize,
-            allow_unknown=reading.allow_unknown,
+            receipt=receipt,
+            reading=reading,
+            writing=writing,
+            table=table,
         )
-        if not questions:
-            raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
-        servers = ask_servers(
-            questions, lambda question: ask_engine_fit(question, settings.batch, settings.seq, layout_request.devices)
-        )
-        writing.show(servers.report(), table)
-        if not servers.ok:
-            raise typer.Exit(1)
         return
-    if not target:
-        raise InputError("missing argument TARGET, or --launch FILE with a model in it (llmcalc fit --help explains)")
-    if engine:
-        from ..questions.engines import EngineQuestion, ask_engine_fit
-
-        preset = reading.load(target)
-        engine_question = EngineQuestion(
-            preset, tuple(engine), engine_flags(context), hardware, settings.quantize, receipt
-        )
-        with name_in_errors(preset):
-            answer = ask_engine_fit(engine_question, settings.batch, settings.seq, layout_request.devices)
-            report = answer.report()
-        writing.show(report, table)
-        if not answer.ok:
-            raise typer.Exit(1)
-        return
+    assert target is not None
     include = included(with_mtp, with_towers)
     question = RunQuestion(
         preset=reading.load(target, include),

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,6 +17,7 @@ from .engine_options import (
     ReceiptOption,
     engine_flags,
     require_engine,
+    show_servers,
     starts_servers,
 )
 from .hardware import complete_name
@@ -85,8 +85,25 @@ def command(
 
     require_engine(receipt, engine, launch)
     if engine or (launch is not None and starts_servers(launch)):
-        flags = engine_flags(context)
-        _show_engines(engine or [], flags, target, hardware, settings, receipt, reading, writing, table, launch)
+        from ..questions.engines import ask_engine_memory
+
+        if len(hardware or ()) > 1:
+            raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+        if launch is None and not target:
+            raise InputError("missing argument TARGET (llmcalc memory --help explains)")
+        show_servers(
+            ask_engine_memory,
+            launch=launch,
+            target=target,
+            engines=engine or (),
+            values=engine_flags(context),
+            hardware=hardware[0] if hardware else None,
+            quantize=settings.quantize,
+            receipt=receipt,
+            reading=reading,
+            writing=writing,
+            table=table,
+        )
         return
     include = included(with_mtp, with_towers)
     question = memory_question(
@@ -118,52 +135,5 @@ def command(
                 f"warning: {fit.hardware.name}: tight: {units.percent(fit.share)} of its {memory_of} memory with the "
                 "estimated fragmentation; it fits only without"
             )
-    if not answer.ok:
-        raise typer.Exit(1)
-
-
-def _show_engines(
-    engines: list[str],
-    values: Mapping[str, Any],
-    target: str | None,
-    hardware: list[str] | None,
-    settings: Settings,
-    receipt: str | None,
-    reading: Reading,
-    writing: Writing,
-    table: str | None,
-    launch: Path | None = None,
-) -> None:
-    """Shows what engines do with an accelerator's memory. Exit code 1 if one of them does not start."""
-    from ..questions.engines import EngineQuestion, ask_engine_memory, ask_servers, launched_questions
-    from ..sources.preset import name_in_errors
-
-    if len(hardware or ()) > 1:
-        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
-    if launch is not None:
-        questions = launched_questions(
-            launch,
-            reading.load,
-            target=target,
-            engines=engines,
-            values=values,
-            hardware=hardware[0] if hardware else None,
-            quantize=settings.quantize,
-            allow_unknown=reading.allow_unknown,
-        )
-        servers = ask_servers(questions, ask_engine_memory)
-        writing.show(servers.report(), table)
-        if not servers.ok:
-            raise typer.Exit(1)
-        return
-    if not target:
-        raise InputError("missing argument TARGET (llmcalc memory --help explains)")
-    preset = reading.load(target)
-    with name_in_errors(preset):
-        accelerator = hardware[0] if hardware else None
-        question = EngineQuestion(preset, tuple(engines), values, accelerator, settings.quantize, receipt)
-        answer = ask_engine_memory(question)
-        report = answer.report()
-    writing.show(report, table)
     if not answer.ok:
         raise typer.Exit(1)

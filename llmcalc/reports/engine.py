@@ -175,11 +175,9 @@ def _answer(memory: EngineMemory) -> str:
 
 
 def _aside(use: EngineUse) -> str:
-    shown = (
-        "--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--max_num_tokens", "--max_seq_len",
-        "--ctx-size", "--ubatch-size", "num_ctx",
-    )  # fmt: skip
-    defaults = ", ".join(f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in shown)
+    defaults = ", ".join(
+        f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in use.engine.shown_defaults
+    )
     of_device = "of each device" if any(term.device for term in use.memory.terms) else "of one device"
     return f"{of_device}, in {units.GIB.name}" + (f"; default {defaults}" if defaults else "") + _launch_aside(use)
 

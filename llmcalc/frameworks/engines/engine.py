@@ -112,6 +112,7 @@ class Engine:
         request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
+    shown_defaults: flags whose defaults stand below the heading of a screen; default none.
     stacks: (first version, name of the stack that times its passes from there on), the oldest first.
     """
 
@@ -127,6 +128,7 @@ class Engine:
     serving: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     shows_alternatives: bool = False
+    shown_defaults: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     def runs_on(self, hardware: Hardware) -> bool:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from ...accelerator import Hardware
 from ...sources.preset import Preset
-from ..engines.engine import EngineMemory, EngineVersion
+from ..engines.engine import EngineVersion
 from ..engines.versions import read_engine_record
 from ..ggml import changes
+from ..ggml.functions import ServerFunctions
 from ..ggml.server import GgmlServer
 from ..ggml.versions import GgmlRecord
 
@@ -42,23 +43,11 @@ def server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     return IkServer(preset, hardware, version, chosen, record())
 
 
-def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Computes the buffers of each device and of the host."""
-    return changes.memory(server(preset, hardware, version, flags))
+_FUNCTIONS = ServerFunctions(server)
 
-
-def candidates(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields changes that leave more room on the GPUs, the cheapest first."""
-    return changes.candidates(server(preset, hardware, version, flags))
-
-
-def layouts(
-    preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any], most: int
-) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
-    """Yields the flags of each placement with what the server then does, the cheapest first."""
-    return changes.layouts(server(preset, hardware, version, flags), most)
-
-
-serving = changes.serving
+memory, candidates, layouts, serving = (
+    _FUNCTIONS.memory,
+    _FUNCTIONS.candidates,
+    _FUNCTIONS.layouts,
+    changes.serving,
+)

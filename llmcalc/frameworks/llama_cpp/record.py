@@ -17,5 +17,6 @@ ENGINE = Engine(
     serving=FromFile(__package__, "server:serving"),
     vendors=("NVIDIA", "AMD", "Apple", "Intel"),
     shows_alternatives=True,
+    shown_defaults=("--ctx-size", "--ubatch-size"),
     stacks=(((0,), "llamacpp"),),
 )

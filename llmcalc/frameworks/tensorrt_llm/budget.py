@@ -149,8 +149,8 @@ class Server(EngineServer):
         outside = self.record.outside_torch(self.hardware, self.tp * self.pp)
         weights = self.measured("weights", self.stored_weights(rank))
         activations = self.measured("profile_run", self.dummy_run(rank))
-        beside = self.measured("non_torch", outside.mib * MIB)
-        peak = weights + activations + beside
+        outside_bytes = self.measured("non_torch", outside.mib * MIB)
+        peak = weights + activations + outside_bytes
         available = self.measured("kv_cache", int(self.fraction * (self.hardware.capacity_bytes - peak)))
         blocks = self.blocks(available, self.token_bytes(rank))
         place = self.rules.place
@@ -160,7 +160,7 @@ class Server(EngineServer):
             Term("budget", peak + max(available, 0), "estimate", place, budget_origin),
             Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
             Term("profile_run", activations, "estimate", place, tokens_origin),
-            Term("non_torch", beside, "estimate", outside.source, "context, NCCL, libraries and CUDA graphs"),
+            Term("non_torch", outside_bytes, "estimate", outside.source, "context, NCCL, libraries and CUDA graphs"),
             Term("cuda_graphs", 0, "source", place, "measured together with the memory outside torch"),
             Term("kv_cache", max(available, 0), "estimate", place, f"{blocks:,} blocks of {self.tokens_per_block}"),
         )

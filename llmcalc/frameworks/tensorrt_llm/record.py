@@ -27,5 +27,6 @@ ENGINE = Engine(
         "kv_cache": "--kv_cache_dtype",
     },
     vendors=("NVIDIA",),
+    shown_defaults=("--max_num_tokens", "--max_seq_len"),
     stacks=(((0,), "tensorrt-llm"),),
 )

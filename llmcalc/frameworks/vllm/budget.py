@@ -313,14 +313,14 @@ class Server(EngineServer):
         pool = block_pool(rank, self.cached_element_bytes, self.block_size, rules, has_full_windows, drafted)
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
-        beside = self.measured("non_torch", outside.mib * MIB)
+        outside_bytes = self.measured("non_torch", outside.mib * MIB)
         budget = math.ceil(self.utilization * self.total)
         weights = self.stored_weights(rank)
         if self.draft is not None:
             weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
         weights = self.measured("weights", weights)
         peak = self.measured("profile_run", run.peak_bytes(rank, rules))
-        taken = weights + peak + beside + (graphs if self.subtracts_graphs else 0)
+        taken = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
         available = int(self.flags.get("kv_cache_memory_bytes", self.measured("kv_cache", budget - taken)))
         blocks = int(self.flags.get("num_gpu_blocks_override", pool.blocks(available)))
         estimate: TermStatus = "estimate"
@@ -329,7 +329,7 @@ class Server(EngineServer):
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
             Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
-            Term("non_torch", beside, estimate, outside.source, "context, NCCL and libraries"),
+            Term("non_torch", outside_bytes, estimate, outside.source, "context, NCCL and libraries"),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(
                 "kv_cache", max(available, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"

@@ -27,5 +27,6 @@ ENGINE = Engine(
         "cuda_graphs": "--enforce-eager",
         "kv_cache": "--kv-cache-dtype",
     },
+    shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
     stacks=(((0,), "vllm-2024"), ((0, 8), "vllm")),
 )

@@ -229,7 +229,7 @@ def test_the_cache_of_llama_cpp() -> None:
     ("name", "preset"),
     [
         ("meta-llama/Llama-3.1-8B-Instruct", "llama3.1-8b"),
-        ("/root/.cache/huggingface/hub/models--openai--gpt-oss-120b/snapshots/b5c939de", "gpt-oss-120b"),
+        ("/models/huggingface/hub/models--openai--gpt-oss-120b/snapshots/b5c939de", "gpt-oss-120b"),
         ("/models/Qwen3-8B/", "qwen3-8b"),
         ("Meta Llama 3 8B", "llama3-8b"),
         ("own", None),

@@ -1,5 +1,5 @@
 docker run -d --rm --gpus '"device=0,1"' --ipc=host -p 8000:8000 \
-  -v ~/.cache/huggingface:/root/.cache/huggingface \
+  -v ~/.cache/huggingface:/models/huggingface \
   -e HF_TOKEN=secret \
   vllm/vllm-openai:v0.21.0 \
   --model meta-llama/Llama-3.1-8B-Instruct --tensor-parallel-size 2 --max-model-len 65536 \
