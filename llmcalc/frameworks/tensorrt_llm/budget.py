@@ -53,14 +53,6 @@ class Server(EngineServer):
     def rules(self) -> Rules:
         return self.record.rules(self.numbers)
 
-    @property
-    def tp(self) -> int:
-        return int(self.flags.get("tp_size", 1))
-
-    @property
-    def pp(self) -> int:
-        return int(self.flags.get("pp_size", 1))
-
     @cached_property
     def layout(self) -> Layout:
         """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts."""
@@ -87,14 +79,6 @@ class Server(EngineServer):
         is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank(0).latent_projections > 0
         default = FLASH_MLA_BLOCK if is_flash_mla else self.record.defaults.tokens_per_block
         return int(self.flags.get("tokens_per_block", default))
-
-    @property
-    def cached_element_bytes(self) -> int:
-        """Bytes of a cached element."""
-        word = self.flags.get("kv_cache_dtype", "auto")
-        if word == "auto":
-            return 4 if self.dtype == "float32" else 2
-        return 1 if word == "fp8" else 2
 
     @property
     def defaults(self) -> dict[str, Any]:
