@@ -112,6 +112,7 @@ class Engine:
         request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
+    budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.
     shown_defaults: flags whose defaults stand below the heading of a screen; default none.
     stacks: (first version, name of the stack that times its passes from there on), the oldest first.
     """
@@ -128,6 +129,7 @@ class Engine:
     serving: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     shows_alternatives: bool = False
+    budgets_free_memory: bool = False
     shown_defaults: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
 

@@ -1,8 +1,8 @@
 """What torch's allocator leaves unused beside weights: SGLang measures weights by the memory that is free.
 
-A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB (`kMinLargeAlloc` and `kRoundLarge`
-of c10/cuda/CUDACachingAllocator.cpp). Projections of queries, keys and values are one matrix, gates and up-projections too
-(layers/linear.py: `QKVParallelLinear`, `MergedColumnParallelLinear`; layers/moe/fused_moe_triton: `w13_weight`).
+A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB (`kMinLargeAlloc`, `kRoundLarge`
+of c10/cuda/CUDACachingAllocator.cpp). Projections of queries, keys and values are one matrix, gates and up-projections
+too (layers/linear.py: `QKVParallelLinear`, `MergedColumnParallelLinear`; layers/moe/fused_moe_triton: `w13_weight`).
 """
 
 from __future__ import annotations

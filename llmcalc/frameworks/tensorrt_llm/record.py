@@ -13,6 +13,7 @@ ENGINE = Engine(
     memory=FromFile(__package__, "budget:memory"),
     candidates=FromFile(__package__, "changes:candidates"),
     layouts=FromFile(__package__, "changes:layouts"),
+    budgets_free_memory=True,
     instead={
         "--seq": "--max_seq_len",
         "-s": "--max_seq_len",
