@@ -63,6 +63,11 @@ TEXTS = {
         "--num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 128 --micro-batch-size 1 "
         "--global-batch-size 2 --bf16 --use-mcore-models --train-iters 1\n"
     ),
+    "serve.sh": "vllm serve Qwen/Qwen3-8B --max-num-seqs 64 --max-model-len 16384\n",
+    "grpo.yaml": (
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_vllm: true\nnum_generations: 8\nmax_prompt_length: 256\n"
+        "max_completion_length: 256\nper_device_train_batch_size: 8\noutput_dir: out\n"
+    ),
     "server.log": (LOGS / "vllm_v1.log").read_text(),
     "oom.log": (LOGS / "torch_other_processes.log").read_text(),
     "buffers.log": (LOGS / "llamacpp.log").read_text(),

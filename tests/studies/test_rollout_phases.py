@@ -102,8 +102,8 @@ def test_verl_divides_states_and_frees_the_cache(tmp_path: Path) -> None:
 
 
 def test_what_verl_offloads_is_absent_between_updates(tmp_path: Path) -> None:
-    section = "actor_rollout_ref.actor.fsdp_config"
-    words = f" {section}.param_offload=True {section}.optimizer_offload=True actor_rollout_ref.ref.fsdp_config.param_offload=True"
+    actor, reference = (f"actor_rollout_ref.{model}.fsdp_config" for model in ("actor", "ref"))
+    words = f" {actor}.param_offload=True {actor}.optimizer_offload=True {reference}.param_offload=True"
     whole, offloaded = (
         phases_of(tmp_path, "verl.sh", text)
         for text in (VERL, VERL + words + " actor_rollout_ref.rollout.enforce_eager=True")

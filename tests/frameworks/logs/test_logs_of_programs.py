@@ -352,3 +352,16 @@ def test_fit_with_a_receipt() -> None:
         for more in ({}, {"receipt": LOGS / "vllm_v1.log"})
     )
     assert 0 < abs(received / plain - 1) < 0.01
+
+
+def test_a_cache_in_fp8_that_the_log_does_not_mention(tmp_path: Path) -> None:
+    """Twice the tokens in the same bytes: fp8 by the checkpoint, which the arguments do not show."""
+    log = (LOGS / "vllm_fewer_sequences.log").read_text()
+    file = tmp_path / "fp8.log"
+    file.write_text(log.replace("451,456 tokens", "902,912 tokens"))
+    document = functions.explain_log(file, None).document
+    tokens = next(term for term in document["terms"] if term["name"] == "kv_tokens")
+    plain = explained("vllm_fewer_sequences")
+    assert tokens["computed"] == pytest.approx(2 * sizes(plain, "computed")["kv_tokens"], rel=1e-3)
+    assert any("--kv-cache-dtype fp8" in note for note in document["notes"])
+    assert not any("--kv-cache-dtype" in note for note in plain["notes"])
