@@ -7,9 +7,9 @@ import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from llmcalc.cli.main import app
-from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
 SECTION = re.search(r"## Questions that are often asked\n(.*?)\n## ", (ROOT / "docs/engines.md").read_text(), re.DOTALL)
