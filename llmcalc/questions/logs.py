@@ -199,6 +199,9 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
         except InputError as second:
             run.missing.append(str(second))
             return version, None, ""
+    if record.budgets_free_memory and reading.free is not None:
+        flags[FIELD] = Receipt(run.question.file, in_use_before(reading, hardware), memory.settings)
+        memory = record.memory_on(preset, hardware, version, flags)
     word = _fp8_word(record, flags)
     if word and _halves_the_cache(reading, memory):
         flags["kv_cache_dtype"] = word
@@ -211,9 +214,14 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
     if not reading.refused:
         return version, memory, ""
     measured = {term.name: term.value for term in reading.terms if term.unit == "bytes"}
-    receipt = Receipt(run.question.file, measured, memory.settings)
+    receipt = Receipt(run.question.file, in_use_before(reading, hardware) | measured, memory.settings)
     changes = record.changes_on(preset, hardware, version, {**flags, FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
+
+
+def in_use_before(reading: LogReading, hardware: Hardware) -> dict[str, int]:
+    """Returns the term of the memory that was in use before loading; empty where the log does not say what was free."""
+    return {} if reading.free is None else {"non_torch": hardware.capacity_bytes - reading.free}
 
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:

@@ -251,7 +251,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         ),
         Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
         Term("profile_run", 0, "source", rules.place, "none; activations take what the fraction leaves"),
-        Term("non_torch", server.outside_torch, "estimate", server.context.source, "outside the budget"),
+        Term("non_torch", max(0, server.outside_torch), "estimate", server.context.source, "outside the budget"),
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
         Term("kv_cache", max(available, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )
