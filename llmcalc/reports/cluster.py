@@ -148,7 +148,7 @@ def report(
     by_phase = []
     if rollout:
         engine = engine_note(None if launched is None else launched.rollout)
-        by_phase = [phases_table(rollout, preset.display, aside, answer, said([engine, *notes]))]
+        by_phase = [phases_table(rollout, preset.display, aside, answer, list(filter(None, (engine, *notes))))]
         parts = Table(f"The update on rank {largest.rank}", part_columns, part_rows, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
