@@ -15,6 +15,7 @@ from ..device_memory.device_memory import DeviceMemory
 from ..errors import InputError
 from ..evidence import Status
 from ..frameworks.engines.engine import EngineMemory
+from ..frameworks.engines.flags import read_values
 from ..frameworks.engines.rank import EngineRank
 from ..frameworks.engines.registry import engine_and_version
 from ..frameworks.launch.rollout import Rollout
@@ -88,7 +89,8 @@ class _Phases:
             free = hardware.capacity_bytes - sum(term.bytes for term in self._between())
             hardware = hardware.model_copy(update={"driver_total": max(free, 1), "usable_memory_bytes": None})
         try:
-            return record.memory_on(self.preset, hardware, version, self.rollout.flags)
+            flags = read_values(record.title, record.known_flags(), self.rollout.flags)
+            return record.memory_on(self.preset, hardware, version, flags)
         except InputError as error:
             raise InputError(f"the rollout's {record.title}: {error}") from None
 

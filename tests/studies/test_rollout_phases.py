@@ -115,6 +115,24 @@ def test_what_verl_offloads_is_absent_between_updates(tmp_path: Path) -> None:
     assert offloaded["update"]["optimizer"] == whole["update"]["optimizer"]
 
 
+def test_flags_of_the_engine_in_verl(tmp_path: Path) -> None:
+    word = " actor_rollout_ref.rollout.engine_kwargs.vllm.kv_cache_dtype=fp8 actor_rollout_ref.rollout.top_p=1"
+    file = tmp_path / "verl.sh"
+    file.write_text(VERL + word)
+    launched = llmcalc.memory(launch=str(file), hardware=["h100"]).report().data["launch"]
+    assert launched["rollout"]["flags"]["kv_cache_dtype"] == "fp8"
+    assert "actor_rollout_ref.rollout.top_p" in launched["ignored"]
+    assert not any("kv_cache_dtype" in key for key in launched["ignored"])
+    for typed, message in (
+        ("engine_kwargs.vllm.kv_cache_dtyp=fp8", "the rollout's vLLM: --kv-cache-dtyp: vLLM has no such flag"),
+        ("expert_parallel_size=4", "expert_parallel_size .the engine's rollouts are modelled"),
+        ("gpu_memory_utilization=nan", "gpu_memory_utilization: 'nan'; expected a share"),
+    ):
+        file.write_text(f"{VERL} actor_rollout_ref.rollout.{typed}")
+        with pytest.raises(InputError, match=message):
+            llmcalc.memory(launch=str(file), hardware=["h100"]).report()
+
+
 def test_sglang_takes_its_share_of_what_the_training_leaves(tmp_path: Path) -> None:
     words = " actor_rollout_ref.rollout.name=sglang actor_rollout_ref.rollout.tensor_model_parallel_size=1"
     rollout = phases_of(tmp_path, "verl.sh", VERL + words)["rollout"]

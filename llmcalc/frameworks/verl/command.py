@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import shown
 from ...parallel.layout import Layout
+from ..engines.registry import engine
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
@@ -36,6 +37,19 @@ ENGINE_FLAGS = {
     "sglang": ("tp_size", "mem_fraction_static", "context_length"),
 }
 """Engine of the rollouts → its flags of tensor parallelism, of its share of memory, and of the longest request."""
+
+DIVIDING = ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
+"""Sizes of the engine's layout that are not modelled."""
+
+READ_BESIDE = frozenset(
+    """
+    name tensor_model_parallel_size gpu_memory_utilization max_model_len max_num_seqs max_num_batched_tokens
+    enforce_eager free_cache_engine log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu
+    log_prob_micro_batch_size_per_gpu update_weights_bucket_megabytes param_offload optimizer_offload model_dtype
+    adv_estimator use_kl_in_reward
+    """.split()  # noqa: SIM905
+)
+"""Last parts of the keys of rollout, reference, critic and algorithm that are read."""
 
 OFFLOADED: dict[str, States] = {
     "param_offload": "weights",
@@ -74,8 +88,15 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         world = _devices(reading, data)
         run = _megatron(reading, data, world) if megatron else _fsdp(reading, data, world)
         rollout = _rollout(reading, data, run.layout, megatron)
-        reading.ignored += [key for key in data if not key.startswith(READ_SECTIONS)]
+        reading.ignored += [key for key in data if not _is_read(key, rollout)]
         return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target, rollout)
+
+
+def _is_read(key: str, rollout: Rollout) -> bool:
+    """Whether a key is read, or refused where it is not modelled."""
+    if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
+        return True
+    return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
 def _devices(reading: Reading, data: Table) -> int:
@@ -257,7 +278,22 @@ def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
         flags["max_num_seqs"] = reading.size(data, f"{ROLLOUT}.max_num_seqs", 256)
         flags["max_num_batched_tokens"] = reading.size(data, f"{ROLLOUT}.max_num_batched_tokens", 8192)
         flags["enforce_eager"] = reading.flag(data, f"{ROLLOUT}.enforce_eager")
-    return name, flags
+    for size in DIVIDING:
+        if data.get(f"{ROLLOUT}.{size}") not in (None, 1):
+            reading.unknown[f"{ROLLOUT}.{size}"] = "the engine's rollouts are modelled with tensor parallelism alone"
+    return name, flags | _engine_arguments(reading, data, name)
+
+
+def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any]:
+    """Further flags of the engine (`engine_kwargs`): those that its record knows to change memory."""
+    section = f"{ROLLOUT}.engine_kwargs.{name}."
+    known = {flag.field: flag for flag in engine(name).known_flags()}
+    flags: dict[str, Any] = {}
+    for key, value in data.items():
+        argument = key.removeprefix(section)
+        if key.startswith(section) and value is not None and not (argument in known and known[argument].is_idle):
+            flags[argument] = value
+    return flags
 
 
 def _log_probability_batch(reading: Reading, data: Table) -> tuple[int, int]:
