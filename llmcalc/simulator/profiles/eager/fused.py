@@ -286,7 +286,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`: the input, and statistics of each row. On a
         GPU an input that is not dense is copied for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
-        eager = self.choices.norm == "eager" and not self.choices.compiled
+        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm
+        eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module)
         graph, rows = self.graph, (*x.shape[:-1], 1)
