@@ -466,7 +466,11 @@ class Settings:
     ] = None
     norm: Annotated[
         NormImplementation | None,
-        Setting("Norms step by step or as one kernel.", "Precision and kernels", "fused in inference, else eager"),
+        Setting(
+            "Norms step by step or as one kernel.",
+            "Precision and kernels",
+            "fused in inference, else RMSNorm step by step and LayerNorm as one kernel",
+        ),
     ] = None
     cross_entropy: Annotated[
         CrossEntropy | None,

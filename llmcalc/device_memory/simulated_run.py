@@ -38,6 +38,8 @@ def kernel_choices(settings: Settings, attention: AttentionImplementation | None
         fused_qkv=bool(settings.fused_qkv),
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
+        fused_layer_norm=settings.norm is None,
+        workspace=True,
     )
 
 
