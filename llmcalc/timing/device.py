@@ -10,7 +10,7 @@ datasheet: none; the figures are assumed for every device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ..accelerator import Hardware
 from ..algebra import Number, choose, floor_div, log2, maximum, minimum
@@ -35,6 +35,19 @@ UNKNOWN_NIC = 25_000_000_000
 
 SLOW_LINK = 64_000_000_000
 """Bytes/s of a link in one direction up to which it is PCI Express 5.0 or older."""
+
+class Protocol(NamedTuple):
+    """How a ring of NCCL sends: the share of the rate, and the seconds of a step inside and beyond a domain."""
+
+    share: float
+    near_step: float
+    far_step: float
+
+
+PROTOCOLS = (Protocol(1.0, 3.4e-6, 9.6e-6), Protocol(0.92, 1.9e-6, 4.0e-6))
+"""NCCL's protocols Simple and LL128, of which it takes the faster one, as it reckons itself
+(<https://github.com/NVIDIA/nccl/blob/01afd20/src/graph/tuning.cc>).
+"""
 
 HOST_LINK_SHARE, HOST_LINK_LATENCY = 0.4, 3e-5
 """Share of a PCI Express link that a message reaches, and its latency in seconds: it goes through the host."""
@@ -103,31 +116,56 @@ class Device:
         return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * most * narrow)
 
     def message_seconds(
-        self, kind: str, ranks: Number, bytes: Number, stride: Number = 1, latency: float = 1.0
+        self,
+        kind: str,
+        ranks: Number,
+        bytes: Number,
+        stride: Number = 1,
+        latency: float = 1.0,
+        messages: Number = 1,
     ) -> Number:
-        """Seconds of a message among ranks that are `stride` devices apart, in rings.
+        """Seconds of messages among ranks that are `stride` devices apart.
 
-        bytes: as of `Collective`. latency: times the device's own.
+        bytes: as of `Collective`, of all messages together. latency: times the device's own.
+        messages: number of equal messages, 1 by default.
         Beyond a scale-up domain, the devices of a domain use their network cards side by side; the slower one counts.
+        All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
+        trees there.
         """
         inside = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
         near_rate, far_rate = self.link * self.link_share, self.nic * self.generation.nic
+        domains = maximum(1, ranks / inside)
+        trees = latency * self.generation.far_latency * log2(maximum(2, domains))
+        near_seconds = messages * latency * self.latency
         if kind == "all_to_all":
             near, far = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
         elif kind == "send":
             near, far = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
+        elif kind == "all_reduce":
+            near = 2 * (inside - 1) / inside * bytes / near_rate
+            far = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
         else:
-            passes = 2.0 if kind == "all_reduce" else 1.0
-            near = passes * (inside - 1) / inside * bytes / near_rate
-            far = passes * (1 - inside / ranks) * bytes / (inside * far_rate)
-        far_latency = latency * self.generation.far_latency * log2(maximum(2, ranks / inside))
-        seconds = choose(ranks > inside, far_latency + maximum(near, far), latency * self.latency + near)
+            near = (inside - 1) / inside * bytes / near_rate
+            ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (inside * far_rate))
+            seconds = messages * self.latency + _ring_seconds(ring, messages, ranks, domains)
+            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near))
+        seconds = choose(domains > 1, messages * trees + maximum(near, far), near_seconds + near)
         return choose(ranks <= 1, 0.0, seconds)
 
     def hop_seconds(self, bytes: Number, devices: Number) -> Number:
         """Seconds of a send to the next stage of a pipeline. devices: of the whole run."""
         rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
         return bytes / rate + self.latency
+
+
+def _ring_seconds(seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
+    """Seconds of messages that go round rings through domains. seconds: of their bytes at the full rate."""
+    times = [
+        seconds / protocol.share
+        + messages * ((ranks - domains) * protocol.near_step + (domains - 1) * protocol.far_step)
+        for protocol in PROTOCOLS
+    ]
+    return minimum(*times)
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:

@@ -120,6 +120,7 @@ class Stack(Record):
     reduces_late: bool = False
     attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
     hidden: dict[str, float] = {}
+    bucket: float | Literal["layer"] = "layer"
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 30.0
     logit_bytes: float = 6.0

@@ -226,12 +226,14 @@ class PipelineRanks(NamedTuple):
 
     slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
+    layers: layers of a rank, on average.
     """
 
     slowest: Number
     mean: Number
     dense: Number
     experts: Number
+    layers: Number
 
 
 def pipeline_ranks(
@@ -245,7 +247,7 @@ def pipeline_ranks(
     ranks[-1] = ranks[-1] + costs.head
     dense = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
     experts = _largest([_weighted(counts, costs.experts) for counts in layers])
-    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts)
+    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts, sum(map(sum, layers)) / pp)
 
 
 def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
@@ -295,7 +297,7 @@ def _assemble(
         idle = (plan.pp - 1) / plan.vpp * ranks.mean
     bubble = idle + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest
-    data, updated = _data_parallel(plan, device, stack, ranks, work)
+    data, updated = _data_parallel(plan, device, stack, ranks)
     parameters = ranks.dense + share(ranks.experts, plan.ep)
     update = (
         stack.host_update * updated
@@ -306,38 +308,65 @@ def _assemble(
     return Step(work + bubble + data + update, parts, priced, ranks.slowest, ranks.mean)
 
 
-def _data_parallel(
-    plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks, work: Number
-) -> tuple[Number, Number]:
-    """Seconds of gradients and gathered weights that the work does not hide, and parameters that a rank updates."""
+class ReplicaMessages(NamedTuple):
+    """Seconds of the messages of replicas in a step.
+
+    gathers: of weights. reductions: of gradients.
+    """
+
+    gathers: Number
+    reductions: Number
+
+
+def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
+    """Seconds of gradients and gathered weights that the work does not hide, and parameters that a rank updates.
+
+    ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
+    once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
+    first one.
+    """
     replicated = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
-    sent: Number = 0.0
+    gathers: Number = 0.0
+    reductions: Number = 0.0
     updated: Number = 0.0
     for group_ranks, parameters in replicated:
-        seconds, shards = _group_seconds(plan, device, stack, group_ranks, parameters)
-        sent, updated = sent + seconds, updated + parameters / shards
-    hidden = stack.hidden_share("dp")
-    available = work if plan.zero == 3 else BESIDE_PRODUCTS * work
+        messages, shards = _group_messages(plan, device, stack, group_ranks, parameters, ranks.layers)
+        gathers, reductions = gathers + messages.gathers, reductions + messages.reductions
+        updated = updated + parameters / shards
+    work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
-        return maximum(0.0, sent - available) + (1 - hidden) * minimum(sent, available), updated
-    return sent * (1 - hidden) + maximum(0.0, sent * hidden - available), updated
+        return _exposed(gathers + reductions, work, stack), updated
+    backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
+    forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
+    return _exposed(gathers, forward, stack) + _exposed(reductions, backward, stack), updated
 
 
-def _group_seconds(
-    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number
-) -> tuple[Number, Number]:
-    """Seconds of the messages of weights that the same ranks have, and over how many ranks states are sharded."""
+def _exposed(sent: Number, beside: Number, stack: Stack) -> Number:
+    """Seconds of messages that products do not hide. beside: seconds of the products that run at the same time."""
+    hidden = stack.hidden_share("dp") * minimum(sent, beside)
+    return sent - hidden
+
+
+def _group_messages(
+    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number, layers: Number
+) -> tuple[ReplicaMessages, Number]:
+    """The messages of weights that the same ranks have, and over how many ranks states are sharded."""
     stride = plan.tp * plan.cp
     gradients = stack.gradient_bytes * parameters
+    buckets = layers if stack.bucket == "layer" else maximum(1, parameters / stack.bucket)
+    reduced = plan.micro_batches if plan.zero >= 2 else 1
     if not plan.zero:
-        return device.message_seconds("all_reduce", ranks, gradients, stride), 1
+        sent = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
+        return ReplicaMessages(0.0, sent), 1
     shards = maximum(1, ranks / plan.replicas)
-    gather = device.message_seconds("all_gather", shards, WEIGHT_BYTES * parameters, stride)
-    scatter = device.message_seconds("reduce_scatter", shards, gradients, stride)
-    between = device.message_seconds("all_reduce", plan.replicas, gradients / shards, shards * plan.tp)
-    if plan.zero == 3:
-        return plan.micro_batches * ((2 if plan.reshard else 1) * gather + scatter) + between, shards
-    return gather + scatter + between, shards
+    weights = WEIGHT_BYTES * parameters
+    gather = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
+    scatter = device.message_seconds("reduce_scatter", shards, gradients, stride, messages=buckets)
+    between = device.message_seconds(
+        "all_reduce", plan.replicas, gradients / shards, shards * plan.tp, messages=buckets
+    )
+    gathered = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
+    return ReplicaMessages(gathered * gather, reduced * (scatter + between)), shards
 
 
 # --- many layouts ----------------------------------------------------------------------------------------------------
@@ -391,7 +420,7 @@ def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
 
     pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
     (pipelines, chunks), which = _distinct([pp, vpp])
-    sums = numpy.empty((4, count))
+    sums = numpy.empty((len(PipelineRanks._fields), count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         here = numpy.flatnonzero(which == i)
         ranks = pipeline_ranks(costs.at(here), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
