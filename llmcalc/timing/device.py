@@ -9,8 +9,9 @@ datasheet: none; the figures are assumed for every device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from ..accelerator import Hardware
 from ..algebra import Number, choose, floor_div, log2, maximum, minimum
@@ -35,19 +36,6 @@ UNKNOWN_NIC = 25_000_000_000
 
 SLOW_LINK = 64_000_000_000
 """Bytes/s of a link in one direction up to which it is PCI Express 5.0 or older."""
-
-class Protocol(NamedTuple):
-    """How a ring of NCCL sends: the share of the rate, and the seconds of a step inside and beyond a domain."""
-
-    share: float
-    near_step: float
-    far_step: float
-
-
-PROTOCOLS = (Protocol(1.0, 3.4e-6, 9.6e-6), Protocol(0.92, 1.9e-6, 4.0e-6))
-"""NCCL's protocols Simple and LL128, of which it takes the faster one, as it reckons itself
-(<https://github.com/NVIDIA/nccl/blob/01afd20/src/graph/tuning.cc>).
-"""
 
 HOST_LINK_SHARE, HOST_LINK_LATENCY = 0.4, 3e-5
 """Share of a PCI Express link that a message reaches, and its latency in seconds: it goes through the host."""
@@ -147,10 +135,21 @@ class Device:
         else:
             near = (inside - 1) / inside * bytes / near_rate
             ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (inside * far_rate))
-            seconds = messages * self.latency + _ring_seconds(ring, messages, ranks, domains)
+            seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
             return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near))
         seconds = choose(domains > 1, messages * trees + maximum(near, far), near_seconds + near)
         return choose(ranks <= 1, 0.0, seconds)
+
+    def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
+        """Seconds of messages that go round rings through domains. seconds: of their bytes at the full rate.
+
+        Of the generation's protocols the faster one is taken.
+        """
+        times = [
+            seconds / share + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
+            for share, near_step, far_step in self.generation.ring_protocols
+        ]
+        return _least(times)
 
     def hop_seconds(self, bytes: Number, devices: Number) -> Number:
         """Seconds of a send to the next stage of a pipeline. devices: of the whole run."""
@@ -158,14 +157,12 @@ class Device:
         return bytes / rate + self.latency
 
 
-def _ring_seconds(seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
-    """Seconds of messages that go round rings through domains. seconds: of their bytes at the full rate."""
-    times = [
-        seconds / protocol.share
-        + messages * ((ranks - domains) * protocol.near_step + (domains - 1) * protocol.far_step)
-        for protocol in PROTOCOLS
-    ]
-    return minimum(*times)
+def _least(values: Sequence[Number]) -> Number:
+    """The least of some numbers, elementwise for arrays."""
+    least = values[0]
+    for value in values[1:]:
+        least = minimum(least, value)
+    return least
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from ..algebra import Number, maximum, minimum
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
+from ..parallel.placements import CollectiveKind
 from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
 from .device import Device
@@ -335,16 +336,19 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
         updated = updated + parameters / shards
     work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
-        return _exposed(gathers + reductions, work, stack), updated
+        return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated
     backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
     forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
-    return _exposed(gathers, forward, stack) + _exposed(reductions, backward, stack), updated
+    exposed = _exposed(gathers, forward, stack.hidden_share("weights"))
+    return exposed + _exposed(reductions, backward, stack.hidden_share("dp")), updated
 
 
-def _exposed(sent: Number, beside: Number, stack: Stack) -> Number:
-    """Seconds of messages that products do not hide. beside: seconds of the products that run at the same time."""
-    hidden = stack.hidden_share("dp") * minimum(sent, beside)
-    return sent - hidden
+def _exposed(sent: Number, beside: Number, share: float) -> Number:
+    """Seconds of messages that products do not hide.
+
+    beside: seconds of the products that run at the same time. share: of the messages that can run beside them.
+    """
+    return sent - share * minimum(sent, beside)
 
 
 def _group_messages(
@@ -361,7 +365,8 @@ def _group_messages(
     shards = maximum(1, ranks / plan.replicas)
     weights = WEIGHT_BYTES * parameters
     gather = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
-    scatter = device.message_seconds("reduce_scatter", shards, gradients, stride, messages=buckets)
+    reduction: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
+    scatter = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
     between = device.message_seconds(
         "all_reduce", plan.replicas, gradients / shards, shards * plan.tp, messages=buckets
     )

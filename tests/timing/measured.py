@@ -28,6 +28,7 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import expected_range
+from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
@@ -36,8 +37,6 @@ STACKS = {
     "megatron-bridge": "megatron",
     "nemo": "megatron",
     "megatron-no-overlap": "megatron-no-overlap",
-    "nanotron": "nanotron",
-    "internevo": "internevo",
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
     "megatron-lm-2021": "megatron-2021",
@@ -47,8 +46,8 @@ STACKS = {
     "fms-fsdp": "fsdp2-compile",
     "deepspeed": "deepspeed",
     "deepspeed-offload": "deepspeed-offload",
-    "trl": "fsdp2",
-    "halo": "fsdp2",
+    "trl": "fsdp2-liger",
+    "halo": "fsdp2-liger",
     "paddlenlp": "paddle",
     "maxtext": "maxtext",
     "trtllm": "tensorrt-llm",
@@ -59,10 +58,12 @@ STACKS = {
     "vllm-v100": "vllm-eager",
     "megatron-lm-inference": "fastertransformer",
 }
-"""Software of the rows → stack of `presets/timing`; others have its name. A stack that is not there: `SIMILAR`."""
+"""Software of the rows → stack of `presets/timing`; others have its name."""
 
-SIMILAR = {"nanotron": "torch", "internevo": "torch"}
-"""A stack that llmcalc does not have → the nearest that it has."""
+ONE_CONNECTION = {"halo", "trl"}
+"""Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
+one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+"""
 
 RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
 """What a run recomputes → share of the layers' forward passes. selective-op: every second product; custom (MaxText's
@@ -121,13 +122,7 @@ class Row:
 
     @property
     def stack(self) -> Stack:
-        software, _, version = self["stack"].partition("==")
-        name = STACKS.get(software, software)
-        if name == "vllm" and version and _before(version, (0, 7)):
-            name = "vllm-2024"
-        elif name == "vllm" and version and _before(version, (0, 8)):
-            name = "vllm-eager" if self.whole("input", 0) + self.whole("output", 0) > EAGER_FROM else "vllm"
-        return stacks()[name if name in stacks() else SIMILAR[name]]
+        return _stack(self["stack"], self.whole("input", 0) + self.whole("output", 0))
 
     @property
     def kind(self) -> str:
@@ -145,6 +140,18 @@ class Row:
 
 EAGER_FROM = 8192
 """Tokens of a sequence beyond which vLLM before 0.8 captures no graph."""
+
+
+@cache
+def _stack(software: str, tokens: int = 0) -> Stack:
+    """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
+    software, _, version = software.partition("==")
+    name = STACKS.get(software, software)
+    if name == "vllm" and version and _before(version, (0, 7)):
+        name = "vllm-2024"
+    elif name == "vllm" and version and _before(version, (0, 8)) and tokens > EAGER_FROM:
+        name = "vllm-eager"
+    return with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
 
 
 def _before(version: str, release: tuple[int, int]) -> bool:
@@ -200,8 +207,8 @@ def _device(name: str, nic: str) -> Device:
 
 
 @cache
-def _prices(model: str, device: tuple[str, str], stack: str) -> StepPrices:
-    return StepPrices(spec_of(model), _device(*device), stacks()[stack])
+def _prices(model: str, device: tuple[str, str], software: str) -> StepPrices:
+    return StepPrices(spec_of(model), _device(*device), _stack(software))
 
 
 def estimate(row: Row) -> float:
@@ -229,9 +236,9 @@ def _step_seconds(row: Row) -> float:
         hsdp_replicas=dp // row.whole("shard") if row["shard"] and zero == 3 else 1,
         schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
     )
-    stack, precision = row.stack, row["precision"]
+    precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
-    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), stack.name)
+    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), row["stack"])
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.of(
         layout,
