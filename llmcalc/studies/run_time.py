@@ -24,7 +24,7 @@ from ..timing.price import QUANTIZED, Formats, Line
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from ..timing.stack import find_stack, with_overlap
-from ..timing.step import Step, StepPlan, StepPrices
+from ..timing.step import Step, StepPlan, StepPrices, host_wait
 from ..units import signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
@@ -91,6 +91,7 @@ class TimedRun:
     range: the estimate with its range.
     parts: part → seconds, which add up to the estimate.
     lines: the priced kernels and messages, each with how often it runs in the estimate.
+    hidden_host: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; 0 in training.
     alternatives: description of other settings → seconds with them.
     """
@@ -260,8 +261,9 @@ class TrainingTimes:
         plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         parts = {name: float(seconds) for name, seconds in step.parts.items()}
         weights = [self._runs(step, plan, line) for line in step.priced.lines]
-        waits = self._layer_waits(step, plan)
-        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True)) + waits
+        waits, host = self._layer_waits(step, plan), self._host_waits(step, plan)
+        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True))
+        total += waits + host
         scale = parts["work"] / total
         parts_of_run = parts | ({"layer waits": waits * scale} if waits else {})
         lines = zip([weight * scale for weight in weights], step.priced.lines, strict=True)
@@ -280,6 +282,7 @@ class TrainingTimes:
             self.range(float(step.seconds)),
             parts_of_run,
             tuple((float(weight), line) for weight, line in lines),
+            hidden_host=host * scale,
             include=plan.include,
             alternatives=dict(self._alternatives(layout, micro_batches)),
         )
@@ -298,6 +301,16 @@ class TrainingTimes:
         work = step.priced.work
         layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + plan.recompute)
+
+    def _host_waits(self, step: Step, plan: StepPlan) -> float:
+        """Seconds in which a micro-batch of all layers waits for the host."""
+        priced, seconds = step.priced, 0.0
+        for layer in range(len(priced.work.layer_kinds)):
+            for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
+                kernels = priced.layer_seconds(layer, backward=backward)
+                wait = host_wait(priced, self.stack, layer, backward, kernels)
+                seconds += float(priced.work.count(layer) * runs * wait)
+        return seconds
 
     def _alternatives(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields other settings that slow runs often have, with their seconds."""

@@ -110,6 +110,10 @@ class Priced:
             if line.layer == layer and backward in (None, line.backward) and kind in ("", line.kind)
         )
 
+    def layer_launches(self, layer: int, backward: bool) -> Number:
+        """Kernels that one direction of one layer of a kind launches."""
+        return sum(kernel.times * kernel.launches[backward] for kernel in self.work.kernels if kernel.layer == layer)
+
     @property
     def seconds(self) -> Number:
         """Seconds of both passes through all layers."""

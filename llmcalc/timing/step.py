@@ -189,8 +189,13 @@ def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> L
     work = priced.work
     layers = range(len(work.layer_kinds))
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
-    forward = [priced.layer_seconds(layer, backward=False) + wait for layer in layers]
-    both = [seconds + priced.layer_seconds(layer, backward=True) + wait for layer, seconds in enumerate(forward)]
+
+    def seconds(layer: int, backward: bool) -> Number:
+        kernels = priced.layer_seconds(layer, backward=backward)
+        return kernels + host_wait(priced, stack, layer, backward, kernels) + wait
+
+    forward = [seconds(layer, backward=False) for layer in layers]
+    both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
     if recompute_core:
         cores = [priced.layer_seconds(layer, backward=False, kind="attention") for layer in layers]
         both = [seconds + core for seconds, core in zip(both, cores, strict=True)]
@@ -204,6 +209,14 @@ def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> L
         [work.params.get((layer, True), 0) for layer in layers],
         sum(number for (layer, _), number in work.params.items() if layer < 0),
     )
+
+
+def host_wait(priced: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
+    """Seconds in which a device waits for the host, which launches the kernels of one direction of a layer.
+
+    kernels: seconds of the kernels and messages of that direction.
+    """
+    return maximum(0.0, priced.layer_launches(layer, backward) * stack.host_kernel - kernels)
 
 
 @cache
