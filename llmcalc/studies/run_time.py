@@ -15,6 +15,7 @@ from ..costs.cache_formats import cache_bits_in, cache_format
 from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount
 from ..device_memory.estimate import Memory
+from ..device_memory.settings import NARROW_PRODUCTS
 from ..errors import InputError
 from ..model import ModelSpec
 from ..parallel.layout import Layout
@@ -233,6 +234,11 @@ class TrainingTimes:
         self.prices = StepPrices(memory.spec, self.device, self.stack)
         self.share, self.core = recomputed_share(memory.settings.recomputed())
         self.dtype = settings.product_format or _training_format(memory)
+        if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
+            raise InputError(
+                f"--precision {memory.settings.precision or self.dtype}: {hardware.name} has no {self.dtype} units; "
+                "expected bf16-master or another --hardware"
+            )
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """The step of a layout."""
@@ -354,6 +360,9 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
 
 def _training_format(memory: Memory) -> str:
     """The format of products in training: autocast runs them in 16 bits."""
+    precision = memory.settings.precision or ""
+    if precision in NARROW_PRODUCTS:
+        return NARROW_PRODUCTS[precision]
     return "fp32" if memory.states.precision == "fp32" or memory.settings.precision == "fp32" else "bf16"
 
 

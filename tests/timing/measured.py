@@ -233,7 +233,7 @@ def _step_seconds(row: Row) -> float:
         vpp=row.whole("vpp"),
         sequence_parallel=row["sequence_parallel"] == "1",
         zero=zero,  # type: ignore[arg-type]
-        hsdp_replicas=dp // row.whole("shard") if row["shard"] and zero == 3 else 1,
+        hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
         schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
     )
     precision = row["precision"]
