@@ -213,7 +213,9 @@ class LayoutRequest:
         if zero == 0:
             raise InputError(f"--zero-group {self.zero_group}: nothing is sharded; expected --zero 1, 2 or 3 too")
         if self.hsdp_replicas is not None:
-            raise InputError(f"--zero-group {self.zero_group}: --hsdp-replicas says it already; expected one of the two")
+            raise InputError(
+                f"--zero-group {self.zero_group}: --hsdp-replicas says it already; expected one of the two"
+            )
         groups, remainder = divmod(dp * cp, self.zero_group) if self.zero_group > 0 else (0, 1)
         if remainder or dp % groups:
             raise ImpossibleLayout(

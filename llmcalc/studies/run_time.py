@@ -26,6 +26,7 @@ from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from ..timing.stack import find_stack, with_overlap
 from ..timing.step import Step, StepPlan, StepPrices, host_wait
+from ..timing.work import Adapters, RankPass, rank_work
 from ..units import signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
@@ -140,7 +141,21 @@ class TimedRun:
         return self.device.peaks[self.device.format_of(self.formats.dtype)]
 
     def model_flops(self, pairs: Pairs) -> int:
-        """FLOPs of the model for the step or the pass, without recomputation."""
+        """FLOPs of the model for the step or the pass, without recomputation.
+
+        With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
+        """
+        if self.plan is not None and self.plan.adapters is not None:
+            whole = RankPass(
+                self.sequences,
+                self.seq,
+                phase="training",
+                pairs=pairs,
+                include=self.include,
+                adapters=self.plan.adapters,
+            )
+            work = rank_work(self.spec, whole)
+            return int(work.forward_flops + work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
         return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
@@ -157,12 +172,14 @@ class TimedRun:
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
-        """Seconds by rules of thumb at 45 % of the peak: 6ND, and 8ND where layers run again."""
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND where layers run again, 4ND where weights are frozen."""
         if self.plan is None:
-            return {"6ND": None, "8ND": None}
+            return {"4ND": None, "6ND": None, "8ND": None}
         active = ParameterCount(self.spec, self.spec.tree(), self.include).active
         seconds = self.tokens * active / (self.devices * self.peak * UTILIZATION)
-        return {"6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
+        if self.plan.adapters is not None:
+            return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
+        return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
 
     @property
     def bounds(self) -> dict[Bound, float]:
@@ -227,8 +244,7 @@ class TrainingTimes:
     """Times of one model's training in many layouts, each part priced once."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
-        if memory.states.adapters is not None:
-            raise InputError("--lora-rank: the time of low-rank adapters is not modelled; expected no --lora-rank")
+        self.adapters = _adapters(memory)
         self.memory, self.hardware, self.settings = memory, hardware, settings
         self.device, self.stack = settings.device(hardware), settings.stack_for("training")
         self.prices = StepPrices(memory.spec, self.device, self.stack)
@@ -252,6 +268,7 @@ class TrainingTimes:
             self.share,
             self.core,
             include,
+            self.adapters,
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:
@@ -356,6 +373,19 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
     if not recompute.layers:
         return 0.0, recompute.core
     return (KEPT_PRODUCTS if recompute.kept else 1.0) / recompute.every, False
+
+
+def _adapters(memory: Memory) -> Adapters | None:
+    """The low-rank adapters of a run. Raises `InputError` for those whose time is not modelled."""
+    low_rank = memory.states.adapters
+    if low_rank is None:
+        return None
+    if low_rank.base != "none":
+        raise InputError(f"--base {low_rank.base}: the time of a base in 4 bits is not modelled; expected --base none")
+    if low_rank.copies:
+        modules = ",".join(sorted(low_rank.copies))
+        raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
+    return Adapters(low_rank.rank, low_rank.targets)
 
 
 def _training_format(memory: Memory) -> str:

@@ -21,7 +21,7 @@ from ..parallel.search import even_stage_sizes
 from .device import Device
 from .price import Formats, Priced, price
 from .records import Stack
-from .work import AFTER, BEFORE, LayerKind, RankPass, rank_work, share
+from .work import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_work, share
 
 WEIGHT_BYTES = 2.0
 """Bytes per parameter of gathered weights."""
@@ -45,6 +45,7 @@ class StepPlan:
     zero: ZeRO stage.
     replicas: groups of data-parallel ranks, each with all shards.
     stage_sizes: layers of each stage, for stages that are not even.
+    adapters: low-rank adapters that are trained in place of the weights; None (default) for the weights.
     """
 
     tp: int = 1
@@ -68,6 +69,7 @@ class StepPlan:
     schedule: Schedule = "1f1b"
     stage_sizes: tuple[int, ...] | None = None
     include: frozenset[str] = frozenset()
+    adapters: Adapters | None = None
 
     @classmethod
     def of(
@@ -80,6 +82,7 @@ class StepPlan:
         recompute: float = 0.0,
         recompute_core: bool = False,
         include: frozenset[str] = frozenset(),
+        adapters: Adapters | None = None,
     ) -> StepPlan:
         """The plan of a layout."""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
@@ -95,6 +98,7 @@ class StepPlan:
             recompute=recompute,
             recompute_core=recompute_core,
             include=include,
+            adapters=adapters,
         )
 
     def rank_pass(self, stack: Stack) -> RankPass:
@@ -113,6 +117,7 @@ class StepPlan:
             fused=stack.fused,
             regathers=stack.regathers,
             include=self.include,
+            adapters=self.adapters,
         )
 
     @property
@@ -155,6 +160,7 @@ class LayerCosts(NamedTuple):
     start, head: seconds of what runs before the first and after the last layer.
     dense, experts: parameters per kind; of experts, those of all expert ranks.
     end_params: parameters before and after the layers.
+    adapters: parameters of low-rank adapters per kind; empty if the weights are trained.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -165,6 +171,7 @@ class LayerCosts(NamedTuple):
     dense: list[Number]
     experts: list[Number]
     end_params: Number
+    adapters: list[Number]
 
     def at(self, index: Any) -> LayerCosts:
         """The same costs at some positions of their arrays."""
@@ -181,6 +188,7 @@ class LayerCosts(NamedTuple):
             list(map(pick, self.dense)),
             list(map(pick, self.experts)),
             pick(self.end_params),
+            list(map(pick, self.adapters)),
         )
 
 
@@ -208,6 +216,7 @@ def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> L
         [work.params.get((layer, False), 0) for layer in layers],
         [work.params.get((layer, True), 0) for layer in layers],
         sum(number for (layer, _), number in work.params.items() if layer < 0),
+        [work.adapters.get(layer, 0) for layer in layers] if work.rank_pass.adapters is not None else [],
     )
 
 
@@ -241,6 +250,7 @@ class PipelineRanks(NamedTuple):
     slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
     layers: layers of a rank, on average.
+    adapters: parameters of low-rank adapters, of the rank that has most; None if the weights are trained.
     """
 
     slowest: Number
@@ -248,6 +258,7 @@ class PipelineRanks(NamedTuple):
     dense: Number
     experts: Number
     layers: Number
+    adapters: Number | None = None
 
 
 def pipeline_ranks(
@@ -261,7 +272,8 @@ def pipeline_ranks(
     ranks[-1] = ranks[-1] + costs.head
     dense = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
     experts = _largest([_weighted(counts, costs.experts) for counts in layers])
-    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts, sum(map(sum, layers)) / pp)
+    adapters = _largest([_weighted(counts, costs.adapters) for counts in layers]) if costs.adapters else None
+    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts, sum(map(sum, layers)) / pp, adapters)
 
 
 def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
@@ -312,7 +324,8 @@ def _assemble(
     bubble = idle + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest
     data, updated = _data_parallel(plan, device, stack, ranks)
-    parameters = ranks.dense + share(ranks.experts, plan.ep)
+    trains = ranks.adapters is None
+    parameters = ranks.dense + share(ranks.experts, plan.ep) if trains else ranks.adapters
     update = (
         stack.host_update * updated
         if stack.host_update
@@ -343,10 +356,12 @@ def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: Pipeline
     gathers: Number = 0.0
     reductions: Number = 0.0
     updated: Number = 0.0
-    for group_ranks, parameters in replicated:
-        messages, shards = _group_messages(plan, device, stack, group_ranks, parameters, ranks.layers)
+    trained = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
+    for (group_ranks, parameters), group_trained in zip(replicated, trained, strict=True):
+        sizes = parameters, group_trained, ranks.layers
+        messages, shards = _group_messages(plan, device, stack, group_ranks, *sizes)
         gathers, reductions = gathers + messages.gathers, reductions + messages.reductions
-        updated = updated + parameters / shards
+        updated = updated + group_trained / shards
     work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
         return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated
@@ -365,18 +380,21 @@ def _exposed(sent: Number, beside: Number, share: float) -> Number:
 
 
 def _group_messages(
-    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number, layers: Number
+    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number, trained: Number, layers: Number
 ) -> tuple[ReplicaMessages, Number]:
-    """The messages of weights that the same ranks have, and over how many ranks states are sharded."""
+    """The messages of weights that the same ranks have, and over how many ranks states are sharded.
+
+    parameters, trained: weights of a rank, and those of them or of their adapters that are trained.
+    """
     stride = plan.tp * plan.cp
-    gradients = stack.gradient_bytes * parameters
-    buckets = layers if stack.bucket == "layer" else maximum(1, parameters / stack.bucket)
+    gradients = stack.gradient_bytes * trained
+    buckets = layers if stack.bucket == "layer" else maximum(1, trained / stack.bucket)
     reduced = plan.micro_batches if plan.zero >= 2 else 1
     if not plan.zero:
         sent = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
         return ReplicaMessages(0.0, sent), 1
     shards = maximum(1, ranks / plan.replicas)
-    weights = WEIGHT_BYTES * parameters
+    weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained)
     gather = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
     reduction: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
     scatter = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
@@ -438,11 +456,11 @@ def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
 
     pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
     (pipelines, chunks), which = _distinct([pp, vpp])
-    sums = numpy.empty((len(PipelineRanks._fields), count))
+    sums = numpy.empty((len(PipelineRanks._fields) - 1, count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         here = numpy.flatnonzero(which == i)
         ranks = pipeline_ranks(costs.at(here), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
-        for row, value in zip(sums, ranks, strict=True):
+        for row, value in zip(sums, ranks[: len(sums)], strict=True):
             row[here] = value
     return PipelineRanks(*sums)
 

@@ -30,6 +30,7 @@ from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import expected_range
 from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
+from llmcalc.timing.work import Adapters
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
@@ -72,6 +73,9 @@ recipes, which keep or offload the inputs of products of attention): the feed-fo
 
 NODES = {"v100-32gb": 4, "v100-16gb": 4}
 """Accelerators whose measured nodes are smaller than a scale-up domain of the record."""
+
+ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+"""Linear layers with an adapter in MLPerf's task: those of attention (its rules, `linear_qkv` and `linear_proj`)."""
 
 UNDER_LOAD = 0.8
 """Share of a prompt by which it delays each token of the batch that it joins: rows at a concurrency."""
@@ -220,8 +224,6 @@ def estimate(row: Row) -> float:
 
 
 def _step_seconds(row: Row) -> float:
-    if row["lora"]:
-        raise NotAsked("LoRA")
     zero, dp = row.whole("zero"), row.whole("dp")
     layout = Layout(
         tp=row.whole("tp"),
@@ -247,6 +249,7 @@ def _step_seconds(row: Row) -> float:
         row.whole("seq"),
         dtype,
         recompute=RECOMPUTED[row["recompute"]],
+        adapters=Adapters(int(row["lora"]), ADAPTED) if row["lora"] else None,
     )
     return float(prices.step(plan).seconds)
 
@@ -290,7 +293,8 @@ def naive(row: Row) -> float:
     used = params_of(row["model"])["active"]
     if row.trains:
         tokens = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp") * row.whole("seq")
-        return 6 * used * tokens / (peak * devices * NAIVE_MFU)
+        factor = 4 if row["lora"] else 6  # frozen weights have no gradient
+        return factor * used * tokens / (peak * devices * NAIVE_MFU)
     batch, given, output = row.whole("batch"), row.whole("input", 0), row.whole("output", 0)
     prompt = 2 * used * batch * given / (peak * devices * NAIVE_MFU)
     token = used * float(row["weight_bits"]) / 8 / (hardware.bandwidth() * devices)

@@ -52,8 +52,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
 """Settings of torch's own kernels of which Megatron has some values, and those; it has none of the others."""
 
 
-def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
-    """Builds the arguments that run a model on a layout. gpu: name of a device.
+def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "") -> MegatronSettings:
+    """Builds the arguments that run a model on a layout. gpu: name of a device; empty for that of the run.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
@@ -62,7 +62,7 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H
     recompute = options.recompute or "none"
     if recompute not in RECOMPUTED:
         raise InputError(f"--recompute {recompute}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
-    batch = int(memory_use.workload.batch)
+    batch, gpu = int(memory_use.workload.batch), gpu or memory.runtime.gpu
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world,
