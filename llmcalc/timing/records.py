@@ -122,6 +122,7 @@ class Stack(Record):
     attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
     hidden: dict[str, float] = {}
     bucket: float | Literal["layer"] = "layer"
+    bucket_per_rank: float = 0.0
     reduces_all: bool = False
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 30.0

@@ -388,7 +388,10 @@ def _group_messages(
     """
     stride = plan.tp * plan.cp
     gradients = stack.gradient_bytes * trained
-    buckets = layers if stack.bucket == "layer" else maximum(1, trained / stack.bucket)
+    if stack.bucket == "layer":
+        buckets = layers
+    else:
+        buckets = maximum(1, trained / maximum(stack.bucket, stack.bucket_per_rank * ranks))
     reduced = plan.micro_batches if plan.zero >= 2 else 1
     if not plan.zero:
         sent = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)

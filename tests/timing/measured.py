@@ -420,16 +420,14 @@ MIN_LAYOUTS = 3
 
 
 def layout_groups(scores: Iterable[Score]) -> dict[tuple[str, ...], list[Score]]:
-    """Runs that differ in their layout alone: one model, batch, number of devices and software."""
+    """Runs that differ in their layout alone: one model, batch, length, format, number of devices and software."""
     groups: dict[tuple[str, ...], list[Score]] = defaultdict(list)
     for one in scores:
         row = one.row
         if row.trains:
             batch = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp")
-            recompute = row["recompute"]
-            groups[
-                row.set, row["model"], row["hardware"], row["devices"], row["stack"], recompute, f"{batch:g}"
-            ].append(one)
+            alike = [row[name] for name in ("model", "hardware", "devices", "stack", "recompute", "seq", "precision")]
+            groups[row.set, *alike, f"{batch:g}"].append(one)
     return {name: group for name, group in groups.items() if len({_layout(one.row) for one in group}) >= MIN_LAYOUTS}
 
 
@@ -438,9 +436,15 @@ def _layout(row: Row) -> tuple[str, ...]:
 
 
 def regret(group: Sequence[Score], first: int = 1, order: Callable[[Score], float] = lambda one: one.seconds) -> float:
-    """How much longer the best of the first choices takes than the best of all."""
-    chosen = sorted(group, key=order)[:first]
-    return min(one.row.seconds for one in chosen) / min(one.row.seconds for one in group) - 1
+    """How much longer the best of the first choices takes than the best of all.
+
+    Choices that the order cannot tell apart from the last of the first ones are as good: their mean counts.
+    """
+    ordered = sorted(group, key=order)
+    last = order(ordered[min(first, len(ordered)) - 1])
+    certain = [run.row.seconds for run in ordered if order(run) < last]
+    tied = [min([run.row.seconds, *certain]) for run in ordered if order(run) == last]
+    return mean(tied) / min(run.row.seconds for run in group) - 1
 
 
 def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[str]:
