@@ -132,6 +132,12 @@ def time_of(name: str, hardware: str, part: str = "", **options: Any) -> float:
     return float(document["parts"][part] if part else document["seconds"]["estimate"])
 
 
+def idle_share(stages: int, micro_batches: int, chunks: int = 1) -> str:
+    """The share of a step in which a rank of a pipeline waits, in percent."""
+    layout = Layout(pp=stages, vpp=chunks, schedule="interleaved" if chunks > 1 else "1f1b")
+    return percent(bubble(layout, micro_batches))
+
+
 def milliseconds(seconds: float, digits: int = 1) -> str:
     """In units of 10⁻³ s: 4.8 ms."""
     return f"{seconds * 1e3:,.{digits}f} ms"

@@ -219,7 +219,7 @@ class LayoutRequest:
         groups, remainder = divmod(dp * cp, self.zero_group) if self.zero_group > 0 else (0, 1)
         if remainder or dp % groups:
             raise ImpossibleLayout(
-                f"--zero-group {self.zero_group}: expected a divisor of dp · cp = {dp * cp} that is a multiple of cp = {cp}"
+                f"--zero-group {self.zero_group}: expected a divisor of dp · cp = {dp * cp}, a multiple of cp = {cp}"
             )
         return groups
 

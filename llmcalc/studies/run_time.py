@@ -172,7 +172,7 @@ class TimedRun:
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
-        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND where layers run again, 4ND where weights are frozen."""
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND where layers run again, 4ND of frozen weights."""
         if self.plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
         active = ParameterCount(self.spec, self.spec.tree(), self.include).active

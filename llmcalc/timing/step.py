@@ -324,8 +324,7 @@ def _assemble(
     bubble = idle + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest
     data, updated = _data_parallel(plan, device, stack, ranks)
-    trains = ranks.adapters is None
-    parameters = ranks.dense + share(ranks.experts, plan.ep) if trains else ranks.adapters
+    parameters = ranks.dense + share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
     update = (
         stack.host_update * updated
         if stack.host_update

@@ -131,7 +131,7 @@ def test_a_size_that_ranks_do_not_divide_is_refused() -> None:
 
 
 def test_frozen_weights_have_no_gradient_and_adapters_have() -> None:
-    """Llama 3 8B with adapters of rank 16 on queries and values: 32 · 16 · ((4096 + 4096) + (4096 + 1024)) parameters."""
+    """Llama 3 8B, adapters of rank 16 on queries and values: 32 · 16 · ((4096 + 4096) + (4096 + 1024)) parameters."""
     spec, tokens = model("llama3-8b"), 2 * 256
     weights = rank_work(spec, RankPass(2, 256, phase="training"))
     adapted = rank_work(

@@ -9,6 +9,7 @@ from ...errors import InputError
 from ...workload.setting import option
 from ..launch.record import Launch, Table
 from .launch_file import WRAPPED
+from .settings_from_options import FP8_ARGUMENTS
 
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "dist_muon"}
 """Value of `--optimizer` → Megatron-LM's name."""

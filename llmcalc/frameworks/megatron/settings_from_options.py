@@ -40,7 +40,7 @@ FP8_ARGUMENTS: dict[str, dict[str, Any]] = {
     "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
     "mxfp8": {"fp8_format": "hybrid", "fp8_recipe": "mxfp8"},
 }
-"""`--precision` → Megatron's arguments of products in 8 bits: a scale per tensor of its current values, or per block."""
+"""`--precision` → Megatron's arguments of products in 8 bits, with scales of tensors as they are or of blocks."""
 
 KNOWN: dict[str, tuple[str, ...]] = {
     "precision": ("bf16-master", *NARROW_PRODUCTS),
