@@ -196,6 +196,8 @@ def _layout(
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
     options = {name: value for name in FIXED_OPTIONS if (value := getattr(request, name)) is not None}
+    if request.zero_group is not None:
+        options["hsdp_replicas"] = request.groups(layout.dp, layout.cp, layout.zero)
     if rules.keeps_gathered(layout.pp, layout.zero):
         options.setdefault("reshard", False)
     layout = replace(layout, **options)

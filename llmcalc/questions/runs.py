@@ -11,7 +11,7 @@ from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import Settings
+from ..device_memory.settings import NARROW_PRODUCTS, Settings
 from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
@@ -226,6 +226,20 @@ def with_published_weights(launch: Launch, preset: Preset) -> Launch:
     )
 
 
+def check_precision(settings: Settings, record: Framework) -> None:
+    """Raises `InputError` for products in 8 or 4 bits whose memory the framework's record does not have."""
+    precision = settings.precision or ""
+    if precision in NARROW_PRODUCTS and precision not in record.narrow_precisions:
+        from ..frameworks.registry import NAMES, framework
+
+        known = [name for name in NAMES if precision in framework(name).narrow_precisions]
+        expected = f"--framework {' or '.join(known)}" if known else "llmcalc time, which has it, or bf16-master"
+        raise InputError(
+            f"--precision {precision}: the memory of its products is not modelled under {record.title}; "
+            f"expected {expected}"
+        )
+
+
 def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
     """Computes the memory of one device or of the ranks of a layout, and the accelerators on which it fits.
 
@@ -238,16 +252,19 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
         "accelerators": question.accelerators,
         "workspace": question.workspace,
     }
+    from ..frameworks.registry import framework, framework_of, layout_of
+
     if launch is None and not layout.has_options:
         if question.settings.recompute == SELECTIVE:  # without a framework
             question = replace(question, settings=question.settings.with_(recompute="attention"))
+        check_precision(question.settings, framework_of(layout))
         return DeviceUse.of_result(question.on_one_device(), **context)
     from ..frameworks.ranks import Cluster
-    from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse
 
     record = framework_of(layout) if launch is None else framework(launch.framework)
+    check_precision(question.settings, record)
     version = layout.framework_version or ""
     with suggest_nearest_layouts(
         question.preset.model, layout if launch is None else NO_LAYOUT_OPTIONS, question.tokens
@@ -297,10 +314,12 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
         if layout.devices is not None and settings.phase == "training":
             memory_on_one, layout = planned_run(question)
+            check_precision(settings, framework_of(layout))
             over_devices = fit_devices(memory_on_one, question.hardware, layout, global_batch)
             return ReportedAnswer(
                 over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
             )
+        check_precision(settings, framework_of(layout))
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         if layout.devices is None:
             fitting = fit(memory_on_one, question.hardware)
@@ -329,6 +348,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
     if global_batch is not None:
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
+        check_precision(question.settings, framework_of(layout))
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on)
@@ -374,6 +394,7 @@ def ask_plan(
     time_settings: see `plan_of`.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
+    from ..frameworks.registry import framework_of
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.plan import parse_sizes, plan_of
@@ -389,6 +410,7 @@ def ask_plan(
             "layouts for inference)"
         )
     memory_on_one, layout = planned_run(question)
+    check_precision(question.settings, framework_of(layout))
     planned = plan_of(memory_on_one, question.hardware, layout, global_batch, rows, by=by, time_settings=time_settings)
     none_possible = not planned.plan.feasible and planned.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""

@@ -15,6 +15,7 @@ from ..costs.cache_formats import cache_bits_in, cache_format
 from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount
 from ..device_memory.estimate import Memory
+from ..device_memory.settings import NARROW_PRODUCTS
 from ..errors import InputError
 from ..model import ModelSpec
 from ..parallel.layout import Layout
@@ -24,7 +25,8 @@ from ..timing.price import QUANTIZED, Formats, Line
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from ..timing.stack import find_stack, with_overlap
-from ..timing.step import Step, StepPlan, StepPrices
+from ..timing.step import Step, StepPlan, StepPrices, host_wait
+from ..timing.work import Adapters, RankPass, rank_work
 from ..units import signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
@@ -91,6 +93,7 @@ class TimedRun:
     range: the estimate with its range.
     parts: part → seconds, which add up to the estimate.
     lines: the priced kernels and messages, each with how often it runs in the estimate.
+    hidden_host: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; 0 in training.
     alternatives: description of other settings → seconds with them.
     """
@@ -138,7 +141,21 @@ class TimedRun:
         return self.device.peaks[self.device.format_of(self.formats.dtype)]
 
     def model_flops(self, pairs: Pairs) -> int:
-        """FLOPs of the model for the step or the pass, without recomputation."""
+        """FLOPs of the model for the step or the pass, without recomputation.
+
+        With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
+        """
+        if self.plan is not None and self.plan.adapters is not None:
+            whole = RankPass(
+                self.sequences,
+                self.seq,
+                phase="training",
+                pairs=pairs,
+                include=self.include,
+                adapters=self.plan.adapters,
+            )
+            work = rank_work(self.spec, whole)
+            return int(work.forward_flops + work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
         return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
@@ -155,12 +172,14 @@ class TimedRun:
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
-        """Seconds by rules of thumb at 45 % of the peak: 6ND, and 8ND where layers run again."""
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND where layers run again, 4ND of frozen weights."""
         if self.plan is None:
-            return {"6ND": None, "8ND": None}
+            return {"4ND": None, "6ND": None, "8ND": None}
         active = ParameterCount(self.spec, self.spec.tree(), self.include).active
         seconds = self.tokens * active / (self.devices * self.peak * UTILIZATION)
-        return {"6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
+        if self.plan.adapters is not None:
+            return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
+        return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
 
     @property
     def bounds(self) -> dict[Bound, float]:
@@ -225,13 +244,17 @@ class TrainingTimes:
     """Times of one model's training in many layouts, each part priced once."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
-        if memory.states.adapters is not None:
-            raise InputError("--lora-rank: the time of low-rank adapters is not modelled; expected no --lora-rank")
+        self.adapters = _adapters(memory)
         self.memory, self.hardware, self.settings = memory, hardware, settings
         self.device, self.stack = settings.device(hardware), settings.stack_for("training")
         self.prices = StepPrices(memory.spec, self.device, self.stack)
         self.share, self.core = recomputed_share(memory.settings.recomputed())
         self.dtype = settings.product_format or _training_format(memory)
+        if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
+            raise InputError(
+                f"--precision {memory.settings.precision or self.dtype}: {hardware.name} has no {self.dtype} units; "
+                "expected bf16-master or another --hardware"
+            )
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """The step of a layout."""
@@ -245,6 +268,7 @@ class TrainingTimes:
             self.share,
             self.core,
             include,
+            self.adapters,
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:
@@ -260,8 +284,9 @@ class TrainingTimes:
         plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         parts = {name: float(seconds) for name, seconds in step.parts.items()}
         weights = [self._runs(step, plan, line) for line in step.priced.lines]
-        waits = self._layer_waits(step, plan)
-        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True)) + waits
+        waits, host = self._layer_waits(step, plan), self._host_waits(step, plan)
+        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True))
+        total += waits + host
         scale = parts["work"] / total
         parts_of_run = parts | ({"layer waits": waits * scale} if waits else {})
         lines = zip([weight * scale for weight in weights], step.priced.lines, strict=True)
@@ -280,6 +305,7 @@ class TrainingTimes:
             self.range(float(step.seconds)),
             parts_of_run,
             tuple((float(weight), line) for weight, line in lines),
+            hidden_host=host * scale,
             include=plan.include,
             alternatives=dict(self._alternatives(layout, micro_batches)),
         )
@@ -298,6 +324,16 @@ class TrainingTimes:
         work = step.priced.work
         layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + plan.recompute)
+
+    def _host_waits(self, step: Step, plan: StepPlan) -> float:
+        """Seconds in which a micro-batch of all layers waits for the host."""
+        priced, seconds = step.priced, 0.0
+        for layer in range(len(priced.work.layer_kinds)):
+            for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
+                kernels = priced.layer_seconds(layer, backward=backward)
+                wait = host_wait(priced, self.stack, layer, backward, kernels)
+                seconds += float(priced.work.count(layer) * runs * wait)
+        return seconds
 
     def _alternatives(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields other settings that slow runs often have, with their seconds."""
@@ -339,8 +375,24 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
     return (KEPT_PRODUCTS if recompute.kept else 1.0) / recompute.every, False
 
 
+def _adapters(memory: Memory) -> Adapters | None:
+    """The low-rank adapters of a run. Raises `InputError` for those whose time is not modelled."""
+    low_rank = memory.states.adapters
+    if low_rank is None:
+        return None
+    if low_rank.base != "none":
+        raise InputError(f"--base {low_rank.base}: the time of a base in 4 bits is not modelled; expected --base none")
+    if low_rank.copies:
+        modules = ",".join(sorted(low_rank.copies))
+        raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
+    return Adapters(low_rank.rank, low_rank.targets)
+
+
 def _training_format(memory: Memory) -> str:
     """The format of products in training: autocast runs them in 16 bits."""
+    precision = memory.settings.precision or ""
+    if precision in NARROW_PRODUCTS:
+        return NARROW_PRODUCTS[precision]
     return "fp32" if memory.states.precision == "fp32" or memory.settings.precision == "fp32" else "bf16"
 
 

@@ -110,6 +110,10 @@ class Priced:
             if line.layer == layer and backward in (None, line.backward) and kind in ("", line.kind)
         )
 
+    def layer_launches(self, layer: int, backward: bool) -> Number:
+        """Kernels that one direction of one layer of a kind launches."""
+        return sum(kernel.times * kernel.launches[backward] for kernel in self.work.kernels if kernel.layer == layer)
+
     @property
     def seconds(self) -> Number:
         """Seconds of both passes through all layers."""
@@ -186,11 +190,13 @@ class Pricing:
         rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
         cast = 0.0 if dtype in ("bf16", "fp32") else 3.0 * m * k
         output = max(2.0, element)
-        backward = kernel.flops[1] / rate / 2
+        backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield False, kernel.flops[0] / rate, device.memory_seconds(element * (weight + m * k) + output * m * n + cast)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             gradient = device.memory_seconds(element * (weight + m * n) + output * m * k + 2.0 * cast)
             yield True, backward, gradient
+            if kernel.frozen:
+                return
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
     _experts = _product

@@ -61,6 +61,7 @@ class Generation(Record):
     launch_gap: float
     latency: float
     far_latency: float
+    ring_protocols: tuple[tuple[Share, float, float], ...] = Field(min_length=1)
     sources: tuple[FigureSource, ...] = Field(min_length=1)
 
     @property
@@ -120,6 +121,9 @@ class Stack(Record):
     reduces_late: bool = False
     attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
     hidden: dict[str, float] = {}
+    bucket: float | Literal["layer"] = "layer"
+    bucket_per_rank: float = 0.0
+    reduces_all: bool = False
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 30.0
     logit_bytes: float = 6.0
@@ -151,8 +155,8 @@ class Stack(Record):
         return self
 
     def hidden_share(self, group: str) -> float:
-        """The share of a group's messages that runs beside products."""
-        return self.hidden.get(group, 0.0)
+        """The share of a group's messages that runs beside products. Gathered weights: as those of dp by default."""
+        return self.hidden.get(group, self.hidden.get("dp", 0.0) if group == "weights" else 0.0)
 
 
 @cache

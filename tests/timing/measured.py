@@ -28,7 +28,9 @@ from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import expected_range
+from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
+from llmcalc.timing.work import Adapters
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
@@ -36,8 +38,6 @@ STACKS = {
     "megatron-bridge": "megatron",
     "nemo": "megatron",
     "megatron-no-overlap": "megatron-no-overlap",
-    "nanotron": "nanotron",
-    "internevo": "internevo",
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
     "megatron-lm-2021": "megatron-2021",
@@ -47,8 +47,8 @@ STACKS = {
     "fms-fsdp": "fsdp2-compile",
     "deepspeed": "deepspeed",
     "deepspeed-offload": "deepspeed-offload",
-    "trl": "fsdp2",
-    "halo": "fsdp2",
+    "trl": "fsdp2-liger",
+    "halo": "fsdp2-liger",
     "paddlenlp": "paddle",
     "maxtext": "maxtext",
     "trtllm": "tensorrt-llm",
@@ -59,10 +59,12 @@ STACKS = {
     "vllm-v100": "vllm-eager",
     "megatron-lm-inference": "fastertransformer",
 }
-"""Software of the rows → stack of `presets/timing`; others have its name. A stack that is not there: `SIMILAR`."""
+"""Software of the rows → stack of `presets/timing`; others have its name."""
 
-SIMILAR = {"nanotron": "torch", "internevo": "torch"}
-"""A stack that llmcalc does not have → the nearest that it has."""
+ONE_CONNECTION = {"halo", "trl"}
+"""Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
+one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+"""
 
 RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
 """What a run recomputes → share of the layers' forward passes. selective-op: every second product; custom (MaxText's
@@ -71,6 +73,9 @@ recipes, which keep or offload the inputs of products of attention): the feed-fo
 
 NODES = {"v100-32gb": 4, "v100-16gb": 4}
 """Accelerators whose measured nodes are smaller than a scale-up domain of the record."""
+
+ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+"""Linear layers with an adapter in MLPerf's task: those of attention (its rules, `linear_qkv` and `linear_proj`)."""
 
 UNDER_LOAD = 0.8
 """Share of a prompt by which it delays each token of the batch that it joins: rows at a concurrency."""
@@ -121,13 +126,7 @@ class Row:
 
     @property
     def stack(self) -> Stack:
-        software, _, version = self["stack"].partition("==")
-        name = STACKS.get(software, software)
-        if name == "vllm" and version and _before(version, (0, 7)):
-            name = "vllm-2024"
-        elif name == "vllm" and version and _before(version, (0, 8)):
-            name = "vllm-eager" if self.whole("input", 0) + self.whole("output", 0) > EAGER_FROM else "vllm"
-        return stacks()[name if name in stacks() else SIMILAR[name]]
+        return _stack(self["stack"], self.whole("input", 0) + self.whole("output", 0))
 
     @property
     def kind(self) -> str:
@@ -145,6 +144,18 @@ class Row:
 
 EAGER_FROM = 8192
 """Tokens of a sequence beyond which vLLM before 0.8 captures no graph."""
+
+
+@cache
+def _stack(software: str, tokens: int = 0) -> Stack:
+    """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
+    software, _, version = software.partition("==")
+    name = STACKS.get(software, software)
+    if name == "vllm" and version and _before(version, (0, 7)):
+        name = "vllm-2024"
+    elif name == "vllm" and version and _before(version, (0, 8)) and tokens > EAGER_FROM:
+        name = "vllm-eager"
+    return with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
 
 
 def _before(version: str, release: tuple[int, int]) -> bool:
@@ -200,8 +211,8 @@ def _device(name: str, nic: str) -> Device:
 
 
 @cache
-def _prices(model: str, device: tuple[str, str], stack: str) -> StepPrices:
-    return StepPrices(spec_of(model), _device(*device), stacks()[stack])
+def _prices(model: str, device: tuple[str, str], software: str) -> StepPrices:
+    return StepPrices(spec_of(model), _device(*device), _stack(software))
 
 
 def estimate(row: Row) -> float:
@@ -213,8 +224,6 @@ def estimate(row: Row) -> float:
 
 
 def _step_seconds(row: Row) -> float:
-    if row["lora"]:
-        raise NotAsked("LoRA")
     zero, dp = row.whole("zero"), row.whole("dp")
     layout = Layout(
         tp=row.whole("tp"),
@@ -226,12 +235,12 @@ def _step_seconds(row: Row) -> float:
         vpp=row.whole("vpp"),
         sequence_parallel=row["sequence_parallel"] == "1",
         zero=zero,  # type: ignore[arg-type]
-        hsdp_replicas=dp // row.whole("shard") if row["shard"] and zero == 3 else 1,
+        hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
         schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
     )
-    stack, precision = row.stack, row["precision"]
+    precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
-    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), stack.name)
+    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), row["stack"])
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.of(
         layout,
@@ -240,6 +249,7 @@ def _step_seconds(row: Row) -> float:
         row.whole("seq"),
         dtype,
         recompute=RECOMPUTED[row["recompute"]],
+        adapters=Adapters(int(row["lora"]), ADAPTED) if row["lora"] else None,
     )
     return float(prices.step(plan).seconds)
 
@@ -283,7 +293,8 @@ def naive(row: Row) -> float:
     used = params_of(row["model"])["active"]
     if row.trains:
         tokens = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp") * row.whole("seq")
-        return 6 * used * tokens / (peak * devices * NAIVE_MFU)
+        factor = 4 if row["lora"] else 6  # frozen weights have no gradient
+        return factor * used * tokens / (peak * devices * NAIVE_MFU)
     batch, given, output = row.whole("batch"), row.whole("input", 0), row.whole("output", 0)
     prompt = 2 * used * batch * given / (peak * devices * NAIVE_MFU)
     token = used * float(row["weight_bits"]) / 8 / (hardware.bandwidth() * devices)
@@ -409,16 +420,14 @@ MIN_LAYOUTS = 3
 
 
 def layout_groups(scores: Iterable[Score]) -> dict[tuple[str, ...], list[Score]]:
-    """Runs that differ in their layout alone: one model, batch, number of devices and software."""
+    """Runs that differ in their layout alone: one model, batch, length, format, number of devices and software."""
     groups: dict[tuple[str, ...], list[Score]] = defaultdict(list)
     for one in scores:
         row = one.row
         if row.trains:
             batch = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp")
-            recompute = row["recompute"]
-            groups[
-                row.set, row["model"], row["hardware"], row["devices"], row["stack"], recompute, f"{batch:g}"
-            ].append(one)
+            alike = [row[name] for name in ("model", "hardware", "devices", "stack", "recompute", "seq", "precision")]
+            groups[row.set, *alike, f"{batch:g}"].append(one)
     return {name: group for name, group in groups.items() if len({_layout(one.row) for one in group}) >= MIN_LAYOUTS}
 
 
@@ -427,9 +436,15 @@ def _layout(row: Row) -> tuple[str, ...]:
 
 
 def regret(group: Sequence[Score], first: int = 1, order: Callable[[Score], float] = lambda one: one.seconds) -> float:
-    """How much longer the best of the first choices takes than the best of all."""
-    chosen = sorted(group, key=order)[:first]
-    return min(one.row.seconds for one in chosen) / min(one.row.seconds for one in group) - 1
+    """How much longer the best of the first choices takes than the best of all.
+
+    Choices that the order cannot tell apart from the last of the first ones are as good: their mean counts.
+    """
+    ordered = sorted(group, key=order)
+    last = order(ordered[min(first, len(ordered)) - 1])
+    certain = [run.row.seconds for run in ordered if order(run) < last]
+    tied = [min([run.row.seconds, *certain]) for run in ordered if order(run) == last]
+    return mean(tied) / min(run.row.seconds for run in group) - 1
 
 
 def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[str]:
