@@ -336,6 +336,7 @@ WITH_AXES = (
     "take",
     "flat",
     "copies",
+    "given",
     "cat",
     "sum",
     "joint_softmax",

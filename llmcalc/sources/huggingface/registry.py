@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
 from .config import Config
-from .drafts import require_whole
+from .drafts import CLASSES, as_draft
 from .dropout import dropout_of
 from .family import Family
 from .heads import architecture_of, head_of
@@ -77,6 +77,9 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
+    data, draft_notes = as_draft(data)
+    if data.get("model_type") in CLASSES:
+        return data, draft_notes
     name, model_type = architecture_of(data), data.get("model_type")
     kind = kind_of_class(name) if name else ""
     if not kind:
@@ -316,7 +319,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    require_whole(data)
+    data, draft_notes = as_draft(data)
     wrapper_config, (location, data, kind) = data, text_of(data)
     wrapper, family = usual_name(wrapper_config["model_type"]), family_of(kind, location, wrapper_config)
     if family.read is None:
@@ -330,7 +333,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
     ]
-    notes = [*config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
+    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 
