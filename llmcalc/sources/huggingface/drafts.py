@@ -53,7 +53,7 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
     name, stated = architecture_of(config), config.get("speculators_model_type")
-    if config.get("model_type") in CLASSES and not any(section in config for section in SECTIONS):
+    if config.get("model_type") in CLASSES and not any(name in config for name in ("architectures", *SECTIONS)):
         return config, []
     kind = next((kind for kind, pattern in CLASSES.items() if pattern.search(name)), "")
     if isinstance(stated, str):
