@@ -60,7 +60,7 @@ def _eagle3(config: Config) -> Table:
     if config.size("num_hidden_layers") == 1:
         block |= first
     else:
-        stack |= {"variants": {"first": first}, "first_layers": ["first"]}
+        stack |= {"variants": {"first": first, "later": {}}, "first_layers": ["first"], "pattern": ["later"]}
     return decoder(
         config,
         block,
