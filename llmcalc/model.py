@@ -412,10 +412,10 @@ def _reference() -> type[nn.Module]:
                 if spec.mtp is not None:
                     self.mtp = spec.mtp.reference(Context(hidden), last, output.weight)
             for name in spec.from_target:  # not a parameter of this model
-                part = self.get_submodule(name)
-                weight = part.weight
-                del part.weight
-                part.weight = weight.detach().requires_grad_()
+                module: Any = self.get_submodule(name)
+                weight = module.weight
+                del module.weight
+                module.weight = weight.detach().requires_grad_()
             if spec.towers:
                 self.towers = nn.Module()
                 for name, tower in spec.towers.items():

@@ -62,7 +62,6 @@ class Reading(NamedTuple):
             remark(f"note: {preset.name}: {note}")
         return preset
 
-
     def load_draft(self, target: str | None) -> Preset | None:
         """Reads a draft, without the options that change the TARGET; None without one."""
         return None if target is None else Reading(allow_unknown=self.allow_unknown).load(target)

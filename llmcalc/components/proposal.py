@@ -180,7 +180,8 @@ def _reference() -> type[nn.Module]:
                 term = term + up
             if not hasattr(self, "confidence"):
                 return term, None
-            reads_token = self.spec.confidence_reads_token and token is not None
-            return term, self.confidence(torch.cat([x, token], -1) if reads_token else x)
+            if self.spec.confidence_reads_token and token is not None:
+                x = torch.cat([x, token], -1)
+            return term, self.confidence(x)
 
     return ProposalReference

@@ -63,7 +63,9 @@ class TargetStates(ResidualStreams):
         return self
 
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
-        starts = {layer.requires()["streams"].get("start") for layer in layers.values() if "streams" in layer.requires()}
+        starts = {
+            layer.requires()["streams"].get("start") for layer in layers.values() if "streams" in layer.requires()
+        }
         if starts != ({self.start} - {"joined"}):
             raise ValueError(
                 f"streams.start: '{self.start}' does not fit the layers; expected 'states' for layers of type 'draft', "

@@ -196,9 +196,7 @@ class FlopsQuestion:
             once = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
             return Flops.of_result(count, preset=preset, utilization=self.measured.compare(once, count))
         workload = run.workload
-        draft = _draft(
-            preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run
-        )
+        draft = _draft(preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run)
         if not self.conventions:
             return Flops.of_result(count, preset=preset, share=share, draft=draft)
         from ..studies.rules import conventions

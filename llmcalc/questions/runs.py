@@ -241,13 +241,13 @@ def with_published_weights(launch: Launch, preset: Preset) -> Launch:
 
 def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
     """Returns the question with a draft. Raises `InputError` where a draft does not apply."""
-    from ..studies.draft import check_draft
+    from ..costs.draft import check_draft
 
     if question.launch is not None or question.settings.phase == "training":
         raise InputError("--draft: drafts tokens in inference; expected --phase inference, prefill or decode")
     if question.layout.has_options:
         raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
-    check_draft(question.preset, draft)
+    check_draft(question.preset.model, draft.model, question.preset.name, f"--draft {draft.name}")
     return replace(question, draft=draft)
 
 

@@ -16,7 +16,7 @@ def with_draft(report: Report, draft: Draft | None, counted: bool = False) -> Re
 
     counted: whether the numbers of the report count the draft too.
     """
-    if draft is None:
+    if draft is None or not isinstance(report.data, dict):
         return report
     text = note(draft, counted)
     first, *others = report.tables

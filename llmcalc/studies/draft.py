@@ -1,4 +1,4 @@
-"""A draft of speculative decoding beside its target: whether they fit together, and what the draft adds.
+"""A draft of speculative decoding beside its target: what the draft adds in parameters, FLOPs and bytes.
 
 A draft is a model of its own, or one that reads the target's hidden states and takes its embedding or its head.
 """
@@ -8,13 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..components.head import LMHead
-from ..components.target_states import TargetStates
 from ..costs.cache import CacheSize, kv
+from ..costs.draft import check_draft
 from ..costs.flops import FlopCount, flops
 from ..costs.params import params
-from ..errors import InputError
-from ..model import ModelSpec
 from ..sources.preset import Preset
 
 if TYPE_CHECKING:
@@ -47,35 +44,6 @@ class Draft:
         return self.preset.model.from_target
 
 
-def states_of(spec: ModelSpec) -> TargetStates | None:
-    """Returns the part that reads a target's hidden states; None for a model that reads none."""
-    streams = None if spec.decoder is None else spec.decoder.streams
-    return streams if isinstance(streams, TargetStates) else None
-
-
-def check_draft(target: Preset, draft: Preset) -> None:
-    """Raises `InputError` if a model cannot draft tokens for the target."""
-    spec, drafted = target.model, draft.model
-    name = f"--draft {draft.name}"
-    for model, option in ((target, "TARGET"), (draft, name)):
-        if model.model.kind != "decoder" or not isinstance(model.model.head, LMHead):
-            raise InputError(f"{option}: tokens are drafted by a decoder, for a decoder; expected language models")
-    if states_of(spec) is not None:
-        raise InputError(f"TARGET {target.name}: is a draft itself; expected the model for which it drafts")
-    if drafted.vocab_size != spec.vocab_size and drafted.from_target:
-        raise InputError(
-            f"{name}: its vocabulary of {drafted.vocab_size:,} tokens is not the target's, {spec.vocab_size:,}, whose "
-            "embedding it takes; expected the draft of this target"
-        )
-    states = states_of(drafted)
-    width = None if states is None else states.size or drafted.hidden_size
-    if width is not None and width != spec.hidden_size:
-        raise InputError(
-            f"{name}: reads hidden states of width {width:,}, and the target's have {spec.hidden_size:,}; expected the "
-            "draft of this target"
-        )
-
-
 def draft_of(
     target: Preset,
     draft: Preset,
@@ -88,7 +56,7 @@ def draft_of(
 
     Raises `InputError` if the draft does not fit the target.
     """
-    check_draft(target, draft)
+    check_draft(target.model, draft.model, target.name, f"--draft {draft.name}")
     cache = kv(draft.model, batch, seq, kv_dtype)
     return Draft(draft, cache, None if run_config is None else flops(draft.model, run_config))
 

@@ -151,9 +151,7 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, context = self.spec, run.memo["target_states"]
             q, k, v = (self._heads_of(projection, x, run) for projection in "qkv")
-            context_k, context_v = self.cache(
-                run, self._heads_of("k", context, run), self._heads_of("v", context, run)
-            )
+            context_k, context_v = self.cache(run, self._heads_of("k", context, run), self._heads_of("v", context, run))
             group = spec.num_attention_heads // spec.num_key_value_heads
             if group > 1:
                 k, v, context_k, context_v = (t.repeat_interleave(group, 1) for t in (k, v, context_k, context_v))

@@ -47,9 +47,7 @@ def compressed_tensors(c: Fields) -> Scheme:
         group, label = _group(table, overall)
         groups.append(group)
         labels.append(label)
-    excluded = ModuleList(
-        c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore"
-    )
+    excluded = ModuleList(c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore")
     remarks = (
         ["scales in the model's own number format"]
         if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)

@@ -101,9 +101,7 @@ def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
             continue
         seen[module] = stored
         by_format.setdefault(stored, []).append(module)
-    groups = (
-        Group(stored, ModuleList(names, "modelopt", "quantized_layers")) for stored, names in by_format.items()
-    )
+    groups = (Group(stored, ModuleList(names, "modelopt", "quantized_layers")) for stored, names in by_format.items())
     return tuple(groups), tuple(algorithms)
 
 

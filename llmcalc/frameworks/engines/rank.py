@@ -98,7 +98,9 @@ class EngineRank:
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
         table, published = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
-        is_mxfp4 = published == 4 and self.preset.config is None if table is None else table.get("quant_method") == "mxfp4"
+        is_mxfp4 = (
+            published == 4 and self.preset.config is None if table is None else table.get("quant_method") == "mxfp4"
+        )
         return "mxfp4" if is_mxfp4 else None
 
     @cached_property

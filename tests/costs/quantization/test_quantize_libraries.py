@@ -29,9 +29,7 @@ HEAD = 50 * 96
 PLAIN = 2 * (params(DENSE).total - N)
 """Bytes in bf16 of everything else."""
 
-MIXED: dict[str, dict[str, Any]] = json.loads(
-    (Path(__file__).parents[2] / "data" / "mixed_precision.json").read_text()
-)
+MIXED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data" / "mixed_precision.json").read_text())
 
 
 def parts_of(**quantization: Any) -> Parts:

@@ -30,9 +30,7 @@ def _eagle(config: Config) -> Table:
         "pattern": ["first" if config.size("num_hidden_layers") == 1 else "later"],
         "streams": states,
     }
-    return decoder(
-        config, block, None, stack=stack, tie_word_embeddings=False, from_target=["embed_tokens", "lm_head"]
-    )
+    return decoder(config, block, None, stack=stack, tie_word_embeddings=False, from_target=["embed_tokens", "lm_head"])
 
 
 def _eagle3(config: Config) -> Table:
@@ -43,8 +41,8 @@ def _eagle3(config: Config) -> Table:
     head_dim = config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads)
     normed = qk_norm(norm) if config.flag("use_qk_norm") else {}
     mixer = attention(config, head_dim=head_dim, **biases(bias, *QKVO), **normed)
-    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
-    first = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
+    block: Table = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    first: Table = {"type": "draft", "norm_before_residual": config.flag("norm_before_residual")}
     size = config.maybe("target_hidden_size") or hidden
     listed = config.get("eagle_aux_hidden_state_layer_ids")
     states = {
