@@ -362,8 +362,8 @@ def _reference() -> type[nn.Module]:
 
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
-        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a block's draft, (logits,
-            [score of acceptance], or an empty list without one).
+        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a block's draft,
+            (logits, [score of acceptance]), with an empty list where it has none.
         with_pooled: whether to return (logits, output of the pooler).
         mla, grouped_experts, expert_capacity: as in `Run`.
         """

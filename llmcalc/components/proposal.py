@@ -1,7 +1,7 @@
 """What a block's draft adds to its logits, token by token, and the score of how likely a proposal is accepted.
 
-DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far. Sources:
-specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
+DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
+Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from .output import ModelOutput, OutputPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from .stack import Stack
 
 ONE = Axis("vocab", 1)
 """The vocabulary axis of a part that is recorded alone."""

@@ -1,8 +1,8 @@
 """The hidden states of a target model, which a draft model of speculative decoding reads beside its own tokens.
 
 EAGLE (Li 2024, arXiv:2401.15077, §4.1) projects the last hidden state beside the token embedding; EAGLE-3 (Li 2025,
-arXiv:2503.01840, §3) projects the states of several layers. Sources: eagle/model/cnets1.py and cnets.py of SafeAILab/EAGLE;
-specforge/modeling/draft of sgl-project/SpecForge.
+arXiv:2503.01840, §3) projects the states of several layers. Sources: eagle/model/cnets1.py and cnets.py of
+SafeAILab/EAGLE; specforge/modeling/draft of sgl-project/SpecForge.
 """
 
 from __future__ import annotations

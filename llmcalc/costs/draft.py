@@ -26,8 +26,8 @@ def check_draft(target: ModelSpec, draft: ModelSpec, target_name: str, option: s
         raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
     if draft.vocab_size != target.vocab_size and draft.from_target:
         raise InputError(
-            f"{option}: its vocabulary of {draft.vocab_size:,} tokens is not the target's, {target.vocab_size:,}, whose "
-            "embedding it takes; expected the draft of this target"
+            f"{option}: its vocabulary of {draft.vocab_size:,} tokens is not the target's, {target.vocab_size:,}, "
+            "whose embedding it takes; expected the draft of this target"
         )
     states = states_of(draft)
     width = None if states is None else states.size or draft.hidden_size

@@ -1,7 +1,7 @@
 """Drafts of speculative decoding: sizes as published, tensors by hand, and what a draft adds beside its target.
 
-`tests/data/drafts.json` has configs as published, with their source. `published_billions` is the number of parameters in
-SafeAILab/EAGLE's README, which leaves out the embedding and the head, because they are the target's.
+`tests/data/drafts.json` has configs as published, with their source. `published_billions` is the number of parameters
+in SafeAILab/EAGLE's README, which leaves out the embedding and the head, because they are the target's.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ BY_HAND: dict[str, list[tuple[int, ...]]] = {
         (4096, 3 * 4096), (3 * 4096,), *layer_tensors(4096, 2 * 4096, 32, 8, 128, 12288),
         *layer_tensors(4096, 4096, 32, 8, 128, 12288) * 3, *[(4096,)] * (4 + 3 * 2), (32000, 4096),
     ],
-    # fc of five states, hidden_norm and norm, five layers of Qwen3 with norms of queries and keys; no embedding, no head
+    # fc of five states, hidden_norm and norm, five layers of Qwen3 with norms of queries and keys; no embedding or head
     "qwen3-8b-dflash": [
-        (4096, 5 * 4096), *[(4096,)] * 2, *[*layer_tensors(4096, 4096, 32, 8, 128, 12288), (4096,), (4096,), (128,), (128,)] * 5,
+        (4096, 5 * 4096), *[(4096,)] * 2,
+        *[*layer_tensors(4096, 4096, 32, 8, 128, 12288), (4096,), (4096,), (128,), (128,)] * 5,
     ],
 }  # fmt: skip
 BY_HAND["qwen3-8b-dspark"] = [

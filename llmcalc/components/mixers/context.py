@@ -1,8 +1,8 @@
 """Attention of a block of draft tokens to the target's hidden states and to one another, in both directions.
 
 DFlash (Chen 2026, arXiv:2602.06036): queries are of the block; keys and values, by the same projections, of the context
-and of the block. Only those of the context are cached. Source: `Qwen3DFlashAttention` in specforge/modeling/draft/dflash.py
-of sgl-project/SpecForge.
+and of the block. Only those of the context are cached. Source: `Qwen3DFlashAttention` in
+specforge/modeling/draft/dflash.py of sgl-project/SpecForge.
 """
 
 from __future__ import annotations

@@ -286,7 +286,7 @@ class WholeInt(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class HQQ(LinearFormat):
-    """HQQ: codes in bytes, but ten codes of 3 bits in an int32; a scale and a zero point per group, in the model's format.
+    """HQQ: codes in bytes, ten codes of 3 bits in an int32; a scale and a zero point per group, in the model's format.
 
     group: weights that share a scale.
     """

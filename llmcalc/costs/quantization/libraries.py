@@ -1,7 +1,8 @@
 """Configs of libraries with one format each: auto-round, HQQ, Quark, torchao, quanto, AQLM, EXL2 and EXL3.
 
 Layouts: auto_round_extension/torch/qlinear_torch.py of intel/auto-round; hqq/core/quantize.py of mobiusml/hqq;
-`QuantizedLinear` of Vahe1994/AQLM; optimum/quanto/tensor/weights; exllamav2 and exllamav3 of turboderp-org, doc/exl3.md.
+`QuantizedLinear` of Vahe1994/AQLM; optimum/quanto/tensor/weights; exllamav2 and exllamav3 of turboderp-org,
+doc/exl3.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Speculative decoding in vLLM (vllm/config/speculative.py): which tokens are drafted, and by what.
 
-Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own, and one that
-reads hidden states shares the target's embedding or head (v1/spec_decode/eagle.py). Tokens that are found in the prompt or in earlier answers take nothing on the device.
+Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own, and one
+that reads hidden states shares the target's embedding or head (v1/spec_decode/eagle.py). Tokens that are found in the
+prompt or in earlier answers take nothing on the device.
 """
 
 from __future__ import annotations

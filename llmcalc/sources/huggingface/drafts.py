@@ -1,7 +1,7 @@
 """Configs of draft models for speculative decoding, whose `model_type` is that of a whole model, such as `llama`.
 
-A draft is told by its class, by a field, or, for EAGLE and EAGLE-2 (SafeAILab/EAGLE, eagle/train), by its one layer: their
-configs are those of a Llama cut to one layer of full size.
+A draft is told by its class, by a field, or, for EAGLE and EAGLE-2 (SafeAILab/EAGLE, eagle/train), by its one layer:
+their configs are those of a Llama cut to one layer of full size.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CLASSES: dict[str, re.Pattern[str]] = {
 """Model type of a draft → part of the names of its classes; the first that matches."""
 
 OTHER_CLASS = re.compile(r"Medusa|Speculator|MTPDraft|NextN(?=[A-Z]|$)")
-"""Part of the names of other drafts' classes: Medusa, vLLM's speculators, modules of multi-token prediction as files."""
+"""Part of the names of other drafts' classes: Medusa, other speculators, modules of multi-token prediction as files."""
 
 FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
 """Field that only configs of drafts have → the model type of the draft."""

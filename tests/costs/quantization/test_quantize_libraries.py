@@ -77,13 +77,17 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
         Parts(N // 2, N // 32, 0, 0, PLAIN),
     ),
     "torchao": (
-        {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}}}},
+        {
+            "quant_method": "torchao",
+            "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}}},
+        },
         Parts(N // 2, 2 * N // 32, 2 * N // 32, 0, PLAIN),
     ),
     "quanto": ({"quant_method": "quanto", "weights": "int8"}, Parts(N, 2 * ROWS, 0, 0, PLAIN)),
     "aqlm": (
         {
-            "quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1, "num_codebooks": 1, "nbits_per_codebook": 16,
+            "quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1,
+            "num_codebooks": 1, "nbits_per_codebook": 16,
             "linear_weights_not_to_quantize": ["lm_head.weight"],
         },
         Parts(2 * N // 8, 2 * ROWS, 0, 14 * 2**16 * 8 * 2, PLAIN),
@@ -97,7 +101,10 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
         Parts(N * 3 // 8 + HEAD * 6 // 8, 2 * (ROWS + COLUMNS + 50 + 96), 0, 0, PLAIN - 2 * HEAD),
     ),
     "ModelOpt's AWQ, without a method": (
-        {"quant_algo": "W4A16_AWQ", "group_size": 32, "has_zero_point": False, "pre_quant_scale": True, "ignore": ["lm_head"]},
+        {
+            "quant_algo": "W4A16_AWQ", "group_size": 32, "has_zero_point": False, "pre_quant_scale": True,
+            "ignore": ["lm_head"],
+        },
         Parts(N // 2, 4 * N // 32, 0, 0, PLAIN),
     ),
     "ModelOpt's FP8 in blocks": (

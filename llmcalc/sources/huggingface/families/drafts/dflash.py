@@ -1,8 +1,8 @@
-"""DFlash, DSpark and Domino: drafts of a whole block of tokens in one pass, with attention to the target's hidden states.
+"""DFlash, DSpark and Domino: drafts of a whole block of tokens in a pass, with attention to the target's hidden states.
 
-Sources: specforge/modeling/draft/dflash.py, dspark.py and domino.py of sgl-project/SpecForge; speculators/models/dflash and
-dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, those of speculators the same fields
-at the top.
+Sources: specforge/modeling/draft/dflash.py, dspark.py and domino.py of sgl-project/SpecForge; speculators/models/dflash
+and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, those of speculators the same
+fields at the top.
 """
 
 from __future__ import annotations

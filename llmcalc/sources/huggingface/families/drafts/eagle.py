@@ -1,8 +1,8 @@
 """EAGLE and EAGLE-2, EAGLE-3 and 3.1, and P-EAGLE: layers of Llama that read the hidden states of a target model.
 
-Sources: eagle/model/cnets1.py and cnets.py of SafeAILab/EAGLE; specforge/modeling/draft/llama3_eagle.py and peagle.py of
-sgl-project/SpecForge; speculators/models/eagle3 and peagle of vllm-project/speculators; llama_eagle.py and llama_eagle3.py
-of vLLM. The sizes of 13 published EAGLE drafts are in the README of SafeAILab/EAGLE.
+Sources: eagle/model/cnets1.py and cnets.py of SafeAILab/EAGLE; specforge/modeling/draft/llama3_eagle.py and peagle.py
+of sgl-project/SpecForge; speculators/models/eagle3 and peagle of vllm-project/speculators; llama_eagle.py and
+llama_eagle3.py of vLLM. The sizes of 13 published EAGLE drafts are in the README of SafeAILab/EAGLE.
 """
 
 from __future__ import annotations
