@@ -32,8 +32,9 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     if config is None:
         return None
     table = config.get("quantization_config")
-    if table is None and isinstance(config.get("text_config"), dict):
-        table = config["text_config"].get("quantization_config")
+    for section in ("text_config", "llm_config", "language_config"):
+        if table is None and isinstance(config.get(section), dict):
+            table = config[section].get("quantization_config")
     if table is None:
         table = config.get("quantization")  # older mlx-lm wrote this field alone
     if table is None:
