@@ -1,4 +1,4 @@
-"""Configs in the forms of other programs: read as the config of the class that computes them, or refused with a way out."""
+"""Configs in the forms of other programs: read as the config of the class that computes them, or refused."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ LLAMA3_8B: dict[str, Any] = {
 """The arguments of Llama 3 8B in meta-llama/llama-models: an FFN of 1,024 · ⌈1.3 · 10,922 / 1,024⌉ = 14,336."""
 
 MISTRAL_7B: dict[str, Any] = {
-    "dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8, "norm_eps": 1e-05,
-    "vocab_size": 32000,
+    "dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8,
+    "norm_eps": 1e-05, "vocab_size": 32000,
 }  # fmt: skip
 
 GPT2 = {

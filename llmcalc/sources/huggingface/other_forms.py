@@ -1,8 +1,7 @@
-"""Configs in the forms of other programs, written as a `config.json`: Meta's and Mistral's `params.json`, the arguments of
-nanoGPT and nanochat, and the `mlc-chat-config.json` of MLC.
+"""Configs in other programs' forms: params.json of Meta and Mistral, nanoGPT's and nanochat's arguments, MLC's.
 
-Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py of
-karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm.
+Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py
+of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm.
 """
 
 from __future__ import annotations

@@ -1,5 +1,4 @@
-"""Multimodal wrappers whose class is code of the model's own repository: their text model is counted, and a remark names
-the encoders that are not.
+"""Multimodal wrappers whose class is code of the model's own repository; their text model is counted.
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """
