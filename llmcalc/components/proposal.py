@@ -87,14 +87,14 @@ class Proposal(OutputPart):
     def _bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
         """Records the bias of the previous token and returns that token's row."""
         token, _ = f.table("markov_w1", vocab, rank, of=LOGITS)
-        given = token
+        projected = token
         if self.markov == "gated":
             joined = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
-            given = f.mul(f.act(f.linear("gate_proj", joined, rank, bias=True), "sigmoid"), token)
+            projected = f.mul(f.act(f.linear("gate_proj", joined, rank, bias=True), "sigmoid"), token)
         elif self.markov == "rnn":
             joined = f.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
             f.linear("joint_proj", joined, Beside(((rank,), (rank,), (rank,))), bias=True)
-        f.linear("markov_w2", given, proposed)
+        f.linear("markov_w2", projected, proposed)
         return token
 
     def reference(self, context: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:

@@ -90,7 +90,7 @@ class TargetStates(ResidualStreams):
         """Records the projection. x: the token embeddings."""
         hidden = x.axes[-1]
         count, size = Axis("states", self.states), hidden if self.size is None else Axis("target", self.size)
-        states = f.given(x, count, size)
+        states = f.received(x, count, size)
         if self.masked:
             f.vector("mask_hidden", count, size, role="kept")
         f.hold(states=states)

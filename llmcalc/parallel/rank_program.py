@@ -336,7 +336,7 @@ WITH_AXES = (
     "take",
     "flat",
     "copies",
-    "given",
+    "received",
     "cat",
     "sum",
     "joint_softmax",

@@ -175,9 +175,9 @@ def aqlm(c: Fields) -> Scheme:
     books, bits = c.group("num_codebooks", 1) or 1, c.get("nbits_per_codebook", 16)
     c.one_of("nbits_per_codebook", bits, *range(1, 17))
     names = [name.removesuffix(".weight") for name in c.texts("linear_weights_not_to_quantize")]
-    kept = ModuleList(names, field="linear_weights_not_to_quantize")
+    skipped = ModuleList(names, field="linear_weights_not_to_quantize")
     stored = AQLM(columns, rows, books, bits)
-    return LinearScheme(f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, kept=kept)
+    return LinearScheme(f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, kept=skipped)
 
 
 def exl2(c: Fields) -> Scheme:

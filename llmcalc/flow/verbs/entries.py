@@ -83,9 +83,9 @@ class EntryVerbs(Recorder):
         """
         self.record("state", name, last, op=ops.State(self.n(axes), kind, bits))
 
-    def given(self, x: Value, *axes: Axis | Beside) -> Value:
-        """Hidden states of another model that the pass is given, one row per row of x."""
-        return self.step("given", "", (x,), Value(x.rows, axes, fixed=True))
+    def received(self, x: Value, *axes: Axis | Beside) -> Value:
+        """Hidden states of another model that the pass receives, one row per row of x."""
+        return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
 
     def core(
         self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
+from ...components.base import LARGEST
 from ...errors import InputError, shown
-from .config import LARGEST, is_number, is_whole
+from .config import is_number, is_whole
 
 META = frozenset(
     """

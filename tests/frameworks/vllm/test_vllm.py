@@ -174,7 +174,7 @@ def test_a_draft_that_reads_hidden_states_shares_the_targets_embedding(tmp_path:
     speculation = {"method": "eagle3", "model": str(path), "num_speculative_tokens": 3}
 
     def weights(tp: int, **flags: Any) -> int:
-        terms = answer(tensor_parallel_size=tp, **flags).document["memory"]["terms"]
+        terms = answer(tensor_parallel_size=tp, **flags).document["terms"]
         return next(term["bytes"] for term in terms if term["name"] == "weights")
 
     whole, divided = 3 * 4096**2 + 4 * 4096, 424_689_664 - 3 * 4096**2 - 4 * 4096
