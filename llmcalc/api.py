@@ -86,12 +86,19 @@ __all__ = [
 
 
 def params(
-    model: Model, with_mtp: bool = False, with_towers: bool = False, *, measure: bool = False, **options: Any
+    model: Model,
+    with_mtp: bool = False,
+    with_towers: bool = False,
+    *,
+    measure: bool = False,
+    draft: Model | None = None,
+    **options: Any,
 ) -> Params:
     """Counts parameters, as exact integers: `.total`, `.active`, `.embedding`, `.by_component`.
 
     model: in any form; also a checkpoint (.safetensors, .gguf), whose header is counted. Of that there is `.total`.
     measure: whether to count by instantiating its class of transformers. Of that there is `.total`.
+    draft: a draft of speculative decoding beside the model, in any form; `.draft` says what it adds.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank holds.
     """
     from .questions.counts import ParamsQuestion, params_of_file
@@ -101,11 +108,13 @@ def params(
     if isinstance(model, str | Path):
         changed = bool(parsed.reading.get("set") or parsed.reading.get("head") or include)
         file_params = params_of_file(str(model), measure, changed=changed, rank=rank)
+        if file_params is not None and draft is not None:
+            raise InputError(f"--draft: {model} is counted as it is; expected a model")
         if file_params is not None:
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(include, rank).answer(parsed.read(model))
+    return ParamsQuestion(include, rank, parsed.read_draft(draft)).answer(parsed.read(model))
 
 
 def flops(
@@ -127,6 +136,7 @@ def flops(
     hardware: str | None = None,
     devices: int | None = None,
     dtype: str | None = None,
+    draft: Model | None = None,
     **options: Any,
 ) -> Flops:
     """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
@@ -146,6 +156,7 @@ def flops(
     conventions: whether the report compares with rules of thumb.
     tokens_per_second: of a measured run, of all `devices` together (`"12k"`), on `hardware`.
     dtype: number format of the run's products, whose peak counts; default bf16.
+    draft: a draft of speculative decoding beside the model, in any form; `.draft` has its FLOPs in the same pass.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank computes.
     Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
@@ -168,6 +179,7 @@ def flops(
         included(with_mtp),
         parsed.rank_request(),
         MeasuredRun(tokens_per_second, hardware, number("--devices", devices), dtype),
+        parsed.read_draft(draft),
     )
     return question.answer(parsed.read(model))
 
@@ -182,6 +194,7 @@ def kv(
     users: int | None = None,
     engine: str | Iterable[str] | None = None,
     hardware: str | None = None,
+    draft: Model | None = None,
     **options: Any,
 ) -> Cache | ReportedAnswer:
     """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
@@ -192,13 +205,14 @@ def kv(
     kv_dtype: format of the cache; `dtype` is another name of it.
     source: tokens that the encoder of an encoder-decoder has read; default seq.
     engine: a serving engine (`vllm==0.19`), or several: what it allocates on `hardware`, by its own flags in `options`.
+    draft: a draft of speculative decoding beside the model, in any form; `.draft` has its cache.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank caches.
     Raises `InputError` for an encoder-only model and for an unknown format.
     """
     if engine is not None:
         from .questions.engines import ask_engine_cache
 
-        _check_engine_options(batch=batch, users=users, seq=seq, source=source)
+        _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft)
         return ask_engine_cache(_engine_question(model, engine, hardware, options))
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
@@ -212,6 +226,7 @@ def kv(
         cache_format_of(kv_dtype),
         number("--source", source),
         parsed.rank_request(),
+        parsed.read_draft(draft),
     )
     return question.answer(parsed.read(model))
 
@@ -280,6 +295,7 @@ def memory(
     cublas_workspace: str | None = None,
     engine: str | Iterable[str] | None = None,
     receipt: str | Path | None = None,
+    draft: Model | None = None,
     **options: Any,
 ) -> DeviceUse | RanksUse | ReportedAnswer:
     """Computes the memory of one device, in bytes: `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind`,
@@ -295,17 +311,18 @@ def memory(
     engine: a serving engine (`vllm==0.19`), or several. `options` are its own flags then (max_model_len="32k"), and
         `.result` has the terms of its memory, the tokens of the cache, and whether it starts.
     receipt: with engine, a start-up log, whose measured terms stand in place of estimates.
+    draft: a draft of speculative decoding beside the model, in any form, which the bytes count too.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
     if launch is not None and (engine is not None or _starts_servers(launch)):
         from .questions.engines import ask_engine_memory, ask_servers
 
-        _check_engine_options(phase=phase, receipt=receipt, with_mtp=with_mtp, with_towers=with_towers)
+        _check_engine_options(phase=phase, receipt=receipt, with_mtp=with_mtp, with_towers=with_towers, draft=draft)
         return ask_servers(_launched_questions(launch, model, engine, hardware, options), ask_engine_memory)
     if engine is not None:
         from .questions.engines import ask_engine_memory
 
-        _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers)
+        _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers, draft=draft)
         return ask_engine_memory(_engine_question(_require_model(model), engine, hardware, options, receipt))
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory, memory_question
@@ -323,7 +340,7 @@ def memory(
         with_mtp=with_mtp,
         with_towers=with_towers,
     )
-    return ask_memory(question)
+    return ask_memory(question, parsed.read_draft(draft))
 
 
 def _require_model(model: Model | None) -> Model:

@@ -335,6 +335,18 @@ JunitOption: TypeAlias = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
 ]
+DraftOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="TARGET",
+        help="A draft of speculative decoding beside it. Another model, or a draft that reads hidden states (EAGLE, "
+        "DFlash, …): what it adds to the model for which it drafts.",
+        autocompletion=complete_target,
+        show_default=False,
+        rich_help_panel="Model",
+    ),
+]
 WithMtp: TypeAlias = Annotated[bool, _include_option(MTP)]
 WithTowers: TypeAlias = Annotated[bool, _include_option(TOWERS)]
 

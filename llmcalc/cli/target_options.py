@@ -62,6 +62,10 @@ class Reading(NamedTuple):
             remark(f"note: {preset.name}: {note}")
         return preset
 
+    def load_draft(self, target: str | None) -> Preset | None:
+        """Reads a draft, without the options that change the TARGET; None without one."""
+        return None if target is None else Reading(allow_unknown=self.allow_unknown).load(target)
+
 
 class Writing(NamedTuple):
     """Options for writing an answer.

@@ -32,6 +32,7 @@ MIXERS = PartChoice(
         "dynamic_mask": "mixers.dynamic_mask:DynamicMaskAttention",
         "merged": "mixers.merged:MergedAttention",
         "relative": "mixers.relative:RelativeAttention",
+        "context": "mixers.context:ContextAttention",
         "none": "base:Nothing",
     },
 )
@@ -70,12 +71,22 @@ LAYERS = PartChoice(
         "altup": "layers.altup:AltUpLayer",
         "shortcut": "layers.shortcut:ShortcutLayer",
         "gated_norm": "layers.gated_norm:GatedNormLayer",
+        "draft": "layers.draft:DraftLayer",
     },
 )
 """Every kind of layer in a stack."""
 
-STREAMS = PartChoice("altup", {"altup": "layers.altup:AltUp", "hyper": "layers.hyper:HyperStreams"})
-"""Parts that split the residual stream into several before the first layer, and merge them after the last."""
+STREAMS = PartChoice(
+    "altup",
+    {
+        "altup": "layers.altup:AltUp",
+        "hyper": "layers.hyper:HyperStreams",
+        "target_states": "target_states:TargetStates",
+    },
+)
+"""Parts that start the residual stream from something else than the embedding alone, or split it into several before
+the first layer and merge them after the last.
+"""
 
 OTHERS = PartChoice(
     "norm",
@@ -91,6 +102,7 @@ OTHERS = PartChoice(
         "contact_head": "contact_head:ContactHead",
         "unused_embedding": "idle:UnusedEmbedding",
         "mtp": "mtp:MultiTokenPrediction",
+        "proposal": "proposal:Proposal",
         "token_types": "token_types:TokenTypes",
         "second_stream": "idle:SecondStream",
     },

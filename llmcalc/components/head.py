@@ -17,7 +17,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.rows import LOGITS, SEQUENCES, Rows
-from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Width
+from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Vocab, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 
@@ -50,6 +50,8 @@ class LMHead(Component):
     """A language-model head: logits = x·Wᵀ (+ b) at every requested position.
 
     bias: whether it has a bias, tied or not (GPT-J, BERT); false by default.
+    draft_vocab_size: the number of tokens that a draft can propose, the most frequent ones of the target's vocabulary
+        (EAGLE-3); by default all of the model's.
     transform: the layers before the vocabulary (BERT); none by default.
     """
 
@@ -59,6 +61,7 @@ class LMHead(Component):
 
     type: Literal["lm"] = "lm"
     bias: Flag = False
+    draft_vocab_size: Vocab | None = None
     transform: Transform | None = None
 
     def source(self) -> str:
@@ -71,6 +74,7 @@ class LMHead(Component):
 
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
+        vocab = vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         if self.transform is None:
             if output is not None and output.made:
                 f.here.about["source"] = "Press & Wolf 2017"
@@ -85,7 +89,7 @@ class LMHead(Component):
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
-        return _reference()(self, context, vocab_size, width or context.hidden_size)
+        return _reference()(self, context, self.draft_vocab_size or vocab_size, width or context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -95,6 +99,7 @@ class LMHead(Component):
             cls(bias=True, transform=Transform()),
             cls(transform=Transform(norm=None, bias=False)),
             cls(transform=Transform(size=7)),
+            cls(draft_vocab_size=5),
         ]
 
 

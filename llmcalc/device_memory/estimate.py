@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -46,6 +46,7 @@ class Memory:
     published: number format of the published weights, default bfloat16.
     config: the model's `config.json`; None if it has none.
     runtime: memory of the accelerator's runtime, default that of an H100.
+    beside: bytes that another model keeps on the device, such as a draft of speculative decoding; default none.
     """
 
     spec: ModelSpec
@@ -54,6 +55,7 @@ class Memory:
     published: str = "bfloat16"
     config: Mapping[str, Any] | Checkpoint | None = None
     runtime: Runtime = HOPPER
+    beside: Sequence[UnreplayedBytes] = ()
     _by_runtime: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -85,7 +87,13 @@ class Memory:
         """The memory of the same model with other settings. Raises `InputError` for contradictory settings."""
         count = self.states.count
         return memory(
-            self.spec, self.settings.with_(**changes), self.published, count.include, self.config, self.runtime
+            self.spec,
+            self.settings.with_(**changes),
+            self.published,
+            count.include,
+            self.config,
+            self.runtime,
+            self.beside,
         )
 
     def on(self, runtime: Runtime) -> DeviceMemory:
@@ -146,7 +154,8 @@ class Memory:
             return self._towers()
         block = cache_block(settings, use)
         paged = [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
-        return [*paged, *([UnreplayedBytes("weights", use.weights)] if is_stored_otherwise(use) else self._towers())]
+        stored = [UnreplayedBytes("weights", use.weights)] if is_stored_otherwise(use) else self._towers()
+        return [*paged, *stored, *self.beside]
 
     def _towers(self) -> list[UnreplayedBytes]:
         """The bytes of image and audio encoders, if they are included: the replayed text does not pass through them."""
@@ -226,14 +235,16 @@ def memory(
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
+    beside: Sequence[UnreplayedBytes] = (),
 ) -> Memory:
     """The memory of a model under these settings. The run is replayed on the first access to `device`.
 
     published, include, config: as in `static.memory`.
     runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
+    beside: as in `Memory`.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
     states = resident.memory(spec, settings, published, include, config)
-    return Memory(spec, settings, states, published, config, runtime)
+    return Memory(spec, settings, states, published, config, runtime, beside)

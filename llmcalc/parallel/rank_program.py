@@ -336,6 +336,7 @@ WITH_AXES = (
     "take",
     "flat",
     "copies",
+    "received",
     "cat",
     "sum",
     "joint_softmax",

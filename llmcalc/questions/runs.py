@@ -22,9 +22,11 @@ from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
 
 if TYPE_CHECKING:
+    from ..device_memory.device_memory import UnreplayedBytes
     from ..frameworks.framework import Framework
     from ..frameworks.launch.record import Launch
     from ..reports.ranks_answer import RanksUse
+    from ..studies.draft import Draft
     from ..studies.plan import Order
     from ..studies.run_time import TimeSettings
 
@@ -49,10 +51,16 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuestion(RunOptions):
-    """A run of a model. preset: the model. launch: the file that starts the run; default None."""
+    """A run of a model.
+
+    preset: the model.
+    launch: the file that starts the run; default None.
+    draft: a draft of speculative decoding beside the model; default None.
+    """
 
     preset: Preset
     launch: Launch | None = None
+    draft: Preset | None = None
 
     def under(self, record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by its meaning in a framework."""
@@ -73,7 +81,12 @@ class RunQuestion(RunOptions):
     def on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
         preset, runtime = self.preset, self.runtime_on(self.hardware)
-        return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime)
+        beside: list[UnreplayedBytes] = []
+        if self.draft is not None:
+            from ..studies.draft import bytes_of_draft
+
+            beside = bytes_of_draft(self.draft, self.settings)
+        return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, beside)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
         """Returns the CUDA runtime of the run on an accelerator; None for one that is not named."""
@@ -240,12 +253,37 @@ def check_precision(settings: Settings, record: Framework) -> None:
         )
 
 
-def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
+def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
+    """Returns the question with a draft. Raises `InputError` where a draft does not apply."""
+    from ..costs.draft import check_draft
+
+    if question.launch is not None or question.settings.phase == "training":
+        raise InputError("--draft: drafts tokens in inference; expected --phase inference, prefill or decode")
+    if question.layout.has_options:
+        raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
+    check_draft(question.preset.model, draft.model, question.preset.name, f"--draft {draft.name}")
+    return replace(question, draft=draft)
+
+
+def _draft_of(question: RunQuestion, answer: Memory) -> Draft | None:
+    """Returns the draft beside the model, with its cache in the run; None without one."""
+    if question.draft is None:
+        return None
+    from ..studies.draft import draft_of
+
+    workload = answer.states.workload
+    seq = workload.seq + (answer.states.phase == "decode")
+    return draft_of(question.preset, question.draft, workload.batch, seq, answer.states.kv_dtype or "bfloat16")
+
+
+def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
     """Computes the memory of one device or of the ranks of a layout, and the accelerators on which it fits.
 
+    draft: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
+    question = question if draft is None else _with_draft(question, draft)
     layout, launch = question.layout, question.launch
     context: dict[str, Any] = {
         "preset": question.preset,
@@ -258,7 +296,8 @@ def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
         if question.settings.recompute == SELECTIVE:  # without a framework
             question = replace(question, settings=question.settings.with_(recompute="attention"))
         check_precision(question.settings, framework_of(layout))
-        return DeviceUse.of_result(question.on_one_device(), **context)
+        on_one_device = question.on_one_device()
+        return DeviceUse.of_result(on_one_device, **context, draft=_draft_of(question, on_one_device))
     from ..frameworks.ranks import Cluster
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse

@@ -41,7 +41,7 @@ BEFORE, AFTER = -1, -2
 NO_KERNEL = frozenset(
     {
         "hold", "keep", "enter", "leave", "also", "mask", "split", "take", "copies", "positions", "vector", "buffer",
-        "unread_table", "zeros", "resumed", "carry", "select", "local_mask", "cache",
+        "unread_table", "received", "zeros", "resumed", "carry", "select", "local_mask", "cache",
     }
 )  # fmt: skip
 """Verbs of the recorder that run no kernel of their own: views, masks inside of kernels, writes of a few rows."""

@@ -118,7 +118,47 @@ QUANTIZED: dict[str, list[Config]] = {
     "modelopt": [
         {"quant_algo": "NVFP4", "group_size": 16, "ignore": ["lm_head", "*gate"]},
         {"quant_algo": "FP8", "exclude_modules": []},
+        {
+            "quant_algo": "MIXED_PRECISION",
+            "ignore": ["mtp*"],
+            "quantized_layers": {
+                "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+                "model.layers.1.mlp.up_proj": {"quant_algo": "W4A16_AWQ", "group_size": 32},
+            },
+        },
     ],
+    "auto-round": [
+        {"bits": 4, "group_size": 32, "sym": True, "extra_config": {"model.layers.0.mlp.down_proj": {"bits": 16}}}
+    ],
+    "hqq": [
+        {
+            "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 32, "axis": 1}},
+            "skip_modules": ["lm_head"],
+        }
+    ],
+    "quark": [
+        {
+            "global_quant_config": {
+                "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"},
+                "input_tensors": {"is_dynamic": False},
+            },
+            "layer_quant_config": {"*.mlp.*": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}}},
+            "exclude": ["lm_head"],
+        }
+    ],
+    "torchao": [{"quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}}}}],
+    "quanto": [{"weights": "int4", "activations": None, "modules_to_not_convert": ["lm_head"]}],
+    "aqlm": [
+        {
+            "in_group_size": 8,
+            "out_group_size": 1,
+            "num_codebooks": 1,
+            "nbits_per_codebook": 16,
+            "linear_weights_not_to_quantize": ["lm_head.weight"],
+        }
+    ],
+    "exl2": [{"bits": 4.5, "head_bits": 6, "version": "0.1"}],
+    "exl3": [{"bits": 3.0, "head_bits": 6, "codebook": "mcg"}],
     "bitnet": [{"quantization_mode": "offline", "linear_class": "bitlinear", "modules_to_not_convert": None}],
     "eetq": [{"weights": "int8", "modules_to_not_convert": ["lm_head"]}],
     "mlx": [
@@ -136,13 +176,13 @@ QUANTIZED: dict[str, list[Config]] = {
 
 def wrapped(kind: str) -> list[Config]:
     """Configs of a wrapper around a small text model, with each of its encoders' shapes."""
-    text = family_of(kind).text
+    text, section = family_of(kind).text, family_of(kind).text_section
     assert text is not None
     cls, _, towers = WRAPPERS.get(kind, ("ForConditionalGeneration", {}, [{}]))
     outer = {
         "model_type": kind,
         "architectures": [cls],
-        "text_config": shapes_of(text)[0],
+        section: shapes_of(text)[0],
         "quantization_config": {"quant_method": "fp8"},
     }
     return [json.loads(json.dumps({**outer, **tower})) for tower in towers]

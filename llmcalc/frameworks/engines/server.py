@@ -105,7 +105,7 @@ class EngineServer:
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
-        has_scheme = self.preset.checkpoint is not None and (self.preset.config or {}).get("quantization_config")
+        has_scheme = self.preset.stored_as is not None
         if word == "none" or has_scheme:
             return None
         if word not in schemes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from ...components.head_kind import HeadKind
 from ...errors import InputError, one_line
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
+from .other_forms import as_config
 from .registry import family_of, kind_of_class, read, typed, usual_name
 from .unknown import remark, remark_on_defaults, require_known
 
@@ -40,7 +42,7 @@ def require_counted_type(text: str, location: str) -> None:
 
     Other fields may be wrong.
     """
-    data = parse_config(text, location)
+    data, _ = as_config(parse_config(text, location))
     kind = data.get("model_type") or kind_of_class(architecture_of(data))
     if not isinstance(kind, str) or not kind:
         raise InputError(f"{location}: has no model_type")
@@ -68,12 +70,14 @@ def describe_config(
     return name or path.stem, description
 
 
-def described(data: dict[str, Any], head: HeadKind | None = None, allow_unknown: bool = False) -> dict[str, Any]:
+def described(data: Mapping[str, Any], head: HeadKind | None = None, allow_unknown: bool = False) -> dict[str, Any]:
     """Returns the description of a parsed config: the `model` table, the config itself, remarks, the number format.
 
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
+    data, form_remarks = as_config(data)
     config, remarks = typed(data)
+    remarks = [*form_remarks, *remarks]
     reading = read(config, head)
     if not allow_unknown:
         require_known(reading.unknown, reading.model_type)

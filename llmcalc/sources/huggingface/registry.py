@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
 from .config import Config
-from .drafts import require_whole
+from .drafts import CLASSES, as_draft
 from .dropout import dropout_of
 from .family import Family
 from .heads import architecture_of, head_of
@@ -77,6 +77,9 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
+    data, draft_notes = as_draft(data)
+    if data.get("model_type") in CLASSES:
+        return data, draft_notes
     name, model_type = architecture_of(data), data.get("model_type")
     kind = kind_of_class(name) if name else ""
     if not kind:
@@ -208,9 +211,9 @@ def _without_family(config: Mapping[str, Any]) -> str:
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     """Returns the path to a config's text model, the text model's fields, and its model type.
 
-    Raises `InputError` if the wrapper or the `text_config` is not supported.
+    Raises `InputError` if the wrapper or its text model is not supported.
     """
-    kind, text_config = data.get("model_type"), data.get("text_config")
+    kind = data.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
     kind = usual_name(kind)
@@ -218,16 +221,20 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     text = family.text
     if text is None:
         return "", data, kind
+    section = family.text_section
+    text_config = data.get(section)
     if text_config is None:
         return "", data, text
     if not isinstance(text_config, dict):
-        raise InputError(f"text_config: {shown(text_config)}; expected a table of fields")
+        raise InputError(f"{section}: {shown(text_config)}; expected a table of fields")
     text_type = text_config.get("model_type") or text
     if not isinstance(text_type, str):
-        raise InputError(f"text_config.model_type: {shown(text_type)}; expected the name of a model type")
+        raise InputError(f"{section}.model_type: {shown(text_type)}; expected the name of a model type")
     architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
+    if family.generates:
+        architectures = {"architectures": []}
     return (
-        "text_config.",
+        f"{section}.",
         {**architectures, **family.filled, **text_config, **_tying_field(family, data)},
         usual_name(text_type),
     )
@@ -316,12 +323,13 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    require_whole(data)
+    data, draft_notes = as_draft(data)
     wrapper_config, (location, data, kind) = data, text_of(data)
     wrapper, family = usual_name(wrapper_config["model_type"]), family_of(kind, location, wrapper_config)
     if family.read is None:
         raise InputError(f"{location}model_type: '{kind}' wraps a text model, but the config has no text_config")
-    config = config_of(data, kind, family, head or head_of(wrapper_config), location)
+    stated_head = "lm" if family_of(wrapper).generates else head_of(wrapper_config)
+    config = config_of(data, kind, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
     flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
@@ -330,7 +338,7 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
     ]
-    notes = [*config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
+    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 
