@@ -25,6 +25,7 @@ COMMANDS = (
     "fit",
     "plan",
     "time",
+    "serve",
     "plot",
     "compare",
     "diff",

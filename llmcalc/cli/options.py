@@ -313,18 +313,20 @@ def _output(path: Path | None) -> Path | None:
     return path
 
 
-Output: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
-        "-o",
+def _file_option(*names: str) -> Any:
+    return typer.Option(
+        *names,
         metavar="FILE",
         callback=_output,
         help="Write to FILE instead of the terminal. - is the terminal.",
         show_default=False,
         rich_help_panel="Output",
-    ),
-]
+    )
+
+
+Output: TypeAlias = Annotated[Path | None, _file_option("--output", "-o")]
+OutputFile: TypeAlias = Annotated[Path | None, _file_option("--output-file", "-o")]
+"""The file of a command whose `--output` is the tokens of an answer."""
 
 
 def _include_option(part: OptionalPart) -> Any:
