@@ -26,6 +26,7 @@ COMMANDS = (
     "plan",
     "time",
     "serve",
+    "cost",
     "plot",
     "compare",
     "diff",

@@ -9,7 +9,7 @@ from .options import TableOption, Target, size
 from .target_options import Reading, Writing, takes_target
 from .time_options import NicRate, Stack
 
-LOAD, LAYOUT = "Load and limits", "Layout"
+LOAD, LAYOUT = "Inference", "Layout"
 
 
 def _panel(option: Any, panel: str) -> Any:
@@ -24,7 +24,8 @@ def _text(name: str, metavar: str, text: str, panel: str | None = None) -> Any:
 InputTokens = Annotated[int, size("--input", text="Tokens of a prompt.")]
 OutputTokens = Annotated[int, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")]
 EngineName = Annotated[
-    str | None, _text("--engine", "NAME[==VERSION]", "vllm, sglang or tensorrt-llm; default vllm, the newest read.")
+    str | None,
+    _text("--engine", "NAME[==VERSION]", "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read."),
 ]
 Price = Annotated[str | None, _text("--price", "MONEY", "Price of a device and hour, in any currency.")]
 

@@ -1,8 +1,8 @@
 """A server under load: continuous batching, in which steps that decode carry the prompts of other requests.
 
-`concurrency` requests are in a replica at any time; when one ends, the next takes its place. With C requests of O output
-tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt, and e seconds by which the
-prompt of another request makes the steps of all longer:
+`concurrency` requests are in a replica at any time; when one ends, the next takes its place. With C requests of O
+output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt, and e seconds by which
+the prompt of another request makes the steps of all longer:
 
     round = p + (C - 1) e + (O - 1) d            in one round every other request has one prompt
     W = (C - 1) e · p / (p + (O - 1) d)          these prompts are spread evenly over a request's own work

@@ -114,9 +114,9 @@ class Engine:
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
     shown_defaults: flags whose defaults stand below the heading of a screen; default none.
     stacks: (first version, name of the stack that times its passes from there on), the oldest first.
-    layout_flags: (tp, pp, dp, ep) → flags of a replica with that layout, None for one that the engine does not have;
+    layout_flags: (tp, pp, dp, ep) → flags of a replica of that layout, None for a layout that the engine does not have;
         None for an engine whose servers have no such layouts. dp: ranks with attention of their own among `ep`.
-    step_tokens, step_sequences: settings of `EngineMemory` with the most tokens and sequences of a step; empty for none.
+    step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
     name: str

@@ -66,7 +66,7 @@ def layouts(
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns the flags of a layout; None for one that vLLM does not have: experts are divided over all ranks or none."""
+    """Returns the flags of a layout; None where experts are divided over some ranks only, which vLLM does not have."""
     if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
         return None
     sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
