@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
-from ..studies.cost import Amount, Cost
+from ..studies.cost import Amount, Cost, RunCost
 from ..workload.setting import declared, option
 from .runs import RunQuestion, planned_run
 from .serving import ServeOptions, positive, serve_study
@@ -16,21 +16,12 @@ from .times import TimeOptions, parse_duration, time_settings
 
 if TYPE_CHECKING:
     from ..studies.plan import LayoutPlan
-    from ..studies.serving import Point, Server
-    from ..timing.spread import Range
 
 USUAL_TRAINING_SEQ = 4096
 """Default tokens of a sequence: what most pre-training runs since Llama 2 start with."""
 
 USUAL_STEP_TOKENS = 2**22
 """Default tokens of a training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
-
-NOT_COUNTED = {
-    "training": ("restarts and failures", "stragglers", "data loading", "checkpoints", "evaluation", "storage"),
-    "requests": ("idle hours", "bursts of arrivals", "failures", "storage", "network traffic"),
-    "power": ("hosts", "network", "cooling"),
-}
-"""What a cost leaves out, by what is run, and in its energy."""
 
 
 @dataclass(frozen=True)
@@ -58,34 +49,6 @@ class CostOptions:
     nic: Any = None
 
 
-@dataclass(frozen=True)
-class CostAnswer:
-    """A cost, and the run that it is of.
-
-    cost: the amounts. tokens, requests: of the run; None for the other one.
-    steps, step: number of training steps and seconds of each; None for requests.
-    step_tokens: tokens of a step. measured: whether the step was measured.
-    layout: the layout of devices in words. range: the range of an estimated step or token; None of a measured one.
-    plan: the plan whose first layout trains; None for others.
-    server, point: what serves the requests; None for training.
-    assumed: options that were not given, with their values.
-    """
-
-    cost: Cost
-    tokens: int | None = None
-    requests: int | None = None
-    steps: int | None = None
-    step: Amount | None = None
-    step_tokens: int | None = None
-    measured: bool = False
-    range: Range | None = None
-    stack_title: str = ""
-    plan: LayoutPlan | None = None
-    server: Server | None = None
-    point: Point | None = None
-    assumed: tuple[str, ...] = ()
-
-
 def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
     """Computes what a training run or a number of requests costs.
 
@@ -100,18 +63,19 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
         raise InputError(
             f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected}"
         )
-    if question.hardware is None:
+    hardware = question.hardware
+    if hardware is None:
         raise InputError("--hardware: missing; expected the accelerator, such as h100")
-    power = question.hardware.tdp_watts if options.power is None else positive("--power", options.power, "700")
+    power = hardware.tdp_watts if options.power is None else positive("--power", options.power, "700")
     price = None if options.price is None else positive("--price", options.price, "2.5")
     if options.tokens is not None:
         answer = _training(question, options, power, price)
     else:
         answer = _serving(question, options, power, price)
-    return ReportedAnswer(answer, lambda: report(question, options, answer))
+    return ReportedAnswer(answer, lambda: report(question.preset, hardware, answer))
 
 
-def _training(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> CostAnswer:
+def _training(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
     for name in ("input", "output", "concurrency", "engine"):
         if getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of --requests; expected --requests in place of --tokens, or neither")
@@ -132,7 +96,7 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
     if options.step is not None:
         step = Amount.exactly(parse_duration("--step", options.step))
         cost = Cost(step.times(steps), devices, power, price)
-        return CostAnswer(cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed))
+        return RunCost(cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed))
     planned = _plan(question, options, batch)
     chosen = planned.plan.feasible[0]
     seconds = planned.range(chosen)
@@ -140,7 +104,7 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
     assert planned.times is not None
     step = Amount(float(seconds.estimate), float(seconds.low), float(seconds.high))
     cost = Cost(step.times(steps), devices, power, price)
-    return CostAnswer(
+    return RunCost(
         cost,
         options.tokens,
         None,
@@ -205,7 +169,7 @@ def _refuse_others(options: Any, names: tuple[str, ...]) -> None:
             raise InputError(f"{option(name)}: does not change servers of --requests; remove it")
 
 
-def _serving(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> CostAnswer:
+def _serving(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
     for name in ("step", "global_batch", "overlap"):
         if getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of training; expected --tokens in place of --requests")
@@ -250,6 +214,6 @@ def _serving(question: RunQuestion, options: CostOptions, power: float | None, p
     seconds = per_request.times(options.requests / point.concurrency)
     cost = Cost(seconds, point.devices, power, price)
     server = servers.servers[servers.chosen.index]
-    return CostAnswer(
+    return RunCost(
         cost, requests=options.requests, range=point.tpot, stack_title=study.stack.title, server=server, point=point
     )

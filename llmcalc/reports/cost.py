@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import units
-from ..studies.cost import Amount
+from ..accelerator import Hardware
+from ..sources.preset import Preset
+from ..studies.cost import NOT_COUNTED, Amount, RunCost
 from ..timing.spread import DIGITS
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import plural
@@ -13,10 +15,6 @@ from .seconds import class_text, duration
 from .serve import layout_text
 from .share import layout_cell
 from .summary import model_data
-
-if TYPE_CHECKING:
-    from ..questions.costs import CostAnswer, CostOptions
-    from ..questions.runs import RunQuestion
 
 TITLES = {
     "days": ("days", "days"),
@@ -41,7 +39,7 @@ def amount_text(value: float, digits: int = 2) -> str:
     return f"{rounded:,.0f}" if rounded >= 10 ** (digits - 1) else f"{rounded:g}"
 
 
-def report(question: RunQuestion, options: CostOptions, answer: CostAnswer) -> Report:
+def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
     """Returns the answer as data and as a table."""
     amounts, digits = answer.cost.amounts, 3 if answer.measured else 2
     rows = [
@@ -50,18 +48,18 @@ def report(question: RunQuestion, options: CostOptions, answer: CostAnswer) -> R
         if amount is not None
     ]
     what = f"{units.count(answer.tokens)} tokens" if answer.tokens else f"{units.count(answer.requests or 0)} requests"
-    title = f"{question.preset.display}, {what}"
+    title = f"{preset.display}, {what}"
     table = Table(
-        title, COLUMNS, rows, _aside(question, answer), _notes(question, answer), _answer(answer), name="cost"
+        title, COLUMNS, rows, _aside(hardware, answer), _notes(hardware, answer), _answer(answer), name="cost"
     )
-    return Report(_data(question, options, answer), [table]).of(question.preset.target)
+    return Report(_data(preset, hardware, answer), [table]).of(preset.target)
 
 
 def _ends(amount: Amount) -> tuple[float, float, float]:
     return amount.low, amount.high, amount.estimate
 
 
-def _answer(answer: CostAnswer) -> str:
+def _answer(answer: RunCost) -> str:
     days, cost = answer.cost.days, answer.cost.money
     spent = "" if cost is None else f", {money_range(cost)}"
     if answer.measured:
@@ -69,7 +67,7 @@ def _answer(answer: CostAnswer) -> str:
     return f"{amount_text(days.low)} to {amount_text(days.high)} days{spent}, likely {_likely(answer)}"
 
 
-def _likely(answer: CostAnswer) -> str:
+def _likely(answer: RunCost) -> str:
     cost = answer.cost.money
     days = f"{amount_text(answer.cost.days.estimate)} days"
     return days if cost is None else f"{days} and {amount_text(cost.estimate)}"
@@ -82,9 +80,8 @@ def money_range(cost: Amount) -> str:
     return f"{amount_text(cost.low)} to {amount_text(cost.high)}"
 
 
-def _aside(question: RunQuestion, answer: CostAnswer) -> str:
-    assert question.hardware is not None
-    where = f"{answer.cost.devices:,} {question.hardware.title}"
+def _aside(hardware: Hardware, answer: RunCost) -> str:
+    where = f"{answer.cost.devices:,} {hardware.title}"
     if answer.server is not None and answer.point is not None:
         return f"{layout_text(answer.server)} on {where}, {plural(answer.point.concurrency, 'request')} at any time"
     assert answer.step is not None
@@ -95,10 +92,7 @@ def _aside(question: RunQuestion, answer: CostAnswer) -> str:
     return f"{answer.steps:,} steps of {answer.step_tokens:,} tokens, {kind} {step} each, on {where}{layout}"
 
 
-def _notes(question: RunQuestion, answer: CostAnswer) -> list[str]:
-    from ..questions.costs import NOT_COUNTED
-
-    assert question.hardware is not None
+def _notes(hardware: Hardware, answer: RunCost) -> list[str]:
     notes = [] if answer.range is None else [class_text(answer.range, answer.stack_title)]
     if answer.assumed:
         of_step = (
@@ -109,7 +103,7 @@ def _notes(question: RunQuestion, answer: CostAnswer) -> list[str]:
     if cost.price is None:
         notes.append("no --price: no money; it is the price of a device and hour")
     if cost.power is None:
-        notes.append(f"{question.hardware.title}: no TDP is known; --power WATTS gives its energy")
+        notes.append(f"{hardware.title}: no TDP is known; --power WATTS gives its energy")
     else:
         notes.append(
             f"energy: {cost.power:,.0f} W of each accelerator (its TDP, or --power), without "
@@ -128,19 +122,17 @@ def amount_data(amount: Amount | None) -> dict[str, float] | None:
     return None if amount is None else {name: _digits(value) for name, value in amount._asdict().items()}
 
 
-def _data(question: RunQuestion, options: CostOptions, answer: CostAnswer) -> dict[str, Any]:
-    from ..questions.costs import NOT_COUNTED
+def _data(preset: Preset, hardware: Hardware, answer: RunCost) -> dict[str, Any]:
     from .serve import point_data
 
-    assert question.hardware is not None
     layout: Any = None
     if answer.plan is not None:
         layout = answer.plan.plan.feasible[0].layout.data()
     elif answer.server is not None:
         layout = {**vars(answer.server.sizes), "replicas": answer.server.replicas}
     return {
-        "model": model_data(question.preset),
-        "hardware": question.hardware.name,
+        "model": model_data(preset),
+        "hardware": hardware.name,
         "devices": answer.cost.devices,
         "tokens": answer.tokens,
         "requests": answer.requests,

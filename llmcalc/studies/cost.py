@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..timing.spread import Range
+
+if TYPE_CHECKING:
+    from .plan import LayoutPlan
+    from .serving import Point, Server
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
 
@@ -64,3 +70,39 @@ class Cost:
             "energy_kwh": self.energy_kwh,
             "money": self.money,
         }
+
+
+NOT_COUNTED = {
+    "training": ("restarts and failures", "stragglers", "data loading", "checkpoints", "evaluation", "storage"),
+    "requests": ("idle hours", "bursts of arrivals", "failures", "storage", "network traffic"),
+    "power": ("hosts", "network", "cooling"),
+}
+"""What a cost leaves out, by what is run, and in its energy."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """A cost, and the run that it is of.
+
+    cost: the amounts. tokens, requests: of the run; None for the other one.
+    steps, step: number of training steps and seconds of each; None for requests.
+    step_tokens: tokens of a step. measured: whether the step was measured.
+    layout: the layout of devices in words. range: the range of an estimated step or token; None of a measured one.
+    plan: the plan whose first layout trains; None for others.
+    server, point: what serves the requests; None for training.
+    assumed: options that were not given, with their values.
+    """
+
+    cost: Cost
+    tokens: int | None = None
+    requests: int | None = None
+    steps: int | None = None
+    step: Amount | None = None
+    step_tokens: int | None = None
+    measured: bool = False
+    range: Range | None = None
+    stack_title: str = ""
+    plan: LayoutPlan | None = None
+    server: Server | None = None
+    point: Point | None = None
+    assumed: tuple[str, ...] = ()
