@@ -203,6 +203,7 @@ class Server:
         rate = self.replicas * load.output_tokens_per_second
         cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
         ttft, tpot = self.range(load.ttft, "prefill"), self.range(load.tpot, "decode")
+        ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
         return Point(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
 
     @cached_property

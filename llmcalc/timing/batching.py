@@ -11,6 +11,12 @@ the prompt of another request makes the steps of all longer:
 The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which only divides the round
 between the first token and the others. For one request these are the seconds of a prompt and of a token.
 
+Where all requests arrive at once, W is half of the other prompts, or of those of a step that takes several: equal
+requests of a benchmark stay together from answer to answer, because steps with prompts are so much longer than others.
+
+At most (O - 1) steps of a request's life have prompts of others. Beyond the concurrency at which all of them have, new
+requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows by the wait.
+
 A step with a prompt and decoding sequences reads the weights once for all of its tokens (Orca, OSDI 2022; chunks of
 prompts: Sarathi, arXiv:2308.16369), so e is less than the seconds of the prompt alone. An engine that runs prompts in
 steps of their own (`Stack.mixed_steps`) does not save that.
@@ -69,7 +75,8 @@ class ServedLoad:
     """The times of a replica with so many requests at any time.
 
     concurrency: number of requests. output: tokens of an answer.
-    ttft: seconds to the first token, with the wait for the prompts of others.
+    ttft: seconds to the first token, with the wait for the prompts of others, where arrivals are spread.
+    ttft_of_burst: the mean of the same where all requests arrive at once, as equal ones in a benchmark do.
     tpot: seconds of each further token.
     """
 
@@ -77,6 +84,7 @@ class ServedLoad:
     output: int
     ttft: float
     tpot: float
+    ttft_of_burst: float
 
     @property
     def end_to_end(self) -> float:
@@ -149,21 +157,37 @@ class Replica:
         """Seconds of a prompt on an idle server."""
         return float(self.prompts(1, server=True).seconds)
 
-    def prompts_of_a_step(self, concurrency: float) -> float:
-        """Prompts that one step takes together: where answers are short, as many as end in one step."""
-        most = 1.0 if self.step_tokens is None else self.step_tokens / self.requests.computed
-        return max(1.0, min(most, concurrency / self.batches / max(1, self.requests.output - 1)))
+    @property
+    def most_prompts(self) -> float:
+        """Prompts that one step takes at most; a long prompt takes several steps."""
+        return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed)
+
+    @cached_property
+    def saturation(self) -> float:
+        """Requests at any time beyond which every step has prompts, so that further requests only wait."""
+        steps = len(self.prompts(1).priced)
+        return 1 + (self.requests.output - 1) * self.most_prompts * self.batches / steps
 
     def load(self, concurrency: float) -> ServedLoad:
         """The times at a concurrency. Raises `InputError` for less than one request."""
         if concurrency < 1:
             raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
+        load = self._load(min(concurrency, self.saturation))
+        waiting = (concurrency - load.concurrency) / load.requests_per_second
+        if not waiting:
+            return load
+        return ServedLoad(
+            concurrency, load.output, load.ttft + waiting, load.tpot, max(load.ttft + waiting, load.ttft_of_burst)
+        )
+
+    def _load(self, concurrency: float) -> ServedLoad:
+        """The times at a concurrency at which some steps only decode."""
         others, further = concurrency - 1, self.requests.output - 1
         token_pass = self.token(concurrency)
         token = float(token_pass.seconds)
         if not others:
-            return ServedLoad(concurrency, self.requests.output, self.own_prompt, token)
-        together = self.prompts_of_a_step(concurrency)
+            return ServedLoad(concurrency, self.requests.output, self.own_prompt, token, self.own_prompt)
+        together = max(1.0, min(self.most_prompts, concurrency / self.batches / further))
         prompt_pass = self.prompts(together)
         steps = len(prompt_pass.priced)
         beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
@@ -171,8 +195,9 @@ class Replica:
         longer = max(0.0, float(prompt_pass.seconds) - steps * saved) / together / self.batches
         own = self.own_prompt + steps * beside
         wait = others * longer * own / (own + further * token)
-        tpot = token + (others * longer - wait) / further if further else token
-        return ServedLoad(concurrency, self.requests.output, own + wait, tpot)
+        tpot = token + (others * longer - wait) / further
+        in_burst = max(wait, (others + min(self.most_prompts, concurrency) - 1) / 2 * longer)
+        return ServedLoad(concurrency, self.requests.output, own + wait, tpot, own + in_burst)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
