@@ -472,6 +472,7 @@ def plan(
     stack: str | None = None,
     overlap: str | None = None,
     nic: float | str | None = None,
+    calibrate: str | Path | None = None,
     with_mtp: bool = False,
     with_towers: bool = False,
     cublas_workspace: str | None = None,
@@ -481,11 +482,11 @@ def plan(
 
     global_batch: sequences of a step of all devices; default a micro-batch of each. rows: layouts that are replayed.
     by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
-        is asked for, such as "tp=8,pp=16". stack, overlap, nic: as of `time`.
+        is asked for, such as "tp=8,pp=16". stack, overlap, nic, calibrate: as of `time`.
     options: as of `memory`; sizes of groups that are given hold for all layouts.
     """
-    from .questions.runs import RunQuestion, ask_plan, plan_settings
-    from .questions.times import TimeOptions, layout_time_settings
+    from .questions.runs import RunQuestion, plan_settings
+    from .questions.times import TimeOptions, ask_timed_plan
     from .studies.plan import Order
 
     parsed = options_of(options, run=True, layout=True)
@@ -497,14 +498,16 @@ def plan(
         stack=None if stack is None else text("--stack", stack, "maxtext"),
         overlap=None if overlap is None else text("--overlap", overlap, "none"),
         nic=nic,
+        calibrate=calibrate,
     )
-    return ask_plan(
+    return ask_timed_plan(
         question,
+        time_options,
         number("--global-batch", global_batch),
         whole("--rows", rows),
         by,
         None if where is None else text("--where", where, "tp=8"),
-        layout_time_settings(question, by, time_options),
+        parsed.read,
     )
 
 
@@ -523,6 +526,7 @@ def time(
     nic: float | str | None = None,
     by_node: int | None = None,
     measured: float | str | None = None,
+    calibrate: str | Path | None = None,
     with_mtp: bool = False,
     **options: Any,
 ) -> ReportedAnswer:
@@ -537,6 +541,7 @@ def time(
     stack: software that is priced; default that of the framework or the engine. overlap: none, dp, tp or all.
     nic: GB/s of each device's network. by_node: levels of the model's tree that the report lists.
     measured: a measured time (8.1, "35ms"), which the report compares with the range.
+    calibrate: a .csv file of measured runs, on which the stack is fitted.
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.
     """
@@ -566,8 +571,9 @@ def time(
         server=server,
         by_node=None if by_node is None else whole("--by-node", by_node),
         measured=measured,
+        calibrate=calibrate,
     )
-    return ask_time(question, time_options, is_given)
+    return ask_time(question, time_options, is_given, parsed.read)
 
 
 def serve(
@@ -592,6 +598,7 @@ def serve(
     ep: int | None = None,
     stack: str | None = None,
     nic: float | str | None = None,
+    calibrate: str | Path | None = None,
     **options: Any,
 ) -> ReportedAnswer:
     """Finds servers under load: `.result.chosen` is the cheapest that keeps the limits, `.ok` whether there is one;
@@ -604,7 +611,7 @@ def serve(
     ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
         that is cached.
     devices, tp, pp, dp, ep: the layout, which is the only one then; devices alone are those of the whole server.
-    stack, nic: as of `time`. options: `set`, `head`, `allow_unknown`.
+    stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.
     Raises `InputError` for what is not modelled.
     """
     from .questions.serving import ServeOptions, ask_serve
@@ -625,9 +632,11 @@ def serve(
         price=price,
         prefix_hit=prefix_hit,
         nic=nic,
+        calibrate=calibrate,
         **checked,
     )
-    return ask_serve(parsed.read(model), find_hardware(text("--hardware", hardware, "h100")), serve_options)
+    accelerator = find_hardware(text("--hardware", hardware, "h100"))
+    return ask_serve(parsed.read(model), accelerator, serve_options, parsed.read)
 
 
 def cost(

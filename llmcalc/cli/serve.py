@@ -7,7 +7,7 @@ import typer
 from .hardware import OneAccelerator
 from .options import TableOption, Target, size
 from .target_options import Reading, Writing, takes_target
-from .time_options import NicRate, Stack
+from .time_options import Calibrate, NicRate, Stack
 
 LOAD, LAYOUT = "Inference", "Layout"
 
@@ -79,6 +79,7 @@ def command(
     ep: Annotated[int | None, _panel(size("--ep", text="Ranks that divide the experts.", most=1024), LAYOUT)] = None,
     stack: Stack = None,
     nic: NicRate = None,
+    calibrate: Calibrate = None,
     table: TableOption = None,
     *,
     reading: Reading,
@@ -94,11 +95,11 @@ def command(
 
     options = ServeOptions(
         input, output, concurrency, rate, ttft, tpot, devices, tp, pp, dp, ep, engine, quantize, kv_dtype, price,
-        prefix_hit, stack, nic,
+        prefix_hit, stack, nic, calibrate,
     )  # fmt: skip
     preset = reading.load(target)
     with name_in_errors(preset):
-        answer = ask_serve(preset, find_hardware(hardware), options)
+        answer = ask_serve(preset, find_hardware(hardware), options, reading.load)
         report = answer.report()
     writing_file.show(report, table)
     if not answer.ok:

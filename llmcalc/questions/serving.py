@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..device_memory.settings import settings_of
 from ..errors import InputError, shown
+from ..parallel.layout_request import LayoutRequest
 from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
+from ..sources.target import load
+from ..timing.calibration import Calibration
 from ..workload.validation import LARGEST
 from .runs import RunQuestion
-from .times import DEFAULT_ENGINE, parse_duration, parse_nic, stack_of_engine
+from .times import DEFAULT_ENGINE, TimeOptions, parse_duration, parse_nic, stack_of_engine
+
+if TYPE_CHECKING:
+    from ..studies.serving import ServeStudy
 
 MOST_MONEY = 1e12
 """Largest price, power or rate."""
@@ -34,7 +40,7 @@ class ServeOptions:
     input, output: tokens of a prompt and of an answer. concurrency: requests at any time. rate: requests per second.
     ttft, tpot: limits as durations. devices, tp, pp, dp, ep: the layout. engine: `NAME` or `NAME==VERSION`.
     quantize, kv_dtype: formats, separated by commas. price: money of a device and hour.
-    prefix_hit: share of the prompt that is cached. stack, nic: as of `time`.
+    prefix_hit: share of the prompt that is cached. stack, nic, calibrate: as of `time`.
     """
 
     input: int
@@ -55,6 +61,7 @@ class ServeOptions:
     prefix_hit: Any = None
     stack: str | None = None
     nic: Any = None
+    calibrate: Any = None
 
 
 def positive(where: str, value: Any, example: str, most: float = MOST_MONEY) -> float:
@@ -74,19 +81,44 @@ def share_of(where: str, value: Any) -> float:
     return float(match[0])
 
 
-def ask_serve(preset: Preset, hardware: Hardware, options: ServeOptions) -> ReportedAnswer:
+def ask_serve(
+    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
+) -> ReportedAnswer:
     """Finds servers of a model and the cheapest one that keeps the limits; `.ok` says whether there is one.
 
+    read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
     """
+    from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    study = serve_study(preset, hardware, options)
+    study, calibration = serve_study(preset, hardware, options), None
+    if options.calibrate is not None:
+        calibration = _calibration(preset, hardware, options, read_model)
+        device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
+        study = replace(study, device=device, stack=stack)
     servers = study.answer()
-    return ReportedAnswer(servers, lambda: report(study, servers), servers.chosen is not None)
+    ok = servers.chosen is not None
+    return ReportedAnswer(servers, lambda: with_calibration(report(study, servers), calibration), ok)
 
 
-def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> Any:
+def _calibration(
+    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
+) -> Calibration:
+    """The fit to measured runs, which are prompts and tokens of `time`."""
+    from .measured_rows import calibration_of
+
+    question = RunQuestion(
+        preset=preset,
+        settings=settings_of(phase="decode"),
+        layout=LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp),
+        accelerators=(hardware,),
+    )
+    time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
+    return calibration_of(options.calibrate, question, time_options, read_model)
+
+
+def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> ServeStudy:
     """The study of `ask_serve`. Raises `InputError` as that does."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.serving import Limits, ServeStudy, SizesRequest

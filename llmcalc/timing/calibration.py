@@ -1,4 +1,4 @@
-"""Fits a stack on a user's own measured runs: at most four numbers, by which computing, memory, network and waits differ.
+"""Fits a stack on a user's own measured runs: four numbers, by which computing, memory, network and waits differ.
 
 A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
 An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from statistics import median
+from dataclasses import astuple, dataclass, fields, replace
+from statistics import mean, median
 from typing import TypeAlias
 
+from ..errors import InputError
 from .device import Device
 from .records import Stack
 
@@ -114,8 +115,11 @@ STEP = 1.1
 ANCHOR = 0.02
 """Weight of the factors' distance from 1, over the number of runs."""
 
-STIFFNESSES = (1e6, 1.0, 0.1)
-"""How much the factors are kept near each other: as one, or more and more by themselves."""
+AS_ONE = 1e6
+"""Stiffness at which the four factors are one."""
+
+STIFFNESSES = (AS_ONE, 10.0, 1.0, 0.3)
+"""How much the factors are kept near each other: as one, then more and more by themselves."""
 
 RANGE = (1 / 8, 8.0)
 """Smallest and largest factor."""
@@ -134,20 +138,16 @@ def _parts(pricer: Pricer, at: Factors) -> Iterator[float]:
         yield slope * base / total if total else base / len(NAMES)
 
 
-def minimize(linear: Linear, stiffness: float, sweeps: int = 6) -> Factors:
+def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
     """The factors of the least loss: the common one first, then each by itself, in turns."""
-    logarithms = [0.0] * len(NAMES)
-
-    def common(value: float) -> float:
-        return linear.loss([value] * len(NAMES), stiffness)
-
-    logarithms = [_least(common, *map(math.log, RANGE))] * len(NAMES)
-    for _ in range(sweeps if stiffness < STIFFNESSES[0] else 0):
+    low, high = map(math.log, RANGE)
+    common = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
+    logarithms = [common] * len(NAMES)
+    for _ in range(sweeps if stiffness < AS_ONE else 0):
         for i in range(len(NAMES)):
-            def alone(value: float, i: int = i) -> float:
-                return linear.loss([*logarithms[:i], value, *logarithms[i + 1 :]], stiffness)
-
-            logarithms[i] = _least(alone, max(math.log(RANGE[0]), logarithms[i] - 1), min(math.log(RANGE[1]), logarithms[i] + 1))
+            before, after = logarithms[:i], logarithms[i + 1 :]
+            near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
+            logarithms[i] = _least(lambda value: linear.loss([*before, value, *after], stiffness), *near)  # noqa: B023
     return Factors(*map(math.exp, logarithms))
 
 
@@ -170,9 +170,103 @@ def _least(function: Callable[[float], float], low: float, high: float) -> float
     return (low + high) / 2
 
 
-def left_out_errors(linear: Linear, stiffness: float) -> list[float]:
-    """The error of each run, estimated by a fit of all others."""
+@dataclass(frozen=True)
+class Errors:
+    """Errors of the estimates of some runs.
+
+    median_error, p90_error: |estimate / measured - 1|.
+    regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
+        without a group of three layouts. best_of_three: the same of the best of the first three.
+    """
+
+    median_error: float
+    p90_error: float
+    regret: float | None
+    best_of_three: float | None
+
+    @classmethod
+    def of(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
+        """The errors of estimates of these runs, in their order."""
+        errors = sorted(abs(estimate / run.seconds - 1) for run, estimate in zip(runs, estimates, strict=True))
+        groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+        for run, estimate in zip(runs, estimates, strict=True):
+            groups.setdefault(run.group, []).append((estimate, run.seconds))
+        choices = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
+        return cls(
+            median(errors),
+            errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+            mean(_regret(group, 1) for group in choices) if choices else None,
+            mean(_regret(group, 3) for group in choices) if choices else None,
+        )
+
+
+LEAST_LAYOUTS = 3
+"""Measured layouts of one run from which its regret is known."""
+
+
+def _regret(group: Sequence[tuple[float, float]], first: int) -> float:
+    chosen = sorted(group)[:first]
+    return min(seconds for _, seconds in chosen) / min(seconds for _, seconds in group) - 1
+
+
+LEAST_RUNS = 3
+"""Fewest runs from which factors are fitted."""
+
+GAIN = 0.9
+"""Error of runs that are left out over that without a fit, from which on a fit is refused: few rows also err."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fit, and what it does to the errors.
+
+    runs: number of measured runs.
+    before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
+    fitted: the factors. refused: why they are not used; empty where they are.
+    """
+
+    runs: int
+    before: Errors
+    after: Errors
+    left_out: Errors
+    fitted: Factors
+    refused: str
+
+    @property
+    def factors(self) -> Factors:
+        """The factors that are used."""
+        return UNCHANGED if self.refused else self.fitted
+
+
+def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
+    """Fits the factors to measured runs. Raises `InputError` for fewer than three."""
+    if len(runs) < LEAST_RUNS:
+        raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
+    linear = Linear(runs)
+    trials = [(stiffness, _left_out(linear, stiffness)) for stiffness in STIFFNESSES]
+    stiffness, logarithms = min(trials, key=lambda trial: mean(map(abs, trial[1])))
+    fitted = minimize(linear, stiffness)
+    before = [run.pricer(UNCHANGED) for run in runs]
+    after = [run.pricer(fitted) for run in runs]
+    left_out = [run.seconds * math.exp(value) for run, value in zip(runs, logarithms, strict=True)]
+    errors = Errors.of(runs, before), Errors.of(runs, after), Errors.of(runs, left_out)
+    without = [abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, before, strict=True)]
+    refused = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(without), 1e-12))
+    return Calibration(len(runs), *errors, fitted, refused)
+
+
+def _left_out(linear: Linear, stiffness: float) -> list[float]:
+    """Logarithm of the error of each run, estimated by a fit of all others."""
     return [
-        abs(math.expm1(linear.error(index, vars(minimize(linear.without(index), stiffness)).values())))  # type: ignore[arg-type]
+        linear.error(index, astuple(minimize(linear.without(index), stiffness)))
         for index in range(len(linear.measured))
     ]
+
+
+def _refusal(before: Errors, after: Errors, left_out: Errors, gain: float) -> str:
+    """Why a fit is not used; empty where it is. gain: mean error of runs left out over that without a fit."""
+    if before.regret is not None and after.regret is not None and after.regret > before.regret:
+        return "it would raise the regret of the chosen layout"
+    if gain > GAIN or left_out.median_error > GAIN * before.median_error:
+        return "runs that are left out are not estimated clearly better by a fit of the others"
+    return ""

@@ -26,6 +26,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware
 from llmcalc.studies.serving import cache_flag
 from llmcalc.timing.batching import Replica, Requests
+from llmcalc.timing.calibration import UNCHANGED, Factors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.price import Formats
@@ -214,19 +215,24 @@ def _device(name: str, nic: str) -> Device:
 
 
 @cache
-def _prices(model: str, device: tuple[str, str], stack: str) -> StepPrices:
-    return StepPrices(spec_of(model), _device(*device), stacks()[stack])
+def _prices(model: str, device: tuple[str, str], stack: str, factors: Factors) -> StepPrices:
+    return StepPrices(spec_of(model), factors.device(_device(*device)), factors.stack(stacks()[stack]))
 
 
-def estimate(row: Row) -> float:
+def pricer_of(row: Row) -> Callable[[Factors], float]:
+    """The estimate of a row by the factors of a calibration."""
+    return lambda factors: estimate(row, factors)
+
+
+def estimate(row: Row, factors: Factors = UNCHANGED) -> float:
     """The seconds that `llmcalc.timing` estimates for a row.
 
     Raises `NotAsked` for what it has no question for, and `InputError` for what it refuses.
     """
-    return _step_seconds(row) if row.trains else _inference_seconds(row)
+    return _step_seconds(row, factors) if row.trains else _inference_seconds(row, factors)
 
 
-def _step_seconds(row: Row) -> float:
+def _step_seconds(row: Row, factors: Factors) -> float:
     if row["lora"]:
         raise NotAsked("LoRA")
     zero, dp = row.whole("zero"), row.whole("dp")
@@ -245,7 +251,7 @@ def _step_seconds(row: Row) -> float:
     )
     stack, precision = row.stack, row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
-    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), stack.name)
+    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), stack.name, factors)
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.of(
         layout,
@@ -258,15 +264,15 @@ def _step_seconds(row: Row) -> float:
     return float(prices.step(plan).seconds)
 
 
-def replica_of(row: Row) -> Replica:
+def replica_of(row: Row, factors: Factors = UNCHANGED) -> Replica:
     """The replica of a row that serves requests."""
     tp, ep, dp = row.whole("tp"), row.whole("ep"), row.whole("dp")
     layout = Layout(tp=tp, ep=ep, dp=dp, pp=row.whole("pp"), etp=max(1, tp * dp // ep) if ep > 1 else None)
     dtype = {"q": "quantized"}.get(row["precision"], row["precision"])
     formats = Formats(dtype, float(row["weight_bits"]), float(row["kv_bits"]))
     requests = Requests(row.whole("input", 0), row.whole("output", 0))
-    spec, device = spec_of(row["model"]), _device(row["hardware"], "")
-    return Replica(spec, device, row.stack, requests, layout, formats, STEP_TOKENS)
+    spec, device = spec_of(row["model"]), factors.device(_device(row["hardware"], ""))
+    return Replica(spec, device, factors.stack(row.stack), requests, layout, formats, STEP_TOKENS)
 
 
 def full_load(row: Row) -> int:
@@ -294,12 +300,12 @@ def full_load(row: Row) -> int:
     return held
 
 
-def _inference_seconds(row: Row) -> float:
-    measure, replica = row["measure"], replica_of(row)
+def _inference_seconds(row: Row, factors: Factors) -> float:
+    measure, replica = row["measure"], replica_of(row, factors)
     if measure == "throughput":
         return 1 / replica.load(full_load(row)).output_tokens_per_second
     layout, formats, spec, device, stack = (
-        replica.layout, replica.formats, replica.spec, replica.device, row.stack
+        replica.layout, replica.formats, replica.spec, replica.device, replica.stack
     )  # fmt: skip
     given, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
     batch = max(1, load // layout.dp)
