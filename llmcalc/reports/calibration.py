@@ -48,8 +48,7 @@ def _notes(calibration: Calibration) -> list[str]:
     if calibration.refused:
         notes = [f"not calibrated: {calibration.refused} (median error {errors})"]
     if before.regret is not None and after.regret is not None:
-        notes.append(
-            f"regret of the first layout {units.percent(before.regret)} before, {units.percent(after.regret)} after; "
-            f"of the best of three {units.percent(before.best_of_three or 0)}, {units.percent(after.best_of_three or 0)}"
-        )
+        first = f"{units.percent(before.regret)} before, {units.percent(after.regret)} after"
+        three = f"{units.percent(before.best_of_three or 0)}, {units.percent(after.best_of_three or 0)}"
+        notes.append(f"regret of the first layout {first}; of the best of three {three}")
     return notes

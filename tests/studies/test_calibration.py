@@ -1,4 +1,4 @@
-"""`--calibrate`: factors that were put into rows are found again, fits that do not help are refused, files are checked."""
+"""`--calibrate`: factors that were put into rows are found again, and fits that do not help are refused."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_half_of_a_source_s_rows_lower_the_error_of_the_other_half() -> None:
     """Refused fits change nothing; of the others four in five help, and none raises the error by more than a tenth."""
     rng = random.Random(0)
     ratios = defaultdict(list)
-    for name, rows in measured.read_sets(SETS).items():
+    for rows in measured.read_sets(SETS).values():
         sample = rng.sample([row for row in rows if row["measure"] != "throughput"], min(24, len(rows)))
         runs = [MeasuredRun(row.id, row.seconds, measured.pricer_of(row)) for row in sample]
         half = len(runs) // 2
