@@ -10,7 +10,7 @@ from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
 from ..timing.spread import DIGITS, Range
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import plural, too_long, warned
-from .seconds import class_text, duration, range_of, unit_of
+from .seconds import class_text, duration, unit_of
 from .summary import model_data
 
 NOT_COUNTED = (
@@ -154,7 +154,10 @@ def _rates(point: Point, study: ServeStudy) -> list[Any]:
 
 
 def _range_cell(seconds: Range) -> str:
-    return f"{range_of(seconds)} {unit_of(float(seconds.estimate))}"
+    """Writes `0.42-12 s`, in the unit of its upper end."""
+    unit = unit_of(float(seconds.high))
+    low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (seconds.low, seconds.high))
+    return f"{low}-{high} {unit}"
 
 
 def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
