@@ -182,10 +182,10 @@ def _runs(preset: Preset, hardware: Hardware, options: ServeOptions, length: int
 
 
 def _with_formats(question: RunQuestion, quantize: str | None, kv_dtype: str | None) -> Any:
-    given = {"quantize": quantize, "kv_dtype": kv_dtype}
+    formats = {"quantize": quantize, "kv_dtype": kv_dtype}
     length = question.settings.seq
     return settings_of(
-        phase="decode", batch=1, seq=length, **{name: value for name, value in given.items() if value is not None}
+        phase="decode", batch=1, seq=length, **{name: value for name, value in formats.items() if value is not None}
     )
 
 

@@ -110,13 +110,13 @@ def _answer(study: ServeStudy, servers: Servers) -> str:
 
 def _aside(study: ServeStudy) -> str:
     limits = study.limits
-    kept = [f"TTFT ≤ {duration(limits.ttft)}"] if limits.ttft is not None else []
-    kept += [f"TPOT ≤ {duration(limits.tpot)}"] if limits.tpot is not None else []
+    limit_texts = [f"TTFT ≤ {duration(limits.ttft)}"] if limits.ttft is not None else []
+    limit_texts += [f"TPOT ≤ {duration(limits.tpot)}"] if limits.tpot is not None else []
     cached = study.requests.cached
     return ", ".join(
         [
             f"{study.engine.title} {study.version.version}",
-            *kept,
+            *limit_texts,
             *([f"{cached:,} tokens of a prompt cached"] if cached else []),
             *([f"{study.price:g} a device and hour"] if study.price is not None else []),
         ]

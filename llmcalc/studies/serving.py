@@ -337,8 +337,8 @@ class ServeStudy:
         used |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
             memory = engine.memory_on(self.preset, self.hardware, self.version, used)
-            held = int(memory.kv_tokens // length)
-            if not memory.starts or held < 1:
+            capacity = int(memory.kv_tokens // length)
+            if not memory.starts or capacity < 1:
                 raise DoesNotFit("weights and the cache of one request do not fit")
             run = self.runs[quantize, kv_dtype]
             formats = inference_formats(run, self.requests.mean_context)
@@ -351,8 +351,8 @@ class ServeStudy:
             if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
                 raise
             raise ImpossibleLayout(str(error)) from None
-        at_once = int(memory.settings.get(engine.step_sequences) or held)
-        most = max(1, min(held, at_once)) * sizes.dp
+        at_once = int(memory.settings.get(engine.step_sequences) or capacity)
+        most = max(1, min(capacity, at_once)) * sizes.dp
         return Server(sizes, quantize, kv_dtype, replica, memory, most, price=self.price)
 
     def _sized(self, server: Server) -> tuple[Server, Point | None, str]:

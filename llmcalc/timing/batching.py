@@ -193,11 +193,11 @@ class Replica:
         beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved = token - beside if self.stack.mixed_steps else 0.0
         longer = max(0.0, float(prompt_pass.seconds) - steps * saved) / together / self.batches
-        own = self.own_prompt + steps * beside
-        wait = others * longer * own / (own + further * token)
+        prompt = self.own_prompt + steps * beside
+        wait = others * longer * prompt / (prompt + further * token)
         tpot = token + (others * longer - wait) / further
         in_burst = max(wait, (others + min(self.most_prompts, concurrency) - 1) / 2 * longer)
-        return ServedLoad(concurrency, self.requests.output, own + wait, tpot, own + in_burst)
+        return ServedLoad(concurrency, self.requests.output, prompt + wait, tpot, prompt + in_burst)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
