@@ -46,6 +46,7 @@ CONFIG = {
 LOGS = Path(__file__).resolve().parent.parent / "tests/data/logs"
 
 TEXTS = {
+    "rows.csv": "users,seq,seconds\n1,2048,9.1ms\n8,2048,10.2ms\n64,2048,21ms\n64,8192,44ms\n",
     "config.json": json.dumps(CONFIG),
     "my-gpu.toml": "memory_bytes = 25769803776\n",
     "deepspeed.json": json.dumps(

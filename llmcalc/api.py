@@ -33,7 +33,7 @@ from .errors import InputError
 from .optional import included
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
-from .workload.setting import checked_values, declared, length_of
+from .workload.setting import checked_values, declared, length_of, option
 from .workload.validation import one_of, text, whole
 from .workload.workload import Phase
 
@@ -62,6 +62,7 @@ __all__ = [
     "check",
     "compare",
     "convert",
+    "cost",
     "diff",
     "explain",
     "explain_log",
@@ -77,6 +78,7 @@ __all__ = [
     "preset_of",
     "presets",
     "schema",
+    "serve",
     "shape",
     "spec_of",
     "time",
@@ -487,6 +489,7 @@ def plan(
     stack: str | None = None,
     overlap: str | None = None,
     nic: float | str | None = None,
+    calibrate: str | Path | None = None,
     with_mtp: bool = False,
     with_towers: bool = False,
     cublas_workspace: str | None = None,
@@ -496,11 +499,11 @@ def plan(
 
     global_batch: sequences of a step of all devices; default a micro-batch of each. rows: layouts that are replayed.
     by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
-        is asked for, such as "tp=8,pp=16". stack, overlap, nic: as of `time`.
+        is asked for, such as "tp=8,pp=16". stack, overlap, nic, calibrate: as of `time`.
     options: as of `memory`; sizes of groups that are given hold for all layouts.
     """
-    from .questions.runs import RunQuestion, ask_plan, plan_settings
-    from .questions.times import TimeOptions, layout_time_settings
+    from .questions.runs import RunQuestion, plan_settings
+    from .questions.times import TimeOptions, ask_timed_plan
     from .studies.plan import Order
 
     parsed = options_of(options, run=True, layout=True)
@@ -512,14 +515,16 @@ def plan(
         stack=None if stack is None else text("--stack", stack, "maxtext"),
         overlap=None if overlap is None else text("--overlap", overlap, "none"),
         nic=nic,
+        calibrate=calibrate,
     )
-    return ask_plan(
+    return ask_timed_plan(
         question,
+        time_options,
         number("--global-batch", global_batch),
         whole("--rows", rows),
         by,
         None if where is None else text("--where", where, "tp=8"),
-        layout_time_settings(question, by, time_options),
+        parsed.read,
     )
 
 
@@ -538,6 +543,7 @@ def time(
     nic: float | str | None = None,
     by_node: int | None = None,
     measured: float | str | None = None,
+    calibrate: str | Path | None = None,
     with_mtp: bool = False,
     **options: Any,
 ) -> ReportedAnswer:
@@ -552,6 +558,7 @@ def time(
     stack: software that is priced; default that of the framework or the engine. overlap: none, dp, tp or all.
     nic: GB/s of each device's network. by_node: levels of the model's tree that the report lists.
     measured: a measured time (8.1, "35ms"), which the report compares with the range.
+    calibrate: a .csv file of measured runs, on which the stack is fitted.
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.
     """
@@ -581,8 +588,131 @@ def time(
         server=server,
         by_node=None if by_node is None else whole("--by-node", by_node),
         measured=measured,
+        calibrate=calibrate,
     )
-    return ask_time(question, time_options, is_given)
+    return ask_time(question, time_options, is_given, parsed.read)
+
+
+def serve(
+    model: Model,
+    hardware: str,
+    input: int | str,
+    output: int | str,
+    *,
+    engine: str | None = None,
+    quantize: str | None = None,
+    kv_dtype: str | None = None,
+    price: float | str | None = None,
+    concurrency: int | str | None = None,
+    rate: float | str | None = None,
+    ttft: float | str | None = None,
+    tpot: float | str | None = None,
+    prefix_hit: float | str | None = None,
+    devices: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    dp: int | None = None,
+    ep: int | None = None,
+    stack: str | None = None,
+    nic: float | str | None = None,
+    calibrate: str | Path | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Finds servers under load: `.result.chosen` is the cheapest that keeps the limits, `.ok` whether there is one;
+    `.result.servers` are all that fit by the engine's own rule, `.result.curves` their times by concurrency,
+    `.result.front` the Pareto front.
+
+    input, output: tokens of a prompt and of an answer. engine: vllm (default), sglang or tensorrt-llm.
+    quantize, kv_dtype: formats to try, with commas between them; `auto` is the published one.
+    price: money of a device and hour. concurrency: requests at any time. rate: requests per second, in its place.
+    ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
+        that is cached.
+    devices, tp, pp, dp, ep: the layout, which is the only one then; devices alone are those of the whole server.
+    stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.
+    Raises `InputError` for what is not modelled.
+    """
+    from .questions.serving import ServeOptions, ask_serve
+    from .sources.hardware import find_hardware
+
+    parsed = options_of(options)
+    sizes = {"devices": devices, "tp": tp, "pp": pp, "dp": dp, "ep": ep}
+    texts = {"engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack}
+    checked: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
+    checked |= {name: None if value is None else text(option(name), value, "auto") for name, value in texts.items()}
+    serve_options = ServeOptions(
+        whole("--input", length_of("--input", input)),
+        whole("--output", length_of("--output", output)),
+        number("--concurrency", concurrency),
+        rate,
+        ttft,
+        tpot,
+        price=price,
+        prefix_hit=prefix_hit,
+        nic=nic,
+        calibrate=calibrate,
+        **checked,
+    )
+    accelerator = find_hardware(text("--hardware", hardware, "h100"))
+    return ask_serve(parsed.read(model), accelerator, serve_options, parsed.read)
+
+
+def cost(
+    model: Model,
+    hardware: str,
+    phase: MemoryPhase | None = None,
+    *,
+    tokens: int | str | None = None,
+    requests: int | str | None = None,
+    input: int | str | None = None,
+    output: int | str | None = None,
+    concurrency: int | str | None = None,
+    price: float | str | None = None,
+    power: float | str | None = None,
+    step: float | str | None = None,
+    global_batch: int | str | None = None,
+    engine: str | None = None,
+    stack: str | None = None,
+    overlap: str | None = None,
+    nic: float | str | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Computes days, device hours, energy and money of a run: `.result.cost.days` and so on, each with `.estimate`,
+    `.low` and `.high`.
+
+    tokens: of a training run ("15T"), with the fastest layout of `devices` that fits. step: seconds of a measured step.
+    requests: to serve, each with `input` and `output` tokens, on the cheapest server. concurrency, engine: of it.
+    price: money of a device and hour. power: watts of a device; default its TDP.
+    global_batch: sequences of a step; default about 4M tokens. stack, overlap, nic: as of `time`.
+    options: as of `memory`.
+    Raises `InputError` for what is not modelled, and where nothing fits.
+    """
+    from .questions.costs import CostOptions, ask_cost
+    from .questions.runs import RunQuestion
+
+    parsed = options_of(options, run=True, layout=True)
+    run = run_of(parsed, text("--hardware", hardware, "h100"), phase, frozenset(), None)
+    texts = {"engine": engine, "stack": stack, "overlap": overlap}
+    cost_options = CostOptions(
+        tokens=_count_of("--tokens", tokens),
+        requests=_count_of("--requests", requests),
+        input=number("--input", input),
+        output=number("--output", output),
+        concurrency=number("--concurrency", concurrency),
+        price=price,
+        power=power,
+        step=step,
+        global_batch=number("--global-batch", global_batch),
+        nic=nic,
+        **{name: None if value is None else text(option(name), value, "none") for name, value in texts.items()},
+    )
+    return ask_cost(RunQuestion(**vars(run), preset=parsed.read(model)), cost_options)
+
+
+def _count_of(where: str, value: Any) -> int | None:
+    """A count such as 15T; None for none."""
+    from .units import parse_count
+
+    return None if value is None else parse_count(str(value), where)
 
 
 def compare(

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import random
+import re
 import struct
 import sys
 import tempfile
@@ -478,6 +479,18 @@ def log(r: random.Random) -> Input:
     return Input(words, {name: content})
 
 
+def measured_runs(r: random.Random) -> Input:
+    rows = "phase,users,seq,tp,seconds\ndecode,1,64,1,9ms\ndecode,8,64,,11ms\nprefill,1,64,1,0.2s\n"
+    cells = (*WEIRD, "seconds", "9" * 5000, "-1", "nan", '"', ",", "")
+    for _ in range(r.randrange(4)):
+        cell = r.choice(re.findall(r"[^,\n]+", rows) or ["a"])
+        rows = rows.replace(cell, str(r.choice(cells)), r.randrange(1, 3))
+    content = rows.encode("utf-8", "surrogatepass")
+    content = broken(content, r) if r.random() < 0.4 else content
+    words = ("time", "gpt2", "--hardware", "h100", "--calibrate", "rows.csv")
+    return Input(words, {"rows.csv": content}, size=r.choice((0, 0, 2**34)))
+
+
 READERS: dict[str, Callable[[random.Random], Input]] = {
     "config": config,
     "description": description,
@@ -491,6 +504,7 @@ READERS: dict[str, Callable[[random.Random], Input]] = {
     "index": index,
     "diff": difference,
     "log": log,
+    "measured runs": measured_runs,
 }
 
 

@@ -82,6 +82,23 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: llmcalc.time(hardware="h100", launch="run.sh"),
         "time --hardware h100 --launch run.sh",
     ),
+    "serve": (
+        lambda: llmcalc.serve("gpt2", "h100", "256", 64, concurrency=8, tpot="20ms", price=2.5, tp=1, kv_dtype="fp8"),
+        "serve gpt2 --hardware h100 --input 256 --output 64 --concurrency 8 --tpot 20ms --price 2.5 --tp 1 "
+        "--kv-dtype fp8",
+    ),
+    "cost": (
+        lambda: llmcalc.cost("gpt2", "h100", tokens="1B", devices=2, seq=512, step="0.5s", price=2, power=400),
+        "cost gpt2 --hardware h100 --tokens 1B --devices 2 --seq 512 --step 0.5s --price 2 --power 400",
+    ),
+    "cost of requests": (
+        lambda: llmcalc.cost("gpt2", "h100", requests="1M", input=256, output=64, devices=1, concurrency=4),
+        "cost gpt2 --hardware h100 --requests 1M --input 256 --output 64 --devices 1 --concurrency 4",
+    ),
+    "time, calibrated": (
+        lambda: llmcalc.time("gpt2", "h100", seq=64, calibrate="rows.csv"),
+        "time gpt2 --hardware h100 --seq 64 --calibrate rows.csv",
+    ),
     "plan by time": (
         lambda: llmcalc.plan("gpt2", "h100", devices=2, seq=64, rows=1, where="tp=2", nic=50, stack="maxtext"),
         "plan gpt2 --hardware h100 --devices 2 --seq 64 --rows 1 --where tp=2 --nic 50 --stack maxtext",
@@ -134,6 +151,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llmcalc.toml").write_text(BUDGET)
     (tmp_path / "run.sh").write_text(LAUNCH)
     (tmp_path / "server.log").write_text(LOG)
+    (tmp_path / "rows.csv").write_text("users,seconds\n1,2ms\n2,2ms\n8,3ms\n")
     header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
     (tmp_path / "gpt2.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(32))
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -218,7 +236,7 @@ def test_the_page_is_served_and_copied(tmp_path: Path, monkeypatch: pytest.Monke
     server.close()
 
 
-OF_THE_OUTPUT = {"format", "output", "notes", "table", "junit", "offline", "help_all"}
+OF_THE_OUTPUT = {"format", "output", "output_file", "notes", "table", "junit", "offline", "help_all"}
 """Options that the command line has alone; `convert` returns its text, and `plot` has an output."""
 
 
@@ -236,7 +254,7 @@ def options_of(command: str) -> set[str]:
 
 
 WITH_ANY = {"params": {"rank": True}, "flops": {"rank": True}, "kv": {"rank": True}, "explain": {"rank": True}}
-WITH_ANY |= {name: {"run": True, "layout": True} for name in ("memory", "fit", "plan", "time")}
+WITH_ANY |= {name: {"run": True, "layout": True} for name in ("memory", "fit", "plan", "time", "cost")}
 WITH_ANY |= {"verify": {"layout": True}}
 """Command → the groups of options that its function takes as `**options`."""
 

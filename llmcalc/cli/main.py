@@ -25,6 +25,8 @@ COMMANDS = (
     "fit",
     "plan",
     "time",
+    "serve",
+    "cost",
     "plot",
     "compare",
     "diff",

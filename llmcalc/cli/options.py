@@ -304,27 +304,31 @@ FormatOption: TypeAlias = Annotated[
 ]
 
 
-def _output(path: Path | None) -> Path | None:
-    """Checks the path of --output before anything is computed. `-` is standard output."""
-    if path == Path("-"):
-        return None
-    if path is not None:
-        check_writable(path, "--output")
-    return path
+def _file_option(name: str) -> Any:
+    """Returns the option for the file of the answer, whose path is checked before anything is computed."""
 
+    def checked(path: Path | None) -> Path | None:
+        """`-` is standard output."""
+        if path == Path("-"):
+            return None
+        if path is not None:
+            check_writable(path, name)
+        return path
 
-Output: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
+    return typer.Option(
+        name,
         "-o",
         metavar="FILE",
-        callback=_output,
+        callback=checked,
         help="Write to FILE instead of the terminal. - is the terminal.",
         show_default=False,
         rich_help_panel="Output",
-    ),
-]
+    )
+
+
+Output: TypeAlias = Annotated[Path | None, _file_option("--output")]
+OutputFile: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
+"""The file of a command whose `--output` is the tokens of an answer."""
 
 
 def _include_option(part: OptionalPart) -> Any:

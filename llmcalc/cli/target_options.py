@@ -24,6 +24,7 @@ from .options import (
     NotesOption,
     OfflineOption,
     Output,
+    OutputFile,
     Overrides,
     open_output,
 )
@@ -131,8 +132,19 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
         },
         lambda chosen: Writing(**chosen),
     ),
+    "writing_file": (
+        {
+            "notes": OptionOfCommand(NotesOption, False),
+            "fmt": OptionOfCommand(FormatOption, "table"),
+            "output_file": OptionOfCommand(OutputFile, None),
+        },
+        lambda chosen: Writing(*chosen.values()),
+    ),
 }
-"""Parameter of a command → (options that replace it, function that combines their values)."""
+"""Parameter of a command → (options that replace it, function that combines their values).
+
+`writing_file` is of commands whose option `--output` is a number of tokens.
+"""
 
 
 def takes_target(command: CommandFunction) -> CommandFunction:

@@ -14,7 +14,7 @@ from .layout_options import takes_layout
 from .options import TableOption, TargetOrNone, WithMtp, is_given, size
 from .run_options import takes_settings
 from .target_options import Reading, Writing, takes_target
-from .time_options import NicRate, Overlap, Stack
+from .time_options import Calibrate, NicRate, Overlap, Stack
 
 
 @takes_settings
@@ -66,6 +66,7 @@ def command(
     stack: Stack = None,
     overlap: Overlap = None,
     nic: NicRate = None,
+    calibrate: Calibrate = None,
     by_node: Annotated[
         int | None,
         typer.Option(metavar="DEPTH", help="List the time by nodes of the model, to this depth.", show_default=False),
@@ -124,7 +125,8 @@ def command(
         server=server,
         by_node=by_node,
         measured=measured,
+        calibrate=calibrate,
     )
     with name_in_errors(question.preset):
-        report = ask_time(question, options, was_typed).report()
+        report = ask_time(question, options, was_typed, lambda name: reading.load(name, include)).report()
     writing.show(report, table)

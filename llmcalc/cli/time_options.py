@@ -39,3 +39,15 @@ NicRate: TypeAlias = Annotated[
         hidden=True,
     ),
 ]
+
+Calibrate: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--calibrate",
+        metavar="CSV",
+        help="Your own measured runs, on which the stack is fitted. A row has columns named as options of time (phase, "
+        "users, seq, tp, …) and seconds; a fit that would not help is refused.",
+        show_default=False,
+        rich_help_panel="Hardware",
+    ),
+]

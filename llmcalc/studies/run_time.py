@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
@@ -19,6 +19,7 @@ from ..device_memory.settings import NARROW_PRODUCTS
 from ..errors import InputError
 from ..model import ModelSpec
 from ..parallel.layout import Layout
+from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
 from ..timing.price import QUANTIZED, Formats, Line
@@ -96,6 +97,7 @@ class TimedRun:
     hidden_host: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; 0 in training.
     alternatives: description of other settings → seconds with them.
+    pricer: the estimate on another device under another stack.
     """
 
     spec: ModelSpec
@@ -116,6 +118,7 @@ class TimedRun:
     resident_bytes: int = 0
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
+    pricer: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -225,19 +228,22 @@ class TimeSettings:
     overlap: messages that run beside products: none, dp, tp, all; None for the stack's own.
     nic: bytes/s of a device's network; None for the accelerator's.
     product_format: number format of products in training; empty for that of the precision.
+    factors: of a calibration; default none.
     """
 
     stack: str
     overlap: str | None = None
     nic: float | None = None
     product_format: str = ""
+    factors: Factors = UNCHANGED
 
     def device(self, hardware: Hardware) -> Device:
-        return device_of(hardware, self.nic)
+        return self.factors.device(device_of(hardware, self.nic))
 
     def stack_for(self, phase: TimePhase) -> Stack:
         """The stack. Raises `InputError` for one of another phase."""
-        return with_overlap(find_stack(self.stack, "training" if phase == "training" else "inference"), self.overlap)
+        stack = find_stack(self.stack, "training" if phase == "training" else "inference")
+        return self.factors.stack(with_overlap(stack, self.overlap))
 
 
 class TrainingTimes:
@@ -308,6 +314,7 @@ class TrainingTimes:
             hidden_host=host * scale,
             include=plan.include,
             alternatives=dict(self._alternatives(layout, micro_batches)),
+            pricer=lambda device, stack: float(StepPrices(self.memory.spec, device, stack).step(plan).seconds),
         )
 
     @staticmethod
@@ -446,18 +453,21 @@ def time_inference(
     batch, seq = int(workload.batch), int(workload.seq)
     replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     replicas = layout.world // replica.world
-    if phase == "decode":
-        stack, formats = settings.stack_for("decode"), inference_formats(memory, seq)
-        answer = decode(spec, device, stack, batch, seq, replica, formats)
-        return _timed_inference(
-            memory, hardware, device, stack, "decode", layout, (batch * replicas, 1, seq), formats, answer
-        )
-    stack, formats = settings.stack_for("prefill"), inference_formats(memory, seq + context)
-    chunk = memory.settings.chunk
-    answer = prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
-    return _timed_inference(
-        memory, hardware, device, stack, "prefill", layout, (batch * replicas, seq, context), formats, answer
+    tokens = seq if phase == "decode" else seq + context
+    formats, chunk = inference_formats(memory, tokens), memory.settings.chunk
+
+    def answer_on(device: Device, stack: Stack) -> InferencePass:
+        if phase == "decode":
+            return decode(spec, device, stack, batch, seq, replica, formats)
+        return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
+
+    sizes = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
+    time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
+    stack = settings.stack_for(time_phase)
+    timed = _timed_inference(
+        memory, hardware, device, stack, time_phase, layout, sizes, formats, answer_on(device, stack)
     )
+    return replace(timed, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
 
 
 def _timed_inference(

@@ -141,6 +141,7 @@ class Stack(Record):
     layer_wait: float = 0.0
     unaligned_heads: float = 1.0
     shared_experts: Share = 0.0
+    mixed_steps: bool = True
     host_update: float = 0.0
     passes: dict[str, float] = {}
     versions: str

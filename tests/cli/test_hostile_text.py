@@ -150,6 +150,8 @@ COMMAND_LINES: list[tuple[str, ...]] = [
     ("fit", MODEL_FILE, "--hardware", HARDWARE_FILE, "--devices", "2", "--seq", "8"),
     ("plan", MODEL_FILE, "--hardware", HARDWARE_FILE, "--devices", "2", "--seq", "8"),
     ("time", MODEL_FILE, "--hardware", "h100", "--seq", "8"),
+    ("serve", MODEL_FILE, "--hardware", "h100", "--input", "8", "--output", "8", "--tp", "1"),
+    ("cost", MODEL_FILE, "--hardware", "h100", "--devices", "1", "--tokens", "1M", "--step", "1s"),
     ("compare", MODEL_FILE, f"{SHORT}.toml"),
     ("compare", MODEL_FILE, *[f"{SHORT}.toml"] * 12),
     ("diff", MODEL_FILE, f"{SHORT}.toml"),

@@ -127,20 +127,30 @@ class Server(EngineServer):
         return 8 * MIB * sum(len(range(start, min(end, most) + 1, step)) for start, end, step in PROMPT_LENGTHS)
 
     @property
+    def shown_gib(self) -> float:
+        """GiB of the device as nvidia-smi shows them."""
+        return (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB
+
+    @property
+    def chunked_prefill_size(self) -> int:
+        """Tokens of a prompt's pass: the flag's, or the default of the device."""
+        chosen = self.flags.get("chunked_prefill_size", self.record.defaults(self.shown_gib).chunked_prefill_size)
+        return MAX_PREFILL_TOKENS if str(chosen) == "-1" else int(chosen)
+
+    @property
     def fraction(self) -> float:
         """The fraction of the memory for weights and cache: the flag's, or the default of version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"])
         if self.rules.fraction == "by_tp":
             return self.record.fraction_of_tp(self.tp)
-        gib = (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB  # as nvidia-smi shows it
+        gib = self.shown_gib
         ranks = self.tp * self.pp
         defaults = self.record.defaults(gib)
         if self.rules.fraction == "by_memory":
             reserve = defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks
         else:
-            chosen = self.flags.get("chunked_prefill_size", defaults.chunked_prefill_size)
-            chunk = MAX_PREFILL_TOKENS if chosen == "-1" else int(chosen)
+            chunk = self.chunked_prefill_size
             sizes = self.flags.get("cuda_graph_bs") or [defaults.cuda_graph_max_bs[self.tp >= 4]]
             graphs = int(self.flags.get("cuda_graph_max_bs", max(sizes)))
             reserve = (512 + 1.5 * max(chunk, 2048) + 2 * graphs + 1024 * ranks / 8) / 1024
@@ -172,6 +182,7 @@ class Server(EngineServer):
             "mem_fraction_static": round(self.fraction, 4),
             "context_length": self.longest_request,
             "kv_cache_dtype": "auto",
+            "chunked_prefill_size": self.chunked_prefill_size,
             "tp_size": self.tp,
         }
 

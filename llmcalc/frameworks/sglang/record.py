@@ -26,4 +26,7 @@ ENGINE = Engine(
         "kv_cache": "--mem-fraction-static",
     },
     stacks=(((0,), "sglang"),),
+    layout_flags=FromFile(__package__, "changes:layout_flags"),
+    step_tokens="chunked_prefill_size",
+    step_sequences="max_running_requests",
 )

@@ -55,11 +55,19 @@ class Server(EngineServer):
 
     @cached_property
     def layout(self) -> Layout:
-        """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts."""
+        """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts.
+
+        The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
+        """
         experts = int(self.flags.get("ep_size", 1))
         if self.tp % experts:
             raise InputError(f"--ep_size {experts}: does not divide --tp_size {self.tp}; expected a divisor of it")
-        return Layout(tp=self.tp, pp=self.pp, ep=experts, etp=self.tp // experts)
+        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        if layers < self.pp:
+            raise InputError(f"--pp_size {self.pp}: the model has {layers} layers")
+        sizes = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
+        split = None if len(set(sizes)) == 1 else sizes
+        return Layout(tp=self.tp, pp=self.pp, ep=experts, etp=self.tp // experts, pp_layout=split)
 
     @property
     def fraction(self) -> float:

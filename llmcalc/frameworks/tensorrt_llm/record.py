@@ -30,4 +30,7 @@ ENGINE = Engine(
     vendors=("NVIDIA",),
     shown_defaults=("--max_num_tokens", "--max_seq_len"),
     stacks=(((0,), "tensorrt-llm"),),
+    layout_flags=FromFile(__package__, "changes:layout_flags"),
+    step_tokens="max_num_tokens",
+    step_sequences="max_batch_size",
 )
