@@ -17,7 +17,7 @@ TOYS = Path(__file__).parent.parent / "data" / "toy"
 
 
 def copy_to(folder: Path) -> Path:
-    """Copies the package and its presets as in a checkout, with compiled modules: Python compiles a changed one anew."""
+    """Copies the package and its presets as in a checkout, with compiled modules; a changed one is compiled anew."""
     shutil.copytree(PACKAGE, folder / "llmcalc")
     if (PACKAGE.parent / "presets").is_dir():
         shutil.copytree(PACKAGE.parent / "presets", folder / "presets")
