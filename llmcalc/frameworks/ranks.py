@@ -91,11 +91,11 @@ class Cluster:
 
     @cached_property
     def ranks_that_may_need_most(self) -> tuple[int, ...]:
-        """Those of `ranks` among which is the one that needs the most device memory in training.
+        """Those of `ranks` among which is the one that needs the most device memory.
 
-        A stage that begins later in the pipeline has no more micro-batches in flight than an earlier one, so of stages
-        with the same layers, apart from the first and the last of all, the earliest needs the most. Under DualPipe
-        micro-batches enter at both ends, so every rank may.
+        Stages with the same layers, apart from the first and the last of all, need the same in inference. In training
+        a stage that begins later has no more micro-batches in flight, so the earliest of them needs the most. Under
+        DualPipe micro-batches enter at both ends, so every rank may.
         """
         if self.layout.schedule == "dualpipe":
             return self.ranks

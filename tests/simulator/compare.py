@@ -9,6 +9,9 @@ import difflib
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 
 from llmcalc.components.base import Component
 from llmcalc.components.choices import LAYERS, parts
@@ -18,13 +21,16 @@ from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
 
 
-def examples() -> dict[str, Component]:
+@cache
+def examples() -> Mapping[str, Component]:
     """Every part's examples, by the part's name and a number."""
-    return {
-        f"{part.__name__}-{i}": example
-        for part in (*parts(), *LAYERS.classes(), Stack)
-        for i, example in enumerate(part.examples())
-    }
+    return MappingProxyType(
+        {
+            f"{part.__name__}-{i}": example
+            for part in (*parts(), *LAYERS.classes(), Stack)
+            for i, example in enumerate(part.examples())
+        }
+    )
 
 
 def differences(part: Component) -> list[str]:

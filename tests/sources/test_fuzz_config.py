@@ -262,7 +262,7 @@ def test_every_field_of_a_family(kind: str, tmp_path: Path) -> None:
     """Damages the first shape, with nested lists and tables, and every field with a default in its class."""
     shape = shapes_of(kind)[0]
     defaults = [((name,), value) for name, value in family_of(kind).defaults.items() if name not in shape]
-    assert damage_all(shape, [*places(shape), *defaults], tmp_path / "config.json", several=2) >= 12
+    assert damage_all(shape, [*places(shape), *defaults], tmp_path / "config.json", several=1) >= 8
 
 
 @pytest.mark.parametrize("kind", READ)
@@ -285,7 +285,7 @@ def test_every_field_of_a_wrapper(kind: str, tmp_path: Path) -> None:
             for path, value in places(config)
             if path[0] != "text_config" or path[1:] in ((), ("model_type",))
         ]
-        assert damage_all(config, found, tmp_path / "config.json", several=2) > 3
+        assert damage_all(config, found, tmp_path / "config.json", several=1) > 2
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -64,14 +64,20 @@ def test_the_largest_numbers_fit_and_the_next_ones_do_not(run: Any, phase: str) 
             assert got == (verdict == "no")
 
 
-@pytest.mark.parametrize("words", [("--phase", "inference"), ("--users", "2"), ("--phase", "decode")])
-def test_many_devices_run_the_phase_that_is_asked_for(run: Any, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "phase"),
+    [
+        ("", "inference"),
+        ("--phase inference", "inference"),
+        ("--users 2", "inference"),
+        ("--phase decode", "decode"),
+        ("--recompute full", "training"),
+    ],
+)
+def test_many_devices_run_the_phase_that_is_asked_for(run: Any, words: str, phase: str) -> None:
     """Without one it is inference, or training where an option of training is given."""
-    of = (SMALL, "--hardware", "2GiB", "--devices", "2", "--seq", "64")
-    served = asked(run, *of, *words)
-    assert served["workload"]["phase"] == (words[1] if words[0] == "--phase" else "inference")
-    assert asked(run, *of)["workload"]["phase"] == "inference"
-    assert asked(run, *of, "--recompute", "full")["workload"]["phase"] == "training"
+    fit = asked(run, SMALL, "--hardware", "2GiB", "--devices", "2", "--seq", "64", *words.split())
+    assert fit["workload"]["phase"] == phase
 
 
 def test_users_are_sequences(run: Any) -> None:

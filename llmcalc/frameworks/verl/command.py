@@ -13,18 +13,9 @@ from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
-from ..launch.record import (
-    CommandLine,
-    Launch,
-    Reading,
-    RunUnder,
-    Source,
-    Table,
-    reading_of,
-    size_of,
-)
+from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, Table, reading_of, size_of
 from ..launch.rollout import Rollout
-from ..launch.shell import is_unresolved, unresolved_reason
+from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 
