@@ -35,8 +35,10 @@ class Choices:
         capacity all experts together have top_k rows per token, in one grouped product, and with one each has as many.
     capability: ten times the compute capability of the GPU, by which `sdpa` chooses its backend; 0 for a CPU. Default:
         that of an H100.
-    fused_layer_norm: whether LayerNorm is one kernel (torch.nn.LayerNorm) where norms run step by step; false by default.
-    workspace: whether kernels take the temporary memory that they take on a GPU; false by default, as on meta and a CPU.
+    fused_layer_norm: whether LayerNorm is one kernel (torch.nn.LayerNorm) where other norms run step by step; false by
+        default.
+    workspace: whether kernels take the temporary memory that they take on a GPU; false by default, as on meta and a
+        CPU.
     """
 
     attention: AttentionImplementation = "eager"

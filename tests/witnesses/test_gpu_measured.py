@@ -105,7 +105,8 @@ def as_typed(row: dict[str, Any]) -> Settings:
     if row.get("recompute"):
         options["recompute"] = "full"
     if "lora" in row:
-        options |= {"lora_rank": row["lora"], "lora_targets": tuple(row.get("lora_targets", "q_proj,v_proj").split(","))}
+        targets = row.get("lora_targets", "q_proj,v_proj").split(",")
+        options |= {"lora_rank": row["lora"], "lora_targets": tuple(targets)}
     if "accumulate" in row:
         options["num_microbatches"] = row["accumulate"]
     return Settings("training", batch=row["batch"], seq=row["seq"], optimizer_impl="fused", **options)
@@ -173,7 +174,8 @@ def test_the_backward_pass_of_softmax_makes_a_product() -> None:
 
 def print_rows() -> None:
     for error in (*reference_errors(), *class_errors()):
-        shown = {name: value for name, value in error.row.items() if name in ("phase", "settings", "batch", "seq", "lora")}
+        names = ("phase", "settings", "batch", "seq", "lora")
+        shown = {name: value for name, value in error.row.items() if name in names}
         print(f"{error.row['model']:40} {error.quantity:18} {error.measured:>15,} {error.relative:+9.3%}  {shown}")
 
 
