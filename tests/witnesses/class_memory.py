@@ -356,6 +356,7 @@ FAMILIES: dict[str, Family] = {
         2,
         (
             mask(2),
+            Difference("cos and sin of every pair once", lambda b, t: -2 * 2 * t * (64 - 64 // 2)),
             Difference(
                 "softmax with sinks in bfloat16", lambda b, t: 2 * b * 64 * t * (2 * (t + 1) - 2 * t - 4 * (t + 1) + 8)
             ),
