@@ -27,11 +27,9 @@ MISSING = {
     speecht5 squeezebert tapas trocr udop ultrabert xlm xmod yoso
     """,
     "a wrapper of a text model without a reader": """
-    blip blt canary chameleon cohere_asr cosmos3_edge deepseek_ocr2 dia diffusion_gemma dots3_note git glm5_next
-    glm_ocr granite4_vision granite_docling idefics inkling2 inkling_mm_model kosmos-2 kosmos-2.5
-    kyutai_speech_to_text mistral_large4 mllama molmo2 moonshine_streaming moshi muse_glimmer muse_spark
-    paddleocr_vl pix2struct pp_formulanet qwen2_5_omni qwen2_5_omni_thinker qwen3_omni_moe qwen3_omni_moe_thinker
-    qwen4_exp step3p7 ultravbert unlimited_ocr voxtral_realtime
+    blip blt canary chameleon cohere_asr dia diffusion_gemma dots3_note git glm5_next idefics inkling2
+    inkling_mm_model kosmos-2 kosmos-2.5 kyutai_speech_to_text mistral_large4 mllama molmo2 moonshine_streaming
+    moshi muse_glimmer muse_spark pix2struct pp_formulanet qwen4_exp ultravbert voxtral_realtime
     """,
     "a wrapper of supported text models that is not read yet": """
     encoder-decoder fuyu modernvbert speech-encoder-decoder vision-encoder-decoder

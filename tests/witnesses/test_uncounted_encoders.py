@@ -38,7 +38,7 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
     assert encoders
     assert total(text_type, "parameters", total_of, spec) == parameters(model)[""] - encoders
     measured = run_forward(
-        spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, quirks_of(config["text_config"])
+        spec, model.get_submodule(WRAPPERS[kind].text_model), 1, LEAST_SEQ, quirks_of({"model_type": text_type})
     )
     run = run_config(seq=LEAST_SEQ)
     assert total(text_type, "forward_flops", forward_of, spec, run) == measured.flops[""]
@@ -56,13 +56,15 @@ def test_a_text_model_is_its_class_without_the_encoders(kind: str) -> None:
 @pytest.mark.parametrize("kind", [kind for kind in WRAPPERS if family_of(kind).text != "bart"])
 def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool | None, inner: bool) -> None:
     """Without a value in the wrapper the text model's counts, unless the class ties nothing."""
-    config = {name: value for name, value in _config(kind).items() if name != "tie_word_embeddings"}
-    config["text_config"] = {**config["text_config"], "tie_word_embeddings": inner}
+    config, section = _config(kind), family_of(kind).text_section
+    tied_in = config if section == "text_config" else config[section]  # a wrapper of a wrapper ties where that one does
+    tied_in.pop("tie_word_embeddings")
+    tied_in["text_config"] = {**tied_in["text_config"], "tie_word_embeddings": inner}
     if outer is None:
-        text = read_config(config["text_config"])[0]["tie_word_embeddings"]
+        text = read_config(tied_in["text_config"])[0]["tie_word_embeddings"]
         assert read_config(config)[0]["tie_word_embeddings"] == (text and family_of(kind).ties != "never")
         return
-    config["tie_word_embeddings"] = outer
+    tied_in["tie_word_embeddings"] = outer
     model: Any = build(config, to_run=False).get_submodule(WRAPPERS[kind].text_model)
     tied = model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert read_config(config)[0]["tie_word_embeddings"] == tied

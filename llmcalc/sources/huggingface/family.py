@@ -111,6 +111,7 @@ class Family:
         have it; `{}` in the remark is the field's value.
     published_as: other model types in published configs whose class is of this family; the class's name decides.
     text: the family of its `text_config`, for a model that wraps a text model.
+    text_section: the section of its config with the text model, or with a wrapper of it (`thinker_config`).
     aliases: usual name → name in its configs (`hidden_size` → `n_embd`), beside those of its class's `attribute_map`,
         which `classes.json` lists; also the usual names of `unread`.
     unread: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
@@ -145,6 +146,7 @@ class Family:
     uncounted: Mapping[str, str] = field(default_factory=dict)
     published_as: frozenset[str] = frozenset()
     text: str | None = None
+    text_section: str = "text_config"
     aliases: Mapping[str, str] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     like: str | None = None

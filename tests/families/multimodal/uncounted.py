@@ -22,6 +22,38 @@ class UncountedModules(NamedTuple):
 BLIP = "vision_model + qformer + language_projection + query_tokens"
 
 WRAPPERS = {
+    "qwen2_5_omni": UncountedModules(
+        "Qwen2_5OmniForConditionalGeneration",
+        "thinker.model.visual + thinker.model.audio_tower + talker + token2wav",
+        text_model="thinker",
+    ),
+    "qwen2_5_omni_thinker": UncountedModules("Qwen2_5OmniThinkerForConditionalGeneration", "visual + audio_tower"),
+    "qwen3_omni_moe": UncountedModules(
+        "Qwen3OmniMoeForConditionalGeneration",
+        "thinker.model.visual + thinker.model.audio_tower + talker + code2wav",
+        {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 16}}},
+        text_model="thinker",
+    ),
+    "qwen3_omni_moe_thinker": UncountedModules("Qwen3OmniMoeThinkerForConditionalGeneration", "visual + audio_tower"),
+    "glm_ocr": UncountedModules("GlmOcrForConditionalGeneration", "visual"),
+    "paddleocr_vl": UncountedModules("PaddleOCRVLForConditionalGeneration", "visual + projector"),
+    "deepseek_ocr2": UncountedModules(
+        "DeepseekOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector + view_separator"
+    ),
+    "unlimited_ocr": UncountedModules(
+        "UnlimitedOcrForConditionalGeneration",
+        "vision_tower + multi_modal_projector + view_separator + image_newline",
+    ),
+    "granite4_vision": UncountedModules(
+        "Granite4VisionForConditionalGeneration",
+        "vision_tower + layerwise_projectors + spatial_projectors + image_newline",
+        {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/4", "spatial_target_layers": [1]},
+    ),
+    "granite_docling": UncountedModules(
+        "GraniteDoclingForConditionalGeneration", "vision_model", {"vision_config": {"out_hidden_size": 32}}
+    ),
+    "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
+    "step3p7": UncountedModules("Step3p7ForConditionalGeneration", "vision_model + multi_modal_projector"),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(
