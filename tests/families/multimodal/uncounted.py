@@ -11,12 +11,14 @@ class UncountedModules(NamedTuple):
 
     fields: further fields of the small config, which the class compares with those of its text model.
     text_model: the module that is run for FLOPs and cache; the class itself if empty.
+    runs: whether it runs without values; otherwise only the class of the text model alone is run (test_families.py).
     """
 
     class_name: str
     modules: str
     fields: dict[str, object] = {}
     text_model: str = ""
+    runs: bool = True
 
 
 BLIP = "vision_model + qformer + language_projection + query_tokens"
@@ -53,7 +55,7 @@ WRAPPERS = {
         "GraniteDoclingForConditionalGeneration", "vision_model", {"vision_config": {"out_hidden_size": 32}}
     ),
     "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
-    "step3p7": UncountedModules("Step3p7ForConditionalGeneration", "vision_model + multi_modal_projector"),
+    "step3p7": UncountedModules("Step3p7ForConditionalGeneration", "vision_model + multi_modal_projector", runs=False),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(
