@@ -228,11 +228,21 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
         raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
     text_type = usual_name(text_type)
     architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
-    fields = {**architectures, **family.filled, **section, **_tying_field(family, data)}
+    fields = {**architectures, **family.filled, **section, **_tying_field(family, data), **_passed(family, data)}
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
         path, fields_below, text_type = text_of({**fields, "model_type": text_type})
         return f"{name}.{path}", fields_below, text_type
     return f"{name}.", fields, text_type
+
+
+def _passed(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the text model that the wrapper's class takes from other sections of its config."""
+    sections = {name: wrapper_config.get(section) for name, (section, _, _) in family.passed.items()}
+    return {
+        name: sections[name].get(field, default)
+        for name, (_, field, default) in family.passed.items()
+        if isinstance(sections[name], dict)
+    }
 
 
 def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -330,7 +340,8 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     model |= dropout_of(config, family)
     flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
     uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
-    config.close(frozenset().union(uncounted, *(record.ignored for record in flat)))
+    sections = (() if location else record.uncounted_encoders for record in flat)
+    config.close(frozenset().union(uncounted, *sections, *(record.ignored for record in flat)))
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
     ]

@@ -13,6 +13,7 @@ SMALL: dict[str, Any] = {
 BERT = {"model_type": "bert", **SMALL}
 ROBERTA = {"model_type": "roberta", **SMALL}
 XLM = {"model_type": "xlm-roberta", **SMALL}
+IBERT = {"model_type": "ibert", **SMALL}
 ERNIE = {"model_type": "ernie", **SMALL}
 MEGATRON = {"model_type": "megatron-bert", **SMALL}
 PRE = {"model_type": "roberta-prelayernorm", **SMALL}
@@ -50,6 +51,8 @@ SHAPES = {
         {"model_type": "camembert", **SMALL},
         {"model_type": "camembert", **SMALL, "type_vocab_size": 1},
     ],
+    "IBertForMaskedLM": [IBERT, {**IBERT, "type_vocab_size": 1, "pad_token_id": 0}],
+    "IBertForSequenceClassification": [{**IBERT, "num_labels": 5}],
     "ErnieForMaskedLM": [
         {**ERNIE, "use_task_id": True},
         {**ERNIE, "use_task_id": True, "task_type_vocab_size": 16, "tie_word_embeddings": False},

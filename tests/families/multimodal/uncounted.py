@@ -21,6 +21,7 @@ class UncountedModules(NamedTuple):
     runs: bool = True
 
 
+VISION = {"hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 BLIP = "vision_model + qformer + language_projection + query_tokens"
 
 WRAPPERS = {
@@ -56,6 +57,18 @@ WRAPPERS = {
     ),
     "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
     "step3p7": UncountedModules("Step3p7ForConditionalGeneration", "vision_model + multi_modal_projector", runs=False),
+    "blip": UncountedModules(
+        "BlipForConditionalGeneration", "vision_model", {"vision_config": VISION}, text_model="text_decoder"
+    ),
+    "kosmos-2": UncountedModules(
+        "Kosmos2ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
+    ),
+    "kosmos-2.5": UncountedModules(
+        "Kosmos2_5ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
+    ),
+    "pix2struct": UncountedModules("Pix2StructForConditionalGeneration", "encoder", text_model="decoder"),
+    "fuyu": UncountedModules("FuyuForCausalLM", "vision_embed_tokens"),
+    "modernvbert": UncountedModules("ModernVBertForMaskedLM", "vision_model + connector"),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(

@@ -1,6 +1,6 @@
 """BERT and encoders with the same structure.
 
-bert, ernie, megatron-bert, roberta, xlm-roberta, camembert, roberta-prelayernorm, xlm-roberta-xl, data2vec-text,
+bert, ernie, megatron-bert, roberta, xlm-roberta, camembert, ibert, roberta-prelayernorm, xlm-roberta-xl, data2vec-text,
 distilbert, electra, albert, mpnet.
 
 transformers: the folder of each in models.
@@ -442,6 +442,16 @@ FAMILIES = {
     "roberta": replace(ROBERTA, defaults={**ROBERTA.defaults, "vocab_size": 50265}),
     "xlm-roberta": ROBERTA,
     "camembert": ROBERTA,
+    "ibert": Family(
+        _roberta,
+        {**COMMON, "type_vocab_size": 2, "pad_token_id": 1},
+        OLD | {"force_dequant", "quant_mode"},
+        writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules=ROBERTA_MODULES,
+        dropout=BERT_DROPOUT,
+    ),
     "distilbert": Family(
         _distilbert,
         {
