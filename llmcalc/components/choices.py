@@ -70,6 +70,7 @@ LAYERS = PartChoice(
         "altup": "layers.altup:AltUpLayer",
         "shortcut": "layers.shortcut:ShortcutLayer",
         "gated_norm": "layers.gated_norm:GatedNormLayer",
+        "gated_cross": "layers.gated_cross:GatedCrossLayer",
     },
 )
 """Every kind of layer in a stack."""

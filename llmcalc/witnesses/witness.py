@@ -92,7 +92,7 @@ def class_of(config: Mapping[str, Any]) -> str:
 
 
 def class_object_of(config: Mapping[str, Any]) -> Any:
-    """The class that `class_of` names, or a class that its library's file has without listing it (Kosmos-2's text model)."""
+    """The class that `class_of` names, or one that its file in the library has without listing it, as Kosmos-2's."""
     import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 

@@ -69,6 +69,8 @@ WRAPPERS = {
     "pix2struct": UncountedModules("Pix2StructForConditionalGeneration", "encoder", text_model="decoder"),
     "fuyu": UncountedModules("FuyuForCausalLM", "vision_embed_tokens"),
     "modernvbert": UncountedModules("ModernVBertForMaskedLM", "vision_model + connector"),
+    "mllama": UncountedModules("MllamaForConditionalGeneration", "vision_model + multi_modal_projector"),
+    "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(
