@@ -146,7 +146,7 @@ class ModuleNames:
                 }
             for i in layer.indices or ():
                 number = len(numbers) + i if layer in predictors else numbers.get(i, i)
-                layer_names = [name.replace("*", str(number)) if "*" in name else f"{name}.{number}" for name in lists]
+                layer_names = [_layer_name(name, number, len(numbers)) for name in lists]
                 self._layers[f"{side}{layer.name}", i] = (
                     tuple(f"{root}{name}" for root in roots for name in layer_names),
                     part_names,
@@ -199,6 +199,20 @@ class ModuleNames:
     def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
         entry = self._table_entry(keys)
         return (word for option in _options(entry or "", None) for word in option)
+
+
+def _layer_name(lists: str, number: int, layers: int) -> str:
+    """Returns the name of a layer, in one list of modules or in several of equal length, joined by ` + `.
+
+    number: its number among the layers with parameters of their own.
+    layers: how many these are.
+    """
+    parts = lists.split(" + ")
+    length = max(1, layers // len(parts))
+    name, number = (
+        (parts[0], number) if len(parts) == 1 else (parts[min(number // length, len(parts) - 1)], number % length)
+    )
+    return name.replace("*", str(number)) if "*" in name else f"{name}.{number}"
 
 
 def _parts(layer: Node) -> Iterator[Node]:

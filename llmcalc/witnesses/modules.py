@@ -128,9 +128,9 @@ class _Search:
         """
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.own.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
-            pattern = name if "*" in name else f"{name}.*"
+            patterns = [part if "*" in part else f"{part}.*" for part in name.split(" + ")]
             for root in roots:
-                modules = self._matching(_join_path(root, pattern))
+                modules = [module for part in patterns for module in self._matching(_join_path(root, part))]
                 if modules and len(modules) == len(layer_indices):
                     return dict(zip(layer_indices, modules, strict=True))
         return {}

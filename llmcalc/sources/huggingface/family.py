@@ -20,8 +20,8 @@ Modules: TypeAlias = Mapping[str, str]
 A node is named by its path in its layer (`self_attn.q_proj`) or by the last component of that path; outside of layers
 by its path (`decoder.embed_tokens`, `lm_head`). The module is a path below the module of the node's parent, or below
 the layer if it starts with a dot. ` | ` separates alternatives, and the first that the class has is used. ` + ` joins
-modules, ` - ` excludes one, and `/2` is half of a module that fuses two. Several nodes in one module are compared as a
-sum.
+modules (of layers, lists of modules that follow one another), ` - ` excludes one, and `/2` is half of a module that
+fuses two. Several nodes in one module are compared as a sum.
 """
 
 EVERY = ("",)

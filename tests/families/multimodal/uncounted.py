@@ -71,6 +71,9 @@ WRAPPERS = {
     "modernvbert": UncountedModules("ModernVBertForMaskedLM", "vision_model + connector"),
     "mllama": UncountedModules("MllamaForConditionalGeneration", "vision_model + multi_modal_projector"),
     "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
+    "muse_glimmer": UncountedModules(
+        "MuseGlimmerForConditionalGeneration", "vision_tower + vision_adapter + vision_projection"
+    ),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(
