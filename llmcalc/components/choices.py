@@ -32,6 +32,7 @@ MIXERS = PartChoice(
         "dynamic_mask": "mixers.dynamic_mask:DynamicMaskAttention",
         "merged": "mixers.merged:MergedAttention",
         "relative": "mixers.relative:RelativeAttention",
+        "fourier": "mixers.fourier:FourierMixer",
         "none": "base:Nothing",
     },
 )

@@ -95,10 +95,12 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
     model_class = class_object_of(config)
+    float32 = model_class.__name__.endswith(quirks_of(config).refuses_bfloat16)
+    dtype = torch.float32 if float32 else torch.bfloat16
     try:
         with torch.device("meta"):
             model: nn.Module = (
-                model_class(config_object).to("meta", torch.bfloat16).eval().requires_grad_(False)
+                model_class(config_object).to("meta", dtype).eval().requires_grad_(False)
             )  # XLNet creates some tensors on another device
     except ImportError as error:  # timm, for the vision encoders of some wrappers
         error_text = " ".join(str(error).split())

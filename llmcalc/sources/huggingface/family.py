@@ -21,7 +21,8 @@ A node is named by its path in its layer (`self_attn.q_proj`) or by the last com
 by its path (`decoder.embed_tokens`, `lm_head`). The module is a path below the module of the node's parent, or below
 the layer if it starts with a dot. ` | ` separates alternatives, and the first that the class has is used. ` + ` joins
 modules (of layers, lists of modules that follow one another), ` - ` excludes one, and `/2` is half of a module that
-fuses two. Several nodes in one module are compared as a sum.
+fuses two. ` & ` joins lists of modules that make up the layers side by side, and `&name` is the layer's module in the
+list of that name. Several nodes in one module are compared as a sum.
 """
 
 EVERY = ("",)
@@ -87,12 +88,14 @@ class Quirks:
     reads_values: classes that branch on tensor values (chosen experts, end of a sequence); they run with real weights
         on a CPU.
     makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
+    refuses_bfloat16: classes with operations that torch does not have in bfloat16 (Fourier transforms).
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
     """
 
     reads_values: tuple[str, ...] = ()
     makes_mask: tuple[str, ...] = ()
     refuses_cache: tuple[str, ...] = ()
+    refuses_bfloat16: tuple[str, ...] = ()
 
 
 LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))

@@ -74,6 +74,7 @@ WRAPPERS = {
     "muse_glimmer": UncountedModules(
         "MuseGlimmerForConditionalGeneration", "vision_tower + vision_adapter + vision_projection"
     ),
+    "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(
