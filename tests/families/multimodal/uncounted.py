@@ -75,6 +75,7 @@ WRAPPERS = {
         "MuseGlimmerForConditionalGeneration", "vision_tower + vision_adapter + vision_projection"
     ),
     "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
+    "ultravbert": UncountedModules("UltraVBertForMaskedLM", "vision_model + connector"),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(
