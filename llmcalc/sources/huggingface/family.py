@@ -124,15 +124,15 @@ class Family:
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
     filled: defaults that the wrapper's class adds to its `text_config`.
-    passed: field of the text model → the section and the field of the wrapper's config from which its class takes it, and
-        that field's default.
+    passed: field of the text model → the section and the field of the wrapper's config that its class takes it from,
+        and that field's default.
     dropout: the fields of its configs with probabilities of dropout; by default `attention_dropout` alone.
     towers: prefixes of the names of classes that build vision or audio encoders for a text model with a flat config.
     tower_file: the file in `towers` that reads its vision and audio encoders.
     uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
         encoders that are not supported; a remark names each.
-    uncounted_modules: the modules of its class that hold what is not counted, joined by ` + `, for a class that has them
-        beside a text model whose config is flat; a comparison leaves them out.
+    uncounted_modules: the modules of its class that hold what is not counted, joined by ` + `, for a class that has
+        them beside a text model whose config is flat; a comparison leaves them out.
 
     writes: field → its value, for config fields that have a special meaning here or exist only in this family.
     spelled_as_read: whether its aliases are those of older files and not those of its class.

@@ -237,12 +237,12 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
 
 def _passed(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of the text model that the wrapper's class takes from other sections of its config."""
-    sections = {name: wrapper_config.get(section) for name, (section, _, _) in family.passed.items()}
-    return {
-        name: sections[name].get(field, default)
-        for name, (_, field, default) in family.passed.items()
-        if isinstance(sections[name], dict)
-    }
+    fields: dict[str, Any] = {}
+    for name, (section, field, default) in family.passed.items():
+        table = wrapper_config.get(section)
+        if isinstance(table, dict):
+            fields[name] = table.get(field, default)
+    return fields
 
 
 def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,6 +76,11 @@ WRAPPERS = {
     ),
     "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
     "ultravbert": UncountedModules("UltraVBertForMaskedLM", "vision_model + connector"),
+    "dots3_note": UncountedModules(
+        "Dots3NoteForConditionalGeneration",
+        "vision_tower + audio_tower",
+        {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
+    ),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(

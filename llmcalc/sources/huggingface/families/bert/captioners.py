@@ -30,14 +30,13 @@ def _blip_text_model(config: Config) -> Table:
     config.notes.append("cross-attention: to the image, of which nothing is counted but its parameters")
     attention = {"num_attention_heads": config.size("num_attention_heads"), **biases(True, *QKVO)}
     source, width = config.size("encoder_hidden_size"), config.size("hidden_size")
-    table = _captioner(
+    return _captioner(
         config,
         bert_head(config, bert_act(config)),
         cross_attention=attention,
         idle_cross_attention=True,
         **({} if source == width else {"idle_source_size": source}),
     )
-    return table
 
 
 COMMON: dict[str, Any] = {

@@ -1,4 +1,6 @@
-"""Encoders of tables and pages with BERT's layers and further embeddings: LayoutLM's coordinates, TAPAS's columns and rows.
+"""Encoders of pages and tables with BERT's layers and further embeddings.
+
+LayoutLM embeds coordinates on a page, TAPAS columns and rows.
 
 transformers: models/layoutlm, models/tapas.
 """

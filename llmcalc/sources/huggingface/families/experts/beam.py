@@ -1,4 +1,6 @@
-"""Beam: gated attention with QK-norm, sliding windows with RoPE and full layers without positions, DeepSeek-V3's routing.
+"""Beam: gated attention with QK-norm and DeepSeek-V3's routing.
+
+Layers with a sliding window have RoPE, full ones no positions.
 
 transformers: models/beam.
 """

@@ -2,8 +2,9 @@
 
 The experts' score correction is a parameter.
 
-transformers: models/ernie4_5, ernie4_5_moe, paddleocr_vl; the text model of models/ernie4_5_vl_moe, which has a second set of
-    experts for images. `use_bias` adds a bias to every linear layer except those of the routed experts.
+transformers: models/ernie4_5, models/ernie4_5_moe, models/paddleocr_vl; the text model of models/ernie4_5_vl_moe,
+    which has a second set of experts for images. `use_bias` adds a bias to every linear layer except those of the
+    routed experts.
 """
 
 from __future__ import annotations
