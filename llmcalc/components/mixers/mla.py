@@ -157,7 +157,7 @@ class MLA(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, size = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
-        latent, biased = Axis("latent", self.kv_lora_rank), self.attention_bias
+        latent = Axis("latent", self.kv_lora_rank)
         with f.function():
             query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
         f.hold(q=query)
@@ -168,13 +168,7 @@ class MLA(TokenMixer):
         )
         q_rope = self._rotated(f, q_rope)
         f.hold(q_nope=q_nope, q_rope=q_rope)
-        latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
-        f.hold(latent=latent_and_rope)
-        c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
-        c = self._normed(f, "kv_a_norm", c)
-        k_rope = self._rotated(f, self._normed(f, "k_rope_norm", k_rope) if self.key_norm else k_rope)
-        c, k_rope = f.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
-        f.hold(latent=c, k_rope=k_rope)
+        c, k_rope = self._latent_and_key(f, x, latent, rope)
         f.mask(query, c, causal=f.causal, window=self.sliding_window)
         if self.indexer is not None and not self.indexer.shared:
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
@@ -217,7 +211,18 @@ class MLA(TokenMixer):
         for factor in gate:
             y = f.mul(y, f.act(factor, "sigmoid"))
         f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=biased or self.o_bias)
+        return f.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
+
+    def _latent_and_key(self, f: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
+        """Returns the latents and the rotary part of the keys that all heads share, with those in the cache."""
+        latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
+        f.hold(latent=latent_and_rope)
+        c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
+        c = self._normed(f, "kv_a_norm", c)
+        k_rope = self._rotated(f, self._normed(f, "k_rope_norm", k_rope) if self.key_norm else k_rope)
+        c, k_rope = f.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
+        f.hold(latent=c, k_rope=k_rope)
+        return c, k_rope
 
     def _normed(self, f: Flow, name: str, x: Value) -> Value:
         return x if self.norm is None else f.norm(name, x, self.norm)

@@ -1,4 +1,4 @@
-"""The text model of Dots 3: latent attention with a gate per head, sparse in some layers, in a sliding window in others.
+"""The text model of Dots 3: latent attention with a gate per head, sparse in some layers, with a window in others.
 
 Layers with a window have sizes of their own. Queries and latents are scaled, which has no parameters.
 
