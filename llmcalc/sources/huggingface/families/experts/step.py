@@ -92,20 +92,20 @@ def _sliding_heads(config: Config) -> int:
     usual = config.size("num_attention_heads")
     if not config.has("attention_other_setting"):
         return usual
-    other = Config(
+    setting = Config(
         config.table("attention_other_setting"),
         {"num_attention_heads": usual},
         config.model_type,
         where=f"{config.where}attention_other_setting.",
     )
-    heads = other.size("num_attention_heads")
+    heads = setting.size("num_attention_heads")
     for name, value in (
         ("num_attention_groups", config.size("num_key_value_heads")),
         ("head_dim", config.get("head_dim")),
     ):
-        if other.has(name) and value is not None:
-            other.must(name, value)
-    other.close(frozenset({"attention_type", "true_head_dim"}), config)
+        if setting.has(name) and value is not None:
+            setting.must(name, value)
+    setting.close(frozenset({"attention_type", "true_head_dim"}), config)
     return heads
 
 

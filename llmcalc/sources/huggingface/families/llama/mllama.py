@@ -17,8 +17,8 @@ IMAGE_TOKENS = 8
 
 def _mllama_text_model(config: Config) -> Table:
     depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
-    given = config.get("cross_attention_layers")
-    chosen = {3, 8, 13, 18, 23, 28, 33, 38} if given is None else {*config.sizes("cross_attention_layers")}
+    layers = config.get("cross_attention_layers")
+    chosen = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
     mixer = attention(config, head_dim=None)
     layer: Table = {
         "attention": mixer,
