@@ -49,6 +49,8 @@ class ModelSpec(Part):
     """A model architecture: all fields that are needed to count it and to run it.
 
     vocab_size: the size of the vocabulary.
+    additional_vocab_size: the number of further rows of the embedding, of tokens that the head does not score (image
+        tokens of Llama 3.2 Vision and Molmo 2); none by default.
     hidden_size: the width of the residual stream.
     tie_word_embeddings: whether the head uses the embedding's weight.
     embedding_size: the width of a factorized embedding, with a projection to hidden_size, and one back before whatever
@@ -74,6 +76,7 @@ class ModelSpec(Part):
     """
 
     vocab_size: Vocab
+    additional_vocab_size: Vocab | None = None
     hidden_size: HiddenSize
     tie_word_embeddings: Flag
     embedding_size: Width | None = None
@@ -109,6 +112,10 @@ class ModelSpec(Part):
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
         self._check_from_target()
+        if self.additional_vocab_size is not None and (self.tie_word_embeddings or self.kind == "encoder-decoder"):
+            raise ValueError(
+                "additional_vocab_size: is for a model of one stack with tie_word_embeddings = false; expected none"
+            )
         if self.encoder is not None and self.decoder is not None:
             self._check_encoder(self.encoder)
         elif self.shared_positions:
@@ -257,15 +264,18 @@ class ModelSpec(Part):
         f = Flow() if flow is None else flow
         f.dropouts = {} if self.dropout is None else self.dropout.probabilities()
         hidden, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
+        rows = (
+            vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
+        )
         narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         two = self.kind == "encoder-decoder"
         if two and self._reads_own_input:
             table = f.unread_table("embed_tokens", vocab, narrow, kind="embedding")
             x = Value(self._source_rows, (narrow,))
         else:
-            rows = self._source_rows if two else TOKENS
+            source = self._source_rows if two else TOKENS
             role = self._role("embed_tokens")
-            x, table = f.table("embed_tokens", vocab, narrow, of=rows, kind="embedding", role=role)
+            x, table = f.table("embed_tokens", rows, narrow, of=source, kind="embedding", role=role)
         if self.unused_embedding is not None:
             f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
         x = x if two else self._widened(f, x, hidden)
@@ -375,7 +385,7 @@ def _reference() -> type[nn.Module]:
             last = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert last is not None
             top = self._mapped_back(spec, last)
-            self.embed_tokens = nn.Embedding(spec.vocab_size, width)
+            self.embed_tokens = nn.Embedding(spec.vocab_size + (spec.additional_vocab_size or 0), width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(Context(width), spec.vocab_size)

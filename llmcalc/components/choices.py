@@ -33,6 +33,7 @@ MIXERS = PartChoice(
         "merged": "mixers.merged:MergedAttention",
         "relative": "mixers.relative:RelativeAttention",
         "context": "mixers.context:ContextAttention",
+        "fourier": "mixers.fourier:FourierMixer",
         "none": "base:Nothing",
     },
 )
@@ -72,6 +73,7 @@ LAYERS = PartChoice(
         "shortcut": "layers.shortcut:ShortcutLayer",
         "gated_norm": "layers.gated_norm:GatedNormLayer",
         "draft": "layers.draft:DraftLayer",
+        "gated_cross": "layers.gated_cross:GatedCrossLayer",
     },
 )
 """Every kind of layer in a stack."""

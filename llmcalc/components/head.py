@@ -36,6 +36,8 @@ class Transform(Part):
     bias: whether the linear layer has a bias, true by default.
     size: the output width; by default the width of the embedding. Only an untied head can differ (RemBERT).
     norm: the norm, a LayerNorm by default.
+    bottleneck_size: the width of another linear layer with its activation before the linear layer (Ultrabert); none by
+        default.
     """
 
     witness = BY_TORCH
@@ -44,6 +46,7 @@ class Transform(Part):
     bias: Flag = True
     size: Width | None = None
     norm: Norm | None = Norm(type="layernorm")
+    bottleneck_size: Width | None = None
 
 
 class LMHead(Component):
@@ -82,6 +85,9 @@ class LMHead(Component):
         change, dense_axes = self.transform, (x.axes if width is None else (width,))
         if change.size is not None:
             dense_axes = (Axis("transform", change.size),)
+        if change.bottleneck_size is not None:
+            bottleneck = Axis("bottleneck", change.bottleneck_size)
+            x = f.act(f.linear("bottleneck", x, bottleneck, bias=change.bias, rows=LOGITS), change.hidden_act)
         y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=LOGITS), change.hidden_act)
         f.hold(x=y)
         y = y if change.norm is None else f.norm("norm", y, change.norm)
@@ -100,6 +106,7 @@ class LMHead(Component):
             cls(transform=Transform(norm=None, bias=False)),
             cls(transform=Transform(size=7)),
             cls(draft_vocab_size=5),
+            cls(transform=Transform(bottleneck_size=9, bias=False, norm=None)),
         ]
 
 
@@ -127,6 +134,8 @@ class Classifier(Component):
     def _check(self) -> Self:
         if self.transform is not None and self.transform.size is not None:
             raise ValueError("transform.size: only an untied language-model head can have one; expected none")
+        if self.transform is not None and self.transform.bottleneck_size is not None:
+            raise ValueError("transform.bottleneck_size: only a language-model head can have one; expected none")
         return self
 
     def source(self) -> str:
@@ -173,12 +182,16 @@ def _reference() -> Callable[..., nn.Module]:
             super().__init__()
             assert spec.transform is not None
             self.act, width = spec.transform.hidden_act, spec.transform.size or width
-            self.dense = nn.Linear(context.hidden_size, width, bias=spec.transform.bias)
+            bottleneck, bias = spec.transform.bottleneck_size, spec.transform.bias
+            if bottleneck is not None:
+                self.bottleneck = nn.Linear(context.hidden_size, bottleneck, bias=bias)
+            self.dense = nn.Linear(bottleneck or context.hidden_size, width, bias=bias)
             if spec.transform.norm is not None:
                 self.norm = spec.transform.norm.reference(Context(width))
             self.decoder = nn.Linear(width, vocab_size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
+            x = activate(self.act, self.bottleneck(x)) if hasattr(self, "bottleneck") else x
             x = activate(self.act, self.dense(x))
             logits: Tensor = self.decoder(self.norm(x) if hasattr(self, "norm") else x)
             return logits

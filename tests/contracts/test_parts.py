@@ -18,6 +18,7 @@ from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.fourier import FourierMixer
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.relative import RelativeAttention
@@ -74,7 +75,7 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(feed_forward=part)
         case Attention():
             return decoder(attention=part)
-        case RelativeAttention():
+        case RelativeAttention() | FourierMixer():
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             return ModelSpec(
                 vocab_size=50,

@@ -47,7 +47,7 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     spec = ModelSpec.model_validate(table)
     verdict = verify_config(spec, config)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
-    assert not notes
+    assert not [note for note in notes if "not counted" not in note]
     hold(config, spec, verdict)
     shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers share one module
     compared = {(check.node, check.quantity) for check in verdict.checks}
@@ -95,7 +95,13 @@ def _text(table: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in table.items() if name != "towers"}
 
 
-@pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).text is not None])
+def _wraps_a_text_model(kind: str) -> bool:
+    """Whether the text model lies in the wrapper itself, and not in a wrapper within it."""
+    text = family_of(kind).text
+    return text is not None and family_of(text).text is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in model_types() if _wraps_a_text_model(kind)])
 def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
     """The text config has the same meaning inside its wrapper, whose class may tie differently (test_ties.py) or add
     fields.

@@ -229,7 +229,7 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
     """
     name = architecture(config)
     if config.head == "none":
-        if "For" in name.replace("Former", "") and name.endswith("Model"):
+        if "For" in name.replace("Former", "").replace("Formula", "") and name.endswith("Model"):
             config.notes.append(
                 f"architectures: the head of {name} is not supported; no head is counted (--head lm for a "
                 "language-model head)"

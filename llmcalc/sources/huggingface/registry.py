@@ -211,33 +211,43 @@ def _without_family(config: Mapping[str, Any]) -> str:
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     """Returns the path to a config's text model, the text model's fields, and its model type.
 
-    Raises `InputError` if the wrapper or its text model is not supported.
+    Raises `InputError` if the wrapper or the section with its text model is not supported.
     """
     kind = data.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
     kind = usual_name(kind)
     family = family_of(kind, config=data)
-    text = family.text
+    text, name = family.text, family.text_section
     if text is None:
         return "", data, kind
-    section = family.text_section
-    text_config = data.get(section)
-    if text_config is None:
+    section = data.get(name)
+    if section is None:
         return "", data, text
-    if not isinstance(text_config, dict):
-        raise InputError(f"{section}: {shown(text_config)}; expected a table of fields")
-    text_type = text_config.get("model_type") or text
+    if not isinstance(section, dict):
+        raise InputError(f"{name}: {shown(section)}; expected a table of fields")
+    text_type = section.get("model_type") or text
     if not isinstance(text_type, str):
-        raise InputError(f"{section}.model_type: {shown(text_type)}; expected the name of a model type")
+        raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
+    text_type = usual_name(text_type)
     architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
     if family.generates:
         architectures = {"architectures": []}
-    return (
-        f"{section}.",
-        {**architectures, **family.filled, **text_config, **_tying_field(family, data)},
-        usual_name(text_type),
-    )
+    fields = {**architectures, **family.filled, **section, **_tying_field(family, data), **_passed(family, data)}
+    if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
+        path, fields_below, text_type = text_of({**fields, "model_type": text_type})
+        return f"{name}.{path}", fields_below, text_type
+    return f"{name}.", fields, text_type
+
+
+def _passed(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the text model that the wrapper's class takes from other sections of its config."""
+    fields: dict[str, Any] = {}
+    for name, (section, field, default) in family.passed.items():
+        table = wrapper_config.get(section)
+        if isinstance(table, dict):
+            fields[name] = table.get(field, default)
+    return fields
 
 
 def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -327,14 +337,17 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     wrapper_config, (location, data, kind) = data, text_of(data)
     wrapper, family = usual_name(wrapper_config["model_type"]), family_of(kind, location, wrapper_config)
     if family.read is None:
-        raise InputError(f"{location}model_type: '{kind}' wraps a text model, but the config has no text_config")
+        raise InputError(
+            f"{location}model_type: '{kind}' wraps a text model, but the config has no {family.text_section}"
+        )
     stated_head = "lm" if family_of(wrapper).generates else head_of(wrapper_config)
     config = config_of(data, kind, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
     flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
     uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
-    config.close(frozenset().union(uncounted, *(record.ignored for record in flat)))
+    sections = (() if location else record.uncounted_encoders for record in flat)
+    config.close(frozenset().union(uncounted, *sections, *(record.ignored for record in flat)))
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
     ]

@@ -106,6 +106,14 @@ FAMILIES = {
             "semantic_tokenizer_encoder_config": "vibevoice_acoustic_tokenizer_encoder",
         },
     ),
+    "fuyu": Family(
+        None,
+        UNTIED,
+        text="persimmon",
+        towers="Fuyu",
+        uncounted_encoders={"vision_embed_tokens": "a projection of patches"},
+    ),
+    "modernvbert": Family(None, UNTIED, text="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),
     "florence2": Family(None, TIED, text="bart", uncounted_encoders={"vision_config": "florence_vision"}),
     "blip-2": Family(
         None,
