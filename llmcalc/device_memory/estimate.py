@@ -215,7 +215,7 @@ def changes_scores(spec: ModelSpec) -> bool:
     """Whether attention has sinks, a term added to its scores, or keys that a part selects."""
     return any(
         step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
-        for step in every_step(spec.program().root.items)
+        for step in every_step(spec.shared_program.root.items)
     )
 
 

@@ -110,7 +110,7 @@ class InferenceRun:
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
         self.meter = Meter() if meter is None else meter
-        self.program: Flow = spec.program()
+        self.program: Flow = spec.shared_program
         self.caches = spec.kind != "encoder"
         self.lowering = self._lowering(Graph(self.meter))
 

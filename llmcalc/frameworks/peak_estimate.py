@@ -208,7 +208,7 @@ class PeakEstimate:
     @cached_property
     def kinds(self) -> list[Scope]:
         """The kind of each layer; those of an encoder come first."""
-        root = self.spec.program().root
+        root = self.spec.shared_program.root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [
             [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents

@@ -188,7 +188,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], N
 
 def model_axes(spec: ModelSpec) -> set[Axis]:
     """All axes of the values that a model computes."""
-    return {axis for step in spec.program().root.steps() for value in step.outs for axis in flat_axes(value.axes)}
+    return {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
 
 
 def _layers(spec: ModelSpec) -> Iterator[Any]:
