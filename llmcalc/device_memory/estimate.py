@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
+from ..parallel.rank_model import RankModel
+from ..simulator.event_log import RecordedEvents
 from ..simulator.evidence import every_step
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
@@ -22,7 +24,7 @@ from .cuda_runtime import HOPPER, Runtime
 from .device_memory import TENSORS, DeviceMemory, Run, Term, UnreplayedBytes, check_layers, device_memory, with_evidence
 from .evidence import evidence_of_run
 from .host import host_terms
-from .inference import record_inference
+from .inference import Inference, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
@@ -54,6 +56,7 @@ class Memory:
     published: str = "bfloat16"
     config: Mapping[str, Any] | Checkpoint | None = None
     runtime: Runtime = HOPPER
+    _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _by_runtime: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -135,9 +138,16 @@ class Memory:
         """Prefill, decoding, or both, each recorded by itself."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [replace(one, choices=replace(one.choices, capability=runtime.capability)) for one in passes]
-        return lambda layers, workspace: [
-            record_inference(self.spec, inference, layers, workspace) for inference in passes
-        ]
+        return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
+
+    def _recorded(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
+        """The recorded passes. Ranks of the same model share them where their shortened runs are the same."""
+        if not isinstance(self.spec, RankModel):
+            return record_inference(self.spec, inference, layers, workspace)
+        key = shortened_rank(self.spec, layers), inference, workspace
+        if key not in self._recordings:
+            self._recordings[key] = record_inference(self.spec, inference, layers, workspace)
+        return self._recordings[key]
 
     def _unreplayed(self) -> list[UnreplayedBytes]:
         """Bytes that no replay counts: weights in a storage format, a paged cache, image and audio encoders."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
@@ -16,6 +17,7 @@ from ..simulator.autograd import Graph
 from ..simulator.choices import EAGER, Choices
 from ..simulator.event_log import RecordedEvents, Recorder
 from ..simulator.frame import ParameterSet
+from ..simulator.layer_pattern import shortened
 from ..simulator.meter import Device, Meter, NoMeter, Place
 from ..simulator.profiles.dtensor import Divided
 from ..simulator.profiles.eager import Eager
@@ -296,6 +298,22 @@ def replay_inference(
     if device is not None:
         result.read(device, meter.now, meter.peak)
     return result
+
+
+def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
+    """Returns everything that a recorded run of a rank depends on, apart from the run's settings.
+
+    layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same.
+    """
+    layout, place = spec.layout, spec.layout.coordinates(spec.rank)
+    names = [sys.intern(name) for _, stack in spec.stacks() for name in stack.layer_names()]
+    run = [names[i] for i in spec.chunks.layers]
+    if len(spec.stacks()) == 1:
+        run = shortened(run, layers.get(0))
+    return (
+        *(layout.tp, layout.ep, layout.expert_tp, place.tp, place.ep, place.etp, spec.chunks.first, spec.chunks.last),
+        *(tuple(layers.items()), *run),
+    )
 
 
 def record_inference(
