@@ -214,7 +214,6 @@ def plan_of(
     def run_of(number: int) -> Memory:
         return memory.with_(num_microbatches=number)
 
-    @cache
     def cluster(layout: Layout, number: int) -> Cluster:
         return Cluster.of(run_of(number), layout, record, layout_request.framework_version or "")
 
