@@ -11,7 +11,6 @@ from ..accelerator import Fit, Hardware
 from ..costs.context_length import learned_positions
 from ..device_memory.estimate import Memory
 from ..errors import InputError
-from ..frameworks.ranks import Cluster
 from ..frameworks.registry import WITHOUT_A_NAME, framework
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
@@ -186,7 +185,7 @@ def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit:
             break
         tensors = tensor_bytes(candidate)
         run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
-        replayed_bytes, replays = replayed(Cluster.of(run, best.layout, record, version)), replays + 1
+        replayed_bytes, replays = replayed(run, record, version, best.layout), replays + 1
         if replayed_bytes > capacity:
             margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting[0] else 0
             too_large = candidate, replayed_bytes - tensors

@@ -214,16 +214,15 @@ def plan_of(
     def run_of(number: int) -> Memory:
         return memory.with_(num_microbatches=number)
 
-    def cluster(layout: Layout, number: int) -> Cluster:
-        return Cluster.of(run_of(number), layout, record, layout_request.framework_version or "")
+    version = layout_request.framework_version or ""
 
     def sent(layout: Layout, number: int) -> int:
-        messages = cluster(layout, number).messages_of_rank(layout.rank(pp=0))
+        messages = Cluster.of(run_of(number), layout, record, version).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
     def replay(layout: Layout, number: int, enough: int | None) -> int:
         worst = estimate.largest_rank(layout, number)[1] if enough is not None else 0
-        return replayed(cluster(layout, number), worst, enough)
+        return replayed(run_of(number), record, version, layout, worst, enough)
 
     errors = record.estimate_errors
     result = plan(
@@ -259,13 +258,16 @@ def _times(
         return None, str(error)
 
 
-def replayed(cluster: Cluster, stage: int = 0, enough: int | None = None) -> int:
+def replayed(
+    memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, enough: int | None = None
+) -> int:
     """Returns the bytes that the largest rank of a layout requires on the allocator, as in `llmcalc memory`.
 
+    memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
     enough: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
-    layout, runtime = cluster.layout, cluster.memory.runtime
+    cluster, runtime = Cluster.of(memory, layout, framework, version), memory.runtime
     if enough is not None and layout.pp > 1:
         first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), runtime).device.device_bytes
         if first_rank_bytes > enough:
