@@ -42,7 +42,6 @@ def test_stages_and_parts_of_the_vocabulary_are_programs_of_their_own() -> None:
 def test_a_changed_copy_of_a_rank_has_its_own_program() -> None:
     rank = rank_model(load("qwen3-0.6b?num_hidden_layers=4").model, Layout(tp=2), 0)
     wider = rank.model_copy(update={"vocab_size": 2 * rank.vocab_size})
-    assert wider.tree().node("lm_head" if not wider.tie_word_embeddings else "embed_tokens") is not None
     assert weight_shards(wider.program()) != weight_shards(rank.program())  # type: ignore[arg-type]
 
 
