@@ -247,6 +247,7 @@ class ModelSpec(Part):
         """A copy with changed fields, which records its own tree."""
         copy = super().model_copy(update=update, deep=deep)
         copy.__dict__.pop("recorded", None)
+        copy.__dict__.pop("shared_program", None)
         return copy
 
     def with_dropout(self, probability: float | None) -> Self:
@@ -255,6 +256,11 @@ class ModelSpec(Part):
             return self
         places = ATTENTION_ALONE if self.dropout is None else self.dropout
         return self.model_copy(update={"dropout": places.replaced(probability)})
+
+    @cached_property
+    def shared_program(self) -> Flow:
+        """The program, recorded once for callers that only read it."""
+        return self.program()
 
     def program(self, flow: Flow | None = None) -> Flow:
         """The program of the model, step by step from its tokens to its output.

@@ -323,7 +323,7 @@ def launch(r: random.Random) -> Input:
     elif r.random() < 0.5 and name.endswith(".toml"):
         content = toml_bytes(damaged(tomllib.loads(content.decode()), r))
     elif r.random() < 0.5 and name.endswith((".yaml", ".yml")):
-        content = yaml_bytes(damaged(yaml_table(content), r))
+        content = b"\n---\n".join(yaml_bytes(damaged(document, r)) for document in yaml_documents(content))
     else:
         content = broken(content, r)
     target_ = ("gpt2",) if name.startswith(("trainer", "accelerate", "deepspeed", "unsloth")) else ()
@@ -333,10 +333,10 @@ def launch(r: random.Random) -> Input:
     return Input(("memory", *target_, "--launch", name, *seconds, *unknown), {**more, name: content})
 
 
-def yaml_table(text: bytes) -> Any:
+def yaml_documents(text: bytes) -> list[Any]:
     import yaml
 
-    return yaml.safe_load(text)
+    return list(yaml.safe_load_all(text))
 
 
 def yaml_bytes(table: Any) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
+from ..parallel.rank_model import RankModel
+from ..simulator.event_log import RecordedEvents
 from ..simulator.evidence import every_step
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
@@ -22,7 +24,7 @@ from .cuda_runtime import HOPPER, Runtime
 from .device_memory import TENSORS, DeviceMemory, Run, Term, UnreplayedBytes, check_layers, device_memory, with_evidence
 from .evidence import evidence_of_run
 from .host import host_terms
-from .inference import record_inference
+from .inference import Inference, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
@@ -56,6 +58,7 @@ class Memory:
     config: Mapping[str, Any] | Checkpoint | None = None
     runtime: Runtime = HOPPER
     beside: Sequence[UnreplayedBytes] = ()
+    _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _by_runtime: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -143,9 +146,16 @@ class Memory:
         """Prefill, decoding, or both, each recorded by itself."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [replace(one, choices=replace(one.choices, capability=runtime.capability)) for one in passes]
-        return lambda layers, workspace: [
-            record_inference(self.spec, inference, layers, workspace) for inference in passes
-        ]
+        return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
+
+    def _recorded(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
+        """The recorded passes. Ranks of the same model share them where their shortened runs are the same."""
+        if not isinstance(self.spec, RankModel):
+            return record_inference(self.spec, inference, layers, workspace)
+        key = shortened_rank(self.spec, layers), inference, workspace
+        if key not in self._recordings:
+            self._recordings[key] = record_inference(self.spec, inference, layers, workspace)
+        return self._recordings[key]
 
     def _unreplayed(self) -> list[UnreplayedBytes]:
         """Bytes that no replay counts: weights in a storage format, a paged cache, image and audio encoders."""
@@ -224,7 +234,7 @@ def changes_scores(spec: ModelSpec) -> bool:
     """Whether attention has sinks, a term added to its scores, or keys that a part selects."""
     return any(
         step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
-        for step in every_step(spec.program().root.items)
+        for step in every_step(spec.shared_program.root.items)
     )
 
 

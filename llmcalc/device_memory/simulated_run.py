@@ -62,7 +62,7 @@ def takes_sdpa(spec: ModelSpec) -> bool:
             and (len(step.ins) > 3 or any(step.options.get(name) is not None for name in ("cap", "selected")))
         )
         and not step.options.get("sinks")
-        for step in every_step(spec.program().root.items)
+        for step in every_step(spec.shared_program.root.items)
     )
 
 

@@ -88,7 +88,7 @@ def search(
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, no_pipeline = routed_experts(spec), why_no_pipeline(spec)
-    axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in flat_axes(value.axes)}
+    axes = {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
     tensors = _sizes(request.tp, devices, node)
     sequences = _sizes(request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
     for tp, cp, pp in product(tensors, sequences, _sizes(request.pp, devices, layers)):
@@ -257,7 +257,7 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
 
 def routed_experts(spec: ModelSpec) -> int:
     """Returns the largest number of routed experts in a layer; 0 without experts."""
-    counts = (step.options["experts"].size for step in spec.program().root.steps() if step.verb == "experts")
+    counts = (step.options["experts"].size for step in spec.shared_program.root.steps() if step.verb == "experts")
     return max(counts, default=0)
 
 

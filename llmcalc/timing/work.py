@@ -23,7 +23,7 @@ from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import ContextExchange, Layout
 from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
-from ..parallel.rank_program import RankFlow, is_divided, rank_program
+from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import AttentionImplementation, Execution
 from ..workload.rows import LOGITS, ONCE, TOKENS, Routed
@@ -612,13 +612,6 @@ class WorkRecorder(Placements):
         self.where, self.repeats = where, repeats
 
 
-_programs: dict[tuple[int, Layout], tuple[ModelSpec, RankFlow]] = {}
-"""Recorded programs by model and layout; the model is kept so that no other one gets its id."""
-
-MAX_PROGRAMS = 64
-"""Number of recorded programs that are kept."""
-
-
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     """The work of one rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
     tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
@@ -632,11 +625,6 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         cp_comm=rank_pass.cp_comm,
         sequence_parallel=divides_tokens,
     )
-    key = id(spec), program_layout
-    if key not in _programs:
-        if len(_programs) >= MAX_PROGRAMS:
-            _programs.clear()
-        _programs[key] = spec, rank_program(spec, program_layout)
     recorder = WorkRecorder(
         placed,
         rank_pass.run_config(rank_pass.cp),
@@ -644,7 +632,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         regathers=rank_pass.regathers,
         rank_pass=rank_pass,
     )
-    return recorder.record(_programs[key][1])
+    return recorder.record(shared_rank_program(spec, program_layout))
 
 
 def _measured(ranks: Number) -> int:

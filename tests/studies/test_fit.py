@@ -7,14 +7,28 @@ from typing import Any
 
 import pytest
 
+from llmcalc import load
 from llmcalc.accelerator import Hardware
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.fit import fit, largest
+from llmcalc.studies.fit import fit, largest, largest_run
 from tests.contracts.test_parts import decoder
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
+
+
+def test_the_largest_run_up_to_a_number() -> None:
+    """A rank that holds as much as another has the other's largest run; one that holds less has its own."""
+    model, hardware = load(SMALL).model, find_hardware("1GiB")
+    run = memory(model, Settings(phase="inference", seq=256))
+    batch, seq = largest_run(run, hardware)
+    assert min(batch, seq) > 1
+    assert largest_run(run, hardware, batch - 1, seq - 1) == (batch - 1, seq - 1)
+    further_batch, further_seq = largest_run(run, hardware, 4 * batch, 4 * seq)  # free blocks come and go with sizes
+    assert 0.95 * batch < further_batch < 1.05 * batch
+    assert 0.95 * seq < further_seq < 1.05 * seq
+    assert largest_run(run, hardware, 0, 0) == (0, 0)
 
 
 @pytest.mark.parametrize("start", [1, 7, 5000])

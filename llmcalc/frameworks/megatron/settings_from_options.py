@@ -237,7 +237,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
 def _shape(spec: ModelSpec) -> dict[str, Any]:
     """Returns the arguments that describe the model's shapes, as far as kernels depend on them."""
     stack = spec.main
-    steps = list(spec.program().root.steps(idle=False))
+    steps = list(spec.shared_program.root.steps(idle=False))
     rope_steps = [step for step in steps if step.verb == "rope"]
     linear_steps = [step for step in steps if step.verb == "linear"]
     mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]
