@@ -43,7 +43,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     changes.append((ModelChange("no_windows", "without windows"), lambda mixer, _: mixer.without_window()))
     for model_change, change in changes:
         changed = with_mixers(spec, change)
-        if changed != spec:
+        if dict(changed) != dict(spec):  # of a rank, its fields alone
             yield model_change, changed
 
 

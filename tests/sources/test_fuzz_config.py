@@ -176,7 +176,7 @@ QUANTIZED: dict[str, list[Config]] = {
 
 def wrapped(kind: str) -> list[Config]:
     """Configs of a wrapper around a small text model, with each of its encoders' shapes."""
-    text, section = family_of(kind).text, family_of(kind).text_section
+    text = family_of(kind).text
     assert text is not None
     cls, _, towers = WRAPPERS.get(kind, ("ForConditionalGeneration", {}, [{}]))
     outer = {
