@@ -28,8 +28,8 @@ from .settings import Settings
 from .simulated_run import (
     cache_block,
     default_attention,
+    has_storage_format,
     inference_passes,
-    is_stored_otherwise,
     kernel_choices,
     training_run,
 )
@@ -60,13 +60,13 @@ class Memory:
 
     @property
     def device(self) -> DeviceMemory:
-        """The device memory on the accelerator of `runtime`. Raises `Unsupported` for a step without kernels."""
+        """The device memory on the run's accelerator. Raises `Unsupported` for a step without kernels."""
         return self.on(self.runtime)
 
     @property
     def attention(self) -> AttentionImplementation:
-        """The attention implementation: that of the settings, else the phase's default."""
-        return self._at(self.runtime)[0]
+        """The attention implementation: the one that the settings choose, else the default of the phase."""
+        return self._attention_and_memory(self.runtime)[0]
 
     @property
     def flash_bytes(self) -> int | None:
@@ -82,29 +82,29 @@ class Memory:
             return None
 
     def with_(self, **changes: Any) -> Memory:
-        """The memory of the same model with other settings. Raises `InputError` for contradictory settings."""
+        """Returns the memory of the same model with other settings. Raises `InputError` for contradictory settings."""
         count = self.states.count
         return memory(
             self.spec, self.settings.with_(**changes), self.published, count.include, self.config, self.runtime
         )
 
     def on(self, runtime: Runtime) -> DeviceMemory:
-        """The device memory on an accelerator with that runtime."""
-        return self._at(runtime)[1]
+        """Returns the device memory on an accelerator with this runtime."""
+        return self._attention_and_memory(runtime)[1]
 
-    def _at(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
-        """The attention implementation that runs, and the device memory with it."""
+    def _attention_and_memory(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
+        """Returns the attention implementation that runs, and the device memory with it."""
         if runtime not in self._by_runtime:
             default = default_attention(self.settings, self.spec)
             try:
-                self._by_runtime[runtime] = default, self._replayed(runtime, default)
+                self._by_runtime[runtime] = default, self._replay(runtime, default)
             except Unsupported:
                 if default == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._by_runtime[runtime] = "eager", self._replayed(runtime, "eager")
+                self._by_runtime[runtime] = "eager", self._replay(runtime, "eager")
         return self._by_runtime[runtime]
 
-    def _replayed(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
+    def _replay(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
         if self.settings.phase == "training":
             run = self._training(runtime)
         else:
@@ -116,7 +116,7 @@ class Memory:
         return replace(device, host=host_terms(self.spec, self.states, self.training(), every))
 
     def training(self, runtime: Runtime | None = None) -> Training:
-        """The training configuration of the replay, with the kernels of an accelerator.
+        """Returns the training configuration of the replay, with the kernels of an accelerator.
 
         runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another phase
         than training.
@@ -132,7 +132,7 @@ class Memory:
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
     def _inference(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
-        """Prefill, decoding, or both, each recorded by itself."""
+        """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [replace(one, choices=replace(one.choices, capability=runtime.capability)) for one in passes]
         return lambda layers, workspace: [
@@ -140,16 +140,16 @@ class Memory:
         ]
 
     def _unreplayed(self) -> list[UnreplayedBytes]:
-        """Bytes that no replay counts: weights in a storage format, a paged cache, image and audio encoders."""
+        """Returns bytes outside the replay: weights in a storage format, a paged cache, image and audio encoders."""
         use, settings = self.states, self.settings
         if use.phase == "training":
             return self._towers()
         block = cache_block(settings, use)
         paged = [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
-        return [*paged, *([UnreplayedBytes("weights", use.weights)] if is_stored_otherwise(use) else self._towers())]
+        return [*paged, *([UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers())]
 
     def _towers(self) -> list[UnreplayedBytes]:
-        """The bytes of image and audio encoders, if they are included: the replayed text does not pass through them."""
+        """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
         use, count = self.states, self.states.count
         if TOWERS.name not in count.include:
             return []
@@ -170,11 +170,11 @@ class Memory:
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:
-        """The term of the run's tensors, with the weakest status of the evidence."""
+        """The term of the run's tensors, with the weakest status of its evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
-        """The evidence for the parts, kernels, optimizer and settings of the run.
+        """Returns the evidence for the parts, kernels, optimizer and settings of the run.
 
         attention: the attention implementation that runs.
         """
@@ -212,7 +212,7 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 
 def changes_scores(spec: ModelSpec) -> bool:
-    """Whether attention has sinks, a term added to its scores, or keys that a part selects."""
+    """Whether attention has sinks, a term added to the scores, or a part that selects keys."""
     return any(
         step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
         for step in every_step(spec.program().root.items)
@@ -227,7 +227,7 @@ def memory(
     config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
 ) -> Memory:
-    """The memory of a model under these settings. The run is replayed on the first access to `device`.
+    """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
     published, include, config: as in `static.memory`.
     runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.

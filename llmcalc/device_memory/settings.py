@@ -1,4 +1,4 @@
-"""Every setting of a run: its name, type, default and help, and the phases in which it means something.
+"""Every setting of a run: its name, type, default and help, and the phases to which it applies.
 
 One declaration a setting. The options of `memory`, `fit` and `plan`, the arguments of the Python functions, the fields
 of the page and of budgets, and the checks of all of them, are read from here (`workload/setting.py`). What runs with
@@ -71,7 +71,7 @@ MOST_MICROBATCHES = 2**20
 
 
 def check_number_format(where: str, value: str) -> str:
-    """The full name of a number format."""
+    """Returns the full name of a number format. Raises `InputError` for an unknown one."""
     try:
         return dtype(value)
     except InputError as error:
@@ -79,7 +79,7 @@ def check_number_format(where: str, value: str) -> str:
 
 
 def check_cache_format(where: str, value: str) -> str:
-    """The name of a cache format, as it was given."""
+    """Returns the name of a cache format unchanged. Raises `InputError` for an unknown one."""
     from ..costs.cache_formats import cache_format
 
     try:
@@ -90,18 +90,18 @@ def check_cache_format(where: str, value: str) -> str:
 
 
 def check_optimizer(where: str, value: str) -> str:
-    """The name of an optimizer, of its aliases too."""
+    """Returns the optimizer's name for that name or an alias. Raises `InputError` for an unknown one."""
     return value if value in NAMES else optimizer(value, where).name
 
 
 def check_recompute(where: str, value: str) -> str:
-    """A value of `recompute`, as it was given."""
+    """Returns a value of `recompute` unchanged. Raises `InputError` for an invalid one."""
     recompute_of(value)
     return value
 
 
 def check_capacity(where: str, value: str) -> str:
-    """A value of `moe`, as it was given."""
+    """Returns a value of `moe` unchanged. Raises `InputError` for an invalid one."""
     from ..workload.expert_capacity import capacity_of
 
     capacity_of(value)
@@ -109,14 +109,14 @@ def check_capacity(where: str, value: str) -> str:
 
 
 def check_probability(where: str, value: float) -> float:
-    """A probability of dropout below 1."""
+    """Returns a dropout probability. Raises `InputError` unless it is from 0 to below 1."""
     if not 0 <= value < 1:
         raise InputError(f"{where} {value:g}: not a probability of dropout; expected a number from 0 to below 1")
     return value
 
 
 def check_version(where: str, value: str) -> str:
-    """A version such as 2.4.1."""
+    """Returns a version such as 2.4.1. Raises `InputError` for other text."""
     if not _VERSION.fullmatch(value):
         raise InputError(f"{where} {value}: not a version; expected one such as 2.4.1")
     return value
@@ -545,12 +545,12 @@ class Settings:
     ] = None
 
     def with_(self, **changes: Any) -> Settings:
-        """A copy with some settings changed."""
+        """Returns a copy with some settings changed."""
         return replace(self, **changes)
 
     @property
     def serves(self) -> bool:
-        """Whether kernels and cache are those of a server by default."""
+        """Whether kernels and cache are by default those of a serving engine."""
         return self.phase == "inference"
 
     def recomputed(self) -> Recompute:
@@ -562,8 +562,8 @@ class Settings:
         return seq + 1 if self.phase == "decode" else seq
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises `InputError`, naming the option, for a value that a setting does not take, for a setting of another
-        phase or of another kind of model, and for settings that contradict each other.
+        """Raises `InputError`, which names the option, for an invalid value, for a setting that the phase or the model
+        does not have, and for settings that contradict each other.
         """
         for name, found in declared(Settings).items():
             found.checked(getattr(self, name))
@@ -606,7 +606,7 @@ SHORTHANDS: Mapping[str, Declared] = {found.name: found for found in (USERS, CHE
 
 
 def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
-    """The settings with these values, which may include `SHORTHANDS`.
+    """Returns the settings with these values, whose names may be `SHORTHANDS`.
 
     Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.
@@ -631,7 +631,7 @@ def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
 
 
 def settings_of(**given: Any) -> Settings:
-    """The settings of these names and values.
+    """Returns the settings with these names and values.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """

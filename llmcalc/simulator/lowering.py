@@ -128,7 +128,7 @@ class Lowering(ProgramLowering):
             del self.memo[key]
         self.memo.update(tensors)
 
-    def replayed(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
         """Returns a function that runs a layer, in the forward pass or as a recomputation.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
@@ -195,4 +195,4 @@ class Lowering(ProgramLowering):
             return super().layer(frame, x)
         assert scope.takes is not None
         assert scope.gives is not None
-        return self.checkpointed(self.replayed(frame, scope.takes, scope.gives), [x, *self.carried.values()])
+        return self.checkpointed(self.layer_runner(frame, scope.takes, scope.gives), [x, *self.carried.values()])

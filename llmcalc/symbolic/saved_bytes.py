@@ -141,11 +141,11 @@ class PlacedEager(Eager):
             block.ends += 1
         return out
 
-    def replayed(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
         for value in self.reads[id(frame.scope)]:
             if value in self.values:
                 self.graph.meter.reclassify(self.values[value].storage.block, "activations")
-        return super().replayed(frame, layer_input, layer_output)
+        return super().layer_runner(frame, layer_input, layer_output)
 
 
 def _name_and_label(item: Scope | Step) -> tuple[str, str]:

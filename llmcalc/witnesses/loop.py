@@ -217,9 +217,9 @@ def build_optimizers(
     Raises `InputError` for an optimizer that torch does not have.
     """
     record = optimizer(name)
-    if record.built is None:
+    if record.build_torch_optimizers is None:
         raise InputError(f"--optimizer {name}: {record.not_in_torch}")
-    return list(record.built(parameters, implementation or record.implementations[0], momentum))
+    return list(record.build_torch_optimizers(parameters, implementation or record.implementations[0], momentum))
 
 
 def layer_matrices(module: nn.Module) -> set[int]:

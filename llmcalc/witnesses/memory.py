@@ -24,7 +24,7 @@ from ..device_memory.estimate import memory
 from ..device_memory.inference import Inference, replay_inference
 from ..device_memory.optimizers.registry import DEFAULT, optimizer
 from ..device_memory.settings import Settings
-from ..device_memory.simulated_run import inference_passes, is_stored_otherwise, kernel_choices, training_run
+from ..device_memory.simulated_run import has_storage_format, inference_passes, kernel_choices, training_run
 from ..device_memory.training import Training, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
@@ -231,7 +231,7 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
 
 def _inference_limits(memory_use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
-    yield is_stored_otherwise(memory_use), "quantized weights are not in the reference"
+    yield has_storage_format(memory_use), "quantized weights are not in the reference"
     yield inference.paged, "a paged cache is not in the reference"
     yield from _kernel_limits(inference.choices.attention, inference.choices.norm, device)
     yield True, ""
@@ -242,7 +242,7 @@ def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool,
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
     record = optimizer(training.optimizer)
-    yield record.built is None, record.not_in_torch or "no optimizer of torch is named in its record"
+    yield record.build_torch_optimizers is None, record.not_in_torch or "no optimizer of torch is named in its record"
     yield training.adapters is not None and training.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"

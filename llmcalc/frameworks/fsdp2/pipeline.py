@@ -16,7 +16,7 @@ from datetime import date
 
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
-from ...device_memory.training import Training, replayed
+from ...device_memory.training import Training, replay_steps
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
@@ -336,7 +336,7 @@ def replay_rank(
 ) -> ReplayResult:
     """Replays set-up and two steps of one rank. device: the device that the meter counts on."""
     meter = Meter(device)
-    return replayed(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
+    return replay_steps(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
 
 
 def _recorded(run: ShardedRank, meter: Recorder) -> RecordedEvents:
