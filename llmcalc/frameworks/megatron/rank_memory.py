@@ -105,7 +105,7 @@ def replay_rank(
 
 
 def passes_key(run: RankRun) -> tuple[object, ...]:
-    """Returns everything that determines a rank's passes, apart from its settings."""
+    """Returns a key of everything that determines a rank's passes, apart from its settings."""
     names, coordinates = run.spec.main.layer_names(), run.coordinates._replace(dp=0, pp=0, edp=0)
     if run.spec.vocab_size % run.layout.tp == 0:  # every other axis is divided evenly
         coordinates = coordinates._replace(tp=0, etp=0, ep=0, cp=0)
@@ -135,7 +135,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
-    """Returns everything that determines a rank's steps after set-up, apart from passes, settings and layout."""
+    """Returns a key of everything that determines a rank's steps, apart from passes, settings and layout."""
     meter.cut()
     ((steps, _),) = meter.pieces
     optimizer = run.updated_sizes, run.states_per_parameter, run.step_gather_sizes

@@ -26,7 +26,7 @@ def unmodelled_arguments(run: MegatronSettings) -> dict[str, str]:
         if not run.latent:
             reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
         reasons |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in run.given()}
-        if run.recomputes == "selective":
+        if run.recompute_mode == "selective":
             reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
         if run.fp8_format is not None:
             reasons["--fp8-format"] = "8-bit products with an indexer"
