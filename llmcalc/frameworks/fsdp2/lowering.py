@@ -171,7 +171,7 @@ class FsdpProfile(RingAttention):
 
     @property
     def current_layer(self) -> Layer:
-        """The layer that runs now; `MODEL` outside of layers."""
+        """The layer that runs; `MODEL` outside of layers."""
         names: list[str] = []
         for frame in self.frames[1:]:
             names += [frame.scope.name] if frame.scope.name else []
