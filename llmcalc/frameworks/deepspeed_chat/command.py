@@ -38,7 +38,7 @@ OTHER_STEPS = {
 """Pattern in the names of a script's folders → why its step is not modelled."""
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a main.py with DeepSpeed-Chat's arguments."""
     signs = ("--zero_stage", "--actor_zero_stage")
     return command.program == "main.py" and any(word.partition("=")[0] in signs for word in command.words)

@@ -60,7 +60,7 @@ def _name(command: CommandLine) -> str:
     return command.program.removesuffix(".py").rpartition(".")[2]
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts one of the scripts with arguments that they add to the Trainer's."""
     signs = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
     return _name(command) in SCRIPTS and any(word.partition("=")[0] in signs for word in command.words)

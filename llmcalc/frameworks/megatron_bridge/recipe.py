@@ -64,7 +64,7 @@ def is_python(text: str) -> bool:
     return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", text, re.MULTILINE) is not None
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a recipe of Megatron-Bridge."""
     return command.program == "run_recipe.py" or command.program.startswith("megatron.bridge")
 

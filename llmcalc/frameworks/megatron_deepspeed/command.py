@@ -72,7 +72,7 @@ ESTIMATE = (
 )
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a pretraining script with arguments of DeepSpeed, or of old Megatron versions."""
     flags = {word.partition("=")[0] for word in command.words}
     is_pretraining = command.program.startswith(("pretrain_", "finetune_")) and command.program.endswith(".py")

@@ -81,7 +81,7 @@ def deepspeed_config(name: str) -> dict[str, Any] | None:
     }
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command is one of ms-swift's."""
     return command.program.split()[0] in ("swift", "megatron") or command.program.startswith("swift.cli")
 

@@ -61,7 +61,7 @@ def is_python(text: str) -> bool:
     return len(names) > 1 and re.search(r"^\s*(def|class|from) ", text, re.MULTILINE) is None
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts train.py with a Python configuration or with configuration keys."""
     keys = [match[1] for word in command.words if (match := re.match(r"--(\w+)=", word))]
     has_config = any(word.endswith(".py") for word in command.words[:1])

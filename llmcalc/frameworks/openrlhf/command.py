@@ -69,7 +69,7 @@ def _verb(command: CommandLine) -> str:
     return command.program.removesuffix(".py").rpartition(".")[2]
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a module of OpenRLHF, or one of its scripts with its arguments."""
     return command.program.startswith("openrlhf.cli.")
 

@@ -37,7 +37,7 @@ WORDS = {
 """Tokenizer of the patch → the words of the models' vocabularies."""
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command has the patch's tokenizer argument."""
     return any(word.partition("=")[0] == "--patch-tokenizer-type" for word in command.words)
 
