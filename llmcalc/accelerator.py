@@ -23,7 +23,7 @@ Amount = Annotated[int, Field(gt=0, le=10**24, strict=True)]
 
 
 class Interconnect(Record):
-    """The link to other accelerators of its kind.
+    """The links between accelerators of one scale-up domain.
 
     name: name of the link, such as `NVLink 4` or `PCIe 5.0 x16`.
     bandwidth: bytes/s of all links of one accelerator together.
@@ -44,7 +44,7 @@ class Interconnect(Record):
 
 
 class Nic(Record):
-    """The network beyond the scale-up domain, in one particular system; other systems have other network cards.
+    """The network beyond the scale-up domain, in one system; other systems have other network cards.
 
     name: the network card and the system, such as `ConnectX-7, 400 Gbit/s (DGX H100)`.
     bandwidth_per_direction: bytes/s per accelerator of the system's network cards.
@@ -79,7 +79,7 @@ class Configuration(Record):
 
 
 class Hardware(Record):
-    """One accelerator.
+    """The specification of one accelerator.
 
     name: name of the preset, empty for an accelerator read from a user's file.
     title: the vendor's full name of the accelerator.
@@ -243,7 +243,7 @@ TIGHT_NOTE = "tight: fits only without the estimated fragmentation"
 
 
 def fits(needed: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
-    """Whether that many bytes fit on each accelerator alone, smallest memory first. Arguments as of `Fit`."""
+    """Returns whether this many bytes fit on each accelerator alone, smallest memory first. Arguments as in `Fit`."""
     return sorted(
         (Fit(accelerator, needed, fragmentation) for accelerator in hardware),
         key=lambda fit: (fit.capacity, fit.hardware.name),

@@ -1,4 +1,4 @@
-"""Arguments of the Python API: models in every form, and options by the names of the command line, checked as there."""
+"""Arguments of the Python API: models in every form, and options with the names and checks of the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
 
 
 def config_of(model: Any) -> Mapping[str, Any]:
-    """A parsed `config.json`, of a configuration object too. Raises `InputError` for anything else."""
+    """Returns a `config.json`, or a configuration object, as a dict. Raises `InputError` for anything else."""
     config = model.to_dict() if hasattr(model, "to_dict") else model
     if not isinstance(config, Mapping):
         raise InputError(
@@ -90,7 +90,7 @@ def spec_of(model: Model) -> ModelSpec:
 
 
 class Options(NamedTuple):
-    """Options of a call, by what they are of: reading a model, a rank, a run, a layout."""
+    """The options of a call, sorted by their subject: the model's reading, a rank, a run, a layout."""
 
     reading: dict[str, Any]
     rank: dict[str, Any]
@@ -98,15 +98,15 @@ class Options(NamedTuple):
     layout: dict[str, Any]
 
     def read(self, model: Model) -> Preset:
-        """The model, with the changes of the call."""
+        """Returns the model, with the changes that the call requests."""
         return preset_of(model, **self.reading)
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Whether the call gives a setting of that name. phase: its phase; None for none."""
+        """Whether the call sets a setting of this name. phase: its phase; None for no phase."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
-        """The rank that is asked about; None for the whole model."""
+        """The requested rank; None for the whole model."""
         if not self.rank:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
@@ -119,7 +119,7 @@ READING = ("set", "head", "allow_unknown")
 
 
 def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False) -> Options:
-    """Sorts the options of a call. rank, run, layout: whether the function takes those of a rank, a run, a layout.
+    """Sorts the options of a call. rank, run, layout: whether the function takes options of these subjects.
 
     Raises `InputError` for an option that the function does not take.
     """
@@ -144,7 +144,7 @@ def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = Fals
 
 
 def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
-    """A number of sequences or tokens, `32k` as text too; None for none."""
+    """Returns a number of sequences or tokens, also from text such as `32k`; None for None."""
     return None if value is None else whole(option, length_of(option, value), least, most)
 
 
@@ -157,7 +157,7 @@ def tokens_of(seq: Any) -> int | None:
 
 
 def cache_format_of(value: Any) -> str:
-    """A format of the cache. Raises `InputError` for one that there is not."""
+    """Returns a format of the cache. Raises `InputError` for an unknown one."""
     from .costs.cache_formats import cache_format
 
     text("--kv-dtype", value, "bf16")
@@ -175,7 +175,7 @@ def run_of(
     include: frozenset[str],
     workspace: str | None,
 ) -> RunOptions:
-    """The run that options say. hardware: names of accelerators. phase: None for the default."""
+    """Returns the run of the options. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions

@@ -1,6 +1,5 @@
-"""Which characters may be printed: escapes of those that a terminal would obey, and ASCII replacements of those that a
-stream's encoding cannot represent, so that output is never cut short.
-"""
+"""Printable text: escapes for characters that a terminal would obey, and ASCII replacements for characters that an
+encoding lacks."""
 
 from __future__ import annotations
 

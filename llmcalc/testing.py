@@ -1,4 +1,4 @@
-"""Assertions for your own test suite: that your model has the parameters, and performs the FLOPs, of its spec.
+"""Assertions for a test suite: that a model has the parameters, and performs the FLOPs, of its spec.
 
 import llmcalc, llmcalc.testing
 

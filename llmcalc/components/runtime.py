@@ -64,7 +64,7 @@ class Run:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Returns the result of `make`, computed once per key in this pass."""
+        """Returns the result of `make`, which is computed once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
@@ -78,7 +78,7 @@ class Run:
 
 
 def dropped(module: nn.Module, place: str, x: Tensor) -> Tensor:
-    """Applies the dropout that was attached to a reference's module at a place, as `{place: function}` in `dropouts`.
+    """Applies the dropout that a module's `dropouts` has for a place, `{place: function}`.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -88,7 +88,7 @@ def dropped(module: nn.Module, place: str, x: Tensor) -> Tensor:
 
 
 def vector(values: Tensor) -> Any:
-    """A module with one parameter, `weight`: a named vector that is added or multiplied, not a linear layer."""
+    """Creates a module with one parameter, `weight`: a named vector that is added or multiplied."""
     return _vector_class()(values)
 
 

@@ -19,13 +19,13 @@ SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
 
 
 def _attention_flops(use: Use) -> Number:
-    """Cost: forward FLOPs of attention scores and of their products with values."""
+    """Returns an op's forward FLOPs of attention scores and of their products with values."""
     attends = isinstance(use.op, AttentionCore) and "no_grad" not in use.roles
     return use.forward_flops() if attends else 0
 
 
 def _unsaved_flops(use: Use) -> Number:
-    """Cost: forward FLOPs of convolutions, whose results selective checkpointing does not save."""
+    """Returns an op's forward FLOPs of convolutions, whose results selective checkpointing does not save."""
     return use.forward_flops() if isinstance(use.op, Conv1d) else 0
 
 
@@ -84,7 +84,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
 
 
 def _value_product_flops(use: Use) -> Number:
-    """Cost: forward FLOPs of the products of attention scores with values."""
+    """Returns an op's forward FLOPs of the products of attention scores with values."""
     if not isinstance(use.op, AttentionCore) or "no_grad" in use.roles:
         return 0
     return exact_div(use.forward_flops() * use.op.v_dim, use.op.qk_dim + use.op.v_dim)

@@ -30,12 +30,12 @@ class TrainedTensor:
 
     @property
     def is_layer_matrix(self) -> bool:
-        """Whether it is the weight matrix of a linear layer inside the layers: two axes, so no stacked experts."""
+        """Whether it is the weight matrix of a linear layer inside the layers; stacked experts are not."""
         return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
 def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
-    """Yields every trained tensor, a tied one once; stacked experts are one tensor, as in the reference model."""
+    """Yields every trained tensor, a tied one once. Stacked experts are one tensor, as in the reference."""
     for place in tree.walk():
         use = place.use
         if use is not None and not (place.optional and place.optional not in include):

@@ -1,4 +1,4 @@
-"""Searches all layouts of a number of devices, and collects the reasons against impossible ones."""
+"""Searches all layouts of a number of devices, and collects the reasons why others are impossible."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _sizes(fixed: int | None, multiple: int, maximum: int | None = None) -> list
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the number that must divide the sequence length: each rank has one part of each half."""
+    """Returns the number that must divide the sequence length: each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 
@@ -160,7 +160,7 @@ def _matches_request(request: LayoutRequest, sizes: dict[str, int]) -> bool:
 
 
 def _follows_rules(rules: LayoutRules, sizes: dict[str, int], request: LayoutRequest) -> bool:
-    """Whether layouts with these sizes of groups are tried for a framework."""
+    """Whether the framework's rules allow layouts with these group sizes."""
     if rules.pipelines_on_request and sizes["pp"] > 1 and not request.pipeline:
         return False
     return all(sizes[name] == 1 for name in rules.untried)
@@ -228,7 +228,7 @@ def _try(
 
 
 def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
-    """The layers of each of `count` stages, as even as possible. Stages in the middle get the additional layers."""
+    """Returns the layers of `count` stages, as even as possible; middle stages get the remaining layers."""
     per_stage, remainder = divmod(layers, count)
     start = (count - remainder) // 2
     return tuple(per_stage + (start <= i < start + remainder) for i in range(count))
@@ -260,5 +260,5 @@ def routed_experts(spec: ModelSpec) -> int:
 
 
 def _expert_groups(experts: int, ranks: int) -> list[int]:
-    """The sizes of expert-parallel groups that divide the experts."""
+    """Returns the sizes of expert-parallel groups that divide the experts."""
     return divisors(math.gcd(experts, ranks)) if experts else [1]

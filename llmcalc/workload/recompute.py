@@ -1,4 +1,4 @@
-"""Which parts of the forward pass run again in the backward pass (activation checkpointing), as an option says it.
+"""Activation checkpointing: the parts of the forward pass that the backward pass recomputes.
 
 Chen et al. 2016 (arXiv:1604.06174); of attention alone: Korthikanti et al. 2022 (arXiv:2205.05198, §5).
 """
@@ -21,7 +21,7 @@ attention as one kernel. Everything else in a layer runs again.
 
 @dataclass(frozen=True)
 class Recompute:
-    """What runs again in the backward pass instead of being kept.
+    """What the backward pass recomputes instead of storing.
 
     layers: whether whole layers do.
     every: of the layers, every how many-th does, beginning with the first; 1 by default.
@@ -80,7 +80,7 @@ EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (module
 
 
 def recompute_of(text: str) -> Recompute:
-    """The meaning of a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`."""
+    """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`."""
     name, _, value = text.partition(":")
     if text in MODES or text in OF_TRAINERS:
         return MODES.get(text) or OF_TRAINERS[text]
@@ -97,7 +97,7 @@ def recompute_of(text: str) -> Recompute:
 
 
 def check_nodes(nodes: Iterable[str], known: Iterable[str]) -> None:
-    """Raises `InputError` for the path of a module that no layer has. known: the paths that there are."""
+    """Raises `InputError` for the path of a module that no layer has. known: the existing paths."""
     there = list(dict.fromkeys(known))
     for name in sorted(nodes):
         if name not in there:

@@ -55,7 +55,7 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A latent width of the routed experts, with a projection into it and one out of it (Nemotron 3).
+    """A latent width of the routed experts, with projections into and out of it (Nemotron 3).
 
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.

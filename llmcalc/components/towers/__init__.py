@@ -85,7 +85,7 @@ def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
 
 
 def _source(own_input: Value, outputs: list[Value]) -> Value | None:
-    """Returns the output with the input's width; the encoder's output if several match or none is known to match."""
+    """Returns the first output with the input's width; the encoder's output if none is known to match."""
     matching = (value for value in outputs if same(value.width, own_input.width))
     return next(matching, outputs[0] if outputs else None)
 
