@@ -160,7 +160,7 @@ class LightningCore(DecayScan):
     block: Number = 1
 
     def _last_block_tokens(self, run: RunConfig) -> Number:
-        """The number of tokens in the last block."""
+        """Returns the number of tokens in the last block."""
         seq = run.new(self.rows)
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 

@@ -42,7 +42,7 @@ class BlockCore(AttentionCore):
         return True
 
     def _visible_pairs(self, n: Number) -> Number:
-        """The number of (query, key) pairs of the first n tokens.
+        """Returns the (query, key) pairs of the first n tokens.
 
         These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
         own block up to the token.
@@ -92,7 +92,7 @@ class EntryScores(AttentionCore):
         return self.chosen is not None
 
     def _visible_pairs(self, n: Number) -> Number:
-        """The number of (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
+        """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
             return self._unlimited_pairs(m) + (n - m) * self.chosen
