@@ -33,7 +33,7 @@ def share(bar: Bar) -> str:
 
 
 def course(values: Sequence[int], top: int, width: int = WIDTH) -> str:
-    """Draws a value over time: each character is the maximum of a range of points.
+    """Returns a bar of a value over time: each character is the maximum of a range of points.
 
     top: the value of the highest level. width: characters.
     """

@@ -149,7 +149,7 @@ def report(
 
 
 def _launch_notes(launched: Launch | None) -> list[str]:
-    """The notes on a launch file: options that replace its values, defaults that are filled in, and assumptions."""
+    """Returns the notes on a launch file: overridden values, defaults that are filled in, and assumptions."""
     if launched is None:
         return []
     notes = list(launched.notes)
@@ -161,7 +161,7 @@ def _launch_notes(launched: Launch | None) -> list[str]:
 
 
 def _override_text(launched: Launch | None) -> str:
-    """The options typed beside a launch file, each with the file's value; empty without any."""
+    """Writes the options typed beside a launch file, each with the file's value; empty without any."""
     if launched is None or not launched.overridden:
         return ""
     texts = (
@@ -173,7 +173,7 @@ def _override_text(launched: Launch | None) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A value of a launch file or of an option in words."""
+    """Writes a value of a launch file or of an option in words."""
     if isinstance(value, tuple | list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -66,14 +66,14 @@ class Column(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A raw value and its text, for columns whose cells have different units."""
+    """A raw value with its text, for columns whose cells have different units."""
 
     value: Any
     text: str
 
 
 class Linked(str):
-    """A note whose addresses become Markdown links, because they come from llmcalc's own presets."""
+    """A note from llmcalc's own presets, whose addresses become Markdown links."""
 
     __slots__ = ()
 

@@ -183,7 +183,7 @@ def _aside(use: EngineUse) -> str:
 
 
 def _launch_aside(use: EngineUse) -> str:
-    """The file that starts the server, and flags that are typed beside it; empty without one."""
+    """Writes the file that starts the server, and flags that are typed beside it; empty without one."""
     if use.launch is None:
         return ""
     typed = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
@@ -191,7 +191,7 @@ def _launch_aside(use: EngineUse) -> str:
 
 
 def _launch_notes(use: EngineUse) -> list[str]:
-    """The notes on a launch file: defaults of what it leaves open, and what differs from its own words."""
+    """Returns the notes on a launch file: defaults for what it leaves open, and changes to its values."""
     launch = use.launch
     if launch is None:
         return []
@@ -203,7 +203,7 @@ def _launch_notes(use: EngineUse) -> list[str]:
 
 
 def _launch_data(use: EngineUse) -> dict[str, Any]:
-    """The launch file's part of a document; nothing without one."""
+    """Returns the launch file's part of a document; empty without one."""
     if use.launch is None:
         return {}
     return {"launch": use.launch.data(use.engine.title, use.version.version, use.memory.assumed)}
@@ -215,7 +215,7 @@ def _notes(memory: EngineMemory) -> list[str]:
 
 
 def _from(term: Term) -> str:
-    """What a term comes from: with the logs behind an estimate."""
+    """Writes the source of a term; for an estimate, the logs that it is based on."""
     has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
     return f"{term.origin} ({term.source})" if has_logs else term.origin
 
@@ -225,13 +225,13 @@ def _cache_bytes(memory: EngineMemory) -> int:
 
 
 def _signed(term: Term, has_budget: bool) -> int:
-    """Bytes of a term: negative where it is taken from a budget."""
+    """Returns the bytes of a term: negative if it is subtracted from a budget."""
     is_taken = has_budget and term.name not in ("budget", "kv_cache") and not term.origin.startswith("outside")
     return -term.bytes if is_taken else term.bytes
 
 
 def _terms_table(use: EngineUse) -> Table:
-    """The terms, in the order in which they are taken from the budget."""
+    """Returns the terms, in the order in which they are subtracted from the budget."""
     rows = []
     has_budget = any(term.name == "budget" for term in use.memory.terms)
     for term in use.memory.terms:
@@ -247,7 +247,7 @@ def _terms_table(use: EngineUse) -> Table:
 
 
 def _device_rows(use: EngineUse) -> list[Row]:
-    """What each device needs in all, and the disk, of an engine that divides a model over GPUs and the host."""
+    """Returns the total of each device, and of the disk, for an engine that divides a model over GPUs and the host."""
     if not use.memory.host:
         return []
     rows = []
@@ -270,7 +270,7 @@ def _changes_table(use: EngineUse) -> Table:
 
 
 def _columns_table(uses: Sequence[EngineUse]) -> Table:
-    """The terms of several engines, one column each."""
+    """Returns the terms of several engines, one column each."""
     names = [_engine_name(use) for use in uses]
     columns = [
         Column("term", f"term, {units.GIB.name}", justify="left"),
@@ -294,7 +294,7 @@ def _columns_table(uses: Sequence[EngineUse]) -> Table:
 
 
 def _data(use: EngineUse) -> dict[str, Any]:
-    """The JSON document of an engine on an accelerator."""
+    """Returns the JSON document of an engine on an accelerator."""
     memory = use.memory
     by_device: dict[str, int] = {}
     by_kind: dict[str, int] = {}

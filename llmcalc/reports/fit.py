@@ -100,7 +100,7 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
 
 
 def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
-    """Returns plain data of the accelerators on which a run may be put."""
+    """Returns plain data of the accelerators that could be used for a run."""
     return [
         {
             "hardware": option.fit.hardware.name,
@@ -267,7 +267,7 @@ def _sequences(fitting: Fitting) -> str:
 
 
 def _notes(fitting: Fitting) -> list[str]:
-    """Returns notes about how the numbers were found."""
+    """Returns notes about how the numbers were determined."""
     fit, memory_use = fitting.fit, fitting.memory.states
     nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [

@@ -1,4 +1,4 @@
-"""`llmcalc time`: the range of an estimate first, then its class, where the time goes and what bounds it."""
+"""`llmcalc time`: the range of an estimate, its class, the parts of the time, and what bounds each part."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def unit_of(seconds: float) -> str:
-    """The largest unit in which a duration is at least 1; hours and minutes from twice as much."""
+    """Returns the largest unit in which a duration is at least 1; hours and minutes from 2 on."""
     for unit, least in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= least:
             return unit
@@ -137,7 +137,7 @@ def _run_text(run: TimedRun) -> str:
 
 
 def _part_rows(run: TimedRun) -> list[Row]:
-    """The parts of the run, and beside them the shares of what bounds it."""
+    """Returns the parts of the run, and the shares of what bounds each."""
     unit = unit_of(run.seconds)
     parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
     bounds = sorted(run.bounds.items(), key=lambda item: -item[1])

@@ -246,7 +246,7 @@ def _coverage(verdicts: list[Verdict]) -> str:
 
 
 def _where(check: Check) -> str:
-    """Returns the node of a check; for memory the moment, such as `training: backward peak`."""
+    """Returns the node of a check; for memory, the moment, such as `training: backward peak`."""
     moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not check.node:
         return moment

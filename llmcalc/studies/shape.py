@@ -91,12 +91,12 @@ class Family:
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth, with one layer of each kind in the layer pattern."""
+        """The smallest depth, which has one layer of each kind in the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
     def step(self) -> int:
-        """Hidden sizes are multiples of this number, so that head counts stay integers. It is at least `unit`."""
+        """The multiple that hidden sizes have, so that head counts stay integers; at least `unit`."""
         shares = [share for sizes in self._own_heads() for share in self._shares(sizes)[:2] if share is not None]
         step = math.lcm(*(share.denominator for share in shares))
         while step < self.unit:
@@ -104,7 +104,7 @@ class Family:
         return step
 
     def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
-        """(heads over h, key/value heads over h, head size); the second is None for multi-query attention."""
+        """Returns (heads over h, key/value heads over h, head size); the second is None for multi-query attention."""
         h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
         size = (self.head_dim or d) // self.head_divisor
         heads = Fraction(a * d, h * size)
@@ -130,7 +130,7 @@ class Family:
         return None
 
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
-        """Returns the member of a hidden size and depth: ints, or arrays of ints that are multiples of `step`."""
+        """Returns the member with a hidden size and depth: ints, or arrays of ints that are multiples of `step`."""
         stack = self.spec.main
         blocks = {name: self._scaled(block, hidden_size) for name, block in stack.variants.items()}
         changes = {
@@ -238,7 +238,7 @@ class Budget:
         return TOKENS_PER_PARAMETER * active if self.tokens is None else self.tokens
 
     def spent(self, spec: ModelSpec) -> Number:
-        """The cost of a model or of an array of models. Training FLOPs are exact: forward and backward, full pairs."""
+        """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
         count = params(spec)
         if self.kind == "parameters":
             return count.total
@@ -413,7 +413,7 @@ def _bisect(condition: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _depths(members: Family, h: int) -> tuple[int, int]:
-    """(smallest, largest) depth with an h/L in range; if there is none, the first is larger than the second."""
+    """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
     return max(members.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
 
 
@@ -489,7 +489,7 @@ def search(
 
 
 def _spaced_widths(widths: range, limit: int) -> list[int]:
-    """All the hidden sizes, or at most `most` of them, evenly spaced in log h."""
+    """Returns all hidden sizes, or at most `most` of them, evenly spaced in log h."""
     if len(widths) <= limit:
         return list(widths)
     smallest, step = widths[0], widths.step
@@ -538,7 +538,7 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
 
 
 def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
-    """(h, L, compute ratio) of the model, scaled with published exponents to the training compute of the budget.
+    """Returns (h, L, compute ratio) of the model, scaled to the budget's training compute with published exponents.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).

@@ -109,7 +109,7 @@ class Activations:
         return Section((replace(node, letters=node_letters, times=times or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
-        """Returns the parts of the model and of its layers, storages that layers share, and the loss."""
+        """Returns the parts of the model and of its layers, the storages that layers share, and the loss."""
         component_nodes = components(self.formulas)
         for stack in self.numbers.shared:
             last_layer_index = max(
@@ -119,7 +119,7 @@ class Activations:
         return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
 
     def find(self, node: str) -> list[FormulaNode]:
-        """Finds the nodes of a name, also the lines of shared storages and of the loss."""
+        """Finds the nodes of a name, including the lines of shared storages and of the loss."""
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()

@@ -354,9 +354,7 @@ class Formulas:
         return pairs
 
     def _gathered_by_power(self, total: Any) -> Any:
-        """The expression with terms that differ only in their layers combined, under the depth if they cover all
-        layers.
-        """
+        """Combines terms that differ only in their layers, under the depth if they cover all layers."""
         import sympy
 
         for depth, depth_kinds in self.symbolic.depths.items():

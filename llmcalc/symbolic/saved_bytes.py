@@ -36,7 +36,7 @@ LOSS: Path = (("loss", ""),)
 
 
 class Location(NamedTuple):
-    """The node that a pass is running.
+    """The node of a pass that runs.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -49,12 +49,12 @@ class Location(NamedTuple):
 
     @property
     def layer(self) -> Path:
-        """The path of the layer; empty outside the layers."""
+        """The path of the layer; empty outside of layers."""
         return self.path[: self.depth]
 
     @property
     def stack(self) -> PathNames:
-        """The names of the path of the layer, which all kinds of layers of a stack have in common."""
+        """The names in the layer's path, which all kinds of layers of a stack share."""
         return tuple(name for name, _ in self.layer)
 
 
@@ -81,7 +81,7 @@ class Block:
 
     @property
     def shared(self) -> bool:
-        """Whether several layers save it and it was created once for them: a table of angles, an encoder's output."""
+        """Whether several layers save a block created once for all: a table of angles, an encoder's output."""
         layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
         if any(stack == self.made.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1

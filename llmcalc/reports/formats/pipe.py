@@ -20,7 +20,7 @@ GAP = "  "
 
 
 def drawable(report: Report, out: IO[str]) -> bool:
-    """Whether the stream wants no colour (by rich's rules) and no column has to be broken, which only rich does."""
+    """Whether this module can write the tables: no colour is wanted (by rich's rules) and no column is too wide."""
     terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not any(column.wrap for table in report.tables for column in table.columns)
 
