@@ -251,7 +251,7 @@ class CachingAllocator:
         self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
 
     def copy(self) -> CachingAllocator:
-        """An independent allocator in the same state."""
+        """Returns an independent allocator in the same state."""
         duplicate = CachingAllocator(self.expandable_segments)
         duplicate.allocated, duplicate.reserved, duplicate.peak_allocated = (
             self.allocated,

@@ -61,7 +61,7 @@ class LayerStack:
         return Place(place.phase, place.layer_index + repeats * self.period, place.path)
 
     def node(self, place: Place) -> str:
-        """The path of a module in a layer, with the layer's index."""
+        """Returns the path of a module in a layer, with the layer's index."""
         return f"{self.path}.{place.layer_index}{place.path[len(self.path) :]}"
 
     def end(self, repeats: int) -> int:

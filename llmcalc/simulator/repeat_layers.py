@@ -202,7 +202,7 @@ class RepeatAnalysis:
         return self.allocated_in.get(x) if size == FREED else None
 
     def _repeat_of_place(self, place: Place) -> Repeat | None:
-        """The repeat that contains a place."""
+        """Returns the repeat that contains a place."""
         if place.layer_index < 0:
             return None
         key = place.layer_index, place.path
@@ -218,7 +218,7 @@ class RepeatAnalysis:
         return (stack_index, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
-        """The repeat that contains a parameter."""
+        """Returns the repeat that contains a parameter."""
         names: list[str] = []
         for path_part in path[1:]:
             if type(path_part) is not int:

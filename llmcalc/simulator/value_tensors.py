@@ -97,7 +97,7 @@ class ValueTensors:
         return self.t.reshape(x, shape)
 
     def missing(self, value: Value) -> bool:
-        """Whether this pass does not compute a value, because an earlier pass has cached what it is used for."""
+        """Whether this pass skips a value, because an earlier pass has cached the result that needs it."""
         if id(value) in self.values:
             return False
         return id(value) in self.absent or (value.of is not None and self.missing(value.of))
@@ -142,7 +142,7 @@ class ValueTensors:
             self.values.pop(key, None)
 
     def span(self, tokens: Any) -> Tensor:
-        """The positions of the tokens, computed once in a pass."""
+        """Returns the positions of the tokens, computed once per pass."""
         key = ("span", tokens)
         if key not in self.memo:
             self.memo[key] = self.t.new((tokens,), INT64)
@@ -175,7 +175,7 @@ class ValueTensors:
 
     @property
     def cache_path(self) -> Path:
-        """The path of the current module, with the indices of all layers around it, as a key of `store`."""
+        """The path of the current module, with the indices of all layers around it: a key of `store`."""
         return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.layer_index))
 
     @property

@@ -84,7 +84,7 @@ class _Search:
             yield from self._stack("", other_nodes, self._side(kind, roots))
 
     def towers(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
-        """The modules of towers: each is below the model without a head, its encoder, or the whole model.
+        """The modules of towers: below the model without a head, below its encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
@@ -123,9 +123,8 @@ class _Search:
                         )
 
     def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, str]:
-        """Index of a layer → its module, in a list with exactly as many modules as there are layers with parameters of
-        their own. A layer with another layer's parameters has its module too, but is not matched to it.
-        """
+        """Returns index of a layer → its module, in a list with as many modules as there are layers with their own
+        parameters. A layer that shares another layer's parameters has a module too, but is not matched with it."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.own.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
             pattern = name if "*" in name else f"{name}.*"
@@ -198,9 +197,8 @@ class _Search:
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
-        """The modules of that name below the first parent that has one; a name with a leading dot is searched in
-        `outer`.
-        """
+        """Returns the modules of a name below the first parent that has one; names with a leading dot are searched in
+        `outer`."""
         for parent in outer_modules if name.startswith(".") else parents:
             modules = self._matching(_join_path(parent, name.removeprefix(".")))
             if modules:
@@ -208,7 +206,7 @@ class _Search:
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """Returns the path itself if the class has it, otherwise all matches of its stars."""
+        """Returns the path if the class has it, else all paths that match its stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -236,7 +234,7 @@ def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tenso
 
 
 def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
-    """Parameters by path, without parameters in a layer that belong to the stack (T5's table of positions)."""
+    """Returns parameters by path, without those in a layer that belong to the stack (T5's table of positions)."""
     remaining_params = dict(params)
     layers = tuple(
         f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)

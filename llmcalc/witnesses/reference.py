@@ -143,7 +143,7 @@ def precision(device: Device) -> str:
 
 
 def build(spec: ModelSpec, device: Device) -> nn.Module:
-    """The reference model on a device, in bf16; on a CPU in fp32, because bf16 is slow there.
+    """Returns the reference model on a device: in bf16, on a CPU in fp32, because bf16 is slow there.
 
     Raises `InputError` for a device that does not exist, or a model that is too large for a CPU.
     """
@@ -205,7 +205,7 @@ def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
 
 
 def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
-    """The input of an encoder-decoder's encoder: tokens or frames; None without one."""
+    """Returns the input of an encoder-decoder's encoder: tokens or frames; None without an encoder."""
     import torch
 
     if spec.encoder is None or spec.decoder is None:

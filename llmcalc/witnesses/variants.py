@@ -121,7 +121,7 @@ def kernel_context(choices: Choices) -> Iterator[None]:
 
 
 class FusedRmsNorm(torch.autograd.Function):
-    """torch's `_fused_rms_norm` as in derivatives.yaml; torch runs it as one kernel only on GPUs."""
+    """torch's `_fused_rms_norm` as in derivatives.yaml, which torch runs as one kernel only on GPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
@@ -164,7 +164,7 @@ def _rms_norm(norm_module: Any, x: Any) -> Any:
 
 
 class LigerCrossEntropy(torch.autograd.Function):
-    """Liger-Kernel 0.8.2, ops/cross_entropy.py: the kernel overwrites the logits with their gradient."""
+    """Liger-Kernel's cross-entropy (0.8.2, ops/cross_entropy.py), which overwrites the logits with their gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any) -> Any:
@@ -183,7 +183,8 @@ class LigerCrossEntropy(torch.autograd.Function):
 
 
 class LigerLinearCrossEntropy(torch.autograd.Function):
-    """Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are computed in the forward pass."""
+    """Liger-Kernel's fused linear cross-entropy (0.8.2, ops/fused_linear_cross_entropy.py): gradients in the forward
+    pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
@@ -238,7 +239,7 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) 
 
 
 def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
-    """torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, eighths by default."""
+    """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
     size, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
     chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(size, dim=1)]
     labels = [chunk.reshape(-1) for chunk in ids.split(size, dim=1)]

@@ -89,7 +89,7 @@ class RingAttention(Eager):
         super().attention_AttentionCore(step)
 
     def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
-        """torch's ring dispatches scaled_dot_product_attention to flash attention."""
+        """Runs flash attention, to which torch's ring dispatches scaled_dot_product_attention."""
         if self.ring is None:
             return super().scaled_dot_product(step, q, k, v, crossing)
         return self.run_attention_core(self.flash, q, k, v)
@@ -191,7 +191,7 @@ def half(t: Aten, x: Tensor) -> Tensor:
 
 
 def partial_update(t: Aten, original: Tensor) -> Tensor:
-    """A copy with one part replaced, or added to in place (`_partial_update`)."""
+    """Returns a copy with one part replaced, or adds to that part in place (`_partial_update`)."""
     parts = [half(t, original)] * CHUNKS
     return t.cat(parts, ROWS)
 

@@ -58,7 +58,7 @@ class Recurrence:
 
 
 class Divided(Eager):
-    """Runs a rank's program with tensor parallelism.
+    """Runs a rank's program with tensor parallelism by DTensors.
 
     entered: of every module that runs, the values that its products read, as they were before, and as they read them.
     ranks: of the tensor group. tokens: of them, those that divide the tokens between products, 1 without sequence
@@ -181,7 +181,8 @@ class Divided(Eager):
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
-        """`funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is that of one product."""
+        """Runs `funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is one product's
+        result."""
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
         results = self.graph.results
@@ -244,7 +245,7 @@ class Divided(Eager):
         super().step(step)
 
     def _enter(self, step: Step) -> None:
-        """The gradients of all products that read it are added, and then summed over ranks (`PrepareModuleInput`)."""
+        """Adds the gradients of all products that read x, and then sums them over ranks (`PrepareModuleInput`)."""
         value = step.ins[0]
         if is_divided(value.axes):
             return
@@ -323,9 +324,7 @@ class Divided(Eager):
         return super().raw_weight(step)
 
     def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
-        """Step by step: Δ, B and C are summed over ranks between the convolution and the scan, which one published
-        kernel runs together.
-        """
+        """Runs Mamba step by step, because Δ, B and C are summed over ranks between convolution and scan."""
         by_head = steps["x_proj"].verb == "experts"
         return super().module_SelectiveScan(steps, x) if by_head else self.mamba_of_steps(steps, x)
 
@@ -464,9 +463,8 @@ def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, St
 
 
 def check_divided(program: RankFlow) -> None:
-    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks: torch divides a
-    projection's rows, and no head.
-    """
+    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks, which torch cannot
+    shard."""
     layout = program.rank_axes.layout
     for step in program.root.steps():
         if step.verb == "experts":

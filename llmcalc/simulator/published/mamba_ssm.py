@@ -35,17 +35,17 @@ def split_halves(t: Aten, x: Tensor) -> list[Tensor]:
 
 
 def tokens_first(t: Aten, x: Tensor) -> Tensor:
-    """[batch, channels, tokens] → [batch · tokens, channels]."""
+    """Reorders [batch, channels, tokens] → [batch · tokens, channels]."""
     return t.flatten(t.transpose(x, 1, 2), 0, 1)
 
 
 def channels_first(t: Aten, x: Tensor) -> Tensor:
-    """[batch, channels, tokens] → [channels, batch · tokens]."""
+    """Reorders [batch, channels, tokens] → [channels, batch · tokens]."""
     return t.flatten(t.transpose(x, 0, 1), 1, 2)
 
 
 def split_tokens(t: Aten, x: Tensor, batch: Number) -> Tensor:
-    """[channels, batch · tokens] → [batch, channels, tokens]."""
+    """Reorders [channels, batch · tokens] → [batch, channels, tokens]."""
     return t.transpose(t.unflatten(x, 1, (batch, exact_div(x.shape[1], batch))), 0, 1)
 
 
@@ -153,12 +153,12 @@ def selective_scan_with_states(
 
 
 def _delta(t: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
-    """`rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
+    """Computes `rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
     return split_tokens(t, t.mm(weight, t.transpose(t.slice(x_dbl, weight.shape[1]), 0, 1)), batch)
 
 
 def _dense(t: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
-    """`rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
+    """Computes `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
     dense = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
     return t.contiguous(t.transpose(t.unsqueeze(dense, 1), 2, 3))
 
@@ -276,7 +276,7 @@ def mamba_inner_fn(
 
 
 def _chunk_cumsum_fwd(t: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tensor]:
-    """The sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
+    """Computes the sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
     batch, tokens, heads = dt.shape
     shape = batch, heads, ceil_div(tokens, chunk), chunk
     dt_out = t.new(shape, FLOAT32)
@@ -284,20 +284,20 @@ def _chunk_cumsum_fwd(t: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tenso
 
 
 def _chunk_state_fwd(t: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
-    """The state that each chunk adds, in float32 (ssd_chunk_state.py:812)."""
+    """Computes the state that each chunk adds, in float32 (ssd_chunk_state.py:812)."""
     batch, _, heads, dim = x.shape
     return t.new((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
 
 
 def _state_passing_fwd(t: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
-    """The state before each chunk, and the last one (ssd_state_passing.py:196)."""
+    """Computes the state before each chunk, and the last one (ssd_state_passing.py:196)."""
     batch, _, heads, *state_shape = states.shape
     out = t.new(states.shape, states.dtype if dtype is None else dtype)
     return out, t.new((batch, heads, *state_shape), FLOAT32)
 
 
 def _bmm_chunk_fwd(t: Aten, c: Tensor, chunk: Number) -> Tensor:
-    """C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
+    """Computes C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
     batch, tokens, groups, _ = c.shape
     return t.new((batch, ceil_div(tokens, chunk), groups, chunk, chunk), FLOAT32)
 
@@ -415,7 +415,8 @@ def _dx(t: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) 
 
 
 def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the states, of the chunks' decays, and the states in that type (ssd_state_passing.py:227)."""
+    """Computes the gradients of the states and of the chunks' decays, and casts the states
+    (ssd_state_passing.py:227)."""
     batch, chunks, heads, dim, state = states.shape
     dstates = t.like(dout, dtype=dtype)
     states_copy = states if states.dtype is dtype else t.like(states, dtype=dtype)
@@ -506,12 +507,13 @@ def mamba_split_conv1d_scan_combined(
     conv_widths = [inner_width, groups * state, groups * state]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z, xBC and Δ, side by side."""
+        """Splits z, xBC and Δ, which are stored side by side."""
         z, u, dt = t.split(x, [inner_width, inner_width + 2 * groups * state, heads])
         return z, u, dt
 
     def convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x, B and C after the convolution (`ensure_stride` copies nothing where widths are multiples of 8)."""
+        """Splits x, B and C after the convolution (`ensure_stride` copies nothing for widths that are multiples of
+        8)."""
         x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), conv_widths)
         return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
 
@@ -618,7 +620,7 @@ def _layer_norm_fwd(t: Aten, x: Tensor, groups: Number) -> tuple[Tensor, Tensor]
 
 
 def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> Tensor:
-    """layernorm_gated.py:306 (in `_layer_norm_bwd`): the gradient of the weight, summed over that of each program."""
+    """Computes the gradient of the weight, summed over all programs (layernorm_gated.py:306, in `_layer_norm_bwd`)."""
     warps = min(max(power_of_two(exact_div(x.shape[1], groups)) // 256, 1), 8)
     programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), groups)
     parts = t.new((programs, x.shape[1]), FLOAT32)
@@ -626,7 +628,7 @@ def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Acceler
 
 
 def _norm_bwd(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """layernorm_gated.py:272 (`_layer_norm_bwd`), where the gate's gradient has a place already. x: as by the scan."""
+    """Runs `_layer_norm_bwd` (layernorm_gated.py:272) with an allocated gradient of the gate. x: as in the scan."""
     flat = t.flatten(t.flatten(x, 2), 0, 1)
     dx = t.like(flat)
     return dx, _dw(t, flat, weight, groups, accelerator)

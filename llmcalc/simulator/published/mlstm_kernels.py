@@ -29,7 +29,7 @@ def supports(tokens: Number, chunk: Number) -> bool:
 
 
 def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
-    """The memory, its normalizer and the largest exponent before each chunk and after the last (fw_recurrent.py)."""
+    """Allocates memory, normalizer and largest exponent before each chunk and after the last (fw_recurrent.py)."""
     batch, heads, tokens, size = k.shape
     state_count = exact_div(tokens, chunk) + 1
     shape = batch, heads, state_count * size

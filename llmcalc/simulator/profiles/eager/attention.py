@@ -107,9 +107,8 @@ class AttentionKernels(Lowering):
     def _in_pages(
         self, name: str, new_rows: list[Tensor], cached: Sequence[Tensor] | None, limit: int | None
     ) -> Sequence[Tensor]:
-        """Writes the new keys and values into the pool. They live until the module returns, as a server's forward pass
-        names them; a first pass reads no others.
-        """
+        """Writes new keys and values into the pool. They live until the module returns, as in a server's forward pass;
+        a first pass reads no others."""
         frame = self.frames[-1]
         (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {name}"] = new_rows
         cached_rows = 0 if cached is None else cached[0].shape[1]

@@ -102,8 +102,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Flash attention. q: [batch, heads, queries, size]; k and v may have fewer heads. Saves these, the output and
-        one number per query. sinks: the score per head of one more key, which its kernel reads and saves.
+        """Runs flash attention, which saves queries, keys, values, output and logsumexp. q: [batch, heads, queries,
+        size]; k and v may have fewer heads. sinks: the score per head of one more key, which the kernel reads and
+        saves.
 
         Source: derivatives.yaml, `_scaled_dot_product_flash_attention`. On a GPU the backward pass accumulates dQ in
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
@@ -138,9 +139,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(SDPA, attention="sdpa")
     def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
-        """F.scaled_dot_product_attention as transformers calls it: with a mask where causality alone does not say which
-        keys a query may attend to, and then with keys and values of every head.
-        """
+        """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
+        keys, and then with keys and values of every head."""
         if step.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", step.name)
         t, choices, queries, keys, heads = self.t, self.choices, q.shape[2], k.shape[2], q.shape[1]
@@ -167,7 +167,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
 
     def sdpa_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool) -> Tensor:
-        """`_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
+        """Runs `_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
 
         Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
         inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
@@ -200,7 +200,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(graph, name, (q, k, v), out, back, q, k, v, *bias, out, sums, *seeds)
 
     def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """`_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
+        """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
         graph, name = self.graph, "flash_attention_for_cpu"
         batch, heads, queries = q.shape[:3]
         bias = [] if mask is None else [self._additive(mask, q.dtype, False)]
@@ -214,7 +214,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, *bias)
 
     def _by_token(self, name: str, shape: Sizes, dtype: Dtype) -> Tensor:
-        """A tensor [batch, heads, tokens, size] whose heads lie side by side. name: the operation that makes it."""
+        """Allocates a tensor [batch, heads, tokens, size] in the order [batch, tokens, heads]. name: its operation."""
         _, heads, tokens, size = shape
         strides = (tokens * heads * size, size, heads * size, 1)
         return (
@@ -222,12 +222,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         )
 
     def _as_queries(self, name: str, q: Tensor, v: Tensor) -> Tensor:
-        """The output of cuDNN's kernel, in the order of the queries' axes."""
+        """Allocates the output of cuDNN's kernel, in the order of the queries' axes."""
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive(self, mask: Tensor, dtype: Dtype, aligned: bool) -> Tensor:
-        """`convert_boolean_attn_mask`: 0 and −∞ in a number format; a copy of rows of a multiple of 16 if aligned."""
+        """Runs `convert_boolean_attn_mask`: 0 and −∞ in a number format; aligned, also a copy with rows of a multiple
+        of 16."""
         t = self.t
         low = t.new((), dtype)
         bias = t.new(mask.shape, dtype)
@@ -266,7 +267,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     # --- norms ------------------------------------------------------------------------------------------------------
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
-        """Whether a norm's input is stored heads first: the fused kernel keeps the order of axes."""
+        """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes."""
         fused = self.choices.norm == "fused" or self.choices.compiled
         return fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
 

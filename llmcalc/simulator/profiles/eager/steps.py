@@ -31,7 +31,7 @@ class StepKernels(ScanKernels):
         return cached[0]
 
     def own_norm(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
-        """Norms a module's output, by groups where it has groups."""
+        """Runs a norm on a module's output, by groups if the norm has groups."""
         norm = steps["norm"]
         groups = norm.options.get("groups")
         return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if groups is None else groups.size)
