@@ -49,7 +49,7 @@ class EntryVerbs(Recorder):
         return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k)
 
     def among(self, mask: Value, chosen: Value, entries: Value) -> tuple[Value, Value]:
-        """Records the mask of the selected entries. Returns it with the entries to read: in decoding only those selected."""
+        """Records the mask of the selected entries. Returns it with the entries to read."""
         output = Value(chosen.rows, (), fixed=True), entries.seen(*entries.axes)
         self.record("among", "", (mask, chosen, entries), output)
         return output
