@@ -161,7 +161,7 @@ class Hardware(Record):
         known = [DTYPE_NAMES.get(d, d) for d in PEAK_DTYPES if d in self.peak_flops]
         wanted = DTYPE_NAMES.get(dtype, dtype)
         if not known:
-            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_give('peak_flops')}")
+            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_set('peak_flops')}")
         raise InputError(f"{self.title}: no peak FLOP/s is known for {wanted}; expected one of {', '.join(known)}")
 
     def bandwidth(self) -> int:
@@ -171,7 +171,7 @@ class Hardware(Record):
         """
         if self.memory_bandwidth is None:
             raise InputError(
-                f"{self.title}: no memory bandwidth is known; {self._how_to_give('memory_bandwidth (bytes/s)')}"
+                f"{self.title}: no memory bandwidth is known; {self._how_to_set('memory_bandwidth (bytes/s)')}"
             )
         return self.memory_bandwidth
 
@@ -182,7 +182,7 @@ class Hardware(Record):
         """
         return self.peak(dtype) / self.bandwidth()
 
-    def _how_to_give(self, field: str) -> str:
+    def _how_to_set(self, field: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
         return f"expected a named accelerator, or a TOML file of your own with {field}"

@@ -218,7 +218,7 @@ class ModelSpec(Part):
         if probability is None:
             return self
         places = ATTENTION_ALONE if self.dropout is None else self.dropout
-        return self.model_copy(update={"dropout": places.replaced(probability)})
+        return self.model_copy(update={"dropout": places.with_probability(probability)})
 
     def program(self, flow: Flow | None = None) -> Flow:
         """The program of the model: its steps from tokens to output.

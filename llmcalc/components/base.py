@@ -351,7 +351,7 @@ class TokenMixer(Component):
         scales = "multi-head or grouped-query attention"
         raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone; expected {scales}")
 
-    def takes_bias(self) -> ScoreBias | None:
+    def accepted_bias(self) -> ScoreBias | None:
         """The bias that a stack's relative_bias can add to the mixer's scores; None if it accepts none."""
         return None
 
@@ -361,7 +361,7 @@ class TokenMixer(Component):
         x: the input of the first layer.
         """
 
-    def attends_like(self) -> tuple[Any, ...] | None:
+    def sharing_key_of(self) -> tuple[Any, ...] | None:
         """A key for sharing: mixers with equal keys can share results (`borrows`); None if the mixer cannot."""
         return None
 

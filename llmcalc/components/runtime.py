@@ -77,7 +77,7 @@ class Run:
         return positions
 
 
-def dropped(module: nn.Module, place: str, x: Tensor) -> Tensor:
+def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
     """Applies the dropout that a module's `dropouts` has for a place, `{place: function}`.
 
     A reference runs without dropout unless a comparison attaches it.
@@ -125,8 +125,8 @@ def softmax_core_class() -> type[nn.Module]:
             if sinks is not None:
                 sink_scores = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
                 probs = torch.softmax(torch.cat([scores, sink_scores], -1).float(), -1)[..., :-1].to(v.dtype)
-                return dropped(self, "attention", probs) @ v
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+                return apply_dropout(self, "attention", probs) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     return SoftmaxCore
 
@@ -176,11 +176,11 @@ def state_class() -> type[nn.Module]:
     class State(nn.Module):
         """The state of a recurrence between passes: tensors whose size does not grow with the number of tokens.
 
-        `held(run)` returns the tensors of the last pass, None at the first token or in a pass without a cache.
+        `load(run)` returns the tensors of the last pass, None at the first token or in a pass without a cache.
         `keep(run, ...)` replaces them.
         """
 
-        def held(self, run: Run) -> tuple[Tensor, ...] | None:
+        def load(self, run: Run) -> tuple[Tensor, ...] | None:
             return None if run.store is None else run.store.get(self)
 
         def keep(self, run: Run, *tensors: Tensor) -> None:
@@ -208,7 +208,7 @@ def causal_conv_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored = state.held(run)
+            stored = state.load(run)
             if stored is None:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
                 if run.store is None:
@@ -225,7 +225,7 @@ def causal_conv_class() -> type[nn.Module]:
     return CausalConv1d
 
 
-def allowed(
+def attention_mask(
     run: Run,
     end: int,
     queries: int,

@@ -61,24 +61,24 @@ class FlopCount:
         """The convention for query-key pairs that `total` uses: `full` or `causal`."""
         return self.run_config.pairs
 
-    def _under(self, pairs: Pairs) -> Number:
+    def _flops_with_pairs(self, pairs: Pairs) -> Number:
         run_config = self.run_config.with_pairs(pairs)
         return self.tree.total(step_of, run_config, self.include) + recomputed(self.spec, run_config, self.include)
 
     @property
     def total(self) -> Number:
         """FLOPs of the workload under the convention of query-key pairs of its run."""
-        return self._under(self.pairs)
+        return self._flops_with_pairs(self.pairs)
 
     @property
     def full(self) -> Number:
         """FLOPs with every query against every key."""
-        return self._under("full")
+        return self._flops_with_pairs("full")
 
     @property
     def causal(self) -> Number:
         """FLOPs with only the query-key pairs that the attention mask allows."""
-        return self._under("causal")
+        return self._flops_with_pairs("causal")
 
     @property
     def mla(self) -> str | None:

@@ -47,13 +47,13 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
         )
     for layer, _ in _layers(spec, run_config):
         if recompute.core:
-            total += layer.in_all(_attention_flops, include)
+            total += layer.in_model(_attention_flops, include)
         elif recompute.layers:
             cost = _unsaved_flops if recompute.kept else Use.forward_flops
             total += times(layer.each(cost, include), _recomputed_count(layer, recompute))
         else:
             total += sum(
-                place.in_all(Use.forward_flops, include)
+                place.in_model(Use.forward_flops, include)
                 for path, place in _modules_below(layer)
                 if path in recompute.nodes
             )
@@ -73,7 +73,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
         return total
     for layer, scope in _layers(spec, run_config):
         if recompute.core:
-            total += layer.in_all(_value_product_flops, include)
+            total += layer.in_model(_value_product_flops, include)
         elif recompute.layers:
             total += times(_last_product_flops(scope, layer), _recomputed_count(layer, recompute))
         else:

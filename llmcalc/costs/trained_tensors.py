@@ -40,21 +40,21 @@ def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterat
         use = place.use
         if use is not None and not (place.optional and place.optional not in include):
             for tensor in use.tensors():
-                yield TrainedTensor(tensor, place.kind, place.times, _names(place), in_a_layer(place))
+                yield TrainedTensor(tensor, place.kind, place.times, _path_without_indices(place), is_in_layer(place))
 
 
 def layers_of(tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
-    return tuple(dict.fromkeys(_names(place) for place in tree.walk() if place.node.kind == "layer"))
+    return tuple(dict.fromkeys(_path_without_indices(place) for place in tree.walk() if place.node.kind == "layer"))
 
 
-def _names(place: Place) -> str:
+def _path_without_indices(place: Place) -> str:
     """Returns the path of a node, without indices."""
-    parent_names = "" if place.above is None else _names(place.above)
+    parent_names = "" if place.above is None else _path_without_indices(place.above)
     return f"{parent_names}.{place.node.name}".strip(".")
 
 
-def in_a_layer(place: Place | None) -> bool:
+def is_in_layer(place: Place | None) -> bool:
     """Whether a node is inside one of the model's layers."""
     while place is not None and place.node.kind != "layer":
         place = place.above

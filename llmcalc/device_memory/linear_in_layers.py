@@ -40,9 +40,9 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
             _extrapolate(peak, base.peaks[place], longer.peaks[_place_in_longer_run(place, stacks[i], 1)], times)
     for i, longer in runs.items():
         for place in [place for place in result.peaks if stacks[i].is_second(place)]:
-            second, third = longer.peaks[place], longer.peaks[stacks[i].shifted(place, 1)]
+            second, third = longer.peaks[place], longer.peaks[stacks[i].in_later_repeat(place, 1)]
             slopes[place] = third.bytes - second.bytes
-            last_peaks[stacks[i].shifted(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(
+            last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(
                 result.peaks[place]
             )
             _extrapolate(peak, second, third, stacks[i].repeats - SHORT_RUN_REPEATS)
@@ -98,7 +98,7 @@ def _place_in_longer_run(place: Place, stack: LayerStack, added: int) -> Place:
     """Returns the place at the same distance from the first or last layer in a run with `added` more repeats."""
     if not stack.contains(place) or place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period:
         return place
-    return stack.shifted(place, added)
+    return stack.in_later_repeat(place, added)
 
 
 def _place_in_model(place: Place, stacks: list[LayerStack]) -> Place:
@@ -151,7 +151,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
 
     repeated = [loop for loop in stacks if loop.can_extrapolate] if result.slopes else []
     ends = {
-        loop.shifted(place, loop.repeats - SHORT_RUN_REPEATS)
+        loop.in_later_repeat(place, loop.repeats - SHORT_RUN_REPEATS)
         for place in result.slopes
         for loop in stacks
         if loop.contains(place)

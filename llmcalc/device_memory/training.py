@@ -170,7 +170,7 @@ class TrainingRun:
                     OptimizedParameter(self._updated_tensor(weight), matrix=self._is_matrix(key), path=key)
                 )
             self.meter.parameter_path = None
-            self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused if weight.leaf]
+            self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused_modules if weight.leaf]
         self.parameters = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.training.gradient_dtype is not None:
@@ -376,7 +376,7 @@ def replay_steps_on_allocator(run: Steps, meter: EventMeter, prefix_cache: Prefi
     """Replays set-up and two steps on an allocator, and returns the result. meter: the meter of the run."""
     result = replay_steps(run, meter)
     meter.cut()
-    result.read(prefix_cache.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
+    result.read(prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
     return result
 
 

@@ -190,7 +190,7 @@ class Place:
         """Returns the cost of all repeats of this node in one copy of its parent."""
         return times(self.each(cost, include), self.node.repeat)
 
-    def in_all(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+    def in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all copies of this node in the model."""
         return times(self.each(cost, include), self.times)
 
@@ -230,7 +230,7 @@ class Use:
 
     def _flops(self, effect: str) -> Number:
         flops = self._of(effect, self.run_config)
-        return flops if self.run_config is None else self.run_config.of_one_rank(flops)
+        return flops if self.run_config is None else self.run_config.rank_share(flops)
 
     def cache_bits(self, kv_bits: Number) -> Number:
         return self._of("cache_bits", self.run_config, kv_bits)

@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, exact_div, times
 from ..costs.params import total_of
-from ..costs.trained_tensors import bytes_of, in_a_layer
+from ..costs.trained_tensors import bytes_of, is_in_layer
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
@@ -324,7 +324,7 @@ class PeakEstimate:
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
         layers = [place for place in places if place.node.name == "layers"]
-        inner = [place for place in places if in_a_layer(place)]
+        inner = [place for place in places if is_in_layer(place)]
         total = tree.total(size, include=self.include)
         return StageParameters(
             dense=total,

@@ -45,7 +45,7 @@ class AttentionCore(Op):
         """Returns the (query, key) pairs per head and sequence, under the run's counting convention."""
         new, past = run.new(self.rows), run.past(self.rows)
         if self.keys is not None:
-            return new * run.held(self.keys)
+            return new * run.available(self.keys)
         if run.pairs == "full":
             return new * (new + self._cached_keys(past, run))
         if not self.causal:
@@ -94,7 +94,7 @@ class KVCache(Op):
         return self.parts or ((1, self.width),)
 
     def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        tokens = run.held(self.rows)
+        tokens = run.available(self.rows)
         if self.limit is not None:
             tokens = minimum(tokens, self.limit)
         return run.batch * tokens * self.width * kv_bits

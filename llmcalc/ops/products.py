@@ -213,7 +213,7 @@ class Conv1d(Op):
 
     def forward_flops(self, run: RunConfig) -> Number:
         outputs = add(run.new(self.rows), self.overlap)
-        outputs = outputs if run.continues(self.rows) else add(outputs, self.padding)
+        outputs = outputs if run.has_earlier_tokens(self.rows) else add(outputs, self.padding)
         return 2 * run.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
     def backward_flops(self, run: RunConfig) -> Number:

@@ -140,7 +140,7 @@ class EntryCache(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        tokens = run.held(self.rows)
+        tokens = run.available(self.rows)
         entries = floor_div(tokens, self.rate)
         return run.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
 
@@ -160,5 +160,5 @@ class LastWindow(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(run.held(self.rows), self.rate), 1)
+        windows = minimum(floor_div(run.available(self.rows), self.rate), 1)
         return run.batch * windows * 2 * self.rate * self.width * kv_bits

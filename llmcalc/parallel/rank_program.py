@@ -360,7 +360,7 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
     """
-    if stage is not None and not (stage.first and stage.last) and (reason := why_no_pipeline(spec)):
+    if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
         raise InputError(f"--pp {layout.pp}: {reason}; expected --pp 1")
     flow = RankFlow(RankAxes(layout, layout.coordinates(rank)), stage)
     spec.program(flow)
@@ -368,7 +368,7 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
     return flow
 
 
-def why_no_pipeline(spec: ModelSpec) -> str:
+def no_pipeline_reason(spec: ModelSpec) -> str:
     """Returns the reason why pipelines of a model are not modelled; empty if they are."""
     if spec.kind == "encoder-decoder":
         return "a pipeline of an encoder-decoder is not modelled"

@@ -189,9 +189,9 @@ def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
     schedule = effective_schedule(layout)
     if layout.pp > 1 and schedule == "dualpipe":
-        _dualpipe_takes(layout.pp, micro_batches)
+        _check_dualpipe(layout.pp, micro_batches)
     elif layout.pp > 1 and schedule == "interleaved":
-        _interleaved_takes(layout.pp, micro_batches, layout.pp if group is None else group)
+        _check_interleaved(layout.pp, micro_batches, layout.pp if group is None else group)
 
 
 def torch_group(ranks: int, micro_batches: int) -> int:
@@ -231,7 +231,7 @@ def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> lis
     ]
 
 
-def _interleaved_takes(ranks: int, micro_batches: int, group: int) -> None:
+def _check_interleaved(ranks: int, micro_batches: int, group: int) -> None:
     """Raises `InputError` where Megatron-LM does: a group smaller than the pipeline would leave ranks waiting."""
     if group < ranks:
         raise InputError(
@@ -261,7 +261,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     return tuple(order + weights[max(0, m - rank) :])
 
 
-def _dualpipe_takes(ranks: int, micro_batches: int) -> None:
+def _check_dualpipe(ranks: int, micro_batches: int) -> None:
     """Raises `InputError` where `DualPipe.step` does."""
     if micro_batches < 2 * ranks or micro_batches % 2:
         raise InputError(

@@ -16,7 +16,7 @@ from .divisors import divisors
 from .layout import Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
-from .rank_program import RankAxes, flat_axes, why_no_pipeline
+from .rank_program import RankAxes, flat_axes, no_pipeline_reason
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
@@ -87,7 +87,7 @@ def search(
     _check_request(rules, request)
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    experts, no_pipeline = routed_experts(spec), why_no_pipeline(spec)
+    experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
     axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in flat_axes(value.axes)}
     tensors = _sizes(request.tp, devices, node)
     sequences = _sizes(request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)

@@ -16,7 +16,7 @@ from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
 from . import bars, palette
 from .bars import Bar
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .memory import (
     KIND_NAMES,
     PHASE_COLUMNS,
@@ -34,7 +34,7 @@ from .memory import (
     untested_notes,
     workload_data,
 )
-from .notes import plural, too_long, warned
+from .notes import as_warnings, plural, too_long
 from .share import layout_text
 from .summary import model_data
 
@@ -126,7 +126,7 @@ def report(
         "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
     )
     host = host_notes(largest.device, layout.world)
-    notes = said([*warnings, chosen, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
+    notes = without_repetitions([*warnings, chosen, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
     part_columns, part_rows = phase_parts(largest.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest))
     parts = Table(preset.display, part_columns, part_rows, aside, notes, answer, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
@@ -144,7 +144,7 @@ def report(
     return Report(
         data(preset, cluster, fits, launched),
         [parts, ranks, *_kinds_by_rank(cluster), phases, *([messages] if messages.rows else []), fits_on],
-        warnings=warned(preset, warnings),
+        warnings=as_warnings(preset, warnings),
     ).of(preset.target)
 
 

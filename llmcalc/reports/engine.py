@@ -63,7 +63,7 @@ OPTION_COLUMNS = (
 def memory_report(uses: Sequence[EngineUse]) -> Report:
     """Returns the answer of `memory`. uses: one engine, or several, which are one column each."""
     if len(uses) == 1:
-        return _single(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
+        return _report_of_one(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
     return Report([_data(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
 
 
@@ -91,7 +91,7 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
         for use in uses
     ]
     answer = ", ".join(f"{use.memory.kv_tokens:,} tokens" for use in uses)
-    table = Table(_title(uses[0]), columns, rows, _aside(uses[0]), _notes(uses[0].memory), answer, name="cache")
+    table = Table(_title(uses[0]), columns, rows, _heading_aside(uses[0]), _notes(uses[0].memory), answer, name="cache")
     documents = [
         {key: value for key, value in _data(use).items() if key not in ("terms", "changes", "memory")}
         | {
@@ -118,7 +118,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
             [
                 option.hardware.name,
                 option.memory.devices,
-                _typed(use, option.flags),
+                _flags_text(use, option.flags),
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
@@ -155,7 +155,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
     return Report(data, tables).of(use.preset.target)
 
 
-def _single(use: EngineUse, *tables: Table) -> Report:
+def _report_of_one(use: EngineUse, *tables: Table) -> Report:
     return Report(_data(use), [table for table in tables if table.rows]).of(use.preset.target)
 
 
@@ -174,7 +174,7 @@ def _answer(memory: EngineMemory) -> str:
     return f"it starts, {_users(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
 
 
-def _aside(use: EngineUse) -> str:
+def _heading_aside(use: EngineUse) -> str:
     defaults = ", ".join(
         f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in use.engine.shown_defaults
     )
@@ -214,7 +214,7 @@ def _notes(memory: EngineMemory) -> list[str]:
     return [*message, *memory.notes]
 
 
-def _from(term: Term) -> str:
+def _term_source(term: Term) -> str:
     """Writes the source of a term; for an estimate, the logs that it is based on."""
     has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
     return f"{term.origin} ({term.source})" if has_logs else term.origin
@@ -236,14 +236,14 @@ def _terms_table(use: EngineUse) -> Table:
     has_budget = any(term.name == "budget" for term in use.memory.terms)
     for term in use.memory.terms:
         title = f"{TITLES[term.name]}, {term.device}" if term.device else TITLES[term.name]
-        cells = [title, _signed(term, has_budget), term.status, _from(term)]
+        cells = [title, _signed(term, has_budget), term.status, _term_source(term)]
         rows.append(Row(cells, strong=term.name in CACHE_TERMS))
     memory = use.memory
     rows += _device_rows(use)
     cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users(memory.max_concurrency)} users at once"]
     rows.append(Row(cells))
     notes = [*_notes(memory), *_launch_notes(use)]
-    return Table(_title(use), TERM_COLUMNS, rows, _aside(use), notes, _answer(memory), name="terms")
+    return Table(_title(use), TERM_COLUMNS, rows, _heading_aside(use), notes, _answer(memory), name="terms")
 
 
 def _device_rows(use: EngineUse) -> list[Row]:
@@ -351,5 +351,5 @@ def _flag_values(use: EngineUse, flags: Any) -> list[tuple[str, Any]]:
     return [(use.engine.typed(name), value) for name, value in flags.items()]
 
 
-def _typed(use: EngineUse, flags: Any) -> str:
+def _flags_text(use: EngineUse, flags: Any) -> str:
     return " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags)) or "—"

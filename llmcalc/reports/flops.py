@@ -20,7 +20,7 @@ from ..workload.recompute import Recompute
 from . import bars, conventions, palette, utilization
 from .answer import MODEL_FIELD, Answer
 from .bars import Bar
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .nodes import Figures, figures_of, tree_data
 from .notes import (
     CAUSAL_PAIRS,
@@ -30,11 +30,11 @@ from .notes import (
     ONE_OUTPUT,
     ONE_STEP,
     PRODUCTS,
+    as_warnings,
     identity_experts,
     plural,
     tokens_of,
     too_long,
-    warned,
 )
 from .share import share_data, share_notes, with_rank
 from .summary import model_data
@@ -60,7 +60,7 @@ def report(
     measured: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long(count.spec, count.workload)
-    notes = warnings + said(share_notes(share, *_rank_notes(share))) + _notes(count)
+    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(share))) + _notes(count)
     data: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(share),
@@ -93,7 +93,7 @@ def report(
     if measured is not None:
         data["utilization"] = utilization.data(measured)
         tables.insert(0, utilization.table(preset.display, headline(count), measured))
-    return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
+    return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:

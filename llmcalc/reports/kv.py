@@ -13,8 +13,8 @@ from ..sources.preset import Preset
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from .answer import MODEL_FIELD, Answer
-from .document import Column, Report, Row, Table, said
-from .notes import binary, tokens_of, too_long, warned
+from .document import Column, Report, Row, Table, without_repetitions
+from .notes import as_warnings, binary, tokens_of, too_long
 from .share import share_data, share_notes, with_rank
 from .summary import model_data
 
@@ -32,7 +32,7 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
     """
     workload, what_if = cache.workload, cache.what_if
     warnings = too_long(cache.spec, workload)
-    notes = warnings + said(share_notes(share, *_rank_notes(cache, share))) + _notes(cache)
+    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(cache, share))) + _notes(cache)
     source = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
@@ -67,7 +67,7 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
     return Report(
         data,
         [_kinds(preset, cache, scale, notes, share), _what_ifs(cache, what_if, scale), _growth(cache, scale)],
-        warnings=warned(preset, warnings),
+        warnings=as_warnings(preset, warnings),
     ).of(preset.target)
 
 

@@ -15,7 +15,7 @@ from ..sources.presets import model_names
 from . import bars, palette
 from .answer import MODEL_FIELD, Answer
 from .bars import Bar
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
 from .share import copies_text, share_data, share_notes, with_rank
@@ -151,7 +151,7 @@ def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> li
         notes.append(
             f"not counted: {units.exact(count.buffers)} non-trainable buffer elements stored in the checkpoint"
         )
-    return said(notes)
+    return without_repetitions(notes)
 
 
 def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:

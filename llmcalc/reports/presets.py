@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..costs.params import ParameterCount
 from ..sources.preset import Preset
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .notes import aliases_note
 from .params import CONVENTION
 from .sourcing import source_data, source_notes
@@ -106,7 +106,7 @@ def _detail_table(preset: Preset, count: ParameterCount) -> Table:
     origin = ", ".join(assumption for assumption in (preset.developer, preset.released) if assumption)
     model_text = f"{headline(preset.model)} ({origin})" if origin else headline(preset.model)
     title = f"{preset.display} [{preset.name}]"
-    return Table(title, DETAIL_COLUMNS, rows, model_text, said(notes), target=preset.name)
+    return Table(title, DETAIL_COLUMNS, rows, model_text, without_repetitions(notes), target=preset.name)
 
 
 def preset_data(preset: Preset, count: ParameterCount) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
 from ..timing.spread import Range
 from .document import Column, Report, Row, Shown, Table, text_of
-from .notes import plural, too_long, warned
+from .notes import as_warnings, plural, too_long
 from .share import layout_cell
 from .summary import model_data
 
@@ -120,7 +120,7 @@ def report(
     rows = [_node_row(node, run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
     data = _data(preset, run, nodes, measured)
-    return Report(data, [parts, node_table], warnings=warned(preset, warnings)).of(preset.target)
+    return Report(data, [parts, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _run_text(run: TimedRun) -> str:

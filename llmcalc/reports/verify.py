@@ -245,7 +245,7 @@ def _coverage(verdicts: list[Verdict]) -> str:
     )
 
 
-def _where(check: Check) -> str:
+def _node_or_moment(check: Check) -> str:
     """Returns the node of a check; for memory, the moment, such as `training: backward peak`."""
     moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not check.node:
@@ -269,7 +269,7 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
             rows = [
                 Row(
                     [
-                        _where(c),
+                        _node_or_moment(c),
                         c.closed_form,
                         "none" if c.measured is None else c.measured,
                         c.explanation(verdict.sizes),

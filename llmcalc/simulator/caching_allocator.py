@@ -305,7 +305,7 @@ class PrefixCache:
         self._expandable = expandable
         self._states: list[tuple[Stretch, CachingAllocator]] = []
 
-    def played(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
+    def play_pieces(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
         """Returns the allocator after these pieces of a run.
 
         count: the number of storages.

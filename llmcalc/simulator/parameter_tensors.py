@@ -10,7 +10,7 @@ from ..flow.record import Flow
 from ..flow.tree import Use
 from ..flow.value import Weight
 from .frame import Path
-from .liveness import unused
+from .liveness import unused_modules
 from .strides import Shape
 from .tensor import INT64, Dtype, Tensor, counted_as, empty
 from .value_tensors import ValueTensors
@@ -79,8 +79,8 @@ class ParameterTensors(ValueTensors):
     def prepare_unread(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
-            for name, parameter_use, times in unused(program.root):
-                self.unused += [weight for _ in range(times) for weight in self.never_read(name, parameter_use)]
+            for name, parameter_use, times in unused_modules(program.root):
+                self.unused_modules += [weight for _ in range(times) for weight in self.never_read(name, parameter_use)]
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:

@@ -328,7 +328,7 @@ class RepeatAnalysis:
         repeat = self._repeat_of_place(x)
         if repeat is None and x == y:
             return InnerEvent(None, x, x, PLACED, None)
-        if repeat is None or self.stacks[repeat[0]].shifted(x, 1) != y:
+        if repeat is None or self.stacks[repeat[0]].in_later_repeat(x, 1) != y:
             raise NotRepeating
         return InnerEvent(0, x, x, PLACED, None)
 
@@ -419,11 +419,15 @@ class RepeatedEvents:
         for i, event in enumerate(inner_events):
             if event.owner:  # a storage of a neighbouring repeat
                 edges[0 if event.owner == -1 else last_inner].append((i, event))
-        shifted = self.analysis.stacks[sweep.stack].shifted
+        in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
         for repeat in range(last_inner + 1) if sweep.rising else range(last_inner, -1, -1):
             if self.places:
                 repeat_events = [
-                    (shifted(x, repeat) if step and size == PLACED else x + step * repeat if step else x, size, value)
+                    (
+                        in_later_repeat(x, repeat) if step and size == PLACED else x + step * repeat if step else x,
+                        size,
+                        value,
+                    )
                     for x, step, size, value in lines
                 ]
             else:
@@ -447,7 +451,7 @@ class RepeatedEvents:
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
             if stack.contains(place) and first_of_last_repeat <= place.layer_index < stack.end(RECORDED_REPEATS):
-                return stack.shifted(place, inner_repeats + 2 - RECORDED_REPEATS)
+                return stack.in_later_repeat(place, inner_repeats + 2 - RECORDED_REPEATS)
         return place
 
 

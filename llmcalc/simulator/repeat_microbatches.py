@@ -76,7 +76,7 @@ class EventMeter(Meter):
         more_layers: layers before the pass's chunk that the recorded run did not have.
         first_storages: pass → the number of its first storage, for the passes so far.
         """
-        self.place = shifted(trace.start, more_layers)
+        self.place = in_later_layer(trace.start, more_layers)
         base = self.count
         self.count += trace.count
         self.cut()
@@ -105,9 +105,9 @@ class EventMeter(Meter):
         key = id(trace), more_layers
         peaks = self._shifted_peaks.get(key)
         if peaks is None:
-            peaks = [(shifted(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
+            peaks = [(in_later_layer(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
             self._shifted_peaks[key] = peaks
-        end_place = shifted(trace.end, more_layers)
+        end_place = in_later_layer(trace.end, more_layers)
         is_rising = False
         if bytes_before > self._highest.get(key, -1):  # else each place had as much before
             self._highest[key] = bytes_before
@@ -144,7 +144,7 @@ class SummedPeak(Peak):
         self._by_kind = by_kind
 
 
-def shifted(place: Place, layers: int) -> Place:
+def in_later_layer(place: Place, layers: int) -> Place:
     """Returns the place of the same module in a later layer."""
     return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
 

@@ -48,14 +48,14 @@ def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
     """
     if capability == CPU:
         return "cpu" if call.qk_size == call.v_size and not call.dropout else "math"
-    if capability in PREFERS_CUDNN and takes_cudnn_attention(capability, call):
+    if capability in PREFERS_CUDNN and supports_cudnn_attention(capability, call):
         return "cudnn"
-    if takes_flash_attention(capability, call):
+    if supports_flash_attention(capability, call):
         return "flash"
-    return "efficient" if takes_efficient_attention(capability, call) else "math"
+    return "efficient" if supports_efficient_attention(capability, call) else "math"
 
 
-def takes_cudnn_attention(capability: int, call: SdpaCall) -> bool:
+def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
     """Returns `can_use_cudnn_attention`: head sizes that are multiples of 8 up to 128, or 192 with values of 128 on 9.0
     and 10.x.
 
@@ -67,7 +67,7 @@ def takes_cudnn_attention(capability: int, call: SdpaCall) -> bool:
     return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and call.keys != 1 and drops_exactly
 
 
-def takes_flash_attention(capability: int, call: SdpaCall) -> bool:
+def supports_flash_attention(capability: int, call: SdpaCall) -> bool:
     """Returns `can_use_flash_attention`: no mask, and equal head sizes up to 256.
 
     On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
@@ -78,7 +78,7 @@ def takes_flash_attention(capability: int, call: SdpaCall) -> bool:
     return is_half(capability, call.dtype) and capability >= 80 and sizes and not call.masked and not refused
 
 
-def takes_efficient_attention(capability: int, call: SdpaCall) -> bool:
+def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
     """Returns `can_use_mem_efficient_attention`: head sizes that tensor cores read aligned."""
     if call.dtype is FLOAT32:
         return is_multiple(4 if capability >= 80 else 1, call)

@@ -54,7 +54,7 @@ class ValueTensors:
         self.head: tuple[Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
-        self.continues = self.paged = self.prepares = self.skipped = self.carries = False
+        self.has_earlier_tokens = self.paged = self.prepares = self.skipped = self.carries = False
         self.absent: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
@@ -67,7 +67,7 @@ class ValueTensors:
         self.makes: dict[int, set[int]] = {}
         self.recomputed_modules: dict[int, RecomputedModule] = {}
         self.bound: dict[int, list[int]] = {}
-        self.unused: list[Tensor] = []
+        self.unused_modules: list[Tensor] = []
 
     # --- tensors of values ------------------------------------------------------------------------------------------
 
@@ -104,7 +104,11 @@ class ValueTensors:
 
     def follows(self, rows: Rows) -> bool:
         """Whether an earlier pass has computed all of these rows, such as an encoder's."""
-        return self.continues and rows is not ONCE and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
+        return (
+            self.has_earlier_tokens
+            and rows is not ONCE
+            and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
+        )
 
     def take(self, step: Step, value: Value) -> Tensor:
         """Returns the tensor of a value, and drops the reference if no later step reads the value."""

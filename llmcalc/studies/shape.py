@@ -237,7 +237,7 @@ class Budget:
     def tokens_for(self, active: Number) -> Number:
         return TOKENS_PER_PARAMETER * active if self.tokens is None else self.tokens
 
-    def spent(self, spec: ModelSpec) -> Number:
+    def cost_of(self, spec: ModelSpec) -> Number:
         """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
         count = params(spec)
         if self.kind == "parameters":
@@ -368,10 +368,10 @@ def study(
 def _cost_matches(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
-        spent = budget.spent(members.at(*size))
+        cost = budget.cost_of(members.at(*size))
     except ArithmeticError:
         return False
-    return bool(abs(spent - budget.value) <= Fraction(tolerance) * budget.value)
+    return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
 def _nothing_found(members: Family, budget: Budget, percent: float) -> str:
@@ -426,15 +426,15 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     exact = Fraction(tolerance)
     lowest_cost, highest_cost = budget.value * (1 - exact), budget.value * (1 + exact)
 
-    def spent(i: int, depth: int) -> Number:
-        return budget.spent(members.at(i * step, depth))
+    def cost_at(i: int, depth: int) -> Number:
+        return budget.cost_of(members.at(i * step, depth))
 
     def deep_enough(i: int) -> bool:
         shallowest, deepest = _depths(members, i * step)
-        return shallowest <= deepest and spent(i, deepest) >= lowest_cost
+        return shallowest <= deepest and cost_at(i, deepest) >= lowest_cost
 
     def too_wide(i: int) -> bool:
-        return bool(spent(i, _depths(members, i * step)[0]) > highest_cost)
+        return bool(cost_at(i, _depths(members, i * step)[0]) > highest_cost)
 
     end_step = LARGEST_WIDTH // step + 1
     narrowest = _bisect(deep_enough, 1, end_step)
@@ -477,7 +477,7 @@ def search(
 
     def cost(h: int, depth: int) -> int:
         if (h, depth) not in costs:
-            costs[h, depth] = budget.spent(members.at(h, depth))
+            costs[h, depth] = budget.cost_of(members.at(h, depth))
         return costs[h, depth]
 
     sizes, exact = [], Fraction(tolerance)
@@ -518,7 +518,7 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
     h, layers = size
     spec = members.at(h, layers)
     count = params(spec)
-    spent = budget.spent(spec)
+    cost = budget.cost_of(spec)
     trains = budget.kind == "train_flops"
     return Shape(
         spec=spec,
@@ -527,9 +527,9 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
         parameters=count.total,
         active=count.active,
         embedding_and_head=count.total - count.non_embedding,
-        difference=spent / budget.value - 1,
+        difference=cost / budget.value - 1,
         tokens=budget.tokens_for(count.active) if trains else None,
-        train_flops=spent if trains else None,
+        train_flops=cost if trains else None,
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=kv(spec, dtype_name=dtype).bytes_per_token,
         head_sizes=tuple(d for d in HEAD_SIZES if h % d == 0),
@@ -545,7 +545,7 @@ def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, flo
     """
     if target is None:
         return None
-    ratio = budget.value / budget.spent(target)
+    ratio = budget.value / budget.cost_of(target)
     compute = ratio**2 if budget.kind == "parameters" else ratio
     if math.isclose(compute, 1, rel_tol=1e-3):
         return None

@@ -70,7 +70,7 @@ class _Search:
     """Of the family: they come before the usual ones."""
 
     def all(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, NodeModules]]:
-        text_model = self._first(self.names[""], (base,)) or NodeModules((base,))
+        text_model = self._first_existing(self.names[""], (base,)) or NodeModules((base,))
         roots = tuple(dict.fromkeys((*text_model.modules, base, "")))
         stacks_by_name = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
         other_nodes = [
@@ -91,14 +91,14 @@ class _Search:
         roots = (base, _join_path(base, "encoder"), "")
         for towers in (child for child in tree.children if child.optional == "towers"):
             for tower in towers.children:
-                tower_modules = self._standing(tower, roots, roots, (tower.name,))
+                tower_modules = self._search_names(tower, roots, roots, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers.name}.{tower.name}."
                     yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules to search for an encoder's or decoder's nodes."""
-        side_modules = self._first(self.names.get(name, name), roots)
+        side_modules = self._first_existing(self.names.get(name, name), roots)
         return roots if side_modules is None else (*side_modules.modules, *roots)
 
     def _stack(
@@ -143,7 +143,7 @@ class _Search:
         outer: the modules of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
-        node_modules = self._standing(node, parents, outer_modules, keys)
+        node_modules = self._search_names(node, parents, outer_modules, keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
             open_ = any(self.names.get(key) == "" for key in keys)
@@ -159,16 +159,16 @@ class _Search:
                 deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
                 yield from self._node(f"{place}.{child.name}", child, inside, outer_modules, deeper)
 
-    def _standing(
+    def _search_names(
         self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> NodeModules | None:
         for names in (self.own, self.names):
             for key in keys:
                 if key in names:
-                    modules = self._first(names[key], parents, outer_modules)
+                    modules = self._first_existing(names[key], parents, outer_modules)
                     if modules is not None or not names[key]:
                         return modules
-        return self._first(node.name, parents)
+        return self._first_existing(node.name, parents)
 
     def _members(self, path: str, indices: Sequence[int], whole_path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the repeats of a node: each is the member of a module list with its index."""
@@ -179,7 +179,7 @@ class _Search:
             if i < len(members):
                 yield f"{path}.{i}", (members[i],)
 
-    def _first(
+    def _first_existing(
         self, alternatives: str, parents: tuple[str, ...], outer_modules: tuple[str, ...] = ()
     ) -> NodeModules | None:
         """Returns the first alternative whose modules all exist in the class."""

@@ -87,8 +87,8 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
                 "sdpa": partial(scaled_dot_product, choices.capability),
             }
             submodule.forward = partial(kernels.get(choices.attention, sdpa_math), causal)
-            if hasattr(owner, "_seen"):
-                owner._seen = lambda *_: (None, None)
+            if hasattr(owner, "_mask_and_bias"):
+                owner._mask_and_bias = lambda *_: (None, None)
 
 
 def is_core(name: str) -> bool:

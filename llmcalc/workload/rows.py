@@ -30,7 +30,7 @@ class Rows:
         """Returns the number of rows per sequence from earlier passes that this pass can read."""
         return 0
 
-    def held(self, w: Workload) -> Number:
+    def available(self, w: Workload) -> Number:
         """Returns the number of rows per sequence after this pass: new rows and those of earlier passes."""
         return add(self.past(w), self.new(w))
 
@@ -62,7 +62,7 @@ class Source(Rows):
     def new(self, w: Workload) -> Number:
         return 0 if w.phase == "decode" else w.source
 
-    def held(self, w: Workload) -> Number:
+    def available(self, w: Workload) -> Number:
         return w.source
 
 
@@ -81,7 +81,7 @@ class Fixed(Rows):
     def new(self, w: Workload) -> Number:
         return 0 if self.source and w.phase == "decode" else self.length
 
-    def held(self, w: Workload) -> Number:
+    def available(self, w: Workload) -> Number:
         return self.length
 
 

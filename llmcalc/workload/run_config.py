@@ -51,9 +51,9 @@ class RunConfig:
         """Returns the number of rows per sequence from earlier passes."""
         return rows.past(self.workload)
 
-    def held(self, rows: Rows) -> Number:
+    def available(self, rows: Rows) -> Number:
         """Returns the number of rows per sequence after this pass."""
-        return rows.held(self.workload)
+        return rows.available(self.workload)
 
     def rows(self, rows: Rows) -> Number:
         """Returns the number of rows that this pass computes, over all sequences."""
@@ -63,11 +63,11 @@ class RunConfig:
         """Returns the number of `rows(rows)` computed from no parameter."""
         return times(rows.constant(self.workload), self.batch if rows.batched else 1)
 
-    def continues(self, rows: Rows) -> bool:
+    def has_earlier_tokens(self, rows: Rows) -> bool:
         """Whether earlier passes have processed tokens of the sequences."""
         return self.phase == "decode" or not is_zero(self.past(rows))
 
-    def of_one_rank(self, flops: Number) -> Number:
+    def rank_share(self, flops: Number) -> Number:
         """Returns the FLOPs that a sequence-sharing rank computes on average, rounded down."""
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 

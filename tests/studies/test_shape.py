@@ -233,7 +233,7 @@ def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget)
     every, widest = {}, found[-1][0] + 3 * of.step
     for h in range(of.step, widest + 1, of.step):
         depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
-        off = {n: abs(budget.spent(of.at(h, n)) - budget.value) for n in depths}
+        off = {n: abs(budget.cost_of(of.at(h, n)) - budget.value) for n in depths}
         if off and min(off.values()) <= 0.02 * budget.value:
             every[h] = min(off, key=lambda n, off=off: (off[n], n))  # type: ignore[misc]
     assert dict(found) == every

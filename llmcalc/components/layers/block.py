@@ -32,7 +32,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, dropped
+from ..runtime import Run, apply_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -404,7 +404,7 @@ def _reference() -> type[nn.Module]:
                 y = self.get_submodule(name)(
                     self._normed(f"{name}_pre_norm", source) if shared_input is None else shared_input, run
                 )
-                y = dropped(self, "feed_forward" if name == self.network else "attention_output", y)
+                y = apply_dropout(self, "feed_forward" if name == self.network else "attention_output", y)
                 if self.placement == "post":
                     x = self._normed(f"{name}_post_norm", x + y)
                 else:

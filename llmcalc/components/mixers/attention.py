@@ -38,7 +38,7 @@ from ..base import (
 from ..choice import only
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import Run, allowed, cache_class, dropped, vector
+from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
 from .output_gate import OutputGate
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Attention(TokenMixer):
         d = exact_div(hidden_size, a) if self.head_dim is None else self.head_dim
         return a, k, d
 
-    def attends_like(self) -> tuple[int | None, ...]:
+    def sharing_key_of(self) -> tuple[int | None, ...]:
         """The fields that must be equal for layers to share keys and values."""
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
@@ -220,7 +220,7 @@ class Attention(TokenMixer):
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {} if self.position is None else self.position.requires()
 
-    def takes_bias(self) -> ScoreBias:
+    def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
 
     def share_bias(self, f: Flow, x: Value) -> None:
@@ -232,7 +232,7 @@ class Attention(TokenMixer):
 
     def _can_share_with(self, other: Attention) -> bool:
         """Whether this layer can share the keys and values of the other layer."""
-        return all(map(same, self.attends_like(), other.attends_like()))
+        return all(map(same, self.sharing_key_of(), other.sharing_key_of()))
 
     def flow(
         self,
@@ -333,7 +333,7 @@ class Attention(TokenMixer):
         if not cross:
             computed.append((self, keys, values))
         if not cross and f.memo.get("lends"):
-            kind = self.attends_like()
+            kind = self.sharing_key_of()
             f.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
         return keys, values
 
@@ -470,8 +470,8 @@ def _reference() -> type[nn.Module]:
             if sinks is not None:  # one more key, without a value, that every query attends to
                 sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
                 probs = torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype)
-                return dropped(self, "attention", probs) @ v
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+                return apply_dropout(self, "attention", probs) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
@@ -575,10 +575,10 @@ def _reference() -> type[nn.Module]:
                 run.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def _seen(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
             queries, keys, end, spec = x.shape[1], k.shape[-2], run.past + x.shape[1], self.spec
-            mask = allowed(
+            mask = attention_mask(
                 run,
                 end,
                 queries,
@@ -611,7 +611,7 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q = self._normed_and_rotated(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
             k, v = self._local_or_shared(x, run)
-            mask, bias = (None, None) if self.cross else self._seen(x, k, run)
+            mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])
             if hasattr(self, "disentangled"):

@@ -20,7 +20,7 @@ from ...workload.derived_rows import WithStart
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, Kernel, KVHeads, Unscalable, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, state_class, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def _reference() -> type[nn.Module]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
-            stored = self.conv_state.held(run)
+            stored = self.conv_state.load(run)
             padded = (
                 nn.functional.pad(joined, (past_tokens, 0)) if stored is None else torch.cat([stored[0], joined], -1)
             )
@@ -229,7 +229,7 @@ def _reference() -> type[nn.Module]:
 
         def _values(self, x: Tensor, run: Run) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
-            stored, projected = self.value_state.held(run), self.v_proj_before(x)
+            stored, projected = self.value_state.load(run), self.v_proj_before(x)
             first_row = self.v_proj_before(torch.zeros_like(x[:, :1])) if stored is None else stored[0][:, None]
             self.value_state.keep(run, projected[:, -1])
             delayed = torch.cat([first_row, projected[:, :-1]], 1)
@@ -249,7 +249,7 @@ def _reference() -> type[nn.Module]:
                 self._values(x, run).transpose(1, 2),
             )
             k, v = self.cache(run, k, v)
-            mask = allowed(
+            mask = attention_mask(
                 run,
                 run.past + tokens,
                 tokens,

@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Unscalable
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
 from .grouped import GroupedQueryMixer
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q, k = (self.spec.position.rotated(self._heads_of(name, x), run, run.past) for name in ("q_proj", "k_proj"))
             k, v = self.cache(run, k, self._heads_of("v_proj", x))
-            mask = allowed(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
+            mask = attention_mask(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
             first_values, second_values = (self._repeated(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
             k = self._repeated(k)
             joined = torch.cat([self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1)

@@ -21,7 +21,7 @@ from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, dropped, vector
+from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class DynamicMaskReference(nn.Module):
         """Doge's attention with a learned mask. x: [batch, tokens, hidden] → same shape."""
@@ -166,7 +166,7 @@ def _reference() -> type[nn.Module]:
             q = spec.position.rotated(self.q_norm(self._heads_of("q_proj", x)), run, run.past)
             k = spec.position.rotated(self.k_norm(self._heads_of("k_proj", x)), run, run.past)
             k, v = self.cache(run, k, self._heads_of("v_proj", x))
-            causal_mask = allowed(
+            causal_mask = attention_mask(
                 run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
             )
             mask = self._mask(v, causal_mask)

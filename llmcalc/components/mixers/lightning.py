@@ -148,7 +148,7 @@ def _reference() -> type[nn.Module]:
             return heads
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            stored = self.recurrent_state.held(run)
+            stored = self.recurrent_state.load(run)
             q, k, v = (self._heads_of(y) for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
             out, state = self.core(q, k, v, None if stored is None else stored[0])
             self.recurrent_state.keep(run, state)

@@ -226,7 +226,7 @@ def _reference() -> type[nn.Module]:
             if spec.norm is not None:
                 step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
             step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
-            stored = self.ssm_state.held(run)
+            stored = self.ssm_state.load(run)
             y, last_state = self.scan(
                 u, step, b.repeat_interleave(u.shape[-1] // heads, 2), c, None if stored is None else stored[0]
             )

@@ -19,7 +19,7 @@ from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, dropped
+from ..runtime import Run, apply_dropout, attention_mask, cache_class
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -190,10 +190,10 @@ def _reference() -> type[nn.Module]:
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
-            mask = allowed(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
+            mask = attention_mask(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
-            weights = dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
+            weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
             out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], memory_v)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

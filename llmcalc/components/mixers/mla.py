@@ -25,7 +25,7 @@ from ..base import BY_TORCH, Context, Flag, Heads, HeadSizes, KVRank, NopeDim, Q
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
 from .indexer import Indexer
 from .output_gate import OutputGate
 
@@ -114,7 +114,7 @@ class MLA(TokenMixer):
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
 
-    def attends_like(self) -> tuple[Any, ...] | None:
+    def sharing_key_of(self) -> tuple[Any, ...] | None:
         return None if self.indexer is None else ("indexer", self.indexer.index_topk)
 
     def borrows(self) -> str:
@@ -358,7 +358,7 @@ def _reference() -> type[nn.Module]:
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
             latent, k_rope = self.cache(run, latent, self._rotate(k_rope, run))
             end = run.past + x.shape[1]
-            mask = allowed(run, end, x.shape[1], latent.shape[1], x.device, causal=True)
+            mask = attention_mask(run, end, x.shape[1], latent.shape[1], x.device, causal=True)
             scale = (nope + rope) ** -0.5
             if hasattr(self, "indexer"):
                 run.selected = self.indexer(x, compressed_query, mask, run)

@@ -189,7 +189,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q, k, v = (self._heads_of(name, x) for name in "qkv")
-            stored = self.recurrent_state.held(run)
+            stored = self.recurrent_state.load(run)
             if stored is None:
                 stored = (
                     q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]),

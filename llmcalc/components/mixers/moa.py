@@ -21,7 +21,7 @@ from ...workload.rows import Routed
 from ..base import BY_TORCH, Context, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -160,7 +160,7 @@ def _reference() -> type[nn.Module]:
             if top_k > 1:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
-            mask = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
+            mask = attention_mask(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
             out = self.core(q, k, v, mask).transpose(1, 2)
             rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
             out = dispatch.combined(self.o_proj(rows, dispatch.expert, ends), weights)

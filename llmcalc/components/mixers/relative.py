@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import Multiple
 from ..base import BY_TORCH, Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from ..rotation import angles_of
-from ..runtime import Run, dropped, vector
+from ..runtime import Run, apply_dropout, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -94,7 +94,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class Distances(nn.Module):
         """Scores by distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""

@@ -147,7 +147,7 @@ def _reference() -> type[nn.Module]:
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
-            stored = self.recurrent_state.held(run)
+            stored = self.recurrent_state.load(run)
             states = linear_scan(
                 log_a.exp(), scaled_input, torch.zeros_like(scaled_input[:, 0]) if stored is None else stored[0]
             )

@@ -128,7 +128,7 @@ def _references() -> dict[str, type[nn.Module]]:
 
     def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
         """Returns the previous token of each token; zeros for the first."""
-        stored = state.held(run)
+        stored = state.load(run)
         first_row = torch.zeros_like(x[:, :1]) if stored is None else stored[0]
         state.keep(run, x[:, -1:])
         return torch.cat([first_row, x[:, :-1]], 1)
@@ -158,7 +158,7 @@ def _references() -> dict[str, type[nn.Module]]:
         def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
-            stored = self.recurrent_state.held(run)
+            stored = self.recurrent_state.load(run)
             zero = torch.zeros_like(k[:, 0])
             numerator, denominator, largest = (zero, zero, zero - 1e30) if stored is None else stored
             out = []

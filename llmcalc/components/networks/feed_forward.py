@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Context, Flag, Network, Width
 from ..norm import Norm, norm_reference
-from ..runtime import Run, dropped, vector
+from ..runtime import Run, apply_dropout, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -197,7 +197,7 @@ def _reference() -> type[nn.Module]:
             gated = hasattr(self, "gate_proj")
             y = self._activated(self.gate_proj(x)) * self.up_proj(x) if gated else self._activated(self.up_proj(x))
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
-            out: Tensor = self.down_proj(dropped(self, "activation", y))
+            out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
             return out
 
     return FeedForwardReference

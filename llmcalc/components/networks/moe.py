@@ -222,13 +222,13 @@ class MoE(Network):
             y = self.latent.out_of(f, y, x.axes)
             f.hold(y=y)
         if self.shared_expert is not None:
-            y = f.add(y, self._shared(f, self.shared_expert, x))
+            y = f.add(y, self._shared_output(f, self.shared_expert, x))
             f.hold(y=y)
         if self.output_bias:
             y = f.add(y, f.vector("output_bias", *x.axes, kind="experts"))
         return y
 
-    def _shared(self, f: Flow, expert: FeedForward, x: Value) -> Value:
+    def _shared_output(self, f: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the output of the shared expert, which every token uses."""
         with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
             y = expert.flow(f, x)

@@ -65,7 +65,7 @@ class GatheringProfile(Eager):
         weights = super().never_read(name, parameter_use)
         if self.coordinator is None:
             return weights
-        unread_count = len(self.unused)
+        unread_count = len(self.unused_modules)
         return [
             self.coordinator.add(("unread", unread_count, i, name), weight).full_param
             for i, weight in enumerate(weights)

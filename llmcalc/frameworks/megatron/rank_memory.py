@@ -150,7 +150,7 @@ def play_two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -
     run.step()
     meter.place = Place("after")
     meter.cut()
-    device = prefix_cache.played(meter.pieces, meter.count, meter.opening)
+    device = prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening)
     result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
     result.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
     result.slop = device.peak_allocated - result.peak[1].bytes

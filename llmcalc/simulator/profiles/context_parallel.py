@@ -211,7 +211,7 @@ class Kernels:
         for i in range(size):
             if i > 0:
                 next_kv = rotater.next_buffer(key)
-                key, value = _two(next_kv, key.shape)
+                key, value = _split_in_two(next_kv, key.shape)
             if i < size - 1:
                 next_kv = self._joined(key, value)
                 rotater.exchange_buffers(next_kv)
@@ -245,7 +245,7 @@ class Kernels:
         for i in range(size):
             if i > 0:
                 buffer = kv_rotater.next_buffer(key)
-                key, value = _two(buffer, key.shape)
+                key, value = _split_in_two(buffer, key.shape)
             if i != size - 1:
                 _next_kv = self._joined(key, value)
                 kv_rotater.exchange_buffers(_next_kv)
@@ -258,7 +258,7 @@ class Kernels:
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
             if i > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)
-                grad_key, grad_value = _two(next_grad_kv, grad_key.shape)
+                grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
                 if i <= rank:
                     grad_key = partial_update(t, grad_key)
                     grad_value = partial_update(t, grad_value)
@@ -268,7 +268,7 @@ class Kernels:
                 grad_query = partial_update(t, grad_query)
         grad_query = t.to(grad_query, query.dtype)
         next_grad_kv = t.to(dkv_rotater.next_buffer(grad_key), key.dtype)
-        grad_key, grad_value = _two(next_grad_kv, grad_key.shape)
+        grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
         return [grad_query, grad_key, grad_value]
 
     def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
@@ -288,6 +288,6 @@ class Kernels:
         return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
 
 
-def _two(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+def _split_in_two(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Splits a buffer into two tensors of a shape."""
     return Tensor(shape, buffer.dtype, buffer.storage), Tensor(shape, buffer.dtype, buffer.storage)

@@ -339,7 +339,7 @@ def _splits(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator)
     return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))
 
 
-def _summed(t: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
+def _sum_workspace(t: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
     """Sums a workspace along an axis."""
     return t.sum(t.new(shape, FLOAT32), axis)
 
@@ -393,12 +393,12 @@ def _combined_bwd(
     dx, _ddt, dd_from_x = _dx(t, x, d, (batch, heads, chunks, chunk), dx)
     splits = _splits(x, chunks, groups, accelerator)
     dda_next = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
-    _db = _summed(t, (batch, tokens, splits, groups, state), 2)
+    _db = _sum_workspace(t, (batch, tokens, splits, groups, state), 2)
     dda_prev = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
-    _dc = _summed(t, (batch, tokens, splits, groups, state), 2)
-    _dcb = _summed(t, (batch, chunks, splits, groups, chunk, chunk), 2)
+    _dc = _sum_workspace(t, (batch, tokens, splits, groups, state), 2)
+    _dcb = _sum_workspace(t, (batch, chunks, splits, groups, chunk, chunk), 2)
     _dda_before = t.like(t.like(t.like(dda_prev)))  # flip, cumsum, flip
-    _dda = _summed(t, (batch, heads, chunks, chunk_blocks, chunk), 3)
+    _dda = _sum_workspace(t, (batch, heads, chunks, chunk_blocks, chunk), 3)
     t.like(dda_next)  # ddA_next + ddA_prev
     dbias, da = t.like(dt_bias, dtype=FLOAT32), t.like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
@@ -420,7 +420,7 @@ def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> t
     batch, chunks, heads, dim, state = states.shape
     dstates = t.like(dout, dtype=dtype)
     states_copy = states if states.dtype is dtype else t.like(states, dtype=dtype)
-    return dstates, _summed(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
+    return dstates, _sum_workspace(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
 
 
 def mamba_chunk_scan_combined(t: Aten, *xs: Any) -> Tensor:
@@ -511,7 +511,7 @@ def mamba_split_conv1d_scan_combined(
         z, u, dt = t.split(x, [inner_width, inner_width + 2 * groups * state, heads])
         return z, u, dt
 
-    def convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Splits x, B and C after the convolution (`ensure_stride` copies nothing for widths that are multiples of
         8)."""
         x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), conv_widths)
@@ -519,7 +519,7 @@ def mamba_split_conv1d_scan_combined(
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
-        x, b, c = convolved(u)
+        x, b, c = split_convolved(u)
         z = by_size(t, dim, z)
         if rmsnorm_weight is None:
             out, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
@@ -547,7 +547,7 @@ def mamba_split_conv1d_scan_combined(
         rows = out.shape[:2]
         out_recompute = None if outproj_weight is None else t.new((*rows, inner_width), out.dtype)
         z, u, dt = parts(zxbcdt)
-        x, b, c = convolved(u)
+        x, b, c = split_convolved(u)
         dzxbcdt = t.like(zxbcdt)
         dz, du, ddt = parts(dzxbcdt)
         dxbc = t.like(u)

@@ -82,7 +82,7 @@ class AttentionKernels(Lowering):
     @compared(BY_TORCH)
     def do_cache(self, step: Step) -> None:
         if self.missing(step.ins[0]):
-            all_rows: Sequence[Tensor] = self._gathered(self.cached(step.name) or ())
+            all_rows: Sequence[Tensor] = self._read_pages(self.cached(step.name) or ())
         else:
             all_rows = self._with_new(step.name, [self.get(value) for value in step.ins], step.options["limit"])
         if self.store is not None:
@@ -116,9 +116,9 @@ class AttentionKernels(Lowering):
         rows = cached_rows + new_rows[0].shape[1]
         all_rows = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
         self.keep(name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows]))
-        return new_rows if cached is None else self._gathered(all_rows)
+        return new_rows if cached is None else self._read_pages(all_rows)
 
-    def _gathered(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _read_pages(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
         return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
 
@@ -230,5 +230,5 @@ class AttentionKernels(Lowering):
             sink = self.sink(sinks, scores)
             keys = scores.shape[-1]
             probs = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), FLOAT32)), keys), v.dtype)
-            return t.matmul(self.dropped(probs, dropout), v)
-        return t.matmul(self.dropped(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)
+            return t.matmul(self.apply_dropout(probs, dropout), v)
+        return t.matmul(self.apply_dropout(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)

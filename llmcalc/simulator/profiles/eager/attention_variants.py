@@ -75,7 +75,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     def reads_selected(self, queries: Any) -> bool:
         """Whether the reference reads only selected keys, as in decoding one token."""
-        return self.continues and is_size_one(queries)
+        return self.has_earlier_tokens and is_size_one(queries)
 
     def _read(self, step: Step, keys: Sequence[Tensor]) -> None:
         """Binds the selected keys and values, and drops all others."""
@@ -159,10 +159,10 @@ class AttentionVariantKernels(AttentionKernels):
         if options["sinks"]:
             all_probs = t.softmax(t.to(t.cat([scores, local_tensors["sink"]]), FLOAT32))
             probs = t.to(t.slice(all_probs, scores.shape[-1]), v.dtype)
-            self.bind(step.outs[0], self.dropped(probs, options["dropout"]))
+            self.bind(step.outs[0], self.apply_dropout(probs, options["dropout"]))
             return
         probs = t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype)
-        self.bind(step.outs[0], self.dropped(probs, options["dropout"]))
+        self.bind(step.outs[0], self.apply_dropout(probs, options["dropout"]))
 
     def _joined(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates all scores, and drops the separate tensors."""

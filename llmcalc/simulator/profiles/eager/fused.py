@@ -249,7 +249,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         scores = t.matmul(scaled, t.scale(t.transpose(k, -1, -2)))
         if mask is not None:
             scores = t.add(scores, mask)
-        scores = self.dropped(t.softmax(scores), dropout)
+        scores = self.apply_dropout(t.softmax(scores), dropout)
         returned = t.to(scores, dtype)
         out = t.to(t.matmul(scores, v), dtype)
         del returned
@@ -318,7 +318,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def do_mul(self, step: Step) -> None:
         """Computes act(gate) · up; torch.compile recomputes pointwise results in the backward pass."""
         graph = self.graph
-        if not (self.choices.compiled and any(self._made_by_act(value) for value in step.ins)):
+        if not (self.choices.compiled and any(self._is_activation_output(value) for value in step.ins)):
             super().do_mul(step)
             return
         gate, up = (self.get(value) for value in step.ins)
@@ -337,7 +337,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 
-    def _made_by_act(self, value: Value) -> bool:
+    def _is_activation_output(self, value: Value) -> bool:
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == "act" and value in item.outs for item in items)
 
@@ -361,12 +361,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "fused":
             loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
-            return self._over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
+            return self._loss_over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
         if self.head is not None:
             (weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
-                return self._chunk_by_chunk(logits, weight, bias, labels)
-            return self._in_chunks(self.t.flatten(logits, 0, 1), weight, bias, labels)
+                return self._loss_chunk_by_chunk(logits, weight, bias, labels)
+            return self._fused_linear_loss(self.t.flatten(logits, 0, 1), weight, bias, labels)
         if self.choices.compiles_loss:
             loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
             return self._compiled_loss(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1))
@@ -385,7 +385,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(graph, "cross_entropy", (logits,), out, backward, logits, highest, total)
 
     @compared(LIGER, cross_entropy="fused")
-    def _over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py: the forward pass writes the gradient over the
         logits, and the host reads how many labels count and whether they are within the vocabulary.
         """
@@ -402,7 +402,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(self.graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
 
     @compared(CHUNKS_KEPT, cross_entropy="split")
-    def _chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    def _loss_chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
         transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
 
@@ -432,7 +432,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return total
 
     @compared(LIGER, cross_entropy="chunked")
-    def _in_chunks(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are made in the forward
         pass. A chunk's logits, over which their gradient is written, are still named while those of the next are made.
 
