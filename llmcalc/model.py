@@ -248,7 +248,7 @@ class ModelSpec(Part):
             with f.scope(side) as scope:
                 if side == "encoder":
                     scope.apart, scope.reads = True, None if self._reads_own_input else x
-                    x = f.memory = scope.gives = self._encoded(f, stack, x)
+                    x = f.memory = scope.gives = self._encoder_output(f, stack, x)
                 else:
                     scope.reads = x
                     x = stack.flow(f, x, positions=f.positions if self.shared_positions else None)
@@ -272,7 +272,7 @@ class ModelSpec(Part):
         stem = None if self.encoder is None else self.encoder.stem
         return SOURCE if stem is None else stem.positions
 
-    def _encoded(self, f: Flow, encoder: Stack, x: Value) -> Value:
+    def _encoder_output(self, f: Flow, encoder: Stack, x: Value) -> Value:
         """Returns the output of an encoder that a decoder reads."""
         width = None if encoder.hidden_size is None else Axis("hidden", encoder.hidden_size)
         if encoder.stem is not None:

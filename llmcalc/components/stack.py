@@ -250,14 +250,14 @@ class Stack(Component):
         f.keep(embedded=x)
         f.hold(x=x)
         x = x.seen(*x.axes)  # layers that read the embeddings again tell them from their input
-        x = x if self.streams is None else self.streams.widened(f, x)
+        x = x if self.streams is None else self.streams.split(f, x)
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
         for label, block, repeat, indices in self.groups():
             x = self._layers(f, x, label, block, repeat, indices)
         f.hold(x=x, y=x)
         if self.streams is not None:
-            x = self.streams.narrowed(f, x)
+            x = self.streams.merge(f, x)
             f.hold(x=x)
         x = x if self.final_norm is None else f.part("norm", self.final_norm, x)
         return f.dropout(x, "final")
@@ -479,7 +479,7 @@ def _reference() -> type[nn.Module]:
                 run.per_layer = self.get_submodule("per_layer_embedding")(x, run)
             run.embedded, run.lends = x, self.lends
             for streams in self._streams:
-                x = streams.to_streams(x)
+                x = streams.split_streams(x)
             for i, layer in enumerate(self.layers):
                 run.layer = i
                 y = layer(x, run)
@@ -487,7 +487,7 @@ def _reference() -> type[nn.Module]:
                     y = self.get_submodule("side_convolution")(x, y)
                 x = y
             for streams in self._streams:
-                x = streams.to_one(x)
+                x = streams.merge_streams(x)
             return apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
 
     return StackReference

@@ -54,7 +54,7 @@ class LowRank:
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), place.kind, place.times))
         return tensors
 
-    def copied(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the tensors of modules of which a full copy is trained, including tied weights."""
         tensors = []
         for place in tree.walk():

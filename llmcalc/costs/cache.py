@@ -83,7 +83,7 @@ class CacheSize:
     def bytes(self) -> int:
         return bits_to_bytes(self._bits(self.workload))
 
-    def bytes_in(self, dtype_name: str) -> int:
+    def bytes_in_format(self, dtype_name: str) -> int:
         """Returns the bytes of the same cache with keys and values in another format; recurrent states keep theirs."""
         return bits_to_bytes(self._bits(self.workload, dtype_name))
 
@@ -109,7 +109,9 @@ class CacheSize:
     def _caches(self) -> list[Place]:
         """Yields the places of all ops that have a cache."""
         cost = cache_bits_of(self.dtype)
-        return [place for place in self.tree.walk(RunConfig(self.workload)) if not place.optional and place.own(cost)]
+        return [
+            place for place in self.tree.walk(RunConfig(self.workload)) if not place.optional and place.own_cost(cost)
+        ]
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
@@ -132,7 +134,7 @@ class CacheSize:
             tokens, width = (_tokens_of(op, place), op.width) if isinstance(op, KVCache) else (None, None)
             group = (getattr(op, "kind", STATE), tokens, width)
             layers[group] = layers.get(group, 0) + place.times
-            bits[group] = bits.get(group, 0) + place.times * place.own(cost)
+            bits[group] = bits.get(group, 0) + place.times * place.own_cost(cost)
         return [
             CacheGroup(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b))
             for (kind, tokens, width), b in bits.items()

@@ -50,7 +50,7 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
             total += layer.in_model(_attention_flops, include)
         elif recompute.layers:
             cost = _unsaved_flops if recompute.kept else Use.forward_flops
-            total += times(layer.each(cost, include), _recomputed_count(layer, recompute))
+            total += times(layer.cost_per_repeat(cost, include), _recomputed_count(layer, recompute))
         else:
             total += sum(
                 place.in_model(Use.forward_flops, include)

@@ -288,7 +288,7 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
         longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
         added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
         missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
-        added_bytes = overhead(shorter).extrapolated(overhead(longer), missing, added)
+        added_bytes = overhead(shorter).extrapolate(overhead(longer), missing, added)
     result.slop, result.slop_after = added_bytes.slop, added_bytes.slop_after
     result.reserved = result.peak[1].bytes + added_bytes.slop + added_bytes.free
     return result, whole

@@ -38,15 +38,15 @@ def offloaded_bytes(spec: ModelSpec, training: Training, every: int) -> int:
     """Returns the pinned bytes of the activations of one micro-batch, which are linear in the equal layers."""
     stacks = layer_stacks(spec, every)
     short = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
-    base = _offloaded_in(spec, training, short)
+    base = _offload_bytes(spec, training, short)
     return base + sum(
         (stacks[i].repeats - SHORT_RUN_REPEATS)
-        * (_offloaded_in(spec, training, {**short, i: SHORT_RUN_REPEATS + 1}) - base)
+        * (_offload_bytes(spec, training, {**short, i: SHORT_RUN_REPEATS + 1}) - base)
         for i in short
     )
 
 
-def _offloaded_in(spec: ModelSpec, training: Training, layers: Mapping[int, int]) -> int:
+def _offload_bytes(spec: ModelSpec, training: Training, layers: Mapping[int, int]) -> int:
     """Returns the pinned bytes that a run with this number of layers offloads in its forward pass."""
     run = TrainingRun(spec, replace(training, microbatches=1), layers)
     run.set_up()

@@ -91,7 +91,7 @@ class MemoryUse:
         assert self.adapters is not None
         tree_and_parts = self.count.tree, self.count.include
         return (self.adapters.adapters(*tree_and_parts), self.adapter_dtype), (
-            self.adapters.copied(*tree_and_parts),
+            self.adapters.trained_copies(*tree_and_parts),
             self.dtype,
         )
 
@@ -304,7 +304,9 @@ def _optimizer_state(
         states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights)
         return record.state(list(trained_tensors(count.tree, count.include)), states, momentum)
     states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    copies = record.state(adapters.copied(count.tree, count.include), settings.optimizer_dtype or weights, momentum)
+    copies = record.state(
+        adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weights, momentum
+    )
     return record.state(adapters.adapters(count.tree, count.include), states, momentum).with_more(copies)
 
 

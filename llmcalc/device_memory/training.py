@@ -182,8 +182,8 @@ class TrainingRun:
 
     def _updated_tensor(self, weight: Tensor) -> Tensor:
         """Returns the tensor that the optimizer updates for a weight: its fp32 master copy, or the weight itself."""
-        copied = self.training.master and weight.dtype is not FLOAT32
-        return empty(self.meter, weight.shape, FLOAT32) if copied else weight
+        trained_copies = self.training.master and weight.dtype is not FLOAT32
+        return empty(self.meter, weight.shape, FLOAT32) if trained_copies else weight
 
     @cached_property
     def _layer_matrices(self) -> frozenset[str]:

@@ -150,7 +150,7 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
         elif isinstance(item, Scope):
             children.append(item.node())
         elif isinstance(item, Alternatives):
-            branch_op, branch_forms, branch_children = _merged(item)
+            branch_op, branch_forms, branch_children = _merge_forms(item)
             op, forms = (op, forms) if branch_op is None else (branch_op, branch_forms)
             children += branch_children
         elif item.name:
@@ -160,7 +160,7 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
     return op, forms, children
 
 
-def _merged(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
+def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
     """Returns the nodes of the first form, each with the differing ops of other forms."""
     (_, first), *others = alternatives.branches.items()
     other_nodes = [(name, _nodes(branch.items)) for name, branch in others]

@@ -114,9 +114,11 @@ class Node:
         """Returns the cost of this node as a root, with all nodes in it, for all of its repeats."""
         return self.place(run_config).total(cost, include)
 
-    def each(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
+    def cost_per_repeat(
+        self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
+    ) -> Number:
         """Returns the cost of one repeat of this node as a root, with all nodes in it."""
-        return self.place(run_config).each(cost, include)
+        return self.place(run_config).cost_per_repeat(cost, include)
 
 
 @dataclass(frozen=True)
@@ -174,12 +176,12 @@ class Place:
         """Returns the node's primitive with its roles and its run; None for a group."""
         return _primitive_use(self.node, self.roles, self.run_config)
 
-    def own(self, cost: Cost) -> Number:
+    def own_cost(self, cost: Cost) -> Number:
         """Returns the cost of one repeat of this node, without its child nodes."""
         use = self.use
         return 0 if use is None else cost(use)
 
-    def each(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+    def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of one repeat of this node, with all nodes in it.
 
         include: the optional parts below it that are counted.
@@ -188,11 +190,11 @@ class Place:
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all repeats of this node in one copy of its parent."""
-        return times(self.each(cost, include), self.node.repeat)
+        return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
     def in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
         """Returns the cost of all copies of this node in the model."""
-        return times(self.each(cost, include), self.times)
+        return times(self.cost_per_repeat(cost, include), self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +281,7 @@ def by_kind(
     for place in root.walk(run_config):
         if place.optional and place.optional not in include:
             continue
-        value = times(place.own(cost), place.times)
+        value = times(place.own_cost(cost), place.times)
         if not is_zero(value):
             sums[place.kind] = add(sums.get(place.kind, 0), value)
     return sums

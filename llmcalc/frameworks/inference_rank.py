@@ -50,7 +50,7 @@ def rank_memory(memory: Memory) -> DeviceMemory:
     assert isinstance(model, RankModel)
     device, start = memory.device, min(model.chunks.layers, default=0)
 
-    def numbered(point: Point) -> Point:
+    def with_model_numbers(point: Point) -> Point:
         layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)
         return point._replace(node=layer)
 
@@ -66,8 +66,8 @@ def rank_memory(memory: Memory) -> DeviceMemory:
     return replace(
         device,
         terms=(tensors, *others),
-        peak_at=numbered(device.peak_at),
-        timeline=tuple(map(numbered, device.timeline)) if start else device.timeline,
+        peak_at=with_model_numbers(device.peak_at),
+        timeline=tuple(map(with_model_numbers, device.timeline)) if start else device.timeline,
     )
 
 

@@ -328,12 +328,12 @@ class PeakEstimate:
         total = tree.total(size, include=self.include)
         return StageParameters(
             dense=total,
-            experts=sum(times(place.own(size), place.times) for place in places if _is_of_experts(place)),
+            experts=sum(times(place.own_cost(size), place.times) for place in places if _is_of_experts(place)),
             outside_layers=total - sum(place.total(size, self.include) for place in layers),
-            largest_layer=max((place.each(size, self.include) for place in layers), default=0),
-            largest_tensor=max(place.own(size) for place in places),
-            largest_in_layers=max((place.own(size) for place in inner), default=0),
-            largest_matrix=max((place.own(size) for place in inner if not _is_of_experts(place)), default=0),
+            largest_layer=max((place.cost_per_repeat(size, self.include) for place in layers), default=0),
+            largest_tensor=max(place.own_cost(size) for place in places),
+            largest_in_layers=max((place.own_cost(size) for place in inner), default=0),
+            largest_matrix=max((place.own_cost(size) for place in inner if not _is_of_experts(place)), default=0),
         )
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:

@@ -224,7 +224,7 @@ def _cache_bytes(memory: EngineMemory) -> int:
     return sum(memory.bytes_of(name) for name in CACHE_TERMS)
 
 
-def _signed(term: Term, has_budget: bool) -> int:
+def _signed_bytes(term: Term, has_budget: bool) -> int:
     """Returns the bytes of a term: negative if it is subtracted from a budget."""
     is_taken = has_budget and term.name not in ("budget", "kv_cache") and not term.origin.startswith("outside")
     return -term.bytes if is_taken else term.bytes
@@ -236,7 +236,7 @@ def _terms_table(use: EngineUse) -> Table:
     has_budget = any(term.name == "budget" for term in use.memory.terms)
     for term in use.memory.terms:
         title = f"{TITLES[term.name]}, {term.device}" if term.device else TITLES[term.name]
-        cells = [title, _signed(term, has_budget), term.status, _term_source(term)]
+        cells = [title, _signed_bytes(term, has_budget), term.status, _term_source(term)]
         rows.append(Row(cells, strong=term.name in CACHE_TERMS))
     memory = use.memory
     rows += _device_rows(use)

@@ -158,7 +158,8 @@ def _notes(count: FlopCount) -> list[str]:
     workload = count.workload
     experts = identity_experts(count.tree)
     uncounted = "".join(
-        f"; also not counted, as it is element by element: {operation}" for operation in _uncounted(count.spec)
+        f"; also not counted, as it is element by element: {operation}"
+        for operation in _uncounted_operations(count.spec)
     )
     notes = [PRODUCTS + uncounted, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
@@ -206,12 +207,12 @@ def _decoding_notes(count: FlopCount) -> list[str]:
     chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
     return [
         *([ONE_OUTPUT] if convolves else []),
-        *([ONE_STEP] if _uncounted(count.spec) else []),
+        *([ONE_STEP] if _uncounted_operations(count.spec) else []),
         *([CHOSEN_KEYS] if chooses else []),
     ]
 
 
-def _uncounted(spec: ModelSpec) -> list[str]:
+def _uncounted_operations(spec: ModelSpec) -> list[str]:
     """Returns the operations of recurrences that are not matrix products."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()

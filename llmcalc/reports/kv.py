@@ -50,12 +50,12 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
             "elements": cache.elements,
             "by_layer_kind": cache.by_layer_kind,
             "layers": [asdict(group) for group in cache.groups],
-            "by_dtype": {name: cache.bytes_in(name) for name in _dtypes(cache)},
+            "by_dtype": {name: cache.bytes_in_format(name) for name in _dtypes(cache)},
             "what_if": {
                 alternative.what.key: {
                     "bytes": alternative.cache.bytes,
                     "ratio": alternative.ratio,
-                    "by_dtype": {name: alternative.cache.bytes_in(name) for name in _dtypes(cache)},
+                    "by_dtype": {name: alternative.cache.bytes_in_format(name) for name in _dtypes(cache)},
                 }
                 for alternative in what_if
             },
@@ -131,7 +131,7 @@ def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -
         ),
     ]
     filled = [
-        Row([title, ratio, *(alternative.bytes_in(name) for name in dtypes)], strong=not i)
+        Row([title, ratio, *(alternative.bytes_in_format(name) for name in dtypes)], strong=not i)
         for i, (title, ratio, alternative) in enumerate(rows)
     ]
     return Table("", columns, filled, name="what-if")

@@ -34,7 +34,7 @@ LONGEST_PATH = 24
 """Largest number of characters of a module's path in a table."""
 
 
-def _shortened(path: str) -> str:
+def _shorten_path(path: str) -> str:
     """Shortens a long path between its layer and its end: `layers.31.….core`."""
     if len(path) <= LONGEST_PATH:
         return path
@@ -47,7 +47,7 @@ def _shortened(path: str) -> str:
 PHASE_COLUMNS = (
     Column("phase", "phase", justify="left"),
     Column("bytes", f"most, {units.GIB.name}", units.GIB.write),
-    Column("node", "where", justify="left", brief=_shortened),
+    Column("node", "where", justify="left", brief=_shorten_path),
     Column("course", "from start to end", justify="left"),
 )
 

@@ -87,7 +87,7 @@ def _rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
 
 
 def _add_rows(parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
-    node, per_repeat = place.node, place.each(total_of, include)
+    node, per_repeat = place.node, place.cost_per_repeat(total_of, include)
     if not per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name

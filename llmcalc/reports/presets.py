@@ -23,7 +23,7 @@ def _short_kind(kind: str) -> str:
     return "enc-dec" if kind == "encoder-decoder" else kind
 
 
-def _rounded(difference: str) -> str:
+def _round_change(difference: str) -> str:
     """Rounds `−14,848` to `−14.85 K`; other texts stay unchanged."""
     digits = difference[1:].replace(",", "")
     return difference[0] + units.count(int(digits)) if digits.isdigit() else difference
@@ -35,7 +35,7 @@ LIST_COLUMNS = (
     Column("released", "released", justify="left", brief=lambda date: date[: len("2026-01")]),
     Column("parameters", "total, B", lambda value: f"{value / BILLION.factor:.3f}"),
     Column("active", "active", lambda value: f"{value / BILLION.factor:.3f}"),
-    Column("published", "published", brief=_rounded, verdict=True),
+    Column("published", "published", brief=_round_change, verdict=True),
 )
 
 DETAIL_COLUMNS = (

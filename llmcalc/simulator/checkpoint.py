@@ -92,7 +92,7 @@ class Region:
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
         try:
-            self.run([_recomputed(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
+            self.run([_detached_result(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
         except _AllRecomputed:
             pass
         finally:
@@ -158,7 +158,7 @@ class _KeptResults:
         return out
 
 
-def _recomputed(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
+def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. is_leaf: whether it is trained or has no gradient function.
 
     wanted: whether it wants a gradient, which here nothing passes on.

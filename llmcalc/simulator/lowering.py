@@ -112,7 +112,7 @@ class Lowering(ProgramLowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        out = self.checkpointed(run, [self.get(module_input)])
+        out = self.run_checkpointed(run, [self.get(module_input)])
         for value in recomputed.lasts:
             self.forget(value.storage)
         self.bind(module_output, out)
@@ -166,7 +166,7 @@ class Lowering(ProgramLowering):
 
         return run
 
-    def checkpointed(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+    def run_checkpointed(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run, arguments)
@@ -195,4 +195,4 @@ class Lowering(ProgramLowering):
             return super().layer(frame, x)
         assert scope.takes is not None
         assert scope.gives is not None
-        return self.checkpointed(self.layer_runner(frame, scope.takes, scope.gives), [x, *self.carried.values()])
+        return self.run_checkpointed(self.layer_runner(frame, scope.takes, scope.gives), [x, *self.carried.values()])

@@ -63,7 +63,7 @@ class AllocatorOverhead(NamedTuple):
         reserved = max(run.requested + run.slop + run.free for run in runs)
         return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
 
-    def extrapolated(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
+    def extrapolate(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
         """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more."""
         return AllocatorOverhead(
             *(max(0, b + (b - a) * missing_layers // added_layers) for a, b in zip(self, larger, strict=True))

@@ -175,7 +175,7 @@ def quantities(
 
 
 def _vocabulary(tree: Node) -> int:
-    return sum(place.times * place.own(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
+    return sum(place.times * place.own_cost(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:

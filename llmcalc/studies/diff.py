@@ -216,7 +216,7 @@ def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[
     """Returns path without layer indices → sum of its nodes, without optional parts and zeros."""
     sums: dict[str, Number] = {}
     for place in tree.walk(run_config):
-        if not place.optional and (value := times(place.own(cost), place.times)):
+        if not place.optional and (value := times(place.own_cost(cost), place.times)):
             path = INDEX.sub("", place.path)
             sums[path] = sums.get(path, 0) + value
     return {path: bits_to_bytes(value) if unit == "bytes" else value for path, value in sums.items()}

@@ -351,7 +351,7 @@ def study(
     tolerance = percent / 100
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
     target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
-    members = refined(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
+    members = refine_step(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
     sizes, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
         sizes = [size for size in sizes if size[0] != target_size[0]] + [target_size]
@@ -385,7 +385,7 @@ def _nothing_found(members: Family, budget: Budget, percent: float) -> str:
     )
 
 
-def refined(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
+def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
     """Reduces the step of hidden sizes until the budget allows `FEWEST_WIDTHS` of them, as far as possible.
 
     keep_heads: whether head sizes must stay unchanged.

@@ -236,7 +236,7 @@ class Formulas:
         for term in terms:
             walked_places = self._walk(tree, term.run_config)
             for index in node.at:
-                value = add(value, walked_places[index].each(term.cost, self.include))
+                value = add(value, walked_places[index].cost_per_repeat(term.cost, self.include))
         return value
 
     def _walk(self, tree: Node, run_config: RunConfig | None) -> list[Place]:

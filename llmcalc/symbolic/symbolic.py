@@ -138,7 +138,7 @@ def _rank_suffix(rank: RankModel | None) -> str:
 def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
     """Returns the tree of a rank in symbols, by symbolic integers, because a rank's sizes depend on comparisons."""
 
-    def traced(occurrence: SizeOccurrence) -> Any:
+    def traced_size(occurrence: SizeOccurrence) -> Any:
         symbol_of_size = size_replacer(occurrence)
         return occurrence.value if symbol_of_size is occurrence.value else SymbolicInt(occurrence.value, symbol_of_size)
 
@@ -151,7 +151,7 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     }
     if "etp" not in sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    lettered = _with_symbols(rank, traced)
+    lettered = _with_symbols(rank, traced_size)
     assert isinstance(lettered, RankModel)
     symbolic_tree: Node = _formulas_of(lettered.with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree

@@ -77,7 +77,7 @@ class MemoryComparison:
     left_out: dict[str, str] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
-    def added_to(self, verdict: Verdict, seconds: float) -> Verdict:
+    def with_checks(self, verdict: Verdict, seconds: float) -> Verdict:
         """Returns the verdict with these checks added."""
         info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(

@@ -124,11 +124,11 @@ def verify_reference(
     }
     seconds = time.perf_counter() - start
     if device != "meta":
-        info["measured"] = _measured(spec, module, device, batch, seq)
+        info["measured"] = _measure_speed(spec, module, device, batch, seq)
     return Verdict(target, f"reference/{device}", checks, seconds, info, sizes_of(spec))
 
 
-def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
+def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
@@ -232,7 +232,7 @@ def _checks(
         checks = compare(
             tree,
             quantity,
-            lambda place: place.each(cost, include),
+            lambda place: place.cost_per_repeat(cost, include),
             measured,
             names,
             witness,

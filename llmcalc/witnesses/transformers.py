@@ -181,7 +181,7 @@ def _checks(
             compare_modules(
                 tree,
                 quantity,
-                lambda place: place.each(cost) + additions(place.path),
+                lambda place: place.cost_per_repeat(cost) + additions(place.path),
                 modules,
                 measured,
                 witness,

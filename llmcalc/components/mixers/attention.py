@@ -524,7 +524,7 @@ def _reference() -> type[nn.Module]:
                 "projection": (heads * self.head_dim,),
             }[self.spec.qk_norm.scope]
 
-        def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        def _normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
             """Applies the query or key norm. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
@@ -538,12 +538,12 @@ def _reference() -> type[nn.Module]:
             """Returns queries or keys after norm and positions, in the order of the spec."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
-                x = self._normed(x, getattr(self, norm))
+                x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
                 x = self.spec.position.rotated(x, run, start)
-            return self._normed(x, getattr(self, norm)) if order == "after_rope" else x
+            return self._normalize(x, getattr(self, norm)) if order == "after_rope" else x
 
-        def _heads_of(self, projected: Tensor, width: int) -> Tensor:
+        def _split_heads(self, projected: Tensor, width: int) -> Tensor:
             heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
             return heads
 
@@ -554,9 +554,9 @@ def _reference() -> type[nn.Module]:
                     return cached[0], cached[1]
                 assert run.memory is not None, "cross-attention needs the encoder's output or a filled cache"
                 x = run.memory
-            raw = self._heads_of(self.k_proj(x), self.head_dim)
+            raw = self._split_heads(self.k_proj(x), self.head_dim)
             k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
-            v = raw if self.spec.attention_k_eq_v else self._heads_of(self.v_proj(x), self.value_dim)
+            v = raw if self.spec.attention_k_eq_v else self._split_heads(self.v_proj(x), self.value_dim)
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 
@@ -609,7 +609,7 @@ def _reference() -> type[nn.Module]:
                 self._bias(run, end, x.shape[1], end, x.device)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            q = self._normed_and_rotated(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
+            q = self._normed_and_rotated(self._split_heads(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
             k, v = self._local_or_shared(x, run)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
             if hasattr(self, "relative"):

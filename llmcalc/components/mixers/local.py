@@ -177,13 +177,13 @@ def _reference() -> type[nn.Module]:
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
-            local_vectors = self._heads_of(self._with_neighbours(self._blocks(x[:, :tokens])))
+            local_vectors = self._split_heads(self._with_neighbours(self._blocks(x[:, :tokens])))
             if self.spec.global_block_size is None:
                 return local_vectors
-            sum_vectors = self._heads_of(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
+            sum_vectors = self._split_heads(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
             return torch.cat([local_vectors, sum_vectors], -2)
 
-        def _heads_of(self, x: Tensor) -> Tensor:
+        def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. […, tokens, heads · d] → […, heads, tokens, d]."""
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
@@ -233,7 +233,7 @@ def _reference() -> type[nn.Module]:
             if self.spec.global_block_size is not None:
                 summed = self.sums(x, *self._sums(run, tokens, x.device))
                 kv_input = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
-            q = self._heads_of(self._blocks(self.get_submodule("q_proj")(x)))
+            q = self._split_heads(self._blocks(self.get_submodule("q_proj")(x)))
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
             mask, bias = self._shared_bias(run, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]

@@ -174,10 +174,10 @@ def _reference() -> type[nn.Module]:
                 )
                 decay = torch.cat([decay[:, :covered], decay[:, covered:] * decay[:, :-covered]], 1)
                 covered *= 2
-            y = _read(state.to(x.dtype), c)
+            y = _read_states(state.to(x.dtype), c)
             return y + self.D * x, state[:, -1]
 
-    def _read(state: Tensor, c: Tensor) -> Tensor:
+    def _read_states(state: Tensor, c: Tensor) -> Tensor:
         """Multiplies states by C. state: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
         heads: Tensor = state.unflatten(2, (c.shape[2], -1)) @ c[..., None]
         return heads.flatten(2)

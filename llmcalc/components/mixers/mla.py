@@ -140,7 +140,7 @@ class MLA(TokenMixer):
         latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
         f.hold(latent=latent_and_rope)
         c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
-        c, k_rope = self._normed(f, "kv_a_norm", c), self._rotated(f, k_rope)
+        c, k_rope = self._normalize(f, "kv_a_norm", c), self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
         f.hold(latent=c, k_rope=k_rope)
         f.mask(query, c, causal=f.causal)
@@ -186,7 +186,7 @@ class MLA(TokenMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased or self.o_bias)
 
-    def _normed(self, f: Flow, name: str, x: Value) -> Value:
+    def _normalize(self, f: Flow, name: str, x: Value) -> Value:
         return x if self.norm is None else f.norm(name, x, self.norm)
 
     def _rotated(self, f: Flow, x: Value) -> Value:
@@ -197,7 +197,7 @@ class MLA(TokenMixer):
         if self.q_lora_rank is None:
             return f.linear("q_proj", x, heads, head), None
         raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        c = self._normed(f, "q_a_norm", raw)
+        c = self._normalize(f, "q_a_norm", raw)
         f.hold(raw=raw, small=c)
         if not self.query_gate:
             return f.linear("q_b_proj", c, heads, head), c

@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Context, Heads, Kernel, TokenMixer, size_named
+from ..base import PUBLISHED, Context, Heads, Kernel, TokenMixer, symbol_of_size
 from ..networks.feed_forward import Activation, activate
 from ..runtime import Run, causal_conv_class, state_class, vector
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     RecurrentWidth: TypeAlias = int
 else:
-    RecurrentWidth = size_named("r")
+    RecurrentWidth = symbol_of_size("r")
 
 
 class RGLRU(TokenMixer):

@@ -17,7 +17,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, PUBLISHED, Context, Network, TokenMixer, Width, size_named
+from ..base import BY_TORCH, PUBLISHED, Context, Network, TokenMixer, Width, symbol_of_size
 from ..runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     AttentionWidth: TypeAlias = int
 else:
-    AttentionWidth = size_named("r")
+    AttentionWidth = symbol_of_size("r")
 
 SOURCE = "Peng et al. 2023, §3"
 

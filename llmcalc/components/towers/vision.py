@@ -126,13 +126,13 @@ class VisionTower(TowerPart):
         return self
 
     @property
-    def gives(self) -> int:
+    def output_width(self) -> int:
         return self.hidden_size
 
     def source(self) -> str:
         return "Dosovitskiy et al. 2020, §3.1"
 
-    def reads(self) -> Value:
+    def input_value(self) -> Value:
         return self.patches.read()
 
     def flow(self, f: Flow, x: Value) -> Value:

@@ -339,7 +339,7 @@ def replay_rank(
     return replay_steps(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
 
 
-def _recorded(run: ShardedRank, meter: Recorder) -> RecordedEvents:
+def _record_steps(run: ShardedRank, meter: Recorder) -> RecordedEvents:
     """Records set-up and two steps. Passes, update and `zero_grad` are separate phases of a step."""
     run.set_up()
     set_up = meter.cut()
@@ -383,7 +383,7 @@ def stage_memory(
             chunk.lowering.run_only = layers_to_run
             shortened += [len(stacks) + i for i in layers_to_run]
             stacks += chunk_loops
-        return RepeatAnalysis(_recorded(run, meter), stacks, shortened)
+        return RepeatAnalysis(_record_steps(run, meter), stacks, shortened)
 
     try:
         unfolded = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer

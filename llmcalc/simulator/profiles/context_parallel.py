@@ -164,7 +164,7 @@ class Merger:
             return
         lse = half(t, self.lse) if is_partial else self.lse
         out = half(t, self.out) if is_partial else self.out
-        out = t.like(out, self._weighed(out, lse, block_out, block_lse))
+        out = t.like(out, self._weigh(out, lse, block_out, block_lse))
         lse = t.like(lse, t.like(t.like(lse, block_lse)))
         if is_partial:
             self.lse = partial_update(t, self.lse)
@@ -172,7 +172,7 @@ class Merger:
         else:
             self.lse, self.out = lse, out
 
-    def _weighed(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
+    def _weigh(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
         t = self.t
         weight = t.like(t.like(block_lse, lse))
         return t.like(weight, t.like(out, block_out))
@@ -213,7 +213,7 @@ class Kernels:
                 next_kv = rotater.next_buffer(key)
                 key, value = _split_in_two(next_kv, key.shape)
             if i < size - 1:
-                next_kv = self._joined(key, value)
+                next_kv = self._join_keys_and_values(key, value)
                 rotater.exchange_buffers(next_kv)
                 del next_kv
             if i == 0:
@@ -247,7 +247,7 @@ class Kernels:
                 buffer = kv_rotater.next_buffer(key)
                 key, value = _split_in_two(buffer, key.shape)
             if i != size - 1:
-                _next_kv = self._joined(key, value)
+                _next_kv = self._join_keys_and_values(key, value)
                 kv_rotater.exchange_buffers(_next_kv)
             if i == 0:
                 q, k, v, _lse = query, key, value, logsumexp
@@ -262,7 +262,7 @@ class Kernels:
                 if i <= rank:
                     grad_key = partial_update(t, grad_key)
                     grad_value = partial_update(t, grad_value)
-            next_grad_kv = self._joined(grad_key, grad_value)
+            next_grad_kv = self._join_keys_and_values(grad_key, grad_value)
             dkv_rotater.exchange_buffers(next_grad_kv)
             if i > rank:
                 grad_query = partial_update(t, grad_query)
@@ -283,7 +283,7 @@ class Kernels:
         """Copies the second half of the logsumexp."""
         return self.t.contiguous(self.t.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
 
-    def _joined(self, key: Tensor, value: Tensor) -> Tensor:
+    def _join_keys_and_values(self, key: Tensor, value: Tensor) -> Tensor:
         """Concatenates keys and values: `torch.cat([key.flatten(), value.flatten()])`."""
         return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
 

@@ -474,7 +474,7 @@ def mamba_chunk_scan_with_state(
     return record_function(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
 
 
-def _projected(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
+def _linear(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
     """Computes x·Wᵀ + b; returns x without a weight."""
     return x if weight is None else t.linear(x, weight, bias)
 
@@ -524,11 +524,11 @@ def mamba_split_conv1d_scan_combined(
         if rmsnorm_weight is None:
             out, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
             assert out_x is not None
-            return _projected(t, t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
+            return _linear(t, t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
         out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, None)
         out, rstd = _layer_norm_fwd(t, t.flatten(t.flatten(out_x, 2), 0, 1), groups)
         out = t.unflatten(out, 0, zxbcdt.shape[:2])
-        return _projected(t, out, outproj_weight, outproj_bias), out_x, rstd
+        return _linear(t, out, outproj_weight, outproj_bias), out_x, rstd
 
     def backward(
         dout: Tensor,
@@ -555,7 +555,7 @@ def mamba_split_conv1d_scan_combined(
         z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
-        dout = by_size(t, dim, _projected(t, dout, outproj_transposed, None))
+        dout = by_size(t, dim, _linear(t, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
         _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:

@@ -28,10 +28,10 @@ class AttentionKernels(Lowering):
     def do_rope(self, step: Step) -> None:
         x = self.get(step.ins[0])
         by_head = len(x.shape) == 4
-        rotated_x = self.rotated(self.heads_first(x) if by_head else x, step)
+        rotated_x = self.rotate(self.heads_first(x) if by_head else x, step)
         self.set(step.outs[0], self.heads_first(rotated_x) if by_head else rotated_x)
 
-    def rotated(self, x: Tensor, step: Step) -> Tensor:
+    def rotate(self, x: Tensor, step: Step) -> Tensor:
         """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
         t, spec, all_dimensions = self.t, step.options["spec"], step.options["every"]
         dim = spec.rotary_size(x.shape[-1])
@@ -98,7 +98,9 @@ class AttentionKernels(Lowering):
             return self._in_pages(name, new_rows, cached, limit)
         if cached is not None and limit is not None:  # the oldest token leaves the window when a new one enters
             cached = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in cached)
-        all_rows = new_rows if cached is None else [self._appended(h, n) for h, n in zip(cached, new_rows, strict=True)]
+        all_rows = (
+            new_rows if cached is None else [self._append_to_cache(h, n) for h, n in zip(cached, new_rows, strict=True)]
+        )
         self.keep(
             name, *(all_rows if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in all_rows])
         )
@@ -122,7 +124,7 @@ class AttentionKernels(Lowering):
         """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
         return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
 
-    def _appended(self, cached: Tensor, new_rows: Tensor) -> Tensor:
+    def _append_to_cache(self, cached: Tensor, new_rows: Tensor) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
         if len(new_rows.shape) < 4:
             return self.t.cat([cached, new_rows], 1)
@@ -175,7 +177,9 @@ class AttentionKernels(Lowering):
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
         return (
-            self.checkpointed(lambda xs: core(*xs), present_tensors) if self.recompute.core else core(*present_tensors)
+            self.run_checkpointed(lambda xs: core(*xs), present_tensors)
+            if self.recompute.core
+            else core(*present_tensors)
         )
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:

@@ -133,11 +133,11 @@ class BasicKernels(Lowering):
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """Runs NormReference.forward. module: the module with its parameters, by default the one that runs."""
-        y = x if spec.type == "affine" else self._normed(x, spec, groups)
+        y = x if spec.type == "affine" else self._normalize(x, spec, groups)
         y = self.t.mul(y, self.weight(f"{name}.weight", shape, module)) if spec.weight else y
         return self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
 
-    def _normed(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
+    def _normalize(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
         t, width = self.t, x.shape[-1]
         y = t.unflatten(t.to(x, FLOAT32), -1, (groups, width // groups))
         if spec.type == "layernorm":
@@ -198,7 +198,7 @@ class BasicKernels(Lowering):
             axis = -1
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
-            xs = [self._expanded(x, shape) for x in xs]
+            xs = [self._expand_heads(x, shape) for x in xs]
         concatenated = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
         self.set(step.outs[0], self.t.transpose(concatenated, 1, 2) if needs_transpose else concatenated)
 
@@ -208,7 +208,7 @@ class BasicKernels(Lowering):
         shape[axis] = sum(x.shape[axis] for x in xs)
         return self.in_pool(tuple(shape), xs[0].dtype)
 
-    def _expanded(self, x: Tensor, shape: Any) -> Tensor:
+    def _expand_heads(self, x: Tensor, shape: Any) -> Tensor:
         """Returns a tensor as [batch, heads, rows, size], expanded to all heads if necessary."""
         if len(x.shape) == 4:
             return self.t.transpose(x, 1, 2)

@@ -82,9 +82,9 @@ class LoraKernels(BasicKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(step) in self.adapters.targets
 
-    def never_read(self, name: str, use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, use: Use) -> list[Tensor]:
         """Returns unread parameters, with adapters: PEFT selects layers by name, whether they run or not."""
-        adapters, tensors = self.adapters, super().never_read(name, use)
+        adapters, tensors = self.adapters, super().unread_parameters(name, use)
         if (
             adapters is None
             or adapters.library != "peft"

@@ -105,14 +105,14 @@ class PositionKernels(AttentionVariantKernels):
         if key in self.memo:
             index = self.memo[key]
         else:
-            index = self._binned(queries, keys) if options["binned"] else self._distances(queries, keys)
+            index = self._bin_distances(queries, keys) if options["binned"] else self._distances(queries, keys)
         if options["kept"]:
             self.memo[key] = index
         for changes in (options["shifted"], options["clamped"]):
             index = t.like(index) if changes else index
         self.bind(step.outs[0], index)
 
-    def _binned(self, queries: Any, keys: Any) -> Tensor:
+    def _bin_distances(self, queries: Any, keys: Any) -> Tensor:
         """Assigns distances to bins; far distances share logarithmic bins."""
         t = self.t
         distance = self._distances(queries, keys)

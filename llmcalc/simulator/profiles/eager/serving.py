@@ -98,7 +98,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if not self.scores_in_kernel:
             super().do_selected(step)
             return
-        self._read(step, [self.get(value) for value in step.ins[1:]])
+        self._bind_selected(step, [self.get(value) for value in step.ins[1:]])
 
     @compared(BY_TORCH)
     def do_select_blocks(self, step: Step) -> None:
@@ -118,7 +118,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if not self.scores_in_kernel:
             super().do_only_selected(step)
             return
-        self._read(step, [self.get(value) for value in step.ins[1:]])
+        self._bind_selected(step, [self.get(value) for value in step.ins[1:]])
 
     @compared(BY_TORCH)
     def do_choose_entries(self, step: Step) -> None:

@@ -58,7 +58,7 @@ class StepKernels(ScanKernels):
         step, b, c = t.split(t.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
         del dt_b_c
         if "dt_norm" in steps:
-            step, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
+            step, b, c = (self._normalize_with(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
         step = t.function("softplus", self._delta(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
         shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
         _cached_state = self.cached("ssm_state")
@@ -178,7 +178,7 @@ class StepKernels(ScanKernels):
         decay, beta = t.unsqueeze(t.transpose(decay, 1, 2), -1), t.transpose(beta, 1, 2)
         out = self._delta_rule(q, k, v, decay, beta)
         gate = t.function("silu", self.by_head(self.project(steps["g_proj"], x), op.value_dim))
-        normed = t.mul(self._normed_by(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype)), gate)
+        normed = t.mul(self._normalize_with(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype)), gate)
         return self.project(steps["o_proj"], t.flatten(normed, 2))
 
     def _split_and_repeat_heads(self, x: Tensor, size: Any, group: Any) -> Tensor:
@@ -196,7 +196,7 @@ class StepKernels(ScanKernels):
         beta = t.transpose(t.function("sigmoid", self.project(steps["b_proj"], x)), 1, 2)
         q_heads, k_heads, v_heads = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
         out = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(steps, x), beta)
-        normed = self._normed_by(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype))
+        normed = self._normalize_with(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype))
         normed = t.mul(t.flatten(normed, 2), t.function("sigmoid", self._gate("g", steps, x)))
         return self.project(steps["o_proj"], normed)
 

@@ -64,12 +64,12 @@ class StreamKernels(Lowering):
     def do_sinkhorn(self, step: Step) -> None:
         """Runs HyperLayer's Connection.forward: each division allocates a new matrix."""
         matrix = self.take(step, step.ins[0])
-        matrix = self._divided(matrix, -2)
+        matrix = self._divide_by_sums(matrix, -2)
         for _ in range(step.options["steps"] - 1):
-            matrix = self._divided(matrix, -1)
-            matrix = self._divided(matrix, -2)
+            matrix = self._divide_by_sums(matrix, -1)
+            matrix = self._divide_by_sums(matrix, -2)
         self.set(step.outs[0], matrix)
 
-    def _divided(self, matrix: Tensor, axis: int) -> Tensor:
+    def _divide_by_sums(self, matrix: Tensor, axis: int) -> Tensor:
         t = self.t
         return t.div(matrix, t.add_number(t.sum(matrix, axis, keep=True)))

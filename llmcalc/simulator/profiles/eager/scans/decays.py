@@ -32,7 +32,7 @@ class DecayKernels(ScanModules):
             self.states(steps["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
             _state = t.matmul(t.transpose(t.like(k), -1, -2), v)
             del _state
-        normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
+        normed = self._normalize_with(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
         gate = t.function("sigmoid", self.project(steps["g_proj"], x))
         return self.project(steps["o_proj"], t.mul(gate, normed))
 
@@ -46,7 +46,7 @@ class DecayKernels(ScanModules):
         del projections
         out, state = self._tokens(q, k, v)
         self.keep("recurrent_state", state)
-        normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
+        normed = self._normalize_with(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
         gated = t.function("sigmoid", self.project(steps["g_proj"], x))
         gated = t.mul(gated, normed)
         return self.project(steps["o_proj"], gated)
@@ -84,7 +84,7 @@ class DecayKernels(ScanModules):
             )
         q, k, v = (self.project(steps[name], x) for name in "qkv")
         output_gate = self.project(steps["ogate"], x)
-        input_gate, forget_gate = (self._capped(self.project(steps[name], x)) for name in ("igate", "fgate"))
+        input_gate, forget_gate = (self._soft_cap(self.project(steps[name], x)) for name in ("igate", "fgate"))
         q, k = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
         v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
         input_gate, forget_gate = t.transpose(input_gate, 1, 2), t.transpose(forget_gate, 1, 2)
@@ -110,14 +110,14 @@ class DecayKernels(ScanModules):
         cached = self.cached(state.name)
         return None if cached is None else [self.t.to(x, FLOAT32) for x in cached]
 
-    def _capped(self, x: Tensor) -> Tensor:
+    def _soft_cap(self, x: Tensor) -> Tensor:
         """Computes cap · tanh(x / cap)."""
         return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
 
     @compared(PUBLISHED)
     def scan_wkv(self, step: Step) -> None:
         key, value, time_first, decay = map(self.get, step.ins)
-        state, size = self.step_named("recurrent_state"), key.shape[-1:]
+        state, size = self.find_step("recurrent_state"), key.shape[-1:]
         self.states(state, size, size, size)
         has_cache = self.store is not None
         self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache))

@@ -36,7 +36,7 @@ class DeltaRuleKernels(ScanModules):
             q, k, v = t.split(qkv, widths)
         else:
             self._keep_convolved(steps)
-            q, k, v = (self._convolved(name, steps, x) for name in "qkv")
+            q, k, v = (self._convolve(name, steps, x) for name in "qkv")
         q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
         beta = self.project(steps["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
@@ -70,7 +70,7 @@ class DeltaRuleKernels(ScanModules):
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         self._keep_convolved(steps)
-        q, k, v = (self._convolved(name, steps, x) for name in "qkv")
+        q, k, v = (self._convolve(name, steps, x) for name in "qkv")
         g = self._gate("f", steps, x)
         beta = self.project(steps["b_proj"], x)
         q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))
@@ -83,7 +83,7 @@ class DeltaRuleKernels(ScanModules):
         o = t.flatten(o, 2)
         return self.project(steps["o_proj"], o)
 
-    def _convolved(self, name: str, steps: Steps, x: Tensor) -> Tensor:
+    def _convolve(self, name: str, steps: Steps, x: Tensor) -> Tensor:
         y = self.project(steps[f"{name}_proj"], x)
         return fla.causal_conv1d(self.t, y, self._filter(name, y.shape[-1], steps["conv1d"].options["kernel"]))
 

@@ -89,7 +89,7 @@ class MambaKernels(ScanModules):
         rank = steps["x_proj"].outs[0].width - 2 * op.state
         dt, b, c = t.split(self.project(steps["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in steps:
-            dt, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
+            dt, b, c = (self._normalize_with(steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
         dt = t.contiguous(t.transpose(t.linear(dt, self.raw_weight(steps["dt_proj"])), 1, 2))
         dt_bias = self.bias(steps["dt_proj"])
         assert dt_bias is not None

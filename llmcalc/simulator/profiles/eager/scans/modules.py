@@ -122,7 +122,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         if self.store is None or not by_kernel:
             y = self.causal_conv(step, x) if self.store is None else self.conv_with_state(step, x, state)
         else:
-            self.keep_inputs(self.step_named(state), x)
+            self.keep_inputs(self.find_step(state), x)
             y = self.causal_conv(step, x)
         self.set(step.outs[0], self.t.transpose(y, 1, 2))
 
@@ -168,7 +168,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Returns the input of a convolution as [batch, channels, tokens]."""
         return self.t.transpose(self.flat(step.ins[0]), 1, 2)
 
-    def _normed_by(self, step: Step, x: Tensor) -> Tensor:
+    def _normalize_with(self, step: Step, x: Tensor) -> Tensor:
         return self.norm(x, step.options["spec"], step.name, x.shape[-1:])
 
     @compared(PUBLISHED)
@@ -180,7 +180,7 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         self._check_number_formats()
         run(step)
 
-    def step_named(self, name: str) -> Step:
+    def find_step(self, name: str) -> Step:
         """Returns a step of the current module by its name."""
         return next(step for step in module_steps(self.frames[-1].scope) if step.name == name)
 
