@@ -137,10 +137,13 @@ class Hardware(Record):
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
         sized: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
-        for one in sized:
-            if one.usable_memory_bytes is not None and one.usable_memory_bytes > one.memory_bytes:
-                raise ValueError(f"usable_memory_bytes: {one.usable_memory_bytes} is more than memory_bytes")
-        sizes = [one.memory_bytes for one in self.configurations]
+        for configuration in sized:
+            if (
+                configuration.usable_memory_bytes is not None
+                and configuration.usable_memory_bytes > configuration.memory_bytes
+            ):
+                raise ValueError(f"usable_memory_bytes: {configuration.usable_memory_bytes} is more than memory_bytes")
+        sizes = [configuration.memory_bytes for configuration in self.configurations]
         if sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
         for table in ("peak_flops", "float16_accumulation_flops"):

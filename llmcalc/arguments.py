@@ -118,13 +118,15 @@ READING = ("set", "head", "allow_unknown")
 """Options that every function of a model takes: changes of its fields, its head, whether unknown fields are ignored."""
 
 
-def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False) -> Options:
+def options_of(
+    options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
+) -> Options:
     """Sorts the options of a call. rank, run, layout: whether the function takes options of these subjects.
 
     Raises `InputError` for an option that the function does not take.
     """
     known: list[Iterable[str]] = [READING, (), (), ()]
-    if rank and not given.keys() <= {*READING}:
+    if rank and not options_by_name.keys() <= {*READING}:
         from .parallel.counted_rank import rank_settings
 
         known[1] = rank_settings()
@@ -137,10 +139,10 @@ def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = Fals
 
         known[3] = declared(LayoutRequest)
     names = [name for group in known for name in group]
-    for name in given:
+    for name in options_by_name:
         if name not in names:
             raise InputError(f"{name}: there is no such option.{suggest(name, names)}")
-    return Options(*({name: value for name, value in given.items() if name in group} for group in known))
+    return Options(*({name: value for name, value in options_by_name.items() if name in group} for group in known))
 
 
 def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
@@ -182,9 +184,9 @@ def run_of(
     from .sources.hardware import find_all
 
     names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
-    given = options.settings | ({} if phase is None else {"phase": phase})
+    options_by_name = options.settings | ({} if phase is None else {"phase": phase})
     return RunOptions(
-        settings=settings_of(**given),
+        settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
         include=include,
         accelerators=tuple(find_all(text("--hardware", name, "h100") for name in names if name is not None)),

@@ -132,7 +132,7 @@ class ModelSpec(Part):
 
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the encoder of an encoder-decoder has no input of its width."""
-        own = encoder.vocab_size is not None or encoder.stem is not None
+        has_own_input = encoder.vocab_size is not None or encoder.stem is not None
         both = (encoder.position, None if self.decoder is None else self.decoder.position)
         if self.shared_positions and (both[0] != both[1] or getattr(both[0], "type", "") != "learned"):
             raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
@@ -140,11 +140,11 @@ class ModelSpec(Part):
             raise ValueError(
                 "encoder.input_size: embeddings narrower than the layers are for a model of one stack; expected none"
             )
-        if self.embedding_size is not None and not own:
+        if self.embedding_size is not None and not has_own_input:
             raise ValueError(
                 "embedding_size: two stacks read the embedding; expected none, or an encoder.vocab_size of its own"
             )
-        if encoder.hidden_size is not None and not own:
+        if encoder.hidden_size is not None and not has_own_input:
             raise ValueError(
                 "encoder.vocab_size: missing; an encoder of another width than the decoder has a token embedding "
                 "of its own"

@@ -41,5 +41,5 @@ WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not p
 
 def included(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
     """Returns the names of the optional parts to include in a total."""
-    asked = {MTP: with_mtp, TOWERS: with_towers}
-    return frozenset(part.name for part, wanted in asked.items() if wanted)
+    is_requested = {MTP: with_mtp, TOWERS: with_towers}
+    return frozenset(part.name for part, wanted in is_requested.items() if wanted)

@@ -53,10 +53,10 @@ class Handler(SimpleHTTPRequestHandler):
             if os.path.isdir(file):
                 file = os.path.join(file, "index.html")
             inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
-            found = inside and os.path.isfile(file)
+            exists = inside and os.path.isfile(file)
         except ValueError:  # a lone surrogate is one too
             return self._refuse(HTTPStatus.BAD_REQUEST, "expected the path of a file")
-        return super().send_head() if found else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+        return super().send_head() if exists else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         self.send_error(status, reason)

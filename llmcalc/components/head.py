@@ -72,7 +72,7 @@ class LMHead(Component):
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
         if self.transform is None:
-            if output is not None and output.made:
+            if output is not None and output.is_counted:
                 f.here.about["source"] = "Press & Wolf 2017"
             return f.linear("", x, vocab, bias=self.bias, weight=output, rows=LOGITS)
         change, dense_axes = self.transform, (x.axes if width is None else (width,))

@@ -198,13 +198,13 @@ def causal_conv_class() -> type[nn.Module]:
     class CausalConv1d(nn.Conv1d):
         """A causal convolution. x: [batch, channels, tokens] → same shape; an output covers the last `kernel` inputs.
 
-        state: the module, under the same parent, that stores the last `kept` inputs of each channel; by default
+        state: the module, under the same parent, that stores the last `kept_frames` inputs of each channel; by default
             `kernel` inputs, of which all but one are needed.
         """
 
-        def __init__(self, channels: int, kernel: int, bias: bool, kept: int | None = None) -> None:
+        def __init__(self, channels: int, kernel: int, bias: bool, kept_frames: int | None = None) -> None:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
-            self.kept = kernel if kept is None else kept
+            self.kept_frames = kernel if kept_frames is None else kept_frames
 
         def forward(self, x: Tensor, run: Run, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
@@ -213,13 +213,13 @@ def causal_conv_class() -> type[nn.Module]:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
                 if run.store is None:
                     return out
-                padded = nn.functional.pad(x, (self.kept, 0))
+                padded = nn.functional.pad(x, (self.kept_frames, 0))
             else:
                 padded = torch.cat([stored[0], x], -1)
                 out = nn.functional.conv1d(
-                    padded[..., self.kept - kernel + 1 :], self.weight, self.bias, groups=self.groups
+                    padded[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state.keep(run, padded[..., padded.shape[-1] - self.kept :])
+            state.keep(run, padded[..., padded.shape[-1] - self.kept_frames :])
             return out
 
     return CausalConv1d

@@ -250,14 +250,14 @@ class Stack(Component):
         f.keep(embedded=x)
         f.hold(x=x)
         x = x.seen(*x.axes)  # layers that read the embeddings again tell them from their input
-        x = x if self.streams is None else self.streams.split(f, x)
+        x = x if self.streams is None else self.streams.record_split(f, x)
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
         for label, block, repeat, indices in self.groups():
             x = self._layers(f, x, label, block, repeat, indices)
         f.hold(x=x, y=x)
         if self.streams is not None:
-            x = self.streams.merge(f, x)
+            x = self.streams.record_merge(f, x)
             f.hold(x=x)
         x = x if self.final_norm is None else f.part("norm", self.final_norm, x)
         return f.dropout(x, "final")

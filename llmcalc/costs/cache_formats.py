@@ -110,8 +110,8 @@ def _turbo(name: str, keys: int, values: int) -> CacheFormat:
 
 
 FORMATS = {
-    one.name: one
-    for one in (
+    cache_format.name: cache_format
+    for cache_format in (
         *(_blocks(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
         CacheFormat("nvfp4", Vector(4, 16, 1), Vector(4, 16, 1), "blocks of 16 elements with a fp8 scale each"),
         _blocks("mxfp4", "MXFP4"),

@@ -49,7 +49,7 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
         if recompute.core:
             total += layer.in_model(_attention_flops, include)
         elif recompute.layers:
-            cost = _unsaved_flops if recompute.kept else Use.forward_flops
+            cost = _unsaved_flops if recompute.saved_operations else Use.forward_flops
             total += times(layer.cost_per_repeat(cost, include), _recomputed_count(layer, recompute))
         else:
             total += sum(
@@ -69,7 +69,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
     the values.
     """
     recompute, total = run_config.execution.recompute, 0
-    if run_config.phase != "training" or recompute == NONE or recompute.kept:
+    if run_config.phase != "training" or recompute == NONE or recompute.saved_operations:
         return total
     for layer, scope in _layers(spec, run_config):
         if recompute.core:

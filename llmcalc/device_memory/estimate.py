@@ -134,7 +134,10 @@ class Memory:
     def _inference(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
-        passes = [replace(one, choices=replace(one.choices, capability=runtime.capability)) for one in passes]
+        passes = [
+            replace(inference_pass, choices=replace(inference_pass.choices, capability=runtime.capability))
+            for inference_pass in passes
+        ]
         return lambda layers, workspace: [
             record_inference(self.spec, inference, layers, workspace) for inference in passes
         ]

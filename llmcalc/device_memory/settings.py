@@ -565,8 +565,8 @@ class Settings:
         """Raises `InputError`, which names the option, for an invalid value, for a setting that the phase or the model
         does not have, and for settings that contradict each other.
         """
-        for name, found in declared(Settings).items():
-            found.checked(getattr(self, name))
+        for name, declaration in declared(Settings).items():
+            declaration.checked(getattr(self, name))
         if self.quantize is not None and self.phase == "training":
             raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
         check_phase(self, self.phase)
@@ -601,7 +601,7 @@ def _check_model(settings: Settings, spec: ModelSpec) -> None:
 
 CHECKPOINTING = Declared("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
 
-SHORTHANDS: Mapping[str, Declared] = {found.name: found for found in (USERS, CHECKPOINTING)}
+SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declaration in (USERS, CHECKPOINTING)}
 """Names that stand for a setting, beside its own."""
 
 
@@ -630,9 +630,9 @@ def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
     return settings.with_(recompute="full")
 
 
-def settings_of(**given: Any) -> Settings:
+def settings_of(**values: Any) -> Settings:
     """Returns the settings with these names and values.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, given))
+    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, values))

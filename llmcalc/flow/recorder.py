@@ -183,7 +183,7 @@ class Recorder:
     ) -> None:
         """Records one step with all of its outputs."""
         if weight is not None:
-            weight.made = True
+            weight.is_counted = True
         self.here.items.append(
             Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )

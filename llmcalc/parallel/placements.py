@@ -180,7 +180,7 @@ class Placements:
         forward = [message for message in self.messages[start:] if not message.backward]
         if not forward or recompute == NONE or (recompute.core and self.layout.cp == 1):
             return
-        if recompute.core or recompute.kept or recompute.nodes:
+        if recompute.core or recompute.saved_operations or recompute.nodes:
             raise InputError(
                 f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
                 "--recompute none or full"

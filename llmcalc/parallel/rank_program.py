@@ -228,13 +228,13 @@ class RankFlow(Flow):
         if options.get("weight") is not None:
             original = options["weight"]
             options["weight"] = weight = self._stage_copy(original)
-            if weight is not original and not weight.made:  # the stage's head is a matrix of its own, transposed
+            if weight is not original and not weight.is_counted:  # the stage's head is a matrix of its own, transposed
                 weight.out, weight.ins = original.ins, original.out
         return super().linear(name, x, *map(self.rank_part, out), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         table = self._stage_copy(weight)
-        if not table.made:
+        if not table.is_counted:
             self._record_copy(table)
         return super().look_up(table, of, by)
 
@@ -246,7 +246,7 @@ class RankFlow(Flow):
         self.root.items.insert(
             -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **attributes})
         )
-        table.made = True
+        table.is_counted = True
 
     def table(self, name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
         rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)

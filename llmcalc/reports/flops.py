@@ -231,7 +231,7 @@ def _training_notes(count: FlopCount) -> list[str]:
     if count.recomputed:
         notes.append(_recompute_note(count.run_config.execution.recompute))
         saved = count.skipped_by_early_stop
-        if count.run_config.execution.recompute.kept:
+        if count.run_config.execution.recompute.saved_operations:
             return notes
         if saved:
             less = (
@@ -252,7 +252,7 @@ def _recompute_note(recompute: Recompute) -> str:
         return "recomputation: the attention scores and their products with values, once more"
     if recompute.nodes:
         return f"recomputation: {', '.join(sorted(recompute.nodes))} of every layer once more"
-    if recompute.kept:
+    if recompute.saved_operations:
         return "recomputation: convolutions once more; matrix products and attention are kept"
     recomputed_part = (
         "every layer's forward"

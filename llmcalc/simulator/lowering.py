@@ -172,7 +172,12 @@ class Lowering(ProgramLowering):
             return reentrant(self.graph, run, arguments)
         recompute, compiled = self.recompute, self.choices.compiled
         return checkpoint(
-            self.graph, run, arguments, kept_operations=recompute.kept, alternate=recompute.alternate, compiled=compiled
+            self.graph,
+            run,
+            arguments,
+            kept_operations=recompute.saved_operations,
+            alternate=recompute.alternate,
+            compiled=compiled,
         )
 
     def module(self, frame: Frame) -> None:

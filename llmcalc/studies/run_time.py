@@ -337,7 +337,7 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
         )
     if not recompute.layers:
         return 0.0, recompute.core
-    return (KEPT_PRODUCTS if recompute.kept else 1.0) / recompute.every, False
+    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every, False
 
 
 def _training_format(memory: Memory) -> str:

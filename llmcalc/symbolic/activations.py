@@ -167,7 +167,7 @@ class SavedSums:
 
     def __init__(self, root: FormulaNode, blocks: Iterable[Block], side: Side) -> None:
         self.side: Side = side
-        self.each: dict[int, Any] = {}
+        self.by_location: dict[int, Any] = {}
         self.times: dict[int, Any] = {}
         self.layers: set[int] = set()
         self.shared: dict[PathNames, Any] = {}
@@ -185,12 +185,12 @@ class SavedSums:
                 repeats_of_path[location.layer].add(location.layer_index)
         self._paths = set(repeats_of_path) - {()}
         by_path = {path: self._layer_sum(path, sizes, repeats_of_path) for path, sizes in by_turn.items()}
-        self.each[root.at[0]] = self._sum_with_children(root, (), by_path) + self.loss
+        self.by_location[root.at[0]] = self._sum_with_children(root, (), by_path) + self.loss
 
     def of(self, node: FormulaNode) -> Any:
         """Returns the sum of a node."""
         if node.at:
-            return sum((self.each[location] for location in node.at), 0)
+            return sum((self.by_location[location] for location in node.at), 0)
         extra_lines = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
         return extra_lines[_names(node)]
 
@@ -223,10 +223,10 @@ class SavedSums:
             child_path = (*path, (child.numbers.name, child.numbers.label))
             is_layer = times is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else times
-            self.each[location] = self._sum_with_children(child, child_path, unclaimed, self.times[location])
+            self.by_location[location] = self._sum_with_children(child, child_path, unclaimed, self.times[location])
             if is_layer:
                 self.layers.add(location)
-            total += self.each[location] * (node.repeat if is_layer else 1)
+            total += self.by_location[location] * (node.repeat if is_layer else 1)
         total += sum(unclaimed.pop(key) for key in list(unclaimed) if key[: len(path)] == path)
         names = tuple(name for name, _ in path)
         return total + sum(size for stack, size in self.shared.items() if stack[:-1] == names)

@@ -67,23 +67,23 @@ class Block:
     ends: number of layers at whose end it was among the values that layers share.
     """
 
-    __slots__ = ("bytes", "ends", "keepers", "kind", "made")
+    __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
     def __init__(self, size: Number, kind: str, creator: Location) -> None:
-        self.bytes, self.kind, self.made = size, kind, creator
+        self.bytes, self.kind, self.creator = size, kind, creator
         self.keepers: list[Location] = []
         self.ends = 0
 
     @property
     def at(self) -> Location:
         """The first node that saves the block; if none does, the node that created it."""
-        return self.keepers[0] if self.keepers else self.made
+        return self.keepers[0] if self.keepers else self.creator
 
     @property
     def shared(self) -> bool:
         """Whether several layers save a block created once for all: a table of angles, an encoder's output."""
         layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
-        if any(stack == self.made.stack for stack, _ in layers) or not layers:
+        if any(stack == self.creator.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
         return len(layers) > 1
 

@@ -58,7 +58,7 @@ class Match:
     missing: list[Expected] = field(default_factory=list)
     extra: list[StoredTensor] = field(default_factory=list)
     misshapen: list[tuple[Expected, StoredTensor]] = field(default_factory=list)
-    again: list[StoredTensor] = field(default_factory=list)
+    stored_again: list[StoredTensor] = field(default_factory=list)
     buffers: list[StoredTensor] = field(default_factory=list)
 
     @property
@@ -325,5 +325,5 @@ def _accept_tied_copies(spec: ModelSpec, result: Match) -> None:
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)
-    result.again += [tensor for tensor in result.extra if tensor.shape == head_shape]
+    result.stored_again += [tensor for tensor in result.extra if tensor.shape == head_shape]
     result.extra = [tensor for tensor in result.extra if tensor.shape != head_shape]

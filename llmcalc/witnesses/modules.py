@@ -66,7 +66,7 @@ def places(
 class _Search:
     known: frozenset[str]
     names: Modules
-    own: Modules
+    family_names: Modules
     """Of the family: they come before the usual ones."""
 
     def all(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, NodeModules]]:
@@ -126,7 +126,7 @@ class _Search:
         """Returns index of a layer → its module, in a list with as many modules as there are layers with their own
         parameters. A layer that shares another layer's parameters has a module too, but is not matched with it."""
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for name in self.own.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
+        for name in self.family_names.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
             pattern = name if "*" in name else f"{name}.*"
             for root in roots:
                 modules = self._matching(_join_path(root, pattern))
@@ -162,7 +162,7 @@ class _Search:
     def _search_names(
         self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> NodeModules | None:
-        for names in (self.own, self.names):
+        for names in (self.family_names, self.names):
             for key in keys:
                 if key in names:
                     modules = self._first_existing(names[key], parents, outer_modules)

@@ -179,7 +179,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept(use: Use) -> Number:
+    def kept_elements(use: Use) -> Number:
         op, run_config = use.op, use.run_config
         if run_config is None or not use.has("forward_flops"):
             return 0
@@ -188,7 +188,9 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         # scores, in fp32 and after softmax
         return 3 * run_config.batch * op.heads * op.pairs(run_config) if isinstance(op, AttentionCore) else 0
 
-    size = DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept, RunConfig(Workload(batch=batch, seq=seq)))
+    size = (
+        DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept_elements, RunConfig(Workload(batch=batch, seq=seq)))
+    )
     if size > LARGEST_REAL:
         raise InputError(
             f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "

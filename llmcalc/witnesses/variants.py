@@ -41,7 +41,9 @@ def use_kernels(
         output_layer(module).forward = lambda x: x
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
-        module.get_submodule("embed_tokens").register_forward_hook(lambda *made: made[-1].requires_grad_(True))
+        module.get_submodule("embed_tokens").register_forward_hook(
+            lambda *hook_arguments: hook_arguments[-1].requires_grad_(True)
+        )
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -297,9 +299,9 @@ def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Ca
 def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
     """Adds activation checkpoints to modules, which are recomputed in the backward pass."""
     run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
-    if recompute.kept:
+    if recompute.saved_operations:
         run_checkpointed = partial(
-            run_checkpointed, context_fn=selective_checkpoint(recompute.kept, recompute.alternate)
+            run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
     carries = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for name, submodule in [*module.named_modules()]:

@@ -27,8 +27,8 @@ class Recompute:
     every: of the layers, every how many-th does, beginning with the first; 1 by default.
     core: whether the attention scores do, by themselves.
     reentrant: whether the older form of checkpointing runs, which runs all of a layer again.
-    kept: operations in a layer whose results are kept, none by default.
-    alternate: of these, those of which a layer keeps every other result, beginning with the first; none by default.
+    saved_operations: operations in a layer whose results are saved, none by default.
+    alternate: of these, those of which a layer saves every other result, beginning with the first; none by default.
     nodes: paths of modules below a layer (`self_attn`, `mlp.shared_expert`), each of which runs again by itself; none
         by default.
     """
@@ -37,7 +37,7 @@ class Recompute:
     every: int = 1
     core: bool = False
     reentrant: bool = False
-    kept: frozenset[str] = frozenset()
+    saved_operations: frozenset[str] = frozenset()
     alternate: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
 
@@ -50,7 +50,7 @@ MODES = {
     "full-reentrant": Recompute(layers=True, reentrant=True),
     "selective": Recompute(core=True),
     "attention": Recompute(core=True),
-    "attention+matmuls": Recompute(layers=True, kept=PRODUCTS),
+    "attention+matmuls": Recompute(layers=True, saved_operations=PRODUCTS),
 }
 """Values of `--recompute` → what they mean.
 
@@ -66,7 +66,7 @@ SELECTIVE = "selective"
 OF_TRAINERS = {
     "selective-op": Recompute(
         layers=True,
-        kept=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
+        saved_operations=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
         alternate=frozenset({"mm"}),
     ),
 }
@@ -88,10 +88,10 @@ def recompute_of(text: str) -> Recompute:
         return Recompute(layers=True, every=int(value))
     if name == "nodes" and all(value.split(",")):
         nodes = frozenset(value.split(","))
-        for one in nodes:
-            outer = next((other for other in nodes if one.startswith(f"{other}.")), None)
+        for node_path in nodes:
+            outer = next((other for other in nodes if node_path.startswith(f"{other}.")), None)
             if outer is not None:
-                raise InputError(f"--recompute {text}: {one} is inside {outer}; expected one of the two")
+                raise InputError(f"--recompute {text}: {node_path} is inside {outer}; expected one of the two")
         return Recompute(nodes=nodes)
     raise InputError(f"--recompute {text}: not known; expected {EXPECTED}")
 

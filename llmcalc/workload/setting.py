@@ -151,14 +151,14 @@ def names_of(text: str) -> tuple[str, ...]:
 def declared(settings: type) -> dict[str, Declared]:
     """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
     if settings not in _DECLARED:
-        found: dict[str, Declared] = {}
+        declarations: dict[str, Declared] = {}
         for name, hint in get_type_hints(settings, include_extras=True).items():
             if get_origin(hint) is Annotated:
                 kind, *notes = get_args(hint)
                 setting = next((note for note in notes if isinstance(note, Setting)), None)
                 if setting is not None:
-                    found[name] = Declared(name, _without_none(kind), setting)
-        _DECLARED[settings] = found
+                    declarations[name] = Declared(name, _without_none(kind), setting)
+        _DECLARED[settings] = declarations
     return _DECLARED[settings]
 
 
@@ -170,21 +170,21 @@ def _without_none(kind: Any) -> Any:
     members = get_args(kind)
     if get_origin(kind) is Literal or type(None) not in members:
         return kind
-    (found,) = [member for member in members if member is not type(None)]
-    return found
+    (other_type,) = [member for member in members if member is not type(None)]
+    return other_type
 
 
-def checked_values(known: Mapping[str, Declared], given: Mapping[str, Any]) -> dict[str, Any]:
+def checked_values(known: Mapping[str, Declared], values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the checked values of settings by name. known: all declared settings, by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    for name in given:
+    for name in values:
         if name not in known:
             raise InputError(
                 f"{name}: there is no such setting.{suggest(name, list(known))} (llmcalc memory --help-all lists all)"
             )
-    return {name: known[name].checked(value) for name, value in given.items()}
+    return {name: known[name].checked(value) for name, value in values.items()}
 
 
 def training_option(settings: Any) -> str:
@@ -199,14 +199,20 @@ def training_option(settings: Any) -> str:
 
 def check_phase(settings: Any, phase: str) -> None:
     """Raises `InputError` for a setting of another phase, or without the setting that it needs."""
-    for name, found in declared(type(settings)).items():
+    for name, declaration in declared(type(settings)).items():
         if getattr(settings, name) is None:
             continue
-        if phase not in found.setting.phases:
-            wanted = "training" if found.setting.phases == TRAINING else " or ".join(found.setting.phases[::-1])
+        if phase not in declaration.setting.phases:
+            wanted = (
+                "training" if declaration.setting.phases == TRAINING else " or ".join(declaration.setting.phases[::-1])
+            )
             asked_by = training_option(settings) if phase == "training" else ""
             reason = f", and {asked_by} is for training only" if asked_by else ""
-            raise InputError(f"{found.option}: it is not for the phase {phase}{reason}; expected --phase {wanted}")
-        needs = found.setting.needs
+            raise InputError(
+                f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {wanted}"
+            )
+        needs = declaration.setting.needs
         if needs and getattr(settings, needs) is None:
-            raise InputError(f"{found.option}: it means nothing without {option(needs)}; expected {option(needs)} too")
+            raise InputError(
+                f"{declaration.option}: it means nothing without {option(needs)}; expected {option(needs)} too"
+            )

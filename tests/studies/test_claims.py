@@ -252,8 +252,8 @@ class Megatron(PlacedEager):
         scores = self.t.scale(self.t.matmul(q, self.t.transpose(k, -1, -2)))
         return self.t.matmul(self.dropout(self.t.softmax(scores)), v)
 
-    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = super().multiplied(step, x, weight, bias)
+    def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = super().linear_output(step, x, weight, bias)
         return self.dropout(y) if step.name in ("o_proj", "down_proj") else y
 
 

@@ -56,10 +56,10 @@ class AltUp(ResidualStreams):
     def source(self) -> str:
         return SOURCE
 
-    def split(self, f: Flow, x: Value) -> Value:
+    def record_split(self, f: Flow, x: Value) -> Value:
         return f.part("streams_in", self, x)
 
-    def merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, f: Flow, x: Value) -> Value:
         return f.part("streams_out", self, x, merge=True)
 
     def flow(self, f: Flow, x: Value, merge: bool = False) -> Value:

@@ -125,10 +125,10 @@ class HyperStreams(ResidualStreams):
                 "nowhere else"
             )
 
-    def split(self, f: Flow, x: Value) -> Value:
+    def record_split(self, f: Flow, x: Value) -> Value:
         return f.copies(x, Axis("streams", self.hc_mult))
 
-    def merge(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, f: Flow, x: Value) -> Value:
         return f.part("hyper_streams", self, x)
 
     def flow(self, f: Flow, x: Value) -> Value:

@@ -129,7 +129,7 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             width, self.act = spec.lru_width, spec.hidden_act
             self.linear_y, self.linear_x = nn.Linear(hidden, width), nn.Linear(hidden, width)
-            self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept=spec.conv1d_width - 1)
+            self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
             self.input_gate, self.recurrent_gate = (
                 BlockMap(spec.num_attention_heads, width),
                 BlockMap(spec.num_attention_heads, width),

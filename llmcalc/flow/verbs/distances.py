@@ -32,14 +32,14 @@ class DistanceVerbs(Recorder):
         return self.step("occurring", "", (table,), Value(rows, table.axes))
 
     def distances(
-        self, q: Value, k: Value, *, clamped: bool, shifted: bool, kept: bool = False, binned: bool = False
+        self, q: Value, k: Value, *, clamped: bool, shifted: bool, stored: bool = False, binned: bool = False
     ) -> Value:
         """Records the index, for each query and key, of their distance in a table.
 
         clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
-        begin at the lowest. kept: whether a pass keeps the distances. binned: whether far distances share bins.
+        begin at the lowest. stored: whether a pass stores the distances. binned: whether far distances share bins.
         """
-        options = {"clamped": clamped, "shifted": shifted, "kept": kept, "binned": binned}
+        options = {"clamped": clamped, "shifted": shifted, "stored": stored, "binned": binned}
         return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **options)
 
     def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:

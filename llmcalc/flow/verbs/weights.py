@@ -46,7 +46,7 @@ class WeightVerbs(Recorder):
         lent: the name of the linear layer, in the module around this one, whose weights it uses; empty for its own.
         """
         output_rows = x.rows if rows is None else rows
-        tied = weight is not None and weight.made
+        tied = weight is not None and weight.is_counted
         if tied and weight is not None:
             weight.tied = True
         op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)

@@ -106,7 +106,7 @@ class PositionKernels(AttentionVariantKernels):
             index = self.memo[key]
         else:
             index = self._bin_distances(queries, keys) if options["binned"] else self._distances(queries, keys)
-        if options["kept"]:
+        if options["stored"]:
             self.memo[key] = index
         for changes in (options["shifted"], options["clamped"]):
             index = t.like(index) if changes else index
