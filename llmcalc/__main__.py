@@ -1,4 +1,4 @@
-"""`python -m llmcalc`."""
+"""The command line as a module: `python -m llmcalc`."""
 
 from llmcalc.cli import run
 

@@ -23,7 +23,7 @@ Amount = Annotated[int, Field(gt=0, le=10**24, strict=True)]
 
 
 class Interconnect(Record):
-    """The link to other accelerators of its kind.
+    """The links between accelerators of one scale-up domain.
 
     name: name of the link, such as `NVLink 4` or `PCIe 5.0 x16`.
     bandwidth: bytes/s of all links of one accelerator together.
@@ -44,7 +44,7 @@ class Interconnect(Record):
 
 
 class Nic(Record):
-    """The network beyond the scale-up domain, in one particular system; other systems have other network cards.
+    """The network beyond the scale-up domain, in one system; other systems have other network cards.
 
     name: the network card and the system, such as `ConnectX-7, 400 Gbit/s (DGX H100)`.
     bandwidth_per_direction: bytes/s per accelerator of the system's network cards.
@@ -79,7 +79,7 @@ class Configuration(Record):
 
 
 class Hardware(Record):
-    """One accelerator.
+    """The specification of one accelerator.
 
     name: name of the preset, empty for an accelerator read from a user's file.
     title: the vendor's full name of the accelerator.
@@ -137,10 +137,13 @@ class Hardware(Record):
         if self.driver_total is not None and self.driver_total > (self.usable_memory_bytes or self.memory_bytes):
             raise ValueError(f"driver_total: {self.driver_total} is more than usable_memory_bytes")
         sized: tuple[Hardware | Configuration, ...] = (self, *self.configurations)
-        for one in sized:
-            if one.usable_memory_bytes is not None and one.usable_memory_bytes > one.memory_bytes:
-                raise ValueError(f"usable_memory_bytes: {one.usable_memory_bytes} is more than memory_bytes")
-        sizes = [one.memory_bytes for one in self.configurations]
+        for configuration in sized:
+            if (
+                configuration.usable_memory_bytes is not None
+                and configuration.usable_memory_bytes > configuration.memory_bytes
+            ):
+                raise ValueError(f"usable_memory_bytes: {configuration.usable_memory_bytes} is more than memory_bytes")
+        sizes = [configuration.memory_bytes for configuration in self.configurations]
         if sizes and (sizes != sorted(set(sizes)) or sizes[-1] != self.memory_bytes):
             raise ValueError("configurations: expected each memory size once, ascending, up to memory_bytes")
         for table in ("peak_flops", "float16_accumulation_flops"):
@@ -161,7 +164,7 @@ class Hardware(Record):
         known = [DTYPE_NAMES.get(d, d) for d in PEAK_DTYPES if d in self.peak_flops]
         wanted = DTYPE_NAMES.get(dtype, dtype)
         if not known:
-            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_give('peak_flops')}")
+            raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_set('peak_flops')}")
         raise InputError(f"{self.title}: no peak FLOP/s is known for {wanted}; expected one of {', '.join(known)}")
 
     def bandwidth(self) -> int:
@@ -171,7 +174,7 @@ class Hardware(Record):
         """
         if self.memory_bandwidth is None:
             raise InputError(
-                f"{self.title}: no memory bandwidth is known; {self._how_to_give('memory_bandwidth (bytes/s)')}"
+                f"{self.title}: no memory bandwidth is known; {self._how_to_set('memory_bandwidth (bytes/s)')}"
             )
         return self.memory_bandwidth
 
@@ -182,7 +185,7 @@ class Hardware(Record):
         """
         return self.peak(dtype) / self.bandwidth()
 
-    def _how_to_give(self, field: str) -> str:
+    def _how_to_set(self, field: str) -> str:
         if self.vendor:
             return f"{self.vendor} publishes none, or no source that a reader can open states it"
         return f"expected a named accelerator, or a TOML file of your own with {field}"
@@ -243,7 +246,7 @@ TIGHT_NOTE = "tight: fits only without the estimated fragmentation"
 
 
 def fits(needed: int, hardware: Iterable[Hardware], fragmentation: int = 0) -> list[Fit]:
-    """Whether that many bytes fit on each accelerator alone, smallest memory first. Arguments as of `Fit`."""
+    """Returns whether this many bytes fit on each accelerator alone, smallest memory first. Arguments as in `Fit`."""
     return sorted(
         (Fit(accelerator, needed, fragmentation) for accelerator in hardware),
         key=lambda fit: (fit.capacity, fit.hardware.name),

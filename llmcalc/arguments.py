@@ -1,4 +1,4 @@
-"""Arguments of the Python API: models in every form, and options by the names of the command line, checked as there."""
+"""Arguments of the Python API: models in every form, and options with the names and checks of the command line."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def load(target: str | Path | Mapping[str, Any] | Any, *, allow_unknown: bool = 
 
 
 def config_of(model: Any) -> Mapping[str, Any]:
-    """A parsed `config.json`, of a configuration object too. Raises `InputError` for anything else."""
+    """Returns a `config.json`, or a configuration object, as a dict. Raises `InputError` for anything else."""
     config = model.to_dict() if hasattr(model, "to_dict") else model
     if not isinstance(config, Mapping):
         raise InputError(
@@ -90,7 +90,7 @@ def spec_of(model: Model) -> ModelSpec:
 
 
 class Options(NamedTuple):
-    """Options of a call, by what they are of: reading a model, a rank, a run, a layout."""
+    """The options of a call, sorted by their subject: the model's reading, a rank, a run, a layout."""
 
     reading: dict[str, Any]
     rank: dict[str, Any]
@@ -98,7 +98,7 @@ class Options(NamedTuple):
     layout: dict[str, Any]
 
     def read(self, model: Model) -> Preset:
-        """The model, with the changes of the call."""
+        """Returns the model, with the changes that the call requests."""
         return preset_of(model, **self.reading)
 
     def read_draft(self, draft: Model | None) -> Preset | None:
@@ -108,11 +108,11 @@ class Options(NamedTuple):
         return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
 
     def gives(self, phase: Any) -> Callable[[str], bool]:
-        """Whether the call gives a setting of that name. phase: its phase; None for none."""
+        """Whether the call sets a setting of this name. phase: its phase; None for no phase."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None
 
     def rank_request(self) -> RankRequest | None:
-        """The rank that is asked about; None for the whole model."""
+        """The requested rank; None for the whole model."""
         if not self.rank:
             return None
         from .parallel.counted_rank import RankRequest, rank_settings
@@ -124,13 +124,15 @@ READING = ("set", "head", "allow_unknown")
 """Options that every function of a model takes: changes of its fields, its head, whether unknown fields are ignored."""
 
 
-def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False) -> Options:
-    """Sorts the options of a call. rank, run, layout: whether the function takes those of a rank, a run, a layout.
+def options_of(
+    options_by_name: Mapping[str, Any], *, rank: bool = False, run: bool = False, layout: bool = False
+) -> Options:
+    """Sorts the options of a call. rank, run, layout: whether the function takes options of these subjects.
 
     Raises `InputError` for an option that the function does not take.
     """
     known: list[Iterable[str]] = [READING, (), (), ()]
-    if rank and not given.keys() <= {*READING}:
+    if rank and not options_by_name.keys() <= {*READING}:
         from .parallel.counted_rank import rank_settings
 
         known[1] = rank_settings()
@@ -143,14 +145,14 @@ def options_of(given: Mapping[str, Any], *, rank: bool = False, run: bool = Fals
 
         known[3] = declared(LayoutRequest)
     names = [name for group in known for name in group]
-    for name in given:
+    for name in options_by_name:
         if name not in names:
             raise InputError(f"{name}: there is no such option.{suggest(name, names)}")
-    return Options(*({name: value for name, value in given.items() if name in group} for group in known))
+    return Options(*({name: value for name, value in options_by_name.items() if name in group} for group in known))
 
 
 def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
-    """A number of sequences or tokens, `32k` as text too; None for none."""
+    """Returns a number of sequences or tokens, also from text such as `32k`; None for None."""
     return None if value is None else whole(option, length_of(option, value), least, most)
 
 
@@ -163,7 +165,7 @@ def tokens_of(seq: Any) -> int | None:
 
 
 def cache_format_of(value: Any) -> str:
-    """A format of the cache. Raises `InputError` for one that there is not."""
+    """Returns a format of the cache. Raises `InputError` for an unknown one."""
     from .costs.cache_formats import cache_format
 
     text("--kv-dtype", value, "bf16")
@@ -181,16 +183,16 @@ def run_of(
     include: frozenset[str],
     workspace: str | None,
 ) -> RunOptions:
-    """The run that options say. hardware: names of accelerators. phase: None for the default."""
+    """Returns the run of the options. hardware: names of accelerators. phase: None for the default."""
     from .device_memory.settings import settings_of
     from .parallel.layout_request import LayoutRequest
     from .questions.runs import RunOptions
     from .sources.hardware import find_all
 
     names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
-    given = options.settings | ({} if phase is None else {"phase": phase})
+    options_by_name = options.settings | ({} if phase is None else {"phase": phase})
     return RunOptions(
-        settings=settings_of(**given),
+        settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
         include=include,
         accelerators=tuple(find_all(text("--hardware", name, "h100") for name in names if name is not None)),

@@ -1,6 +1,5 @@
-"""Which characters may be printed: escapes of those that a terminal would obey, and ASCII replacements of those that a
-stream's encoding cannot represent, so that output is never cut short.
-"""
+"""Printable text: escapes for characters that a terminal would obey, and ASCII replacements for characters that an
+encoding lacks."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-def stand_in(character: str) -> str:
+def ascii_replacement(character: str) -> str:
     """Returns the ASCII replacement of one character.
 
     It is the entry of `STAND_INS`, the name of a Greek letter, the letter without its accents, or else `?`.
@@ -59,7 +58,7 @@ def fitted(text: str, encoding: str) -> str:
 def _handle(error: UnicodeError) -> tuple[str, int]:
     if not isinstance(error, UnicodeEncodeError):
         raise error
-    return "".join(map(stand_in, error.object[error.start : error.end])), error.end
+    return "".join(map(ascii_replacement, error.object[error.start : error.end])), error.end
 
 
 codecs.register_error(HANDLER, _handle)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def draw(picture: str, models: Sequence[Model], output: str | Path | None, options: Mapping[str, Any]) -> Figure:
-    """Draws a picture, and optionally writes it to a file. The arguments are those of `llmcalc.plot`."""
+    """Draws a picture, and optionally writes it to a file. Its arguments are those of `llmcalc.plot`."""
     function = DRAWN[one_of("PICTURE", picture, pictures.Picture)]
     path = None if output is None else Path(output)
     if path is not None:

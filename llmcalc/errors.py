@@ -24,7 +24,7 @@ def one_line(text: str) -> str:
 
 
 class InputError(ValueError):
-    """Wrong input or usage. The message is one line; the command line prints it and exits with status 2."""
+    """Wrong input or usage. The message is one line, which the command line prints before it exits with status 2."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))

@@ -100,7 +100,8 @@ def by_torch(test: str) -> Witness:
 
 
 def by_source(name: str, test: str) -> Witness:
-    """Returns the witness of bytes read in a library's code. name: the file. test: compares with hand arithmetic."""
+    """Returns the witness of bytes read in a library's source code. name: the file. test: compares with hand
+    arithmetic."""
     return Witness("source", name, test)
 
 
@@ -123,7 +124,7 @@ Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 
 def compared(witness: Witness, **choice: object) -> Callable[[Kernel], Kernel]:
-    """Decorator of a kernel's method that states its witness.
+    """Returns a decorator that states the witness of a kernel's method.
 
     choice: the field of `Choices` and its value with which the kernel runs; none for a kernel that always runs.
     """

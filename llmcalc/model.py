@@ -1,4 +1,4 @@
-"""The spec of a whole model, the tree of its costs, and the PyTorch model that is built from the same spec.
+"""The spec of a whole model, the tree of its costs, and the PyTorch model built from the same spec.
 
 A decoder-only or encoder-only model has one stack, whose layers are at the top of the tree (`layers.0.self_attn`); an
 encoder-decoder has two (`encoder.layers.0.self_attn`).
@@ -168,7 +168,7 @@ class ModelSpec(Part):
 
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the encoder of an encoder-decoder has no input of its width."""
-        own = encoder.vocab_size is not None or encoder.stem is not None
+        has_own_input = encoder.vocab_size is not None or encoder.stem is not None
         both = (encoder.position, None if self.decoder is None else self.decoder.position)
         if self.shared_positions and (both[0] != both[1] or getattr(both[0], "type", "") != "learned"):
             raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
@@ -176,11 +176,11 @@ class ModelSpec(Part):
             raise ValueError(
                 "encoder.input_size: embeddings narrower than the layers are for a model of one stack; expected none"
             )
-        if self.embedding_size is not None and not own:
+        if self.embedding_size is not None and not has_own_input:
             raise ValueError(
                 "embedding_size: two stacks read the embedding; expected none, or an encoder.vocab_size of its own"
             )
-        if encoder.hidden_size is not None and not own:
+        if encoder.hidden_size is not None and not has_own_input:
             raise ValueError(
                 "encoder.vocab_size: missing; an encoder of another width than the decoder has a token embedding "
                 "of its own"
@@ -199,7 +199,7 @@ class ModelSpec(Part):
     __str__ = __repr__
 
     def stacks(self) -> list[tuple[Literal["encoder", "decoder"], Stack]]:
-        """Its stacks of layers, in the order they run."""
+        """The stacks of layers, in the order in which they run."""
         both: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [
             ("encoder", self.encoder),
             ("decoder", self.decoder),
@@ -208,7 +208,7 @@ class ModelSpec(Part):
 
     @property
     def source_tokens(self) -> int | None:
-        """The fixed number of positions of the encoder; None if it is the number of source tokens."""
+        """The fixed number of encoder positions; None if the encoder reads as many as there are source tokens."""
         stem = self.encoder.stem if self.encoder is not None else None
         return None if stem is None else stem.max_source_positions
 
@@ -220,7 +220,7 @@ class ModelSpec(Part):
         return stack
 
     def on_output(self) -> list[OutputPart]:
-        """The parts that read the model's output beside the head."""
+        """The parts that read the model's output in addition to the head."""
         parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
         return [part for part in parts if part is not None]
 
@@ -240,22 +240,22 @@ class ModelSpec(Part):
 
     @cached_property
     def recorded(self) -> Node:
-        """The tree, which is recorded once, because every count asks for it."""
+        """The tree, which is recorded once because every count reads it."""
         return self.program().node()
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy with changed fields, which records its own tree."""
+        """Returns a copy with changed fields, which records its own tree."""
         copy = super().model_copy(update=update, deep=deep)
         copy.__dict__.pop("recorded", None)
         copy.__dict__.pop("shared_program", None)
         return copy
 
     def with_dropout(self, probability: float | None) -> Self:
-        """The model with this probability of dropout at all of its places; None keeps those of the model."""
+        """Returns the model with this dropout probability at all of its places; None keeps the model's own."""
         if probability is None:
             return self
         places = ATTENTION_ALONE if self.dropout is None else self.dropout
-        return self.model_copy(update={"dropout": places.replaced(probability)})
+        return self.model_copy(update={"dropout": places.with_probability(probability)})
 
     @cached_property
     def shared_program(self) -> Flow:
@@ -263,7 +263,7 @@ class ModelSpec(Part):
         return self.program()
 
     def program(self, flow: Flow | None = None) -> Flow:
-        """The program of the model, step by step from its tokens to its output.
+        """The program of the model: its steps from tokens to output.
 
         flow: what records it, a new one by default.
         """
@@ -294,7 +294,7 @@ class ModelSpec(Part):
             with f.scope(side) as scope:
                 if side == "encoder":
                     scope.apart, scope.reads = True, None if self._reads_own_input else x
-                    x = f.memory = scope.gives = self._encoded(f, stack, x)
+                    x = f.memory = scope.gives = self._encoder_output(f, stack, x)
                 else:
                     scope.reads = x
                     x = stack.flow(f, x, positions=f.positions if self.shared_positions else None)
@@ -303,23 +303,23 @@ class ModelSpec(Part):
 
     @property
     def _reads_own_input(self) -> bool:
-        """Whether the encoder has a stem or a token embedding of its own."""
+        """Whether the encoder has its own stem or token embedding."""
         return self.encoder is not None and (self.encoder.stem is not None or self.encoder.vocab_size is not None)
 
     def _widened(self, f: Flow, x: Value, hidden: Axis) -> Value:
-        """The token embeddings, projected to the width of the layers if theirs is another one."""
+        """Returns the token embeddings, projected to the width of the layers if it differs."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
 
     @property
     def _source_rows(self) -> Rows:
-        """The rows that the encoder of an encoder-decoder reads."""
+        """Returns the rows that the encoder of an encoder-decoder reads."""
         stem = None if self.encoder is None else self.encoder.stem
         return SOURCE if stem is None else stem.positions
 
-    def _encoded(self, f: Flow, encoder: Stack, x: Value) -> Value:
-        """The output of an encoder beside a decoder."""
+    def _encoder_output(self, f: Flow, encoder: Stack, x: Value) -> Value:
+        """Returns the output of an encoder that a decoder reads."""
         width = None if encoder.hidden_size is None else Axis("hidden", encoder.hidden_size)
         if encoder.stem is not None:
             return encoder.flow(
@@ -328,7 +328,7 @@ class ModelSpec(Part):
         return encoder.flow(f, x, width)
 
     def _output(self, f: Flow, x: Value, vocab: Axis, hidden: Axis, narrow: Axis, table: Weight) -> None:
-        """Records the parts that read the hidden states, and those beside the model."""
+        """Records the parts that read the hidden states, and the towers."""
         f.hold(x=x)
         read: dict[str, Value] = {}
         for name, part in (("pooler", self.pooler), ("contact_head", self.contact_head)):
@@ -439,7 +439,7 @@ def _reference() -> type[nn.Module]:
 
         @staticmethod
         def _mapped_back(spec: ModelSpec, last: Stack) -> int | None:
-            """The width of the embedding, if the output is projected to it before the head."""
+            """Returns the width of the embedding if the output is projected to it before the head."""
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None
             if isinstance(spec.head, Classifier) and spec.head.over == "sequence":
@@ -507,7 +507,7 @@ def _reference() -> type[nn.Module]:
             return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out
 
         def _output(self, pooled: Tensor | None, x: Tensor, last_only: bool) -> Tensor:
-            """The head's output; of a classifier of sequences, from the pooled vectors."""
+            """Returns the head's output; for a classifier of sequences, from the pooled vectors."""
             if pooled is not None:
                 of_sequences: Tensor = self.classifier(pooled)
                 return of_sequences

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class OptionalPart(NamedTuple):
-    """An optional part.
+    """A part of a model that totals leave out by default.
 
     name: its name in nodes, `include`, JSON and the spec's field.
     title: its name in sentences.
@@ -22,7 +22,7 @@ class OptionalPart(NamedTuple):
 
     @property
     def option(self) -> str:
-        """The command-line option that adds it: `--with-mtp`."""
+        """The command-line option that includes it: `--with-mtp`."""
         return f"--with-{self.name}"
 
 
@@ -40,6 +40,6 @@ WITHOUT_FLOPS = frozenset(name for name, part in OPTIONAL_PARTS.items() if not p
 
 
 def included(with_mtp: bool = False, with_towers: bool = False) -> frozenset[str]:
-    """The names of the optional parts to include in a total."""
-    asked = {MTP: with_mtp, TOWERS: with_towers}
-    return frozenset(part.name for part, wanted in asked.items() if wanted)
+    """Returns the names of the optional parts to include in a total."""
+    is_requested = {MTP: with_mtp, TOWERS: with_towers}
+    return frozenset(part.name for part, wanted in is_requested.items() if wanted)

@@ -1,4 +1,4 @@
-"""The page that counts in a browser: built from a checkout, copied into a folder, served to this machine."""
+"""Serves the browser page: built from a checkout, copied into a folder, served to this machine only."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ class Handler(SimpleHTTPRequestHandler):
             if os.path.isdir(file):
                 file = os.path.join(file, "index.html")
             inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
-            found = inside and os.path.isfile(file)
+            exists = inside and os.path.isfile(file)
         except ValueError:  # a lone surrogate is one too
             return self._refuse(HTTPStatus.BAD_REQUEST, "expected the path of a file")
-        return super().send_head() if found else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
+        return super().send_head() if exists else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
 
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         self.send_error(status, reason)
@@ -70,14 +70,14 @@ class Handler(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A terminal is no place for a line per file."""
+        """Logs nothing: a line per file would flood the terminal."""
 
 
 class PageServer:
-    """The page on this machine. folder: its files. address: where a browser finds it."""
+    """The page on this machine. folder: its files. address: its URL for a browser."""
 
     def __init__(self, folder: Path, port: int = 0) -> None:
-        """port: the port; 0, the default, for any that is free. Raises `InputError` for one that is not."""
+        """Binds the server to a port. port: 0 (default) for any free port. Raises `InputError` for a port in use."""
         whole("--port", port, 0, 65535)
         self.folder = folder
         try:
@@ -90,12 +90,12 @@ class PageServer:
         return f"<page at {self.address}>"
 
     def run(self) -> None:
-        """Serves until the process is interrupted."""
+        """Serves the page until the process is interrupted."""
         with self._server:
             self._server.serve_forever()
 
     def start(self) -> None:
-        """Serves in a thread, until `close` or the end of the process."""
+        """Serves the page in a thread, until `close` or the end of the process."""
         Thread(target=self._server.serve_forever, daemon=True).start()
 
     def close(self) -> None:
@@ -105,7 +105,7 @@ class PageServer:
 
 
 def checkout() -> Path:
-    """The folder `web` of the checkout that this package is part of. Raises `InputError` in an installed package."""
+    """Returns the folder `web` of this package's checkout. Raises `InputError` for an installed package."""
     web = Path(__file__).resolve().parents[1] / "web"
     if not (web / "build.py").is_file():
         raise InputError(
@@ -116,7 +116,7 @@ def checkout() -> Path:
 
 
 def build_page(rebuild: bool = False) -> tuple[Path, str]:
-    """The folder of the page, built first if it is not there, and a remark on the build; empty for none.
+    """Returns the page's folder, which is built if missing, and a remark on the build; an empty remark for none.
 
     rebuild: whether to build it anew. Raises `InputError` with what the build lacks.
     """

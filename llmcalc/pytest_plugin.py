@@ -1,4 +1,4 @@
-"""A pytest plugin: the fixture `assert_counts`, which compares a module of PyTorch with a TARGET.
+"""A pytest plugin with the fixture `assert_counts`, which compares a PyTorch module with a TARGET.
 
 def test_counts(assert_counts):
     assert_counts(MyModel(), "my-model.toml")
@@ -17,7 +17,7 @@ def assert_counts() -> Callable[..., None]:
     """`llmcalc.testing.assert_counts`, which takes a TARGET: a preset's name, a config.json or a description."""
 
     def compare(module: Any, spec: Any, **options: Any) -> None:
-        """module, spec, options: as of `llmcalc.testing.assert_counts`."""
+        """Compares a module with a spec. module, spec, options: as in `llmcalc.testing.assert_counts`."""
         __tracebackhide__ = True
         from .testing import assert_counts
 

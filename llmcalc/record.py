@@ -1,4 +1,4 @@
-"""The base class of everything that is read from a file: it is validated, immutable, and states its sources."""
+"""The base class of everything read from a file: validated, immutable, and with stated sources."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Record(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _name_new_fields(cls, data: Any) -> Any:
-        """Raises `ValueError` for a field under its old name, with what to write instead."""
+        """Raises `ValueError` for a renamed field, with its new name."""
         for old, new in cls.renamed.items():
             if isinstance(data, dict) and old in data:
                 raise ValueError(f"{old}: this field was renamed; expected {new}")

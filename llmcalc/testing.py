@@ -1,4 +1,4 @@
-"""Assertions for your own test suite: that your model has the parameters, and performs the FLOPs, of its spec.
+"""Assertions for a test suite: that a model has the parameters, and performs the FLOPs, of its spec.
 
 import llmcalc, llmcalc.testing
 
@@ -89,7 +89,7 @@ def _parameter_problems(module: nn.Module, tree: Node) -> list[str]:
     lists = sorted({p.rpartition(".")[0] for p in counted if p.endswith(f".{depth - 1}")}, key=len)
     for prefix in lists[:1]:
         for node in layers:
-            expected = node.each(total_of)
+            expected = node.cost_per_repeat(total_of)
             wrong_layers = {
                 i: counted.get(f"{prefix}.{i}", 0)
                 for i in node.indices or ()

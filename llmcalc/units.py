@@ -66,12 +66,12 @@ def short_dtype(name: str) -> str:
 
 
 def bits_to_bytes(bits: int) -> int:
-    """The number of whole bytes that a number of bits needs."""
+    """Returns the number of whole bytes for a number of bits."""
     return -(-bits // 8)
 
 
 def _scaled(value: float, base: int, names: tuple[str, ...]) -> tuple[float, str]:
-    """The value and its unit: the largest unit in which the value is at least 1."""
+    """Returns the value in the largest unit in which it is at least 1, and that unit."""
     scaled, step = float(value), 0
     while abs(scaled) >= base and step < len(names) - 1:
         scaled, step = scaled / base, step + 1
@@ -125,7 +125,7 @@ GIB = Scale(1024**3, "GiB")
 
 
 def decimal_scale(value: float, unit: str) -> Scale:
-    """The largest decimal unit in which the value is at least 1: `TFLOPs`.
+    """Returns the largest decimal unit in which the value is at least 1: `TFLOPs`.
 
     For a column, pass its total or its smallest value.
     """
@@ -133,12 +133,12 @@ def decimal_scale(value: float, unit: str) -> Scale:
 
 
 def memory_scale(value: float) -> Scale:
-    """The largest binary unit in which the value is at least 1: `GiB`."""
+    """Returns the largest binary unit in which the value is at least 1: `GiB`."""
     return _scale(value, 1024, BINARY_PREFIXES, "B")
 
 
 def count_scale(value: float) -> Scale:
-    """The largest unit of counts in which the value is at least 1: `B`."""
+    """Returns the largest unit of counts in which the value is at least 1: `B`."""
     return _scale(value, 1000, COUNT_SUFFIXES, "")
 
 
@@ -215,7 +215,7 @@ LONGEST_NUMBER = 100
 
 
 def exact_number(digits: str, shown: str) -> Fraction:
-    """The value of a number as `NUMBER` matches it. shown: what a message calls it.
+    """Returns the value of a number that matches `NUMBER`. shown: the number's text in error messages.
 
     Raises `InputError` for a number that is longer than any quantity.
     """

@@ -53,7 +53,7 @@ MUTANTS = (
     Mutant("costs/params.py", "active - self.tree.total(spared_at_m", "active + self.tree.total(spared_at_m"),
     Mutant("costs/flops.py", "forward + use.backward_flops() if", "2 * forward if"),
     Mutant("costs/cache.py", "use.cache_bits(2) - use.cache_bits(1)", "use.cache_bits(1)"),
-    Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.kept else", "cost ="),
+    Mutant("costs/recomputation.py", "cost = _unsaved_flops if recompute.saved_operations else", "cost ="),
     Mutant("costs/trained_tensors.py", ' and len(self.tensor.shape) == 2', ""),
     Mutant("costs/quantization/linear.py", '= ("router", "residual", "mtp")', '= ("residual", "mtp")'),
     # readers

@@ -55,7 +55,7 @@ def first(name: str, node: str) -> Node:
 
 def size(name: str, node: str, which: int = 0) -> int:
     """Parameters of one node of that name; of several that differ, the first, or the one asked for."""
-    count: int = places(name, node)[which].node.each(lambda use: use.params())
+    count: int = places(name, node)[which].node.cost_per_repeat(lambda use: use.params())
     return count
 
 
@@ -67,7 +67,7 @@ def token_flops(
         count = llmcalc.flops(spec(name), seq=seq)
         return Fraction(count.full if pairs == "full" else count.causal, seq)
     run = run_config(batch=1, seq=seq, pairs=pairs, mla=mla)
-    return Fraction(first(name, node).each(lambda use: use.forward_flops(), run), seq)
+    return Fraction(first(name, node).cost_per_repeat(lambda use: use.forward_flops(), run), seq)
 
 
 def norms(name: str) -> int:
@@ -75,7 +75,7 @@ def norms(name: str) -> int:
     found = [
         p for p in spec(name).tree().walk() if p.node.name.endswith("_norm") and "layers" in p.path and not p.optional
     ]
-    return sum(place.node.each(lambda use: use.params()) * place.times for place in found)
+    return sum(place.node.cost_per_repeat(lambda use: use.params()) * place.times for place in found)
 
 
 def train_flops(name: str, seq: int = 2048) -> Fraction:

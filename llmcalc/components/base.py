@@ -35,7 +35,7 @@ class Symbol:
     letter: str
 
 
-def size_named(letter: str, minimum: int = 1) -> Any:
+def symbol_of_size(letter: str, minimum: int = 1) -> Any:
     return Annotated[int, Field(ge=minimum, le=LARGEST, strict=True), Symbol(letter)]
 
 
@@ -69,34 +69,34 @@ if TYPE_CHECKING:
     StateGroups: TypeAlias = int
     ChunkSize: TypeAlias = int
 else:
-    HiddenSize = size_named("h")
-    Heads = size_named("a")
-    KVHeads = size_named("k")
-    HeadDim = size_named("d")
-    Width = size_named("f")
-    Vocab = size_named("V")
+    HiddenSize = symbol_of_size("h")
+    Heads = symbol_of_size("a")
+    KVHeads = symbol_of_size("k")
+    HeadDim = symbol_of_size("d")
+    Width = symbol_of_size("f")
+    Vocab = symbol_of_size("V")
     Layers = Annotated[int, Field(ge=1, le=MOST_LAYERS, strict=True), Symbol("L")]
-    Window = size_named("W")
+    Window = symbol_of_size("W")
     Experts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("E")]
     ZeroExperts = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("Z")]
     TopK = Annotated[int, Field(ge=1, le=MOST_EXPERTS, strict=True), Symbol("t")]
-    Positions = size_named("P")
-    Labels = size_named("C")
-    LaurelRank = size_named("l")
-    PerLayer = size_named("p")
-    PerLayerVocab = size_named("U")
-    QueryRank = size_named("q")
-    KVRank = size_named("c")
-    NopeDim = size_named("n")
-    RopeDim = size_named("r")
-    ValueDim = size_named("v")
+    Positions = symbol_of_size("P")
+    Labels = symbol_of_size("C")
+    LaurelRank = symbol_of_size("l")
+    PerLayer = symbol_of_size("p")
+    PerLayerVocab = symbol_of_size("U")
+    QueryRank = symbol_of_size("q")
+    KVRank = symbol_of_size("c")
+    NopeDim = symbol_of_size("n")
+    RopeDim = symbol_of_size("r")
+    ValueDim = symbol_of_size("v")
     Streams = Annotated[int, Field(ge=1, le=64, strict=True), Symbol("M")]
-    Inner = size_named("m")
-    StateSize = size_named("N")
-    Kernel = size_named("w")
-    StepRank = size_named("R")
-    StateGroups = size_named("G")
-    ChunkSize = size_named("Q")
+    Inner = symbol_of_size("m")
+    StateSize = symbol_of_size("N")
+    Kernel = symbol_of_size("w")
+    StepRank = symbol_of_size("R")
+    StateGroups = symbol_of_size("G")
+    ChunkSize = symbol_of_size("Q")
 
 Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
@@ -354,7 +354,7 @@ class TokenMixer(Component):
         scales = "multi-head or grouped-query attention"
         raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone; expected {scales}")
 
-    def takes_bias(self) -> ScoreBias | None:
+    def accepted_bias(self) -> ScoreBias | None:
         """The bias that a stack's relative_bias can add to the mixer's scores; None if it accepts none."""
         return None
 
@@ -364,7 +364,7 @@ class TokenMixer(Component):
         x: the input of the first layer.
         """
 
-    def attends_like(self) -> tuple[Any, ...] | None:
+    def sharing_key_of(self) -> tuple[Any, ...] | None:
         """A key for sharing: mixers with equal keys can share results (`borrows`); None if the mixer cannot."""
         return None
 

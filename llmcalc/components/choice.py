@@ -31,7 +31,7 @@ class PartError(ValueError):
 
 
 class PartChoice:
-    """The parts that a field accepts.
+    """The parts that a field accepts, by `type`.
 
     homes: `type` → location of the class, `file:Class` in this package.
     default: the type of a table without `type`.
@@ -93,5 +93,5 @@ class PartChoice:
 
 
 def only(home: str) -> Any:
-    """Returns a field type that accepts one kind of part, `file:Class`, imported when a spec first has the part."""
+    """Returns a field type that accepts one part class, `file:Class`, which is imported on first use."""
     return Annotated[Part, PartChoice("only", {"only": home})]

@@ -96,7 +96,7 @@ class Disentangled(AttentionPosition):
             if not getattr(self, kind):
                 continue
             binned = self.position_buckets is not None
-            index = f.distances(q, keys, clamped=True, shifted=True, kept=True, binned=binned)
+            index = f.distances(q, keys, clamped=True, shifted=True, stored=True, binned=binned)
             f.hold(index=index)
             options: dict[str, Any] = {"bias": own_bias, "role": "own"}
             if self.share_att_key:

@@ -159,7 +159,7 @@ class RelativeBias(Buckets, StackPart):
     def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
         for layer in layers.values():
             mixer = layer.attention
-            accepted = mixer.takes_bias() if isinstance(mixer, TokenMixer) else None
+            accepted = mixer.accepted_bias() if isinstance(mixer, TokenMixer) else None
             heads = None if accepted is None else accepted.heads
             if heads != self.num_attention_heads:
                 raise ValueError(

@@ -33,7 +33,7 @@ class Dropout(Record):
         """Returns place → probability, of the places where elements are dropped."""
         return {place: probability for place, probability in self if probability}
 
-    def replaced(self, probability: float) -> Dropout:
+    def with_probability(self, probability: float) -> Dropout:
         """Returns the same places with another probability."""
         return Dropout(**{place: probability for place, known in self if known is not None})
 

@@ -79,7 +79,7 @@ class LMHead(Component):
         """
         vocab = vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         if self.transform is None:
-            if output is not None and output.made:
+            if output is not None and output.is_counted:
                 f.here.about["source"] = "Press & Wolf 2017"
             return f.linear("", x, vocab, bias=self.bias, weight=output, rows=LOGITS)
         change, dense_axes = self.transform, (x.axes if width is None else (width,))

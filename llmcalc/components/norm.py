@@ -89,7 +89,7 @@ def _reference() -> type[nn.Module]:
             self.weight = nn.Parameter(torch.ones(shape)) if spec.weight else None
             self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
 
-        def _normed(self, x: torch.Tensor) -> torch.Tensor:
+        def _normalize(self, x: torch.Tensor) -> torch.Tensor:
             y = x.float().unflatten(-1, (self.groups, -1))
             if self.kind == "layernorm":
                 y = y - y.mean(-1, keepdim=True)
@@ -99,7 +99,7 @@ def _reference() -> type[nn.Module]:
             return normed
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            y = x if self.kind == "affine" else self._normed(x)
+            y = x if self.kind == "affine" else self._normalize(x)
             y = y if self.weight is None else y * self.weight
             return y if self.bias is None else y + self.bias
 

@@ -64,7 +64,7 @@ class Run:
     memo: dict[Any, Any] = field(default_factory=dict)
 
     def once(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Returns the result of `make`, computed once per key in this pass."""
+        """Returns the result of `make`, which is computed once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = make()
         return self.memo[key]
@@ -77,8 +77,8 @@ class Run:
         return positions
 
 
-def dropped(module: nn.Module, place: str, x: Tensor) -> Tensor:
-    """Applies the dropout that was attached to a reference's module at a place, as `{place: function}` in `dropouts`.
+def apply_dropout(module: nn.Module, place: str, x: Tensor) -> Tensor:
+    """Applies the dropout that a module's `dropouts` has for a place, `{place: function}`.
 
     A reference runs without dropout unless a comparison attaches it.
     """
@@ -88,7 +88,7 @@ def dropped(module: nn.Module, place: str, x: Tensor) -> Tensor:
 
 
 def vector(values: Tensor) -> Any:
-    """A module with one parameter, `weight`: a named vector that is added or multiplied, not a linear layer."""
+    """Creates a module with one parameter, `weight`: a named vector that is added or multiplied."""
     return _vector_class()(values)
 
 
@@ -125,8 +125,8 @@ def softmax_core_class() -> type[nn.Module]:
             if sinks is not None:
                 sink_scores = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
                 probs = torch.softmax(torch.cat([scores, sink_scores], -1).float(), -1)[..., :-1].to(v.dtype)
-                return dropped(self, "attention", probs) @ v
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+                return apply_dropout(self, "attention", probs) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     return SoftmaxCore
 
@@ -176,11 +176,11 @@ def state_class() -> type[nn.Module]:
     class State(nn.Module):
         """The state of a recurrence between passes: tensors whose size does not grow with the number of tokens.
 
-        `held(run)` returns the tensors of the last pass, None at the first token or in a pass without a cache.
+        `load(run)` returns the tensors of the last pass, None at the first token or in a pass without a cache.
         `keep(run, ...)` replaces them.
         """
 
-        def held(self, run: Run) -> tuple[Tensor, ...] | None:
+        def load(self, run: Run) -> tuple[Tensor, ...] | None:
             return None if run.store is None else run.store.get(self)
 
         def keep(self, run: Run, *tensors: Tensor) -> None:
@@ -198,34 +198,34 @@ def causal_conv_class() -> type[nn.Module]:
     class CausalConv1d(nn.Conv1d):
         """A causal convolution. x: [batch, channels, tokens] → same shape; an output covers the last `kernel` inputs.
 
-        state: the module, under the same parent, that stores the last `kept` inputs of each channel; by default
+        state: the module, under the same parent, that stores the last `kept_frames` inputs of each channel; by default
             `kernel` inputs, of which all but one are needed.
         """
 
-        def __init__(self, channels: int, kernel: int, bias: bool, kept: int | None = None) -> None:
+        def __init__(self, channels: int, kernel: int, bias: bool, kept_frames: int | None = None) -> None:
             super().__init__(channels, channels, kernel, groups=channels, bias=bias, padding=kernel - 1)
-            self.state_length = kernel if kept is None else kept
+            self.kept_frames = kernel if kept_frames is None else kept_frames
 
         def forward(self, x: Tensor, run: Run, state: Any) -> Tensor:  # type: ignore[override]
             kernel, tokens = self.kernel_size[0], x.shape[-1]
-            stored = state.held(run)
+            stored = state.load(run)
             if stored is None:
                 out = super().forward(x)[..., :tokens]  # padded on both sides; outputs beyond the tokens are cut off
                 if run.store is None:
                     return out
-                padded = nn.functional.pad(x, (self.state_length, 0))
+                padded = nn.functional.pad(x, (self.kept_frames, 0))
             else:
                 padded = torch.cat([stored[0], x], -1)
                 out = nn.functional.conv1d(
-                    padded[..., self.state_length - kernel + 1 :], self.weight, self.bias, groups=self.groups
+                    padded[..., self.kept_frames - kernel + 1 :], self.weight, self.bias, groups=self.groups
                 )
-            state.keep(run, padded[..., padded.shape[-1] - self.state_length :])
+            state.keep(run, padded[..., padded.shape[-1] - self.kept_frames :])
             return out
 
     return CausalConv1d
 
 
-def allowed(
+def attention_mask(
     run: Run,
     end: int,
     queries: int,

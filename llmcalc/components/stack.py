@@ -26,7 +26,7 @@ from .mixers.attention import Attention, QKNorm
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, Rope
-from .runtime import Run, dropped, share_tensors
+from .runtime import Run, apply_dropout, share_tensors
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -155,7 +155,7 @@ class Stack(Component):
         }
         borrowed = {name: mixer.borrows() for name, mixer in mixers.items() if mixer.borrows()}
         for name in self.layer_names() if borrowed else ():
-            sharing_key = mixers[name].attends_like() if name in mixers else None
+            sharing_key = mixers[name].sharing_key_of() if name in mixers else None
             if name not in borrowed:
                 sharing_keys.add(sharing_key)
             elif sharing_key not in sharing_keys:
@@ -250,14 +250,14 @@ class Stack(Component):
         f.keep(embedded=x)
         f.hold(x=x)
         x = x.seen(*x.axes)  # layers that read the embeddings again tell them from their input
-        x = x if self.streams is None else self.streams.widened(f, x)
+        x = x if self.streams is None else self.streams.record_split(f, x)
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
         for label, block, repeat, indices in self.groups():
             x = self._layers(f, x, label, block, repeat, indices)
         f.hold(x=x, y=x)
         if self.streams is not None:
-            x = self.streams.narrowed(f, x)
+            x = self.streams.record_merge(f, x)
             f.hold(x=x)
         x = x if self.final_norm is None else f.part("norm", self.final_norm, x)
         return f.dropout(x, "final")
@@ -430,7 +430,7 @@ def _reference() -> type[nn.Module]:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, context.hidden_size)
             if spec.position is not None:
                 self.embed_positions = spec.position.reference(embedding_context)
-            self._token_types = self._held(spec.token_types, embedding_context)
+            self._token_types = self._optional_modules(spec.token_types, embedding_context)
             if spec.embedding_norm is not None:
                 self.embed_norm = spec.embedding_norm.reference(embedding_context)
             if spec.input_size is not None:
@@ -444,7 +444,7 @@ def _reference() -> type[nn.Module]:
             ):
                 if part is not None:
                     self.add_module(name, part.reference(context, *arguments))
-            self._streams = self._held(spec.streams, context)
+            self._streams = self._optional_modules(spec.streams, context)
             repeated = spec.pattern * spec.num_hidden_layers
             names = (*spec.first_layers, *repeated)[: spec.num_hidden_layers]
             kinds = {BASE: spec.block, **spec.variants}
@@ -453,11 +453,11 @@ def _reference() -> type[nn.Module]:
             self.layers = nn.ModuleList(kinds[name].reference(context) for name in names)
             for i, name in enumerate(names):
                 if name in spec.shared_layers:
-                    self._share(self.layers[names.index(name)], self.layers[i])
+                    self._share_parameters(self.layers[names.index(name)], self.layers[i])
             if spec.final_norm is not None:
                 self.norm = spec.final_norm.reference(context)
 
-        def _held(self, part: Component | None, context: Context) -> tuple[Any, ...]:
+        def _optional_modules(self, part: Component | None, context: Context) -> tuple[Any, ...]:
             """Builds a part whose children belong to the stack, as a tuple of one module, or of none without a part.
 
             torch does not register modules in a tuple.
@@ -469,7 +469,7 @@ def _reference() -> type[nn.Module]:
                 self.add_module(name, child)
             return (module,)
 
-        def _share(self, first_layer: nn.Module, layer: nn.Module) -> None:
+        def _share_parameters(self, first_layer: nn.Module, layer: nn.Module) -> None:
             """Gives a layer the parameters and buffers of the first layer of its kind."""
             share: Any = getattr(layer, "share", None)
             if share is not None:  # a layer that shares only a part of itself
@@ -485,7 +485,7 @@ def _reference() -> type[nn.Module]:
                 x = types(x)
             if hasattr(self, "embed_norm"):
                 x = self.embed_norm(x)
-            x = dropped(self, "embedding", x)
+            x = apply_dropout(self, "embedding", x)
             if hasattr(self, "input_proj"):
                 x = self.input_proj(x)
             run.bias = getattr(self, "relative_bias", None)
@@ -500,7 +500,7 @@ def _reference() -> type[nn.Module]:
                 run.per_layer = self.get_submodule("per_layer_embedding")(x, run)
             run.embedded, run.lends = x, self.lends
             for streams in self._streams:
-                x = streams.to_streams(x, run)
+                x = streams.split_streams(x, run)
             for i, layer in enumerate(self.layers):
                 run.layer = i
                 y = layer(x, run)
@@ -508,7 +508,7 @@ def _reference() -> type[nn.Module]:
                     y = self.get_submodule("side_convolution")(x, y)
                 x = y
             for streams in self._streams:
-                x = streams.to_one(x)
-            return dropped(self, "final", self.norm(x) if hasattr(self, "norm") else x)
+                x = streams.merge_streams(x)
+            return apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
 
     return StackReference

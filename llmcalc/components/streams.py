@@ -12,16 +12,16 @@ from .base import StackPart
 class ResidualStreams(StackPart):
     """A part that turns the token embeddings into several residual streams, and merges them after the last layer.
 
-    Its reference has two methods, `to_streams` and `to_one`: the counterparts of `widened` and `narrowed` for tensors.
-    Its children are registered as the stack's own.
+    Its reference has two methods for tensors, `split_streams` and `merge_streams`, which match `record_split` and
+    `record_merge`. Its children are registered as the stack's own.
     """
 
     noun: ClassVar[str] = "streams"
 
-    def widened(self, f: Flow, x: Value) -> Value:
+    def record_split(self, f: Flow, x: Value) -> Value:
         """Splits one residual stream into several. x: the input that the first layer would have without streams."""
-        raise TypeError(f"{type(self).__name__} widens nothing")
+        raise TypeError(f"{type(self).__name__} has no streams to split into")
 
-    def narrowed(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, f: Flow, x: Value) -> Value:
         """Merges all streams into one residual stream. x: all streams after the last layer."""
-        raise TypeError(f"{type(self).__name__} narrows nothing")
+        raise TypeError(f"{type(self).__name__} has no streams to merge")

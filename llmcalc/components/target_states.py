@@ -75,7 +75,7 @@ class TargetStates(ResidualStreams):
     def source(self) -> str:
         return {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH}[self.start]
 
-    def widened(self, f: Flow, x: Value) -> Value:
+    def record_split(self, f: Flow, x: Value) -> Value:
         projected = f.part("target_states", self, x)
         if self.start != "embedding":
             return projected
@@ -83,7 +83,7 @@ class TargetStates(ResidualStreams):
         f.keep(target_states=projected)
         return x
 
-    def narrowed(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, f: Flow, x: Value) -> Value:
         return x
 
     def flow(self, f: Flow, x: Value) -> Value:
@@ -153,12 +153,12 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             self.target_states, self.start = Projection(spec, context), spec.start
 
-        def to_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
             projected: Tensor = self.target_states(x)
             run.memo["target_states"] = projected
             return x if self.start == "embedding" else projected
 
-        def to_one(self, x: Tensor) -> Tensor:
+        def merge_streams(self, x: Tensor) -> Tensor:
             return x
 
     return Holder

@@ -11,7 +11,7 @@ from ..errors import InputError, suggest
 from ..flow.tree import Node, Place
 from ..ops import Linear, ParamTensor
 from ..workload.lora import ALL_LINEAR, PROJECTIONS, Base, Library, nf4_bytes
-from .trained_tensors import TrainedTensor, in_a_layer
+from .trained_tensors import TrainedTensor, is_in_layer
 
 BASES: tuple[Base, ...] = get_args(Base)
 
@@ -54,7 +54,7 @@ class LowRank:
                     tensors.append(TrainedTensor(ParamTensor(shape, "matrix"), place.kind, place.times))
         return tensors
 
-    def copied(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
+    def trained_copies(self, tree: Node, include: frozenset[str] = frozenset()) -> list[TrainedTensor]:
         """Returns the tensors of modules of which a full copy is trained, including tied weights."""
         tensors = []
         for place in tree.walk():
@@ -109,7 +109,7 @@ def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterat
     """Yields every linear layer inside the model's layers, or outside of them, with its primitive."""
     for place in tree.walk():
         op = place.node.op
-        if isinstance(op, Linear) and place.optional in {"", *include} and in_a_layer(place) == layers:
+        if isinstance(op, Linear) and place.optional in {"", *include} and is_in_layer(place) == layers:
             yield place, op
 
 
@@ -128,7 +128,7 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
                 f"--lora-targets {name}: no linear layer has that name; expected some of {', '.join(layer_names)}, or "
                 f"{ALL_LINEAR}.{suggest(name, layer_names)}"
             )
-    outside = [place.node.name for place in tree.walk() if place.node.op is not None and not in_a_layer(place)]
+    outside = [place.node.name for place in tree.walk() if place.node.op is not None and not is_in_layer(place)]
     for name in sorted(adapters.copies):
         if name not in outside:
             modules = ", ".join(dict.fromkeys(outside))

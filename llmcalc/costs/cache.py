@@ -24,7 +24,7 @@ SHORTEST, LONGEST = 2**10, 2**17
 
 
 def cache_bits(element_bits: Number) -> Cost:
-    """Cost: cached bits, with keys and values in elements of `element_bits` bits."""
+    """Returns the cost function of cached bits, with keys and values in elements of `element_bits` bits."""
 
     def cost(use: Use) -> Number:
         return use.cache_bits(element_bits)
@@ -33,12 +33,12 @@ def cache_bits(element_bits: Number) -> Cost:
 
 
 def cache_bits_of(format_name: str) -> Cost:
-    """Cost: cached bits, with keys and values in the cache format of that name."""
+    """Returns the cost function of cached bits, with keys and values in the cache format of this name."""
     return cache_bits_in(cache_format(format_name))
 
 
 def _cached_tree(spec: ModelSpec) -> Node:
-    """Returns the part of the tree that has caches. It is computed once and evaluated at many lengths."""
+    """Returns the part of the tree that has caches, which is computed once and evaluated at many lengths."""
     return spec.tree().only("cache_bits")
 
 
@@ -83,8 +83,8 @@ class CacheSize:
     def bytes(self) -> int:
         return bits_to_bytes(self._bits(self.workload))
 
-    def bytes_in(self, dtype_name: str) -> int:
-        """Bytes of the same cache with keys and values in another format; recurrent states keep their own."""
+    def bytes_in_format(self, dtype_name: str) -> int:
+        """Returns the bytes of the same cache with keys and values in another format; recurrent states keep theirs."""
         return bits_to_bytes(self._bits(self.workload, dtype_name))
 
     @property
@@ -95,7 +95,7 @@ class CacheSize:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token adds in all layers before any sliding window is full."""
+        """Bytes that one token adds in all layers, before any sliding window is full."""
         first_token = self.workload.with_(batch=1, seq=1, context=0, source=1)
         no_tokens = self.workload.with_(batch=1, seq=0, context=0, source=0)
         return bits_to_bytes(self._bits(first_token) - self._bits(no_tokens))
@@ -107,9 +107,11 @@ class CacheSize:
         return bits_to_bytes(self._bits(one_sequence.with_(seq=one_sequence.seq + 1)) - self._bits(one_sequence))
 
     def _caches(self) -> list[Place]:
-        """The places of all ops that have a cache."""
+        """Yields the places of all ops that have a cache."""
         cost = cache_bits_of(self.dtype)
-        return [place for place in self.tree.walk(RunConfig(self.workload)) if not place.optional and place.own(cost)]
+        return [
+            place for place in self.tree.walk(RunConfig(self.workload)) if not place.optional and place.own_cost(cost)
+        ]
 
     @property
     def by_layer_kind(self) -> dict[str, int]:
@@ -132,7 +134,7 @@ class CacheSize:
             tokens, width = (_tokens_of(op, place), op.width) if isinstance(op, KVCache) else (None, None)
             group = (getattr(op, "kind", STATE), tokens, width)
             layers[group] = layers.get(group, 0) + place.times
-            bits[group] = bits.get(group, 0) + place.times * place.own(cost)
+            bits[group] = bits.get(group, 0) + place.times * place.own_cost(cost)
         return [
             CacheGroup(kind, layers[kind, tokens, width], tokens, width, bits_to_bytes(b))
             for (kind, tokens, width), b in bits.items()
@@ -140,7 +142,7 @@ class CacheSize:
 
     @property
     def what_if(self) -> list[WhatIf]:
-        """The caches of the same model with other key/value heads or without windows."""
+        """Yields the caches of the same model with other key/value heads or without windows."""
         changed = [
             (what, replace(self, spec=spec, tree=_cached_tree(spec))) for what, spec in changed_models(self.spec)
         ]
@@ -148,7 +150,7 @@ class CacheSize:
 
     @property
     def contexts(self) -> list[int]:
-        """Context lengths for `growth`: the powers of two from 1,024 up, the model's context length, and `seq`.
+        """Context lengths for `growth`: powers of two from 1,024 on, the model's context length, and `seq`.
 
         The largest power of two is at most the model's context length (131,072 if it states none) or `seq`.
         """
@@ -160,18 +162,18 @@ class CacheSize:
         return sorted({*powers, limit, self.workload.seq})
 
     def after(self, tokens: int) -> CacheSize:
-        """The cache after another number of tokens. The encoder reads as many, unless `source` is set."""
+        """Returns the cache after another number of tokens, which an encoder reads too unless `source` is set."""
         source = tokens if self.source is None else self.source
         return replace(self, workload=self.workload.with_(seq=tokens, context=0, source=source))
 
     @property
     def growth(self) -> dict[int, int]:
-        """Tokens of each sequence → bytes of all sequences."""
+        """Returns tokens per sequence → bytes of all sequences."""
         return {tokens: self.after(tokens).bytes for tokens in self.contexts}
 
 
 def _tokens_of(cache: KVCache, place: Place) -> int:
-    """The number of cached tokens of one sequence."""
+    """Returns the number of cached tokens per sequence."""
     assert place.run_config is not None
     tokens: int = exact_div(cache.cache_bits(place.run_config.with_workload(batch=1), 1), cache.width)
     return tokens

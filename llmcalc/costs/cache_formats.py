@@ -34,13 +34,13 @@ class Vector:
     vector_bytes: int = 0
 
     def bytes_of(self, size: int) -> int:
-        """Bytes of a vector of `size` elements, rounded up to whole blocks."""
+        """Returns the bytes of a vector of `size` elements, rounded up to whole blocks."""
         blocks = -(-size // self.block)
         return bits_to_bytes(blocks * self.block * self.bits) + blocks * self.block_bytes + self.vector_bytes
 
     @property
     def element_bits(self) -> Fraction:
-        """Bits per element, with its share of the block's scale."""
+        """Returns the bits per element, with its share of the block's scale."""
         return self.bits + Fraction(8 * self.block_bytes, self.block)
 
 
@@ -65,11 +65,11 @@ class CacheFormat:
 
     @property
     def of_heads(self) -> bool:
-        """Whether each head's key or value has its own scale; such a format cannot store MLA latents."""
+        """Whether each head's key or value has its own scale, so that the format cannot store MLA latents."""
         return bool(self.keys.vector_bytes or self.values.vector_bytes)
 
     def bits_per_token(self, vectors: Sequence[tuple[int, int]]) -> int:
-        """Bits per token in the cache of one layer.
+        """Returns the bits per token in the cache of one layer.
 
         vectors: (heads, size) of the keys, of the values, and of any other cached vectors.
         """
@@ -110,8 +110,8 @@ def _turbo(name: str, keys: int, values: int) -> CacheFormat:
 
 
 FORMATS = {
-    one.name: one
-    for one in (
+    cache_format.name: cache_format
+    for cache_format in (
         *(_blocks(name.lower(), name) for name in ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")),
         CacheFormat("nvfp4", Vector(4, 16, 1), Vector(4, 16, 1), "blocks of 16 elements with a fp8 scale each"),
         _blocks("mxfp4", "MXFP4"),
@@ -166,7 +166,7 @@ def cache_format(name: str) -> CacheFormat:
 
 
 def cache_bits_in(stored: CacheFormat) -> Cost:
-    """Cost: cached bits, with keys and values in a cache format.
+    """Returns the cost function of cached bits, with keys and values in a cache format.
 
     Raises `InputError` if the format has a scale per head and the cache has entries without heads (MLA latents).
     """

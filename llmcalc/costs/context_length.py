@@ -8,7 +8,7 @@ from ..workload.lengths import MOST_CONTEXT, USUAL
 
 
 def learned_positions(spec: ModelSpec) -> int | None:
-    """The number of rows of the smallest learned position embedding; None if no stack has one."""
+    """Returns the rows of the smallest learned position embedding; None if no stack has one."""
     stacks = [
         stack for _, stack in spec.stacks() if stack.stem is None
     ]  # a stem always outputs as many positions as its table has
@@ -21,18 +21,18 @@ def learned_positions(spec: ModelSpec) -> int | None:
 
 
 def longest_sequence(spec: ModelSpec) -> int | None:
-    """The context length in tokens; None if the spec states none."""
+    """Returns the context length in tokens; None if the spec states none."""
     learned = learned_positions(spec)
     return spec.max_position_embeddings if learned is None else learned
 
 
 def usual_sequence(spec: ModelSpec) -> int:
-    """Default tokens per sequence in a pass: `USUAL`, or the number of learned positions where that is smaller."""
+    """Returns the default tokens per sequence of a pass: `USUAL`, or the learned positions if fewer."""
     return min(USUAL, learned_positions(spec) or USUAL)
 
 
 def usual_context(spec: ModelSpec) -> int:
-    """Default tokens per sequence in a cache: the model's context length, at most `MOST_CONTEXT`."""
+    """Returns the default tokens per sequence of a cache: the model's context length, at most `MOST_CONTEXT`."""
     return min(longest_sequence(spec) or USUAL, MOST_CONTEXT)
 
 

@@ -20,17 +20,17 @@ from .recomputation import recomputed, skipped_by_early_stop
 
 
 def forward_of(use: Use) -> Number:
-    """Cost: FLOPs of the forward pass."""
+    """Returns the FLOPs of an op in the forward pass."""
     return use.forward_flops()
 
 
 def backward_of(use: Use) -> Number:
-    """Cost: FLOPs of the backward pass, without recomputation."""
+    """Returns the FLOPs of an op in the backward pass, without recomputation."""
     return use.backward_flops()
 
 
 def step_of(use: Use) -> Number:
-    """Cost: FLOPs of the workload without recomputation: forward, and backward in training."""
+    """Returns the FLOPs of an op in the workload without recomputation: forward, and backward in training."""
     forward = use.forward_flops()
     return (
         forward + use.backward_flops() if use.run_config is not None and use.run_config.phase == "training" else forward
@@ -38,14 +38,14 @@ def step_of(use: Use) -> Number:
 
 
 def scores_of(use: Use) -> Number:
-    """Cost: the FLOPs of `step_of` in query-key and score-value products, without those of a sparse indexer."""
+    """Returns the FLOPs of `step_of` in query-key and score-value products, without those of a sparse indexer."""
     attends = isinstance(use.op, AttentionCore) and "no_grad" not in use.roles
     return step_of(use) if attends else 0
 
 
 @dataclass(frozen=True)
 class FlopCount:
-    """FLOPs of one workload over one model."""
+    """The FLOPs of one workload over one model."""
 
     spec: ModelSpec
     tree: Node
@@ -61,24 +61,24 @@ class FlopCount:
         """The convention for query-key pairs that `total` uses: `full` or `causal`."""
         return self.run_config.pairs
 
-    def _under(self, pairs: Pairs) -> Number:
+    def _flops_with_pairs(self, pairs: Pairs) -> Number:
         run_config = self.run_config.with_pairs(pairs)
         return self.tree.total(step_of, run_config, self.include) + recomputed(self.spec, run_config, self.include)
 
     @property
     def total(self) -> Number:
-        """FLOPs of the workload under the run's own convention for pairs."""
-        return self._under(self.pairs)
+        """FLOPs of the workload under the convention of query-key pairs of its run."""
+        return self._flops_with_pairs(self.pairs)
 
     @property
     def full(self) -> Number:
         """FLOPs with every query against every key."""
-        return self._under("full")
+        return self._flops_with_pairs("full")
 
     @property
     def causal(self) -> Number:
         """FLOPs with only the query-key pairs that the attention mask allows."""
-        return self._under("causal")
+        return self._flops_with_pairs("causal")
 
     @property
     def mla(self) -> str | None:
@@ -119,12 +119,12 @@ class FlopCount:
         return {**parts, "recomputation": self.recomputed} if self.recomputed else parts
 
     def cost(self, cost: Cost) -> Number:
-        """Evaluates another cost function on the same tree and workload."""
+        """Returns the total of another cost function over the same tree and workload."""
         return self.tree.total(cost, self.run_config, self.include)
 
     @property
     def tokens(self) -> Number:
-        """New tokens of all sequences; for an encoder-decoder, those of the decoder."""
+        """Number of new tokens of all sequences; in an encoder-decoder, those of the decoder."""
         return self.run_config.rows(TOKENS)
 
     @property

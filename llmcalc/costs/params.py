@@ -10,33 +10,33 @@ from ..model import ModelSpec
 
 
 def total_of(use: Use) -> Number:
-    """Cost: parameters, a tied weight once."""
+    """Returns the parameters of an op; a tied weight counts once."""
     return use.params()
 
 
 def active_of(use: Use) -> Number:
-    """Cost: active parameters, used by one token."""
+    """Returns the parameters of an op that one token uses."""
     return use.active_params()
 
 
 def buffers_of(use: Use) -> Number:
-    """Cost: non-trainable buffer elements stored in the checkpoint."""
+    """Returns the non-trainable buffer elements of an op in the checkpoint."""
     return use.buffers()
 
 
 def spared_at_most_of(use: Use) -> Number:
-    """Cost: active parameters saved if as many of a token's experts as possible are identity experts."""
+    """Returns the active parameters of an op that a token with the most identity experts does not use."""
     return use.spared_at_most()
 
 
 def spared_evenly_of(use: Use) -> Number:
-    """Cost: active parameters saved on average if all experts, real and identity, are chosen equally often."""
+    """Returns the active parameters that a token skips on average if all experts are equally likely."""
     return use.spared_evenly()
 
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of one model. include: optional parts that the total includes (`mtp`, `towers`)."""
+    """The parameters of one model. include: optional parts that the total includes (`mtp`, `towers`)."""
 
     spec: ModelSpec
     tree: Node
@@ -89,7 +89,7 @@ class ParameterCount:
 
     @property
     def left_out(self) -> dict[str, Number]:
-        """Maps each excluded optional part to its parameters."""
+        """Returns excluded optional part → its parameters."""
         sizes: dict[str, Number] = {}
         for place in self.tree.walk():
             option = place.node.optional

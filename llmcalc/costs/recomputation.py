@@ -19,13 +19,13 @@ SAVES_NOTHING = ("add", "dropout", "hold", "keep", "enter", "leave")
 
 
 def _attention_flops(use: Use) -> Number:
-    """Cost: forward FLOPs of attention scores and of their products with values."""
+    """Returns an op's forward FLOPs of attention scores and of their products with values."""
     attends = isinstance(use.op, AttentionCore) and "no_grad" not in use.roles
     return use.forward_flops() if attends else 0
 
 
 def _unsaved_flops(use: Use) -> Number:
-    """Cost: forward FLOPs of convolutions, whose results selective checkpointing does not save."""
+    """Returns an op's forward FLOPs of convolutions, whose results selective checkpointing does not save."""
     return use.forward_flops() if isinstance(use.op, Conv1d) else 0
 
 
@@ -47,13 +47,13 @@ def recomputed(spec: ModelSpec, run_config: RunConfig, include: frozenset[str] =
         )
     for layer, _ in _layers(spec, run_config):
         if recompute.core:
-            total += layer.in_all(_attention_flops, include)
+            total += layer.in_model(_attention_flops, include)
         elif recompute.layers:
-            cost = _unsaved_flops if recompute.kept else Use.forward_flops
-            total += times(layer.each(cost, include), _recomputed_count(layer, recompute))
+            cost = _unsaved_flops if recompute.saved_operations else Use.forward_flops
+            total += times(layer.cost_per_repeat(cost, include), _recomputed_count(layer, recompute))
         else:
             total += sum(
-                place.in_all(Use.forward_flops, include)
+                place.in_model(Use.forward_flops, include)
                 for path, place in _modules_below(layer)
                 if path in recompute.nodes
             )
@@ -69,11 +69,11 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
     the values.
     """
     recompute, total = run_config.execution.recompute, 0
-    if run_config.phase != "training" or recompute == NONE or recompute.kept:
+    if run_config.phase != "training" or recompute == NONE or recompute.saved_operations:
         return total
     for layer, scope in _layers(spec, run_config):
         if recompute.core:
-            total += layer.in_all(_value_product_flops, include)
+            total += layer.in_model(_value_product_flops, include)
         elif recompute.layers:
             total += times(_last_product_flops(scope, layer), _recomputed_count(layer, recompute))
         else:
@@ -84,7 +84,7 @@ def skipped_by_early_stop(spec: ModelSpec, run_config: RunConfig, include: froze
 
 
 def _value_product_flops(use: Use) -> Number:
-    """Cost: forward FLOPs of the products of attention scores with values."""
+    """Returns an op's forward FLOPs of the products of attention scores with values."""
     if not isinstance(use.op, AttentionCore) or "no_grad" in use.roles:
         return 0
     return exact_div(use.forward_flops() * use.op.v_dim, use.op.qk_dim + use.op.v_dim)

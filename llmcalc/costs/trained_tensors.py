@@ -30,31 +30,31 @@ class TrainedTensor:
 
     @property
     def is_layer_matrix(self) -> bool:
-        """Whether it is the weight matrix of a linear layer inside the layers: two axes, so no stacked experts."""
+        """Whether it is the weight matrix of a linear layer inside the layers; stacked experts are not."""
         return self.in_layer and self.tensor.role == "matrix" and len(self.tensor.shape) == 2
 
 
 def trained_tensors(tree: Node, include: frozenset[str] = frozenset()) -> Iterator[TrainedTensor]:
-    """Yields every trained tensor, a tied one once; stacked experts are one tensor, as in the reference model."""
+    """Yields every trained tensor, a tied one once. Stacked experts are one tensor, as in the reference."""
     for place in tree.walk():
         use = place.use
         if use is not None and not (place.optional and place.optional not in include):
             for tensor in use.tensors():
-                yield TrainedTensor(tensor, place.kind, place.times, _names(place), in_a_layer(place))
+                yield TrainedTensor(tensor, place.kind, place.times, _path_without_indices(place), is_in_layer(place))
 
 
 def layers_of(tree: Node) -> tuple[str, ...]:
     """Returns the paths of the model's layers, without indices."""
-    return tuple(dict.fromkeys(_names(place) for place in tree.walk() if place.node.kind == "layer"))
+    return tuple(dict.fromkeys(_path_without_indices(place) for place in tree.walk() if place.node.kind == "layer"))
 
 
-def _names(place: Place) -> str:
+def _path_without_indices(place: Place) -> str:
     """Returns the path of a node, without indices."""
-    parent_names = "" if place.above is None else _names(place.above)
+    parent_names = "" if place.above is None else _path_without_indices(place.above)
     return f"{parent_names}.{place.node.name}".strip(".")
 
 
-def in_a_layer(place: Place | None) -> bool:
+def is_in_layer(place: Place | None) -> bool:
     """Whether a node is inside one of the model's layers."""
     while place is not None and place.node.kind != "layer":
         place = place.above

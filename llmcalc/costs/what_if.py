@@ -53,7 +53,7 @@ def _as_mha(mixer: TokenMixer, width: int) -> TokenMixer:
 
 
 def _cached_heads(mixer: TokenMixer, width: int) -> HeadSizes | None:
-    """The heads of a mixer whose cache depends on its number of key/value heads; None for other mixers."""
+    """Returns the heads of a mixer whose cache depends on its key/value heads; None for other mixers."""
     sizes = mixer.heads(width)
     if sizes is None or all(mixer.with_kv_heads(n, width) == mixer for n in (1, sizes.heads)):
         return None

@@ -34,7 +34,7 @@ _CONFIG = re.compile(r"(:\d{1,7}:\d{1,4})+")
 
 @dataclass(frozen=True)
 class Runtime:
-    """The GPU's part of a run.
+    """The memory and the properties of the GPU that a run is on.
 
     workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
         allocator. Default: that of an H100.
@@ -57,7 +57,7 @@ HOPPER = Runtime()
 
 
 def runtime_of(hardware: Hardware | None, config: str | None = None, expandable: bool = False) -> Runtime:
-    """The runtime on an accelerator; by default on an H100. config: CUBLAS_WORKSPACE_CONFIG, by default not set.
+    """Returns the runtime of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG, default not set.
 
     An accelerator whose compute capability is not known is taken for an H100.
     """
@@ -72,11 +72,11 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
 
 
 def workspace_bytes(config: str) -> int:
-    """Bytes of a workspace under a CUBLAS_WORKSPACE_CONFIG: `:4096:8` is eight buffers of 4096 KiB; `:0:0` is none.
+    """Returns the bytes of a cuBLAS workspace: `:4096:8` is eight buffers of 4096 KiB; `:0:0` is none.
 
     Raises `InputError` for a value that torch does not read.
     """
     if not _CONFIG.fullmatch(config):
         raise InputError(f"--cublas-workspace {config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8")
-    numbers = [int(one) for one in config.split(":")[1:]]
+    numbers = [int(number) for number in config.split(":")[1:]]
     return sum(size * many * KIB for size, many in zip(numbers[::2], numbers[1::2], strict=True))

@@ -41,7 +41,7 @@ TORCH = "torch 2.13"
 
 
 class Point(NamedTuple):
-    """The peak while a module ran.
+    """The peak of the memory while one module runs.
 
     phase: part of the step.
     node: path of the module, with the index of its layer; empty for the model itself.
@@ -55,7 +55,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Term:
-    """A part of the sum, with the evidence for it.
+    """One term of the device memory, with the evidence for it.
 
     name: name in the report.
     bytes: bytes.
@@ -105,16 +105,16 @@ class DeviceMemory:
 
     @property
     def host_bytes(self) -> int:
-        """Bytes on the host."""
+        """Bytes of host memory that the run uses."""
         return sum(term.bytes for term in self.host)
 
     @property
     def fragmentation(self) -> int:
-        """Free blocks in the allocator's segments at the peak, in bytes: an estimate."""
+        """Bytes of free blocks in the allocator's segments at the peak: an estimate."""
         return self.reserved_bytes - self.peak_bytes
 
     def fit_on(self, hardware: Hardware) -> Fit:
-        """Whether it fits on an accelerator."""
+        """Returns whether the run fits on an accelerator."""
         return Fit(hardware, self.device_bytes, self.fragmentation)
 
 
@@ -123,10 +123,10 @@ TENSORS = Term("tensors", 0, "exact", ON_META, TORCH)
 
 
 class Run(Protocol):
-    """Records the runs of a model. Each run has its own allocator."""
+    """Records runs of a model. Each run has its own allocator."""
 
     def __call__(self, layers: Mapping[int, int], workspace: int) -> Sequence[RecordedEvents]:
-        """Records the runs.
+        """Records the runs with this number of repeats.
 
         layers: stack → repeats of its pattern; stacks that are not there run whole.
         workspace: bytes of one cuBLAS workspace.
@@ -135,7 +135,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True)
 class UnreplayedBytes:
-    """Bytes that a run needs and the replay does not see, such as those of image encoders.
+    """Bytes that a run needs and the replay does not allocate, such as those of image encoders.
 
     kind: the kind that they are counted under.
     bytes: number of bytes.
@@ -150,7 +150,7 @@ class UnreplayedBytes:
 
 
 def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
-    """A term with the weakest status of the evidence for what the run uses."""
+    """Returns the term with the weakest status of the evidence for the run."""
     status = weakest([term.status, *(entry.status for entry in evidence)])
     if term.of_runtime or status == term.status:
         return term
@@ -165,7 +165,7 @@ def with_evidence(term: Term, evidence: Sequence[Evidence]) -> Term:
 
 
 def memory_with_evidence(device: DeviceMemory, evidence: Sequence[Evidence]) -> DeviceMemory:
-    """The memory of a device, with the weakest status of the evidence for what its run uses in every term."""
+    """Returns the memory with the weakest status of the evidence for the run in every term."""
     return replace(device, terms=tuple(with_evidence(term, evidence) for term in device.terms))
 
 
@@ -177,7 +177,7 @@ def device_memory(
     tensors: Term,
     every: int = 1,
 ) -> DeviceMemory:
-    """Replays a run and returns its memory.
+    """Replays a run and returns the memory of the device.
 
     unreplayed: bytes that the replay does not see.
     tensors: the term of its tensors, with their evidence.
@@ -197,7 +197,7 @@ def summarize(
     whole: bool = True,
     extra_terms: Sequence[Term] = (),
 ) -> DeviceMemory:
-    """The memory of a device from the result of a replay.
+    """Returns the memory of a device from the result of a replay.
 
     stacks: the stacks of the model.
     tensors: the term of the tensors, with their evidence.
@@ -231,14 +231,14 @@ def summarize(
 
 
 def _allocator_evidence(whole: bool) -> tuple[Status, str]:
-    """Status and source of the allocator's overhead."""
+    """Returns the status and the source of the allocator's overhead."""
     source = "c10/cuda/CUDACachingAllocator.cpp, replayed"
     return ("source", source) if whole else ("estimate", f"{source} for some layers, extrapolated to all")
 
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Suspends the collection of cyclic garbage: a run makes many objects, and reference counts free them all."""
+    """Disables garbage collection inside a `with`: a replay creates many objects, which reference counts free."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -250,7 +250,7 @@ def without_garbage_collection() -> Iterator[None]:
 
 @without_garbage_collection()
 def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[ReplayResult, bool]:
-    """The result of a run on the caching allocator, and whether all layers were replayed there.
+    """Returns the result of a run on the caching allocator, and whether all layers were replayed there.
 
     The run is recorded with a few repeats of each pattern, from which all layers are replayed. Of a run with more than
     `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
@@ -270,7 +270,7 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
         analyses = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run({}, runtime.workspace)]
 
     def counted(layers: Mapping[int, int]) -> ReplayResult:
-        return _joined([analysis.counted(layers) for analysis in analyses])
+        return _join_results([analysis.counted(layers) for analysis in analyses])
 
     def overhead(layers: Mapping[int, int]) -> AllocatorOverhead:
         return AllocatorOverhead.joined(
@@ -288,7 +288,7 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
         longer = {i: min(stacks[i].repeats, max(longer[i], shorter[i] + 1)) for i in repeating}
         added = sum((longer[i] - shorter[i]) * stacks[i].period for i in repeating)
         missing = sum((stacks[i].repeats - longer[i]) * stacks[i].period for i in repeating)
-        added_bytes = overhead(shorter).extrapolated(overhead(longer), missing, added)
+        added_bytes = overhead(shorter).extrapolate(overhead(longer), missing, added)
     result.slop, result.slop_after = added_bytes.slop, added_bytes.slop_after
     result.reserved = result.peak[1].bytes + added_bytes.slop + added_bytes.free
     return result, whole
@@ -306,14 +306,14 @@ def check_layers(spec: ModelSpec) -> None:
         )
 
 
-def _joined(runs: Sequence[ReplayResult]) -> ReplayResult:
-    """The result of several runs, one after the other."""
+def _join_results(runs: Sequence[ReplayResult]) -> ReplayResult:
+    """Returns the result of several consecutive runs."""
     peaks = {place: peak for run in runs for place, peak in run.peaks.items()}
     return ReplayResult(set_up=runs[0].set_up, after=runs[-1].after, peaks=peaks)
 
 
 def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes]) -> None:
-    """Adds the bytes that the replay does not see to its result."""
+    """Adds the unreplayed bytes to the result of a replay."""
     for tensors in unreplayed:
         result.set_up += tensors.bytes
         result.reserved += tensors.bytes
@@ -325,7 +325,7 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
 
 
 def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
-    """The peak of every module of every layer that allocates a tensor, in the order of the phases."""
+    """Returns the peak of every module that allocates a tensor, layer by layer, in the order of the phases."""
     points: dict[str, list[Point]] = {phase: [] for phase in MOMENTS}
     for phase, node, bytes in list_places(result, stacks):
         if bytes:
@@ -334,7 +334,7 @@ def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:
 
 
 def moments(peaks: Mapping[Place, Peak]) -> dict[str, Mapping[str, int]]:
-    """Phase → the bytes at its peak, by kind."""
+    """Returns phase → bytes at its peak, by kind."""
     by_phase: dict[str, Mapping[str, int]] = {}
     for phase in MOMENTS:
         phase_peaks = [peak for place, peak in peaks.items() if place.phase == phase]

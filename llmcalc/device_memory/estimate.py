@@ -30,8 +30,8 @@ from .settings import Settings
 from .simulated_run import (
     cache_block,
     default_attention,
+    has_storage_format,
     inference_passes,
-    is_stored_otherwise,
     kernel_choices,
     training_run,
 )
@@ -65,13 +65,13 @@ class Memory:
 
     @property
     def device(self) -> DeviceMemory:
-        """The device memory on the accelerator of `runtime`. Raises `Unsupported` for a step without kernels."""
+        """The device memory on the run's accelerator. Raises `Unsupported` for a step without kernels."""
         return self.on(self.runtime)
 
     @property
     def attention(self) -> AttentionImplementation:
-        """The attention implementation: that of the settings, else the phase's default."""
-        return self._at(self.runtime)[0]
+        """The attention implementation: the one that the settings choose, else the default of the phase."""
+        return self._attention_and_memory(self.runtime)[0]
 
     @property
     def flash_bytes(self) -> int | None:
@@ -87,7 +87,7 @@ class Memory:
             return None
 
     def with_(self, **changes: Any) -> Memory:
-        """The memory of the same model with other settings. Raises `InputError` for contradictory settings."""
+        """Returns the memory of the same model with other settings. Raises `InputError` for contradictory settings."""
         count = self.states.count
         return memory(
             self.spec,
@@ -100,22 +100,22 @@ class Memory:
         )
 
     def on(self, runtime: Runtime) -> DeviceMemory:
-        """The device memory on an accelerator with that runtime."""
-        return self._at(runtime)[1]
+        """Returns the device memory on an accelerator with this runtime."""
+        return self._attention_and_memory(runtime)[1]
 
-    def _at(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
-        """The attention implementation that runs, and the device memory with it."""
+    def _attention_and_memory(self, runtime: Runtime) -> tuple[AttentionImplementation, DeviceMemory]:
+        """Returns the attention implementation that runs, and the device memory with it."""
         if runtime not in self._by_runtime:
             default = default_attention(self.settings, self.spec)
             try:
-                self._by_runtime[runtime] = default, self._replayed(runtime, default)
+                self._by_runtime[runtime] = default, self._replay(runtime, default)
             except Unsupported:
                 if default == "eager" or self.settings.attn_implementation is not None:
                     raise
-                self._by_runtime[runtime] = "eager", self._replayed(runtime, "eager")
+                self._by_runtime[runtime] = "eager", self._replay(runtime, "eager")
         return self._by_runtime[runtime]
 
-    def _replayed(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
+    def _replay(self, runtime: Runtime, attention: AttentionImplementation) -> DeviceMemory:
         if self.settings.phase == "training":
             run = self._training(runtime)
         else:
@@ -127,7 +127,7 @@ class Memory:
         return replace(device, host=host_terms(self.spec, self.states, self.training(), every))
 
     def training(self, runtime: Runtime | None = None) -> Training:
-        """The training configuration of the replay, with the kernels of an accelerator.
+        """Returns the training configuration of the replay, with the kernels of an accelerator.
 
         runtime: that of the accelerator; None (default) for that of this memory. Raises `InputError` for another phase
         than training.
@@ -143,9 +143,12 @@ class Memory:
         return lambda layers, workspace: [record(self.spec, training, layers, workspace)]
 
     def _inference(self, attention: AttentionImplementation, runtime: Runtime) -> Run:
-        """Prefill, decoding, or both, each recorded by itself."""
+        """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
-        passes = [replace(one, choices=replace(one.choices, capability=runtime.capability)) for one in passes]
+        passes = [
+            replace(inference_pass, choices=replace(inference_pass.choices, capability=runtime.capability))
+            for inference_pass in passes
+        ]
         return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
 
     def _recorded(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
@@ -158,17 +161,17 @@ class Memory:
         return self._recordings[key]
 
     def _unreplayed(self) -> list[UnreplayedBytes]:
-        """Bytes that no replay counts: weights in a storage format, a paged cache, image and audio encoders."""
+        """Returns bytes outside the replay: weights in a storage format, a paged cache, image and audio encoders."""
         use, settings = self.states, self.settings
         if use.phase == "training":
             return self._towers()
         block = cache_block(settings, use)
         paged = [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
-        stored = [UnreplayedBytes("weights", use.weights)] if is_stored_otherwise(use) else self._towers()
+        stored = [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers()
         return [*paged, *stored, *self.beside]
 
     def _towers(self) -> list[UnreplayedBytes]:
-        """The bytes of image and audio encoders, if they are included: the replayed text does not pass through them."""
+        """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
         use, count = self.states, self.states.count
         if TOWERS.name not in count.include:
             return []
@@ -189,11 +192,11 @@ class Memory:
         ]
 
     def tensors(self, attention: AttentionImplementation) -> Term:
-        """The term of the run's tensors, with the weakest status of the evidence."""
+        """The term of the run's tensors, with the weakest status of its evidence."""
         return with_evidence(TENSORS, self.evidence(attention))
 
     def evidence(self, attention: AttentionImplementation) -> list[Evidence]:
-        """The evidence for the parts, kernels, optimizer and settings of the run.
+        """Returns the evidence for the parts, kernels, optimizer and settings of the run.
 
         attention: the attention implementation that runs.
         """
@@ -231,7 +234,7 @@ def is_recurrent(spec: ModelSpec) -> bool:
 
 
 def changes_scores(spec: ModelSpec) -> bool:
-    """Whether attention has sinks, a term added to its scores, or keys that a part selects."""
+    """Whether attention has sinks, a term added to the scores, or a part that selects keys."""
     return any(
         step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
         for step in every_step(spec.shared_program.root.items)
@@ -247,7 +250,7 @@ def memory(
     runtime: Runtime = HOPPER,
     beside: Sequence[UnreplayedBytes] = (),
 ) -> Memory:
-    """The memory of a model under these settings. The run is replayed on the first access to `device`.
+    """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
     published, include, config: as in `static.memory`.
     runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.

@@ -12,7 +12,7 @@ from .optimizers.registry import optimizer as optimizer_named
 
 
 def evidence_of_optimizer(name: str) -> Evidence:
-    """An optimizer, or an alias of one, with its witness."""
+    """Returns the evidence for an optimizer. name: its name, or an alias."""
     record = optimizer_named(name)
     return Evidence("optimizer", record.name, record.witness)
 
@@ -20,9 +20,9 @@ def evidence_of_optimizer(name: str) -> Evidence:
 def evidence_of_run(
     spec: ModelSpec, choices: Choices, optimizer: str | None = None, include: frozenset[str] = frozenset()
 ) -> list[Evidence]:
-    """The evidence for a run with torch's operations.
+    """Returns the evidence for a run with torch's operations.
 
     optimizer: that of training; None (default) without one. include: the names of optional parts that run too.
     """
-    found = [*evidence_of_parts(spec, include), *evidence_of_kernels(Eager, spec.shared_program, choices)]
-    return found if optimizer is None else [*found, evidence_of_optimizer(optimizer)]
+    evidence = [*evidence_of_parts(spec, include), *evidence_of_kernels(Eager, spec.shared_program, choices)]
+    return evidence if optimizer is None else [*evidence, evidence_of_optimizer(optimizer)]

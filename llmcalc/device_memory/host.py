@@ -1,4 +1,4 @@
-"""Bytes on the host that a run on one device keeps there: paged states, and activations between the passes.
+"""Host memory of a run on one device: paged optimizer states, and offloaded activations.
 
 Pinned tensors come from torch's allocator of pinned memory, which takes the next power of two of bytes
 (aten/src/ATen/core/CachingHostAllocator.h, `allocate`).
@@ -17,12 +17,12 @@ from .training import Training, TrainingRun
 
 
 def pinned_bytes(size: int) -> int:
-    """Bytes of pinned memory that a tensor takes."""
+    """Returns the bytes of pinned memory that a tensor occupies."""
     return 1 << (size - 1).bit_length() if size else 0
 
 
 def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, every: int) -> tuple[Term, ...]:
-    """What training keeps on the host. use: its persistent memory. every: as in `device_memory`."""
+    """Returns the terms of host memory in training. use: its persistent memory. every: as in `device_memory`."""
     terms: list[Term] = []
     if training.offload:
         size = offloaded_bytes(spec, training, every)
@@ -35,19 +35,19 @@ def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, every: int) 
 
 
 def offloaded_bytes(spec: ModelSpec, training: Training, every: int) -> int:
-    """Pinned bytes of what the layers of one micro-batch save: linear in the number of equal layers."""
+    """Returns the pinned bytes of the activations of one micro-batch, which are linear in the equal layers."""
     stacks = layer_stacks(spec, every)
     short = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
-    base = _offloaded_in(spec, training, short)
+    base = _offload_bytes(spec, training, short)
     return base + sum(
         (stacks[i].repeats - SHORT_RUN_REPEATS)
-        * (_offloaded_in(spec, training, {**short, i: SHORT_RUN_REPEATS + 1}) - base)
+        * (_offload_bytes(spec, training, {**short, i: SHORT_RUN_REPEATS + 1}) - base)
         for i in short
     )
 
 
-def _offloaded_in(spec: ModelSpec, training: Training, layers: Mapping[int, int]) -> int:
-    """Pinned bytes of what a run with so many layers moves to the host in its forward pass."""
+def _offload_bytes(spec: ModelSpec, training: Training, layers: Mapping[int, int]) -> int:
+    """Returns the pinned bytes that a run with this number of layers offloads in its forward pass."""
     run = TrainingRun(spec, replace(training, microbatches=1), layers)
     run.set_up()
     run.next_batch()

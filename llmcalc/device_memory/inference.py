@@ -1,4 +1,4 @@
-"""Replays inference on one device: weights, cache, the passes over a prompt, and one decoding step after it."""
+"""Replays inference on one device: weights, cache, the passes over a prompt, and one decoding step."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Inference:
 
 
 class Served(Divided):
-    """Runs a rank's passes as serving frameworks do where torch has no parallel plan.
+    """Runs a rank's passes as serving frameworks do, where torch has no parallel plan.
 
     A rank has a part of each expert, or some of the experts. Key heads are copied where there are fewer of them than
     ranks.
@@ -78,7 +78,7 @@ class Served(Divided):
 
 
 class Pass(NamedTuple):
-    """One pass.
+    """One inference pass.
 
     tokens: new tokens per sequence.
     past: tokens per sequence that earlier passes have cached.
@@ -136,7 +136,7 @@ class InferenceRun:
         return run
 
     def _run_config(self, phase: Phase, inference_pass: Pass) -> RunConfig:
-        """The run config of a pass. A last chunk of one token runs as a decoding step."""
+        """Returns the run config of a pass. A last chunk of one token runs as a decoding step."""
         inference = self.inference
         if inference_pass.past and inference_pass.tokens == 1:
             phase = "decode"
@@ -152,7 +152,7 @@ class InferenceRun:
 
     @property
     def chunk(self) -> int:
-        """Tokens of each pass over the prompt; the last one may have fewer."""
+        """Tokens per sequence in each prompt pass; the last pass may have fewer."""
         return self.inference.seq if self.inference.chunk is None or not self.caches else self.inference.chunk
 
     @property
@@ -161,12 +161,12 @@ class InferenceRun:
         return -(-self.inference.seq // self.chunk)
 
     def prompt_pass(self, number: int) -> Pass:
-        """The pass over a chunk of the prompt. number: from 0."""
+        """Returns a pass over one chunk of the prompt. number: index of the chunk, from 0."""
         past = number * self.chunk
         return Pass(min(self.chunk, self.inference.seq - past), past)
 
     def set_up(self) -> None:
-        """Allocates the parameters in the order of their use in the program; for `decode`, also the prompt's cache."""
+        """Allocates the parameters in the order in which the program uses them; in `decode` also the prompt's cache."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
             self._prepare(self.lowering)
@@ -218,7 +218,7 @@ class InferenceRun:
             self.decode()
 
     def prefill(self) -> None:
-        """Runs the prompt. Of more than `MOST_CHUNKS` chunks, only the first and the last ones run.
+        """Runs the prompt. If it has more than `MOST_CHUNKS` chunks, only the first and the last ones run.
 
         A chunk needs more memory than the one before it.
         """
@@ -236,7 +236,7 @@ class InferenceRun:
         self.run("decode", Pass(1, self.inference.seq))
 
     def run(self, phase: Literal["prefill", "decode"], inference_pass: Pass, name: str = "") -> None:
-        """Runs one pass. Its token ids and its logits are freed at the end.
+        """Runs one pass. Its token ids and logits are freed at the end.
 
         name: name of the pass in places; default the phase.
         """
@@ -319,7 +319,7 @@ def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
 def record_inference(
     spec: ModelSpec, inference: Inference, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records set-up and the passes, for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
+    """Records set-up and the passes for `RepeatAnalysis`. layers, workspace: as in `InferenceRun`."""
     meter = Recorder()
     run = InferenceRun(spec, inference, layers, workspace, meter)
     run.set_up()

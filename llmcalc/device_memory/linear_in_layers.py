@@ -1,4 +1,4 @@
-"""Extrapolates the bytes of a run with many layers: bytes at a place are linear in the number of equal layers.
+"""Extrapolates the memory of a run with many layers: the bytes at each place are linear in the equal layers.
 
 A stack repeats a pattern of layer kinds (one kind, or five with a window and one without). A run with 3 repeats and a
 run with 4 repeats give the bytes of any number of repeats: at a given distance from the first or the last layer, every
@@ -19,7 +19,7 @@ LISTED = 1000
 
 
 def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks: list[LayerStack]) -> ReplayResult:
-    """The result of a run of all layers, from runs with a few repeats, without an allocator's overhead.
+    """Returns the result of a run of all layers from runs with few repeats, without the allocator's overhead.
 
     The overhead is not linear in the number of layers. Nor is the maximum over several passes of a phase: the runs list
     the passes separately, and the result has the highest one (`highest_pass`).
@@ -37,12 +37,12 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
         result.set_up += times * (longer.set_up - base.set_up)
         result.after += times * (longer.after - base.after)
         for place, peak in result.peaks.items():
-            _extrapolate(peak, base.peaks[place], longer.peaks[_moved(place, stacks[i], 1)], times)
+            _extrapolate(peak, base.peaks[place], longer.peaks[_place_in_longer_run(place, stacks[i], 1)], times)
     for i, longer in runs.items():
         for place in [place for place in result.peaks if stacks[i].is_second(place)]:
-            second, third = longer.peaks[place], longer.peaks[stacks[i].shifted(place, 1)]
+            second, third = longer.peaks[place], longer.peaks[stacks[i].in_later_repeat(place, 1)]
             slopes[place] = third.bytes - second.bytes
-            last_peaks[stacks[i].shifted(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(
+            last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(
                 result.peaks[place]
             )
             _extrapolate(peak, second, third, stacks[i].repeats - SHORT_RUN_REPEATS)
@@ -51,7 +51,7 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
 
 
 def highest_pass(result: ReplayResult) -> ReplayResult:
-    """The result with only the pass of each phase that has the highest peak, under the phase's name.
+    """Returns the result with only the pass of each phase that has the highest peak, under the phase's name.
 
     The passes of a phase (the chunks of a prompt) are numbered: `prefill 0`, `prefill 1`, …. A module that the highest
     pass does not run, such as one of an encoder, has its peak of the first other pass.
@@ -64,8 +64,8 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
     if all(name == phase for name, phase in chosen.items()):
         return result
 
-    def renamed(place: Place) -> Place | None:
-        """The place in the result; None if the highest pass has the same module."""
+    def under_phase_name(place: Place) -> Place | None:
+        """Returns the place under the phase's name; None if the highest pass has a peak of the same module."""
         name = place.phase.partition(" ")[0]
         highest_place = place._replace(phase=chosen[name])
         return place._replace(phase=name) if highest_place == place or highest_place not in result.peaks else None
@@ -73,7 +73,7 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
     peaks: dict[Place, Peak] = {}
     slopes: dict[Place, int] = {}
     for place, peak in result.peaks.items():
-        new_place = renamed(place)
+        new_place = under_phase_name(place)
         if new_place is not None and new_place not in peaks:
             peaks[new_place] = peak
             if place in result.slopes:
@@ -88,29 +88,29 @@ def _copy(peak: Peak) -> Peak:
 
 
 def _extrapolate(peak: Peak, before: Peak, after: Peak, times: int) -> None:
-    """Adds `times` times the difference of two peaks."""
+    """Returns `first` plus `times` times the difference of two peaks."""
     peak.bytes += times * (after.bytes - before.bytes)
     for kind in peak.by_kind:
         peak.by_kind[kind] += times * (after.by_kind[kind] - before.by_kind[kind])
 
 
-def _moved(place: Place, stack: LayerStack, added: int) -> Place:
-    """The place at the same distance from the first or the last layer, in a run with `added` more repeats."""
+def _place_in_longer_run(place: Place, stack: LayerStack, added: int) -> Place:
+    """Returns the place at the same distance from the first or last layer in a run with `added` more repeats."""
     if not stack.contains(place) or place.layer_index < stack.before + (SHORT_RUN_REPEATS - 1) * stack.period:
         return place
-    return stack.shifted(place, added)
+    return stack.in_later_repeat(place, added)
 
 
 def _place_in_model(place: Place, stacks: list[LayerStack]) -> Place:
-    """The place in the whole model of a place in a short run."""
+    """Returns the place in the full model that corresponds to a place in a short run."""
     for stack in stacks:
         if stack.can_extrapolate:
-            place = _moved(place, stack, stack.repeats - SHORT_RUN_REPEATS)
+            place = _place_in_longer_run(place, stack, stack.repeats - SHORT_RUN_REPEATS)
     return place
 
 
 def node_path(place: Place, stacks: list[LayerStack]) -> str:
-    """The path of a module in the model's tree, with the index of its layer."""
+    """Returns the path of a module in the model's tree, with the index of its layer."""
     for stack in stacks:
         if place.layer_index >= 0 and stack.contains(place):
             return stack.node(place)
@@ -118,7 +118,7 @@ def node_path(place: Place, stacks: list[LayerStack]) -> str:
 
 
 def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[str, str, int]]:
-    """The phase, module and peak of every place of the model, in the order in which a pass runs them.
+    """Returns phase, module and peak of every place of the model, in the order in which a pass runs them.
 
     Every layer of a stack is listed; of thousands of layers, about a thousand at equal distances.
 
@@ -151,7 +151,7 @@ def list_places(result: ReplayResult, stacks: list[LayerStack]) -> list[tuple[st
 
     repeated = [loop for loop in stacks if loop.can_extrapolate] if result.slopes else []
     ends = {
-        loop.shifted(place, loop.repeats - SHORT_RUN_REPEATS)
+        loop.in_later_repeat(place, loop.repeats - SHORT_RUN_REPEATS)
         for place in result.slopes
         for loop in stacks
         if loop.contains(place)

@@ -1,4 +1,4 @@
-"""Every setting of a run: its name, type, default and help, and the phases in which it means something.
+"""Every setting of a run: its name, type, default and help, and the phases to which it applies.
 
 One declaration a setting. The options of `memory`, `fit` and `plan`, the arguments of the Python functions, the fields
 of the page and of budgets, and the checks of all of them, are read from here (`workload/setting.py`). What runs with
@@ -81,7 +81,7 @@ MOST_MICROBATCHES = 2**20
 
 
 def check_number_format(where: str, value: str) -> str:
-    """The full name of a number format."""
+    """Returns the full name of a number format. Raises `InputError` for an unknown one."""
     try:
         return dtype(value)
     except InputError as error:
@@ -89,7 +89,7 @@ def check_number_format(where: str, value: str) -> str:
 
 
 def check_cache_format(where: str, value: str) -> str:
-    """The name of a cache format, as it was given."""
+    """Returns the name of a cache format unchanged. Raises `InputError` for an unknown one."""
     from ..costs.cache_formats import cache_format
 
     try:
@@ -100,18 +100,18 @@ def check_cache_format(where: str, value: str) -> str:
 
 
 def check_optimizer(where: str, value: str) -> str:
-    """The name of an optimizer, of its aliases too."""
+    """Returns the optimizer's name for that name or an alias. Raises `InputError` for an unknown one."""
     return value if value in NAMES else optimizer(value, where).name
 
 
 def check_recompute(where: str, value: str) -> str:
-    """A value of `recompute`, as it was given."""
+    """Returns a value of `recompute` unchanged. Raises `InputError` for an invalid one."""
     recompute_of(value)
     return value
 
 
 def check_capacity(where: str, value: str) -> str:
-    """A value of `moe`, as it was given."""
+    """Returns a value of `moe` unchanged. Raises `InputError` for an invalid one."""
     from ..workload.expert_capacity import capacity_of
 
     capacity_of(value)
@@ -119,14 +119,14 @@ def check_capacity(where: str, value: str) -> str:
 
 
 def check_probability(where: str, value: float) -> float:
-    """A probability of dropout below 1."""
+    """Returns a dropout probability. Raises `InputError` unless it is from 0 to below 1."""
     if not 0 <= value < 1:
         raise InputError(f"{where} {value:g}: not a probability of dropout; expected a number from 0 to below 1")
     return value
 
 
 def check_version(where: str, value: str) -> str:
-    """A version such as 2.4.1."""
+    """Returns a version such as 2.4.1. Raises `InputError` for other text."""
     if not _VERSION.fullmatch(value):
         raise InputError(f"{where} {value}: not a version; expected one such as 2.4.1")
     return value
@@ -560,12 +560,12 @@ class Settings:
     ] = None
 
     def with_(self, **changes: Any) -> Settings:
-        """A copy with some settings changed."""
+        """Returns a copy with some settings changed."""
         return replace(self, **changes)
 
     @property
     def serves(self) -> bool:
-        """Whether kernels and cache are those of a server by default."""
+        """Whether kernels and cache are by default those of a serving engine."""
         return self.phase == "inference"
 
     def recomputed(self) -> Recompute:
@@ -577,11 +577,11 @@ class Settings:
         return seq + 1 if self.phase == "decode" else seq
 
     def check(self, spec: ModelSpec) -> None:
-        """Raises `InputError`, naming the option, for a value that a setting does not take, for a setting of another
-        phase or of another kind of model, and for settings that contradict each other.
+        """Raises `InputError`, which names the option, for an invalid value, for a setting that the phase or the model
+        does not have, and for settings that contradict each other.
         """
-        for name, found in declared(Settings).items():
-            found.checked(getattr(self, name))
+        for name, declaration in declared(Settings).items():
+            declaration.checked(getattr(self, name))
         if self.quantize is not None and self.phase == "training":
             raise InputError("--quantize: a quantised weight takes no gradient; expected --base nf4 --lora-rank")
         check_phase(self, self.phase)
@@ -616,12 +616,12 @@ def _check_model(settings: Settings, spec: ModelSpec) -> None:
 
 CHECKPOINTING = Declared("gradient_checkpointing", bool, Setting("The same as --recompute full.", "Training"))
 
-SHORTHANDS: Mapping[str, Declared] = {found.name: found for found in (USERS, CHECKPOINTING)}
+SHORTHANDS: Mapping[str, Declared] = {declaration.name: declaration for declaration in (USERS, CHECKPOINTING)}
 """Names that stand for a setting, beside its own."""
 
 
 def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
-    """The settings with these values, which may include `SHORTHANDS`.
+    """Returns the settings with these values, whose names may be `SHORTHANDS`.
 
     Without a phase it is training if a value is of an option that only training has, else inference.
     Raises `InputError` where two of them say one setting.
@@ -645,9 +645,9 @@ def settings_with_shorthands(values: Mapping[str, Any]) -> Settings:
     return settings.with_(recompute="full")
 
 
-def settings_of(**given: Any) -> Settings:
-    """The settings of these names and values.
+def settings_of(**values: Any) -> Settings:
+    """Returns the settings with these names and values.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, given))
+    return settings_with_shorthands(checked_values({**declared(Settings), **SHORTHANDS}, values))

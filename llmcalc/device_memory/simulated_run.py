@@ -25,7 +25,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, attention: AttentionImplementation | None = None) -> Choices:
-    """The kernels that run. attention: the implementation if the settings choose none; default that of the phase."""
+    """Returns the kernels that run. attention: the default implementation of attention; default that of the phase."""
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa" if settings.phase == "training" else "eager"
     return Choices(
@@ -44,13 +44,13 @@ def kernel_choices(settings: Settings, attention: AttentionImplementation | None
 
 
 def optimizer_implementation(settings: Settings, use: MemoryUse) -> OptimizerImplementation | None:
-    """The implementation of the optimizer's step; None without an optimizer."""
+    """Returns the implementation of the optimizer's step; None without an optimizer."""
     if use.optimizer is None:
         return None
     return settings.optimizer_impl or optimizer(use.optimizer.name).default
 
 
-def takes_sdpa(spec: ModelSpec) -> bool:
+def supports_sdpa(spec: ModelSpec) -> bool:
     """Whether scaled_dot_product_attention can run all attention of a model.
 
     It takes no sinks and no soft cap, and here no term added to the scores and no selection.
@@ -71,19 +71,19 @@ SCORES_BY_THEMSELVES = ("joint_softmax", "local_mask", "at_distance")
 
 
 def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplementation:
-    """The attention implementation of a phase where the settings choose none.
+    """Returns the default attention implementation of a phase.
 
     Training runs sdpa, as transformers does, or eager for a model whose scores sdpa does not take or is not modelled
     with.
     """
     chosen = kernel_choices(settings).attention
-    if settings.attn_implementation is None and chosen == "sdpa" and not takes_sdpa(spec):
+    if settings.attn_implementation is None and chosen == "sdpa" and not supports_sdpa(spec):
         return "eager"
     return chosen
 
 
 def training_run(settings: Settings, use: MemoryUse, attention: AttentionImplementation | None = None) -> Training:
-    """The training configuration of the replay. use: the persistent memory under these settings.
+    """Returns the training configuration of the replay. use: the persistent memory under these settings.
 
     attention: the implementation if the settings choose none; default that of the phase.
 
@@ -139,7 +139,7 @@ def training_run(settings: Settings, use: MemoryUse, attention: AttentionImpleme
 
 
 def cache_block(settings: Settings, use: MemoryUse) -> int:
-    """Tokens of a block of a paged cache; 0 for a cache that grows by concatenation, or without one."""
+    """Returns the tokens per block of a paged cache; 0 for a cache that grows by concatenation, or without one."""
     if not use.kv_dtype:
         return 0
     if settings.kv_block is not None:
@@ -148,7 +148,7 @@ def cache_block(settings: Settings, use: MemoryUse) -> int:
 
 
 def prompt_chunk(settings: Settings, use: MemoryUse) -> int | None:
-    """Tokens of each sequence in a pass over the prompts; None for whole prompts."""
+    """Returns the tokens per sequence in a prompt pass; None for whole prompts."""
     if settings.chunk is None and settings.serves and use.kv_dtype:
         return int(max(1, SERVED_TOKENS // use.workload.batch))
     return settings.chunk
@@ -157,7 +157,7 @@ def prompt_chunk(settings: Settings, use: MemoryUse) -> int | None:
 def inference_passes(
     settings: Settings, spec: ModelSpec, use: MemoryUse, attention: AttentionImplementation
 ) -> list[Inference]:
-    """The inference passes of the replay. use: the persistent memory under these settings."""
+    """Returns the inference passes of the replay. use: the persistent memory under these settings."""
     block, seq, computing = cache_block(settings, use), use.workload.seq, activation_format(use)
     if use.kv_dtype and not block and use.kv_dtype != computing:
         raise InputError(
@@ -175,7 +175,7 @@ def inference_passes(
         mla=settings.mla or "auto",
         include=use.count.include - {TOWERS.name},
         paged=bool(block),
-        weights=not is_stored_otherwise(use),
+        weights=not has_storage_format(use),
     )
     if settings.phase == "prefill" or spec.kind == "encoder":
         return [prefill]
@@ -184,18 +184,19 @@ def inference_passes(
     return [prefill, *([replace(prefill, phase="decode", seq=seq - 1, chunk=None)] if seq > 1 else [])]
 
 
-def is_stored_otherwise(use: MemoryUse) -> bool:
-    """Whether weights are stored in a format that no pass computes in."""
+def has_storage_format(use: MemoryUse) -> bool:
+    """Whether weights are stored in a format in which no pass computes."""
     return use.quantized is not None or use.dtype not in COMPUTED
 
 
 def activation_format(use: MemoryUse) -> str:
-    """The number format in which a pass without gradients computes: that of the weights, or bf16 for narrow ones."""
+    """Returns the number format of inference activations: that of the weights, or bf16 for narrow weights."""
     return use.dtype if use.dtype in COMPUTED else "bfloat16"
 
 
 def computing_format(name: str, option: str) -> str:
-    """The number format in which a pass computes. Raises `InputError`, naming the option, for one that it cannot."""
+    """Returns the number format in which a pass computes. Raises `InputError`, which names the option, for a format
+    that passes cannot compute in."""
     if name not in COMPUTED:
         known = ", ".join(map(short_dtype, COMPUTED))
         raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {known}")
@@ -203,5 +204,5 @@ def computing_format(name: str, option: str) -> str:
 
 
 def storage_format(name: str, option: str) -> Dtype:
-    """The element type of tensors that are stored in that format."""
+    """Returns the element type of tensors stored in this format."""
     return FLOAT8 if name == "float8" else DTYPES[computing_format(name, option)]

@@ -62,7 +62,7 @@ class MemoryUse:
 
     @property
     def weights(self) -> Number:
-        """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight is counted once.
+        """Bytes of all parameters, in `dtype` or under the quantization scheme; a tied weight counts once.
 
         With adapters these are the bytes of the frozen weights as they are stored, and of the adapters.
         """
@@ -87,11 +87,11 @@ class MemoryUse:
 
     @property
     def _adapters_and_copies(self) -> tuple[tuple[list[TrainedTensor], str], tuple[list[TrainedTensor], str]]:
-        """The tensors of the adapters and of the trained copies of modules, each with their number format."""
+        """Returns the tensors of the adapters and of the trained copies of modules, with their number formats."""
         assert self.adapters is not None
         tree_and_parts = self.count.tree, self.count.include
         return (self.adapters.adapters(*tree_and_parts), self.adapter_dtype), (
-            self.adapters.copied(*tree_and_parts),
+            self.adapters.trained_copies(*tree_and_parts),
             self.dtype,
         )
 
@@ -125,7 +125,7 @@ class MemoryUse:
         return self._cache(self.workload.with_(seq=self.workload.seq + (self.phase == "decode")))
 
     def paged(self, block: int, tokens: Number) -> Number:
-        """Bytes of a cache of that many tokens per sequence in whole blocks of `block` tokens."""
+        """Returns the bytes of a cache of this many tokens per sequence, in whole blocks of `block` tokens."""
         return self._cache(self.workload.with_(seq=ceil_div(tokens, block) * block))
 
     @property
@@ -160,7 +160,7 @@ class MemoryUse:
 
     @property
     def not_counted(self) -> list[str]:
-        """Notes on memory that no entry counts: optional parts of the model, and scales of narrow weights."""
+        """Notes on memory that no entry includes: optional parts of the model, and scales of narrow weights."""
         notes = [
             f"{option} modules: {size:,} parameters ({OPTIONAL_PARTS[option].option} counts them)"
             for option, size in self.count.left_out.items()
@@ -184,7 +184,7 @@ def memory(
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
 ) -> MemoryUse:
-    """The persistent memory under `settings`.
+    """Returns the persistent memory of a model under `settings`.
 
     published: number format of the published weights; default bfloat16.
     include: optional parts to include (`mtp`, `towers`).
@@ -224,7 +224,7 @@ def _inference(
 
 
 def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:
-    """Returns the scheme given by `quantize`, else the config's; None if `dtype` is given without `quantize`."""
+    """Returns the quantization scheme of `quantize`, else the config's; None if only `dtype` is set."""
     if settings.quantize is not None:
         return None if settings.quantize.strip().lower() == "none" else scheme_named(settings.quantize)
     table = config.config if isinstance(config, Checkpoint) else config
@@ -232,7 +232,7 @@ def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -
 
 
 def _unconverted_format(settings: Settings, published: str) -> str:
-    """The number format of unconverted tensors: by default the published one, or bf16 if that is below 16 bits."""
+    """Returns the format of unconverted tensors: by default the published one, or bf16 if that is below 16 bits."""
     if settings.dtype is None:
         return dtype(published) if DTYPE_BITS[dtype(published)] >= 16 else "bfloat16"
     if DTYPE_BITS[dtype(settings.dtype)] < 16:
@@ -258,7 +258,7 @@ def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> Mem
         "training",
         weights,
         Workload(batch, seq, source=settings.source, phase="training"),
-        grad_dtype=_float(settings.grad_dtype, "--grad-dtype", adapter_dtype or weights),
+        grad_dtype=_float_format(settings.grad_dtype, "--grad-dtype", adapter_dtype or weights),
         has_master=has_master,
         optimizer=_optimizer_state(record, settings, count, weights, has_master, adapters, adapter_dtype),
         precision=_precision_name(settings, weights, has_master),
@@ -268,9 +268,9 @@ def _training(spec: ModelSpec, count: ParameterCount, settings: Settings) -> Mem
 
 
 def _training_formats(settings: Settings) -> tuple[str, bool]:
-    """The number format of the weights, and whether there are fp32 master weights."""
+    """Returns the number format of the weights, and whether there are fp32 master weights."""
     default_weights, default_master = PRECISIONS[settings.precision or "bf16-master"]
-    weights = _float(settings.dtype, "--dtype", default_weights)
+    weights = _float_format(settings.dtype, "--dtype", default_weights)
     is_wide = DTYPE_BITS[weights] >= 32
     master = settings.master_weights or ("none" if is_wide else default_master)
     if master == "fp32" and is_wide:
@@ -279,7 +279,7 @@ def _training_formats(settings: Settings) -> tuple[str, bool]:
 
 
 def _checked_optimizer(settings: Settings) -> Optimizer:
-    """The record of the optimizer. Raises `InputError` for settings that the optimizer does not have."""
+    """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not have."""
     record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
     if settings.momentum is not None and not record.has_momentum:
         known = " or ".join(other.name for other in optimizers() if other.has_momentum)
@@ -298,18 +298,20 @@ def _optimizer_state(
     adapters: LowRank | None,
     adapter_dtype: str,
 ) -> OptimizerState:
-    """The states of the optimizer: of the adapters and the copies of modules, or else of all parameters."""
+    """Returns the optimizer states: of the adapters and the copies of modules, or else of all parameters."""
     momentum = bool(settings.momentum)
     if adapters is None:
-        states = _float(settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights)
+        states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", "float32" if has_master else weights)
         return record.state(list(trained_tensors(count.tree, count.include)), states, momentum)
-    states = _float(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
-    copies = record.state(adapters.copied(count.tree, count.include), settings.optimizer_dtype or weights, momentum)
+    states = _float_format(settings.optimizer_dtype, "--optimizer-dtype", adapter_dtype)
+    copies = record.state(
+        adapters.trained_copies(count.tree, count.include), settings.optimizer_dtype or weights, momentum
+    )
     return record.state(adapters.adapters(count.tree, count.include), states, momentum).with_more(copies)
 
 
 def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None, str]:
-    """The adapters and their number format; None and an empty name without them."""
+    """Returns the adapters and their number format; None and an empty name without adapters."""
     if settings.lora_rank is None:
         return None, ""
     targets = DEFAULT_TARGETS if settings.lora_targets is None else settings.lora_targets
@@ -323,11 +325,11 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
         bool(settings.fused_qkv),
     )
     adapters = low_rank(count.tree, requested, targets, count.include)
-    return adapters, _float(settings.lora_dtype, "--lora-dtype", "float32")
+    return adapters, _float_format(settings.lora_dtype, "--lora-dtype", "float32")
 
 
 def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
-    """The name of the training precision that results from the settings."""
+    """Returns the name of the training precision that results from the settings."""
     if settings.precision in NARROW_PRODUCTS and has_master and weights == "bfloat16":
         return str(settings.precision)
     if DTYPE_BITS[weights] >= 32:
@@ -335,7 +337,7 @@ def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
     return short_dtype(weights) + ("-master" if has_master else "")
 
 
-def _float(name: str | None, option: str, default: str) -> str:
+def _float_format(name: str | None, option: str, default: str) -> str:
     """Returns the full name of a floating-point format; raises `InputError` for an integer format."""
     chosen = dtype(name or default)
     if chosen.startswith("int"):

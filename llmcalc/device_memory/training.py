@@ -155,7 +155,8 @@ class TrainingRun:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Allocates the parameters in the order in which the program uses them, master weights and gradient buffers."""
+        """Allocates the parameters in the order in which the program uses them, then master weights and gradient
+        buffers."""
         self.meter.place = Place("set-up")
         self.lowering.prepare(self.program)
         self.prepare_training()
@@ -169,7 +170,7 @@ class TrainingRun:
                     OptimizedParameter(self._updated_tensor(weight), matrix=self._is_matrix(key), path=key)
                 )
             self.meter.parameter_path = None
-            self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused if weight.leaf]
+            self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused_modules if weight.leaf]
         self.parameters = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.training.gradient_dtype is not None:
@@ -180,18 +181,18 @@ class TrainingRun:
                 self.meter.parameter_path = None
 
     def _updated_tensor(self, weight: Tensor) -> Tensor:
-        """The tensor that the optimizer updates for a weight: its fp32 master copy, or the weight itself."""
-        copied = self.training.master and weight.dtype is not FLOAT32
-        return empty(self.meter, weight.shape, FLOAT32) if copied else weight
+        """Returns the tensor that the optimizer updates for a weight: its fp32 master copy, or the weight itself."""
+        trained_copies = self.training.master and weight.dtype is not FLOAT32
+        return empty(self.meter, weight.shape, FLOAT32) if trained_copies else weight
 
     @cached_property
     def _layer_matrices(self) -> frozenset[str]:
-        """The paths of the weight matrices in layers, without indices."""
+        """Returns the paths, without indices, of the weight matrices in layers."""
         tensors = trained_tensors(self.program.node(), self.training.include)
         return frozenset(f"{tensor.path}.weight" for tensor in tensors if tensor.is_layer_matrix)
 
     def _is_matrix(self, key: Path) -> bool:
-        """Whether the parameter is the weight matrix of a linear module in a layer, or of its adapter."""
+        """Whether the parameter is the weight matrix of a linear layer inside the layers, or of its adapter."""
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.training.adapters is None:
             return path in self._layer_matrices
@@ -207,7 +208,7 @@ class TrainingRun:
         self.zero_grad()
 
     def micro_batches(self) -> None:
-        """Runs the micro-batches of a step. The tokens of the first exist already; the others are alike."""
+        """Runs the micro-batches of a step. The tokens of the first are allocated already."""
         self.forward_and_backward()
         if self.training.microbatches > 1:
             self.next_batch()
@@ -250,7 +251,7 @@ class TrainingRun:
 
     @property
     def on_gradient(self) -> Callable[[Tensor], None] | None:
-        """The function that is called with each parameter whose gradient is complete; None for no function."""
+        """Returns the function to call with each parameter whose gradient is complete; None for no call."""
         return self._update_parameter if self.training.optimizer_in_backward else None
 
     def finish_backward(self) -> None:
@@ -263,7 +264,7 @@ class TrainingRun:
                 self.workspaces.append(Storage(self.meter, self.workspace))
 
     def _batch(self) -> None:
-        """Allocates the token ids, which are also the labels, and then frees those of the batch before."""
+        """Allocates the token ids, which are also the labels, and frees those of the previous batch."""
         training, inputs = self.training, self.lowering.inputs
         ids = empty(self.meter, (training.batch, training.seq), INT64)
         inputs[TOKENS] = ids
@@ -342,11 +343,11 @@ def replay(
     layers, workspace: as in `TrainingRun`.
     """
     meter = Meter(device)
-    return replayed(TrainingRun(spec, training, layers, workspace, meter), meter)
+    return replay_steps(TrainingRun(spec, training, layers, workspace, meter), meter)
 
 
 class Steps(Protocol):
-    """A run of equal steps."""
+    """A run of identical training steps."""
 
     def set_up(self) -> None:
         """Allocates the tensors that exist before the first step."""
@@ -355,8 +356,8 @@ class Steps(Protocol):
         """Runs one step."""
 
 
-def replayed(run: Steps, meter: Meter) -> ReplayResult:
-    """Replays set-up and two steps of a run. meter: the meter of the run."""
+def replay_steps(run: Steps, meter: Meter) -> ReplayResult:
+    """Replays set-up and two steps, and returns the result. meter: the meter of the run."""
     run.set_up()
     result = ReplayResult(set_up=meter.now)
     run.step()
@@ -371,18 +372,18 @@ def replayed(run: Steps, meter: Meter) -> ReplayResult:
     return result
 
 
-def replayed_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
-    """Replays set-up and two steps of a run on an allocator. meter: the meter of the run."""
-    result = replayed(run, meter)
+def replay_steps_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
+    """Replays set-up and two steps on an allocator, and returns the result. meter: the meter of the run."""
+    result = replay_steps(run, meter)
     meter.cut()
-    result.read(prefix_cache.played(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
+    result.read(prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
     return result
 
 
 def record(
     spec: ModelSpec, training: Training, layers: Mapping[int, int] | None = None, workspace: int = 0
 ) -> RecordedEvents:
-    """Records set-up and two steps, for `RepeatAnalysis`. layers, workspace: as in `TrainingRun`."""
+    """Records set-up and two steps for `RepeatAnalysis`. layers, workspace: as in `TrainingRun`."""
     recorded = None
     if not (training.keeps_gradients or training.optimizer_in_backward):
         recorded = _record_passes_once(TrainingRun(spec, training, layers, workspace, meter := Recorder()), meter)
@@ -405,13 +406,13 @@ def _record_passes_once(run: TrainingRun, meter: Recorder) -> RecordedEvents | N
     meter.place = Place("set-up")
     run.lowering.prepare_unread(run.program)
     run.prepare_training()
-    return repeated(run, meter, set_up + meter.cut(), batch, passes)
+    return repeat_steps(run, meter, set_up + meter.cut(), batch, passes)
 
 
-def repeated(
+def repeat_steps(
     run: TrainingRun, meter: Recorder, set_up: Sequence[Event], batch: Sequence[Event], passes: Sequence[Event]
 ) -> RecordedEvents | None:
-    """Two steps with the same passes; None if the steps differ. batch: the events that allocate the tokens."""
+    """Returns two steps with the same passes; None if the steps differ. batch: events that allocate the tokens."""
     run.update()
     first = meter.cut()
     run.update()
@@ -427,7 +428,7 @@ def repeated(
 
 
 def two_steps(run: TrainingRun, meter: Recorder) -> RecordedEvents:
-    """Records two steps, each by itself."""
+    """Records two steps separately."""
     run.set_up()
     set_up = meter.cut()
     run.step()

@@ -11,7 +11,7 @@ from ..algebra import Number
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """A named axis.
+    """A named side of a value, with its length.
 
     name: what the axis counts (`heads`, `ffn`, `experts`).
     size: its length.
@@ -42,7 +42,7 @@ Shape: TypeAlias = tuple["Axis | Beside", ...]
 
 
 def extent(shape: Iterable[Axis | Beside]) -> Number:
-    """The number of elements of a shape; 1 if it is empty."""
+    """Returns the number of elements of a shape; 1 for an empty shape."""
     n: Number = None
     for axis in shape:
         n = axis.size if n is None else n * axis.size

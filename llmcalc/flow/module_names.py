@@ -316,6 +316,6 @@ def _without_numbers(path: str) -> str:
 
 
 def _fill_stars(name: str, numbers: Sequence[str]) -> str:
-    """Replaces the stars of a name by these numbers in order; stars without a number become 0."""
+    """Replaces the stars of a name by these numbers, in order; further stars become 0."""
     remaining = iter(numbers)
     return re.sub(r"\*", lambda _: next(remaining, "0"), name)

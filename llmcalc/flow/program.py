@@ -1,4 +1,4 @@
-"""A program: the steps that a model runs, in scopes that are its modules. Equal layers are one scope with a repeat.
+"""A program: the steps that a model runs, in scopes for its modules. Equal layers are one scope with a repeat.
 
 A program does not depend on a workload, dtype, device or framework. The tree of nodes is derived from it: every scope
 is a node, and so is every named step with parameters or costs.
@@ -50,7 +50,7 @@ class Step:
 
 
 class Scope:
-    """A module: its steps, inner scopes and alternatives, in the order they run.
+    """A module: its steps, inner scopes and alternatives, in order of execution.
 
     about: fields of its node.
     takes, gives: for a scope with a repeat, the input of its first run and the output of its last; each run's output is
@@ -98,7 +98,7 @@ class Scope:
         return Node(self.name, op, tuple(children), forms=forms, **self.about)
 
     def scopes(self) -> Iterator[Scope]:
-        """Yields this scope and every scope below it, in order; of alternatives, only the first branch."""
+        """Yields this scope and every scope in it, in order; of alternatives, only the first branch."""
         yield self
         for item in self.items:
             if isinstance(item, Scope):
@@ -108,7 +108,7 @@ class Scope:
                 yield from inner_scopes
 
     def steps(self, idle: bool = True) -> Iterator[Step]:
-        """Yields every step in this scope and below it, in order; of alternatives, only the first branch.
+        """Yields every step in this scope, in order; of alternatives, only the first branch.
 
         idle: whether to include steps that no pass runs, true by default.
         """
@@ -139,7 +139,7 @@ Item: TypeAlias = Step | Scope | Alternatives
 
 
 def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the op of a scope itself, its forms, and its child nodes."""
+    """Returns the op of a scope, its forms, and its child nodes."""
     op: Op | None = None
     forms: dict[str, Op] = {}
     children: list[Node] = []
@@ -150,7 +150,7 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
         elif isinstance(item, Scope):
             children.append(item.node())
         elif isinstance(item, Alternatives):
-            branch_op, branch_forms, branch_children = _merged(item)
+            branch_op, branch_forms, branch_children = _merge_forms(item)
             op, forms = (op, forms) if branch_op is None else (branch_op, branch_forms)
             children += branch_children
         elif item.name:
@@ -160,8 +160,8 @@ def _nodes(items: Sequence[Item]) -> tuple[Op | None, dict[str, Op], list[Node]]
     return op, forms, children
 
 
-def _merged(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
-    """Returns the nodes of the first form; each also has the ops of other forms that differ from its own."""
+def _merge_forms(alternatives: Alternatives) -> tuple[Op | None, dict[str, Op], list[Node]]:
+    """Returns the nodes of the first form, each with the differing ops of other forms."""
     (_, first), *others = alternatives.branches.items()
     other_nodes = [(name, _nodes(branch.items)) for name, branch in others]
     op, forms, children = _nodes(first.items)

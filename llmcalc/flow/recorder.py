@@ -145,7 +145,7 @@ class Recorder:
 
     @contextmanager
     def apart(self, causal: bool, memory: Value | None = None) -> Iterator[None]:
-        """Records everything inside as a separate stack, which cannot see values shared by other layers."""
+        """Records everything inside a `with` as a separate stack, which does not see values that other layers share."""
         outer_state = self.causal, self.memory, self.memo
         self.causal, self.memory, self.memo = causal, memory, {}
         try:
@@ -183,7 +183,7 @@ class Recorder:
     ) -> None:
         """Records one step with all of its outputs."""
         if weight is not None:
-            weight.made = True
+            weight.is_counted = True
         self.here.items.append(
             Step(verb, name, ins, outs, op, weight, options, self._node_fields(about) if about else None)
         )
@@ -203,7 +203,7 @@ class Recorder:
         self.record("leave", "", ())
 
     def also(self, value: Value) -> None:
-        """Records a second output of the model beside `result`: predictions that have a loss of their own."""
+        """Records a second output of the model in addition to `result`: predictions with their own loss."""
         self.record("also", "", (value,))
 
     def hold(self, **variables: Value) -> None:
@@ -218,5 +218,5 @@ class Recorder:
         self.record("hold", "", tuple(variables.values()), names=tuple(variables), outside=True)
 
     def keep(self, **values: Value) -> None:
-        """Names values that the forward pass keeps for all layers, until the pass ends."""
+        """Names values that the forward pass stores for all layers until it ends."""
         self.record("keep", "", tuple(values.values()), names=tuple(values))

@@ -111,17 +111,19 @@ class Node:
         return self.place(run_config).walk()
 
     def total(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of this node as a root, with everything below it, for all of its repeats."""
+        """Returns the cost of this node as a root, with all nodes in it, for all of its repeats."""
         return self.place(run_config).total(cost, include)
 
-    def each(self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of one repeat of this node as a root, with everything below it."""
-        return self.place(run_config).each(cost, include)
+    def cost_per_repeat(
+        self, cost: Cost, run_config: RunConfig | None = None, include: frozenset[str] = frozenset()
+    ) -> Number:
+        """Returns the cost of one repeat of this node as a root, with all nodes in it."""
+        return self.place(run_config).cost_per_repeat(cost, include)
 
 
 @dataclass(frozen=True)
 class Place:
-    """A node in its place in a model.
+    """A node with its position in the model: the repeats and roles of its ancestors, and the run.
 
     node: the node.
     above: its parent's place; None for the root.
@@ -142,13 +144,13 @@ class Place:
 
     @cached_property
     def path(self) -> str:
-        """The segments of its ancestors and its own, joined by dots; empty for the root."""
+        """The segments of its ancestors and its own segment, joined by dots; empty for the root."""
         if self.above is None:
             return ""
         return f"{self.above.path}.{self.node.segment}" if self.above.path else self.node.segment
 
     def below(self, node: Node) -> Place:
-        """The place of a child of this node."""
+        """Returns the place of a child of this node."""
         return Place(
             node,
             self,
@@ -160,7 +162,7 @@ class Place:
         )
 
     def children(self) -> Iterator[Place]:
-        """The places of the node's children."""
+        """Returns the places of the node's children."""
         return map(self.below, self.node.children)
 
     def walk(self) -> Iterator[Place]:
@@ -171,28 +173,28 @@ class Place:
 
     @property
     def use(self) -> Use | None:
-        """The node's own primitive with its roles and its run; None for a group."""
+        """Returns the node's primitive with its roles and its run; None for a group."""
         return _primitive_use(self.node, self.roles, self.run_config)
 
-    def own(self, cost: Cost) -> Number:
-        """The cost of one repeat of this node, without the nodes below it."""
+    def own_cost(self, cost: Cost) -> Number:
+        """Returns the cost of one repeat of this node, without its child nodes."""
         use = self.use
         return 0 if use is None else cost(use)
 
-    def each(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of one repeat of this node, with everything below it.
+    def cost_per_repeat(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+        """Returns the cost of one repeat of this node, with all nodes in it.
 
         include: the optional parts below it that are counted.
         """
         return _cost_per_repeat(self.node, self.roles, self.run_config, cost, include)
 
     def total(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of all repeats of this node in one copy of its parent."""
-        return times(self.each(cost, include), self.node.repeat)
+        """Returns the cost of all repeats of this node in one copy of its parent."""
+        return times(self.cost_per_repeat(cost, include), self.node.repeat)
 
-    def in_all(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
-        """The cost of all copies of this node in the model."""
-        return times(self.each(cost, include), self.times)
+    def in_model(self, cost: Cost, include: frozenset[str] = frozenset()) -> Number:
+        """Returns the cost of all copies of this node in the model."""
+        return times(self.cost_per_repeat(cost, include), self.times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +206,7 @@ class Use:
     run_config: RunConfig | None
 
     def has(self, effect: str) -> bool:
-        """Whether the primitive has that effect in these roles."""
+        """Whether the primitive has this effect in these roles."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
     def _of(self, effect: str, *arguments: Any) -> Number:
@@ -230,7 +232,7 @@ class Use:
 
     def _flops(self, effect: str) -> Number:
         flops = self._of(effect, self.run_config)
-        return flops if self.run_config is None else self.run_config.of_one_rank(flops)
+        return flops if self.run_config is None else self.run_config.rank_share(flops)
 
     def cache_bits(self, kv_bits: Number) -> Number:
         return self._of("cache_bits", self.run_config, kv_bits)
@@ -279,7 +281,7 @@ def by_kind(
     for place in root.walk(run_config):
         if place.optional and place.optional not in include:
             continue
-        value = times(place.own(cost), place.times)
+        value = times(place.own_cost(cost), place.times)
         if not is_zero(value):
             sums[place.kind] = add(sums.get(place.kind, 0), value)
     return sums

@@ -46,10 +46,10 @@ class Weight:
     """A trained tensor. The first step that uses it counts it; in later steps it is tied.
 
     out, ins: the axes of its output and of its input.
-    made: whether a step uses it. tied: whether a second step uses it.
+    is_counted: whether a step uses it, and counts it. tied: whether a second step uses it.
     """
 
-    __slots__ = ("ins", "made", "name", "out", "tied")
+    __slots__ = ("ins", "is_counted", "name", "out", "tied")
 
     def __init__(self, name: str, out: Shape, ins: Shape) -> None:
-        self.name, self.out, self.ins, self.made, self.tied = name, out, ins, False, False
+        self.name, self.out, self.ins, self.is_counted, self.tied = name, out, ins, False, False

@@ -1,4 +1,4 @@
-"""The record of a framework: all that llmcalc knows of it. Neutral code asks the record, and never names a framework.
+"""The record of a framework: all that llmcalc knows about it. Neutral code reads the record and names no framework.
 
 Each framework is a folder beside this file with a `record.py` that fills one `Framework`; `registry.py` finds it by its
 name. A record is read whenever options are listed, so it names functions by their files (`FromFile`), which are
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RunOnRanks:
-    """A model's training over devices.
+    """The training run of a model over several devices.
 
     memory: the model and its run.
     layout: the layout over the devices.
@@ -45,7 +45,7 @@ class RunOnRanks:
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def recorded_ranks(self, runtime: Runtime) -> dict[Any, Any]:
-        """Recorded passes of ranks on an accelerator with that runtime, for ranks whose passes are the same."""
+        """Returns the recorded passes of ranks on an accelerator with this runtime, for ranks with identical passes."""
         return self._recorded_ranks.setdefault(runtime, {})
 
     def settings_on(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
@@ -57,7 +57,7 @@ class RunOnRanks:
 
 @dataclass(frozen=True)
 class FromFile:
-    """A function whose file is imported when the function is called.
+    """A function whose file is imported at the first call.
 
     folder: the package of the file, `__package__` in a record. place: `file:function`.
     """
@@ -67,7 +67,7 @@ class FromFile:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The function itself."""
+        """The imported function."""
         file, _, name = self.place.partition(":")
         function: Callable[..., Any] = getattr(import_module(f".{file}", self.folder), name)
         return function
@@ -77,7 +77,7 @@ class FromFile:
 
 
 class EstimateErrors(NamedTuple):
-    """The largest errors of an estimate, as shares of it.
+    """The largest relative errors of an estimate.
 
     under: how much less a layout may need. over: how much more it may need.
 
@@ -102,22 +102,22 @@ RankMemoryOf: TypeAlias = "Callable[[RunOnRanks, int, Runtime], DeviceMemory]"
 
 
 def _no_check(memory: Memory, version: str) -> None:
-    """Refuses nothing before a layout is known."""
+    """Accepts every request: the framework's default for checks before a layout is known."""
 
 
 def _no_changes(run: RunOnRanks) -> Mapping[str, Any]:
-    """Changes nothing of the settings in the document."""
+    """Returns no entries: the default for a framework's entries in the document."""
     return {}
 
 
 def _no_stack(launch: Launch | None, compiled: bool) -> str:
-    """The stack of a framework that names none: eager PyTorch."""
+    """Returns the time stack of a framework that names none: eager PyTorch."""
     return "torch"
 
 
 @dataclass(frozen=True)
 class Framework:
-    """What llmcalc knows of one framework.
+    """The record of one framework.
 
     name: the word of `--framework`. title: its name on screens.
     rank_memory: the memory of one rank in training, replayed.
@@ -175,5 +175,5 @@ class Framework:
         return FrameworkEvidence(self.name) if self.evidence is None else self.evidence(layout, trains)
 
     def is_implied(self, request: LayoutRequest) -> bool:
-        """Whether the options of a layout that names no framework imply this one."""
+        """Whether the options of a layout that names no framework imply this framework."""
         return self.implied_by is not None and self.implied_by[1](request)

@@ -1,4 +1,4 @@
-"""Passes without gradients on several devices: a rank's weights, its part of the cache, and its part of each pass.
+"""Inference on several devices: a rank's weights, its shard of the cache, and its part of each pass.
 
 Heads, widths and the vocabulary are divided as torch's tensor parallelism divides them, layers over the stages of a
 pipeline, experts over the ranks that hold some of them each. Key and value heads that are fewer than the ranks are
@@ -28,7 +28,7 @@ WITHOUT_PLAN = "divided experts or copied key heads, which torch has no plan for
 
 
 def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runtime) -> Memory:
-    """Returns the memory of one rank. whole_model: the model before it is divided, and its run.
+    """Returns the memory of one rank. whole_model: the undivided model and its run.
 
     Raises `InputError` for a layout that is not of inference, and for sizes that it does not divide.
     """
@@ -45,7 +45,7 @@ def rank_memory(memory: Memory) -> DeviceMemory:
     assert isinstance(model, RankModel)
     device, start = memory.device, min(model.chunks.layers, default=0)
 
-    def numbered(point: Point) -> Point:
+    def with_model_numbers(point: Point) -> Point:
         layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)
         return point._replace(node=layer)
 
@@ -61,13 +61,13 @@ def rank_memory(memory: Memory) -> DeviceMemory:
     return replace(
         device,
         terms=(tensors, *others),
-        peak_at=numbered(device.peak_at),
-        timeline=tuple(map(numbered, device.timeline)) if start else device.timeline,
+        peak_at=with_model_numbers(device.peak_at),
+        timeline=tuple(map(with_model_numbers, device.timeline)) if start else device.timeline,
     )
 
 
 def has_plan(model: RankModel) -> bool:
-    """Whether torch itself divides all that the layout divides."""
+    """Whether torch has a parallel plan for everything that the layout divides."""
     program, layout = model.program(), model.layout
     assert isinstance(program, RankFlow)
     if layout.tp == layout.ep == layout.expert_tp == 1:
@@ -80,14 +80,14 @@ def has_plan(model: RankModel) -> bool:
 
 
 def check_serving(layout: Layout, framework: Framework) -> None:
-    """Raises `InputError` for options and frameworks that only training has."""
+    """Raises `InputError` for options and frameworks that only training supports."""
     if not framework.serves:
         raise InputError(f"--framework {framework.name}: is of training; expected none, or --phase training")
     check_layout(layout)
 
 
 def check_layout(layout: Layout) -> None:
-    """Raises `InputError` for a layout that only training has."""
+    """Raises `InputError` for a layout that only training supports."""
     for name, size in (("cp", layout.cp), ("vpp", layout.vpp), ("zero", layout.zero + 1)):
         if size > 1:
             typed = f"--{name} {size - (name == 'zero')}"

@@ -68,7 +68,7 @@ def communicators(layout: Layout, framework: Framework) -> list[int]:
 def with_nccl(
     memory: DeviceMemory, layout: Layout, framework: Framework, runtime: Runtime, torch: str = ""
 ) -> DeviceMemory:
-    """Returns the memory of a rank with NCCL's buffers, or without them where their size is not known."""
+    """Returns the memory of a rank with NCCL's buffers; unchanged if their size is not known."""
     if not framework.nccl_is_known or layout.pp > 1 or layout.world > MACHINE or not runtime.gpu.startswith("A100"):
         return memory
     size = sum(communicator_bytes(ranks, torch) for ranks in communicators(layout, framework))

@@ -1,4 +1,4 @@
-"""The peak of a rank, estimated without an allocator from a micro-batch's saved bytes and the peaks of its passes.
+"""Estimates a rank's peak without an allocator, from a micro-batch's saved bytes and the peaks of its passes.
 
 A stage of many equal layers is measured with a few, since bytes are linear in their number. Stages that differ only in
 this number share a measurement, and so do layouts that divide experts or replicas in other ways.
@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, exact_div, times
 from ..costs.params import total_of
-from ..costs.trained_tensors import bytes_of, in_a_layer
+from ..costs.trained_tensors import bytes_of, is_in_layer
 from ..device_memory.estimate import Memory
 from ..device_memory.optimizers.registry import optimizer
 from ..device_memory.training import Training
@@ -39,12 +39,12 @@ STACKS = "encoder", "decoder"
 
 
 def in_layers(path: str) -> bool:
-    """Whether a module of that path is in a layer, or is one."""
+    """Whether a module's path is that of a layer or of a module in one."""
     return "layers" in path.split(".")
 
 
 class PeakByPath(NamedTuple):
-    """The peak of the bytes in a pass, by the path of the module that ran.
+    """The peak of a pass while each module runs, by the module's path.
 
     With more layers each peak grows by itself: the highest peak of a short run need not be that of a long one.
     """
@@ -53,24 +53,24 @@ class PeakByPath(NamedTuple):
 
     @staticmethod
     def since_restart(meter: Meter, before: int) -> PeakByPath:
-        """The peaks since the meter's last restart. before: bytes that existed then, which are subtracted."""
+        """Returns the peaks since the meter's last restart. before: bytes at the restart, which are subtracted."""
         peaks: dict[str, int] = {}
         for place, peak in meter.peaks.items():
             peaks[place.path] = max(peaks.get(place.path, 0), peak.bytes - before)
         return PeakByPath(peaks)
 
     def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
-        """The peaks with `count` more layers. next_longer: the peaks with one more layer."""
+        """Returns the peaks with `count` more layers. next_longer: the peaks with one more layer."""
         longer = next_longer.by_path
         return PeakByPath({path: peak + count * (longer.get(path, peak) - peak) for path, peak in self.by_path.items()})
 
     def plus(self, bytes: int) -> PeakByPath:
-        """Adds a constant to every peak."""
+        """Returns the peaks with a constant added to each."""
         return PeakByPath({path: peak + bytes for path, peak in self.by_path.items()})
 
 
 class MicroBatchBytes(NamedTuple):
-    """Bytes of one micro-batch in a stage.
+    """The bytes of one micro-batch in a stage.
 
     saved: what it saves between its forward and its backward pass.
     forward: peaks of the forward pass.
@@ -99,7 +99,7 @@ class MicroBatchBytes(NamedTuple):
 
     @property
     def loss(self) -> int:
-        """The peak around the loss: of the forward pass outside the layers and of the loss's backward pass."""
+        """The peak around the loss: of the forward pass outside the layers, and of the loss's backward pass."""
         outside = (bytes for path, bytes in self.forward.by_path.items() if not in_layers(path))
         return max(self.backward.by_path.get("loss", 0), *outside, 0)
 
@@ -125,7 +125,7 @@ class MicroBatchBytes(NamedTuple):
         return max((bytes for path, bytes in self.backward.by_path.items() if in_layers(path)), default=0)
 
     def with_more_layers(self, next_longer: MicroBatchBytes, count: int) -> MicroBatchBytes:
-        """The bytes with `count` more layers. next_longer: the bytes with one more layer."""
+        """Returns the bytes with `count` more layers. next_longer: the bytes with one more layer."""
         return MicroBatchBytes(
             self.saved + count * (next_longer.saved - self.saved),
             self.forward.with_more_layers(next_longer.forward, count),
@@ -152,7 +152,7 @@ class BytesPerParameter(NamedTuple):
 
 
 def parameters_in_padded_rows(shards: int, use: Use) -> Number:
-    """Returns the parameters of a tree's use, with every tensor's rows rounded up to a multiple of the shards."""
+    """Returns the parameters of a tree's use if each tensor's rows are padded to a multiple of the shards."""
     count = use.params()
     if not count:
         return 0
@@ -163,7 +163,7 @@ def parameters_in_padded_rows(shards: int, use: Use) -> Number:
 
 
 def distinct_micro_batches(layout: Layout, micro_batches: int) -> int:
-    """Number of micro-batches after which the schedule repeats, with those that the last round leaves over."""
+    """Returns the number of micro-batches after which the schedule repeats, plus those of an incomplete round."""
     repeating = 2 * layout.pp * layout.vpp
     return micro_batches if micro_batches <= repeating else repeating + micro_batches % layout.pp
 
@@ -202,12 +202,12 @@ class PeakEstimate:
 
     @cached_property
     def layers(self) -> int:
-        """Layers of all stacks of the model."""
+        """Number of layers in all stacks of the model."""
         return sum(stack.num_hidden_layers for _, stack in self.spec.stacks())
 
     @cached_property
     def kinds(self) -> list[Scope]:
-        """The kind of each layer; those of an encoder come first."""
+        """The kind of each layer, those of the encoder first."""
         root = self.spec.shared_program.root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [
@@ -217,17 +217,17 @@ class PeakEstimate:
 
     @cached_property
     def experts(self) -> int:
-        """Routed experts of the layer that has the most; 0 without any."""
+        """The largest number of routed experts in a layer; 0 without experts."""
         return routed_experts(self.spec)
 
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
-        """The peak bytes of the rank that needs the most, and its stage in the pipeline."""
+        """Returns the peak bytes of the rank that needs most, and its pipeline stage."""
         peaks = self.peaks_by_stage(layout, micro_batches)
         largest = max(range(layout.pp), key=lambda stage: (peaks[stage], -stage))
         return peaks[largest], largest
 
     def peaks_by_stage(self, layout: Layout, micro_batches: int) -> list[int]:
-        """The peak bytes of the first rank at each place of the pipeline."""
+        """Returns the peak bytes of the first rank of each pipeline stage."""
         order = pipeline(layout, distinct_micro_batches(layout, micro_batches))
         stages_by_rank: list[list[Stage]] = [[] for _ in range(layout.pp)]
         for stage in stages(layout, self.layers):
@@ -244,7 +244,7 @@ class PeakEstimate:
     def _rank_peak(
         self, layout: Layout, order: Pipeline, rank: int, rank_stages: list[Stage], micro_batches: int
     ) -> int:
-        """The peak bytes of a rank: the largest of four moments.
+        """Returns the peak bytes of a rank: the largest of four moments.
 
         The moments are the peak of a pass, the end of a backward pass, the reduction of gradients and the optimizer's
         step. The peak of a pass comes with the most micro-batches in flight, whose saved bytes include its own.
@@ -282,7 +282,7 @@ class PeakEstimate:
     def _first_backward_peak(
         self, layout: Layout, stage: Stage, measured: MicroBatchBytes, peaks: tuple[int, int, int]
     ) -> int:
-        """The peak of the only backward pass that starts without gradients, beside saved bytes and all gradients.
+        """Returns the peak of the first backward pass, which starts without gradients.
 
         The gradients of the head come first, those of the first layer last.
         """
@@ -295,7 +295,7 @@ class PeakEstimate:
         return max(forward - gradients, last_layer, first_layer) - measured.saved
 
     def static_bytes(self, layout: Layout, stage: Stage, gradients_only: bool = False) -> int:
-        """Bytes of weights, gradients and optimizer states of a stage, or of its gradients alone."""
+        """Returns the bytes of weights, gradients and optimizer states of a stage, or of its gradients alone."""
         parameters = self.stage_parameters(layout, stage)
         weights, gradients, optimizer, adamw_extra = self.per_parameter
         if gradients_only:
@@ -308,7 +308,7 @@ class PeakEstimate:
         return round(total)
 
     def stage_parameters(self, layout: Layout, stage: Stage) -> StageParameters:
-        """The parameters of a stage on one rank."""
+        """Returns the parameters of a stage on one rank."""
         etp = layout.expert_tp
         shards = layout.shards if self.pads and layout.zero == 3 else 1
         key = (layout.tp, etp, shards, self._runs_of_kinds(stage), stage.first, stage.last)
@@ -319,25 +319,25 @@ class PeakEstimate:
         return counts._replace(dense=counts.dense - counts.experts, experts=counts.experts // layout.ep)
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
-        """Counts the parameters of a stage; its `dense` ones include the experts' here."""
+        """Counts the parameters of a stage. The `dense` parameters include those of experts here."""
         tree = shared_rank_program(self.spec, layout, 0, stage).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
         layers = [place for place in places if place.node.name == "layers"]
-        inner = [place for place in places if in_a_layer(place)]
+        inner = [place for place in places if is_in_layer(place)]
         total = tree.total(size, include=self.include)
         return StageParameters(
             dense=total,
-            experts=sum(times(place.own(size), place.times) for place in places if _is_of_experts(place)),
+            experts=sum(times(place.own_cost(size), place.times) for place in places if _is_of_experts(place)),
             outside_layers=total - sum(place.total(size, self.include) for place in layers),
-            largest_layer=max((place.each(size, self.include) for place in layers), default=0),
-            largest_tensor=max(place.own(size) for place in places),
-            largest_in_layers=max((place.own(size) for place in inner), default=0),
-            largest_matrix=max((place.own(size) for place in inner if not _is_of_experts(place)), default=0),
+            largest_layer=max((place.cost_per_repeat(size, self.include) for place in layers), default=0),
+            largest_tensor=max(place.own_cost(size) for place in places),
+            largest_in_layers=max((place.own_cost(size) for place in inner), default=0),
+            largest_matrix=max((place.own_cost(size) for place in inner if not _is_of_experts(place)), default=0),
         )
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
-        """The kinds of a stage's layers, as runs of equal ones."""
+        """Returns the kinds of a stage's layers, as runs of equal kinds."""
         runs: list[list[int]] = []
         for i in stage.layers:
             kind = id(self.kinds[i])
@@ -348,7 +348,7 @@ class PeakEstimate:
         return tuple(map(tuple, runs))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
-        """The bytes of a micro-batch in a stage."""
+        """Returns the bytes of a micro-batch in a stage."""
         start, end, repeats = self._window(stage)
         shape = (layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel)
         key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
@@ -367,7 +367,7 @@ class PeakEstimate:
         return shorter.with_more_layers(longer, repeats - SHORT_RUN_REPEATS)
 
     def _window(self, stage: Stage) -> tuple[int, int, int | None]:
-        """The start and end of the layers that are measured for a stage, and the repeats that they stand for.
+        """Returns start and end of the layers that are measured for a stage, and the repeats that they represent.
 
         The repeats are None where all layers of the stage are measured.
 
@@ -388,7 +388,7 @@ class PeakEstimate:
         return start, end, count if end - start == wanted else None
 
     def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
-        """A layout with a stage of these layers. Its ranks have two experts, whose number changes no pass."""
+        """Returns a layout with a stage of these layers. Its ranks have two experts, which changes no pass."""
         count, ep = self.layers, max(1, self.experts // 2)
         sizes: tuple[int, ...]
         if stage.first and stage.last:
@@ -417,7 +417,7 @@ class PeakEstimate:
 def _pass_peaks(
     measured: MicroBatchBytes, stage: Stage, transient: TransientBytes, micro_batches: int
 ) -> tuple[int, int, int]:
-    """The peaks of a stage before its first gradient, in the head's backward pass and in the layers' backward pass."""
+    """Returns a stage's peaks before its first gradient, in the head's and in the layers' backward pass."""
     forward = max(
         measured.layer_forward,
         measured.loss + transient.at_loss,
@@ -437,16 +437,16 @@ def _pass_peaks(
 
 
 def _is_of_experts(place: Place) -> bool:
-    """Whether a node holds weights of routed experts."""
+    """Whether a node has weights of routed experts."""
     return isinstance(place.node.op, ExpertLinear)
 
 
 class DividedInRing(Divided, RingAttention):
-    """Divided products, and attention in a ring."""
+    """Kernels with tensor-parallel products and ring attention."""
 
 
 class RingChunk(Chunk):
-    """The layers of one stage, with the part of each sequence that a rank of a ring has."""
+    """The layers of one stage, with a ring rank's part of each sequence."""
 
     profiles = RingAttention, DividedInRing
     lowering: RingAttention
@@ -461,7 +461,8 @@ class RingChunk(Chunk):
 
 
 def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
-    """Returns what measures the passes of torch's own kernels. Raises `Unsupported` for kernels that have no ring."""
+    """Returns a function that measures the passes of torch's kernels. Raises `Unsupported` for kernels without a
+    ring."""
 
     def measure(layout: Layout, stage: Stage, repeats: Sequence[int | None]) -> list[MicroBatchBytes]:
         meter = Meter()
@@ -501,7 +502,7 @@ THREADS = 2
 
 
 def bytes_per_parameter(memory: Memory, flat: bool = False) -> BytesPerParameter:
-    """Returns the bytes per parameter where weights, gradients and states are kept as on one device.
+    """Returns the bytes per parameter if weights, gradients and states are stored as on one device.
 
     flat: whether a rank's part of all parameters is one tensor without rows, so that Adafactor keeps it whole.
     """
@@ -523,7 +524,7 @@ def estimate_with_torch_kernels(
     transient: TransientBytesOfRank,
     pads: bool = False,
 ) -> PeakEstimate:
-    """Returns the estimate of a framework whose modules run torch's own kernels.
+    """Returns the estimate of a framework whose modules run torch's kernels.
 
     per_parameter: bytes per parameter.
     computing: the training that its modules compute.

@@ -51,7 +51,7 @@ class Cluster:
     def of(
         memory: Memory, layout: Layout, framework: Framework | str, version: str = "", own_settings: Any = None
     ) -> Cluster:
-        """Returns the cluster of a layout. framework: a record or its name; the others are as of `RunOnRanks`."""
+        """Returns the cluster of a layout. framework: a record or its name; other arguments as in `RunOnRanks`."""
         record = framework if isinstance(framework, Framework) else framework_named(framework)
         return Cluster(RunOnRanks(memory, layout, version, own_settings), record)
 
@@ -87,12 +87,12 @@ class Cluster:
 
     @cached_property
     def ranks(self) -> tuple[int, ...]:
-        """One rank of every stage of the pipeline, and the last of all."""
+        """One rank of every pipeline stage, and the last of all ranks."""
         return tuple(sorted({*(self.layout.rank(pp=stage) for stage in range(self.layout.pp)), self.layout.world - 1}))
 
     @cached_property
     def ranks_that_may_need_most(self) -> tuple[int, ...]:
-        """Those of `ranks` among which is the one that needs the most device memory.
+        """The `ranks` that may need the most device memory.
 
         A rank that comes later in the pipeline has no more micro-batches in flight than an earlier one. So apart from
         the first and the last of all, it needs no more than an earlier one with the same layers in each of its chunks,
@@ -112,14 +112,14 @@ class Cluster:
         return tuple(sorted({*ranks, self.ranks[-1]}))
 
     def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
-        """Returns the memory of each of `ranks` on an accelerator with that runtime.
+        """Returns the memory of each of `ranks` on an accelerator with this runtime.
 
         Raises `InputError` for what the framework does not have or is not modelled.
         """
         return tuple(self.rank_memory(rank, runtime) for rank in self.ranks)
 
     def rank_memory(self, rank: int, runtime: Runtime) -> RankMemory:
-        """Returns the memory of one rank, which is replayed once."""
+        """Returns the memory of one rank; its replay is cached."""
         if (rank, runtime) not in self._replayed:
             self._replayed[rank, runtime] = self._replay(rank, runtime)
         return self._replayed[rank, runtime]
@@ -135,7 +135,7 @@ class Cluster:
 
     @cached_property
     def evidence(self) -> list[Evidence]:
-        """The parts, kernels and settings of the run, each with its witness alone and under the framework."""
+        """The evidence for the parts, kernels and settings of the run, alone and under the framework."""
         use = self.memory.states
         record = self.framework.evidence_for(self.layout, self.trains)
         optimizer = None if use.optimizer is None else use.optimizer.name
@@ -159,7 +159,7 @@ class Cluster:
 
     @cached_property
     def reserved_band(self) -> tuple[int, int] | None:
-        """Reserved bytes of the largest rank with segments of fixed size and with expandable ones.
+        """Reserved bytes of the largest rank: with fixed segments, and with expandable ones.
 
         None where the allocator's setting is given.
         """
@@ -183,7 +183,7 @@ class Cluster:
 
     @cached_property
     def messages(self) -> list[Message] | None:
-        """The messages of the largest rank in a training step; None where they are not modelled."""
+        """The messages of the largest rank in a training step; None if they are not modelled."""
         if not self.trains:
             return None
         try:
@@ -192,7 +192,7 @@ class Cluster:
             return None
 
     def messages_of_rank(self, rank: int) -> list[Message]:
-        """Returns the messages of a rank in a step. Raises `InputError` for what is not modelled."""
+        """Returns the messages of a rank in a step. Raises `InputError` for a run that is not modelled."""
         if self.framework.own_messages is not None:
             messages = self.framework.own_messages(self.run, rank)
             if messages is not None:

@@ -1,4 +1,4 @@
-"""The frameworks, by name. One line a framework: its folder has a `record.py` with `FRAMEWORK`."""
+"""Finds the record of a framework by name: the folder of each framework has a `record.py` with `FRAMEWORK`."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def framework_of(request: LayoutRequest) -> Framework:
 
 
 def frameworks_for_plans(request: LayoutRequest) -> tuple[Framework, ...]:
-    """Returns the frameworks whose layouts a plan may try: the one that is named or implied, else `FOR_PLANS`."""
+    """Returns the frameworks whose layouts a plan tries: the named or implied one, else `FOR_PLANS`."""
     implied = framework_of(request)
     if request.framework is not None or implied.is_implied(request):
         return (implied,)
@@ -65,6 +65,6 @@ def layout_of(request: LayoutRequest) -> Layout:
 
 
 def plugins() -> dict[str, Plugin]:
-    """Returns how files of accelerate and of the Trainer select each framework that they can select."""
+    """Returns name → framework, for frameworks that configs of accelerate and of the Trainer can select."""
     plugins_by_name = ((name, framework(name).plugin) for name in NAMES)
     return {name: plugin for name, plugin in plugins_by_name if plugin is not None}

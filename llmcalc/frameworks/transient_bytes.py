@@ -1,4 +1,4 @@
-"""Bytes that a rank has at some moments of a step, for estimates: beside what its passes and its parameters take.
+"""Transient bytes of a rank at some moments of a step, for estimates: beyond its passes and its parameters.
 
 They are buffers in which gradients are summed over replicas, parameters that are sharded and gathered, and temporary
 tensors of the optimizer's step. Each framework counts its own (`transient_bytes` of its `estimate.py`).
@@ -20,7 +20,7 @@ from ..simulator.tensor import DTYPES, FLOAT32, Dtype, empty
 
 
 class StageParameters(NamedTuple):
-    """Numbers of parameters of a stage, on one rank of tensor parallelism.
+    """The parameter counts of a stage, on one tensor-parallel rank.
 
     dense: those of all modules but routed experts.
     experts: those of routed experts.
@@ -43,12 +43,12 @@ class StageParameters(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All parameters of the stage."""
+        """The number of all parameters of the stage."""
         return self.dense + self.experts
 
 
 class TransientBytes(NamedTuple):
-    """Bytes that a rank has beside its passes and its parameters, by moment. All are 0 by default.
+    """Transient bytes of a rank, beyond its passes and its parameters, by moment. All are 0 by default.
 
     Bytes of a moment inside of the passes are added to `in_passes`: they are negative where less exists then.
 
@@ -93,12 +93,12 @@ TransientBytesOfRank: TypeAlias = Callable[[Layout, Sequence[StageParameters]], 
 
 
 def no_transient_bytes(layout: Layout, stage_parameters: Sequence[StageParameters]) -> TransientBytes:
-    """The transient bytes of a framework that has none."""
+    """Returns the transient bytes of a framework that has none."""
     return TransientBytes()
 
 
 class OptimizerStepBytes(NamedTuple):
-    """Temporary bytes of an optimizer's step. All are 0 by default.
+    """The temporary bytes of an optimizer's step. All are 0 by default.
 
     per_parameter: bytes per parameter.
     per_largest: further bytes per element of the largest tensor.
@@ -117,7 +117,7 @@ class OptimizerStepBytes(NamedTuple):
     gradient_width: int = 0
 
     def rank_bytes(self, layout: Layout, stage_parameters: Sequence[StageParameters], sharded: bool) -> int:
-        """The peak of temporary bytes on one rank. sharded: whether each rank updates its shard alone."""
+        """Returns the peak of temporary bytes on one rank. sharded: whether each rank updates only its shard."""
         dense = sum(stage.dense for stage in stage_parameters)
         experts = sum(stage.experts for stage in stage_parameters)
         shards, expert_shards = (layout.shards, layout.expert_shards) if sharded else (1, 1)

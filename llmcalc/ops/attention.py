@@ -38,14 +38,14 @@ class AttentionCore(Op):
 
     @property
     def chooses(self) -> bool:
-        """Whether an indexer selects the keys: a full pass masks the other keys, decoding does not read them."""
+        """Whether an indexer selects the keys: a full pass masks the other keys, and decoding does not read them."""
         return self.selected is not None
 
     def pairs(self, run: RunConfig) -> Number:
-        """The number of (query, key) pairs per head and sequence, under the run's counting convention."""
+        """Returns the (query, key) pairs per head and sequence, under the run's counting convention."""
         new, past = run.new(self.rows), run.past(self.rows)
         if self.keys is not None:
-            return new * run.held(self.keys)
+            return new * run.available(self.keys)
         if run.pairs == "full":
             return new * (new + self._cached_keys(past, run))
         if not self.causal:
@@ -55,7 +55,7 @@ class AttentionCore(Op):
         return _causal_pairs(past + new, window, self.chunk) - _causal_pairs(past, window, self.chunk)
 
     def _cached_keys(self, past: Number, run: RunConfig) -> Number:
-        """The number of cached keys that new tokens attend to; with a window W, at most W − 1."""
+        """Returns the number of cached keys that new tokens attend to; with a window W, at most W − 1."""
         limit = self.window if self.window is not None else self.chunk
         if self.selected is not None and run.phase == "decode":
             limit = self.selected
@@ -65,7 +65,8 @@ class AttentionCore(Op):
         return 2 * run.batch * self.heads * self.pairs(run) * (self.qk_dim + self.v_dim)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Eager: dQ, dK, dP and dV, twice the forward. Flash recomputes the scores once (Dao 2023, §3.1)."""
+        """Returns the FLOPs of dQ, dK, dP and dV, twice the forward. Flash recomputes the scores once (Dao 2023,
+        §3.1)."""
         scores = 3 if run.attention in ("flash", "sdpa") else 2
         return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + 2 * self.v_dim)
 
@@ -90,18 +91,18 @@ class KVCache(Op):
 
     @property
     def vectors(self) -> tuple[tuple[Number, Number], ...]:
-        """The (heads, size) of each vector that is cached per token."""
+        """Returns the (heads, size) of each vector that is cached per token."""
         return self.parts or ((1, self.width),)
 
     def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        tokens = run.held(self.rows)
+        tokens = run.available(self.rows)
         if self.limit is not None:
             tokens = minimum(tokens, self.limit)
         return run.batch * tokens * self.width * kv_bits
 
 
 def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
-    """The number of allowed pairs of the first n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
+    """Returns the allowed pairs of the first n tokens: Σ min(p + 1, window), or Σ (p mod chunk) + 1."""
     if window is not None:
         m = minimum(n, window)
         return triangle(m) + (n - m) * window
@@ -112,7 +113,7 @@ def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
 
 
 def _centred_pairs(n: Number, window: Number) -> Number:
-    """The number of allowed pairs of n tokens, each with a window centred on it; n² without a window."""
+    """Returns the allowed pairs of n tokens, each with a window centred on it; n² without a window."""
     if window is None:
         return n * n
     before, after = floor_div(window - 1, 2), floor_div(window, 2)

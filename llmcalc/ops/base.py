@@ -1,4 +1,4 @@
-"""The base class of primitives, and primitives that have parameters or buffers without a matrix multiplication."""
+"""The base class of primitives, and primitives with parameters or buffers but without matrix products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EFFECTS = PARAMS | BUFFERS | FLOPS | CACHE | SPARED
 
 @dataclass(frozen=True, slots=True)
 class ParamTensor:
-    """One trainable tensor, with its shape in PyTorch.
+    """A trainable tensor with its PyTorch shape.
 
     shape: its shape.
     role: `matrix`, a weight of a matrix multiplication (in its last two axes; further axes stack matrices); `table`, an
@@ -40,7 +40,7 @@ class ParamTensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A primitive. It declares its effects, has a method for each of them, and has no other costs.
+    """The base class of primitives. A primitive declares its effects, and has a method for each of them.
 
     params(): trainable parameters; a tied weight is counted only where it is first used.
     tensors(): the tensors that `params` counts, because optimizers keep their state per tensor.
@@ -53,7 +53,7 @@ class Op:
     effects: ClassVar[frozenset[str]] = frozenset()
 
     def __init_subclass__(cls) -> None:
-        """Raises `TypeError` for an effect that is declared without a method, or a method without its effect."""
+        """Raises `TypeError` for an effect without a method, or for a method without its effect."""
         defined = {name for name in EFFECTS for c in cls.__mro__[:-2] if name in c.__dict__}
         derived = {name for name in ("active_params", "backward_flops") if name in cls.effects}
         if cls.effects - EFFECTS:
@@ -73,13 +73,13 @@ class Op:
         raise TypeError(f"{type(self).__name__} declares no FLOPs")
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Twice the forward: the backward pass of y = x·Wᵀ has two products, dx = dy·W and dW = dyᵀ·x."""
+        """Returns twice the forward: the backward pass of y = x·Wᵀ has two products, dx = dy·W and dW = dyᵀ·x."""
         return 2 * self.forward_flops(run)
 
 
 @dataclass(frozen=True, slots=True)
 class Weight(Op):
-    """A vector of parameters that is added or concatenated (attention sinks), without a matrix multiplication.
+    """A vector of parameters that is added or concatenated, such as attention sinks.
 
     size: the number of elements.
     heads: the number of heads with a part each, shaped [heads, 1, size / heads]; None for none.
@@ -126,5 +126,5 @@ class Elementwise(Op):
 
 
 def by_head(size: Number, heads: Number) -> tuple[Number, ...]:
-    """The shape of a vector, or of one vector per head."""
+    """Returns the shape of a vector, or of one vector per head."""
     return (size,) if heads is None else (heads, 1, exact_div(size, heads))

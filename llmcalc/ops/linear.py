@@ -57,7 +57,7 @@ class Linear(Op):
         return 2 * run.rows(self.rows) * self.n_in * self.n_out
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """The product dW over all rows, and dx over the rows that are computed from parameters."""
+        """Returns the FLOPs of dW over all rows, and of dx over the rows that are computed from parameters."""
         rows = run.rows(self.rows)
         gradient_rows = 0 if self.constant else rows - run.constant(self.rows)
         return 2 * add(rows, gradient_rows) * self.n_in * self.n_out
@@ -77,7 +77,7 @@ class ExpertLinear(Op):
     rows: Rows = TOKENS
 
     def expert_params(self) -> Number:
-        """The parameters of one expert's linear layer."""
+        """Returns the parameters of one expert's linear layer."""
         return add(self.n_in * self.n_out, self.n_out if self.bias else 0)
 
     def params(self) -> Number:

@@ -39,18 +39,18 @@ class IdentityExperts(Op):
     maps: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
-        """The parameters of one real expert."""
+        """Returns the parameters of one real expert."""
         size: Number = 0
         for linear in self.maps:
             size = add(size, linear.expert_params())
         return size
 
     def spared_at_most(self) -> Number:
-        """The most parameters that a token can skip, when it selects as many identity experts as possible."""
+        """Returns the parameters that a token skips if it selects as many identity experts as possible."""
         return minimum(self.maps[0].top_k, self.count) * self._expert_params()
 
     def spared_evenly(self) -> Number:
-        """The parameters that a token skips on average if all experts, identity or not, are equally likely.
+        """Returns the parameters that a token skips on average if all experts, identity or real, are equally likely.
 
         With E real and Z identity experts and top-t: t·Z/(E + Z) of its t experts; rounded up.
         """
@@ -213,7 +213,7 @@ class Conv1d(Op):
 
     def forward_flops(self, run: RunConfig) -> Number:
         outputs = add(run.new(self.rows), self.overlap)
-        outputs = outputs if run.continues(self.rows) else add(outputs, self.padding)
+        outputs = outputs if run.has_earlier_tokens(self.rows) else add(outputs, self.padding)
         return 2 * run.batch * outputs * self.n_out * exact_div(self.n_in, self.groups) * self.kernel
 
     def backward_flops(self, run: RunConfig) -> Number:

@@ -123,7 +123,7 @@ class DeltaRule(Op):
         return self._chunks(run) * (2 * c * c * square + 3 * 2 * c * k * v)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Twice the forward, with two corrections.
+        """Returns twice the forward FLOPs, with two corrections.
 
         - The first state is not computed and the last one is not used: four products less.
         - Each solved triangular system adds one product, for the gradient of its matrix.
@@ -160,7 +160,7 @@ class LightningCore(DecayScan):
     block: Number = 1
 
     def _last_block_tokens(self, run: RunConfig) -> Number:
-        """The number of tokens in the last block."""
+        """Returns the number of tokens in the last block."""
         seq = run.new(self.rows)
         return seq - self.block * (ceil_div(seq, self.block) - 1)
 
@@ -170,7 +170,7 @@ class LightningCore(DecayScan):
         return 4 * run.batch * self.heads * (times(d, pairs) + seq * d * d)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Twice the forward, less three products that the backward pass does not need.
+        """Returns twice the forward FLOPs, less three products that the backward pass does not need.
 
         They are those of the first state, which is not computed, and of the last state, which is not used.
         """
@@ -201,7 +201,7 @@ class MatrixMemory(Op):
         return run.batch * self.heads * (token_flops + chunk_flops)
 
     def backward_flops(self, run: RunConfig) -> Number:
-        """Twice the forward, less the products with an empty or unused memory.
+        """Returns twice the forward FLOPs, less the products with an empty or unused memory.
 
         The first chunk's memory is empty; the last chunk's memory is unused if no token follows the chunk.
         """

@@ -1,4 +1,4 @@
-"""Linear layers that a rank runs on some of the rows only: those of its own tokens, or those sent to it."""
+"""Linear layers that a rank runs on some rows only: on its own tokens, or on those sent to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .products import IdentityExperts
 
 @dataclass(frozen=True, slots=True)
 class LinearShare(Linear):
-    """A linear layer that every rank of a tensor group stores in full and runs on its tokens (sequence parallelism).
+    """A linear layer that every tensor-parallel rank stores in full and runs on its tokens (sequence parallelism).
 
     ranks: how many ranks divide the tokens.
     """
@@ -29,7 +29,7 @@ class LinearShare(Linear):
 
 @dataclass(frozen=True, slots=True)
 class ExpertShare(ExpertLinear):
-    """The experts of one expert-parallel rank, with every expert chosen equally often.
+    """The experts of one expert-parallel rank, if every expert is selected equally often.
 
     Each rank sends away its tokens' rows and gets as many from all others, so it computes its share of them.
 
@@ -43,7 +43,7 @@ class ExpertShare(ExpertLinear):
     tensor: Number = 1
 
     def active_params(self) -> Number:
-        """The parameters of this rank that a token uses on average, rounded down."""
+        """Returns the parameters of this rank that a token uses on average, rounded down."""
         params = _per_rank(self.top_k * self.expert_params(), self.ranks)
         return params.__floor__() if isinstance(params, Fraction) else params
 
@@ -68,7 +68,7 @@ class IdentityShare(IdentityExperts):
 
 
 def _per_rank(number: Number, ranks: Number) -> Number:
-    """Divides a number equally by the ranks; exact as a fraction where it is not a multiple."""
+    """Divides a number by the number of ranks: a whole number if it is a multiple, else an exact fraction."""
     if isinstance(number, int) and number % ranks:
         return Fraction(number, ranks)
     return exact_div(number, ranks)

@@ -42,7 +42,7 @@ class BlockCore(AttentionCore):
         return True
 
     def _visible_pairs(self, n: Number) -> Number:
-        """The number of (query, key) pairs of the first n tokens.
+        """Returns the (query, key) pairs of the first n tokens.
 
         These are all pairs while the tokens fill at most `blocks` blocks; then `blocks` − 1 full blocks and the token's
         own block up to the token.
@@ -92,7 +92,7 @@ class EntryScores(AttentionCore):
         return self.chosen is not None
 
     def _visible_pairs(self, n: Number) -> Number:
-        """The number of (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
+        """Returns the (query, entry) pairs of the first n tokens: Σ min(⌊p / rate⌋, chosen) over p = 1 … n."""
         if self.chosen is not None:
             m = minimum(n, self.rate * self.chosen)
             return self._unlimited_pairs(m) + (n - m) * self.chosen
@@ -140,7 +140,7 @@ class EntryCache(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        tokens = run.held(self.rows)
+        tokens = run.available(self.rows)
         entries = floor_div(tokens, self.rate)
         return run.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
 
@@ -160,5 +160,5 @@ class LastWindow(Op):
     rows: Rows = TOKENS
 
     def cache_bits(self, run: RunConfig, kv_bits: Number) -> Number:
-        windows = minimum(floor_div(run.held(self.rows), self.rate), 1)
+        windows = minimum(floor_div(run.available(self.rows), self.rate), 1)
         return run.batch * windows * 2 * self.rate * self.width * kv_bits

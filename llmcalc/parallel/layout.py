@@ -125,22 +125,22 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Ranks that divide one expert."""
+        """Number of ranks that share one expert."""
         return self.tp if self.etp is None else self.etp
 
     @property
     def expert_dp(self) -> int:
-        """Ranks that hold the same shard of the same experts."""
+        """Number of ranks with the same shard of the same experts."""
         return self.tp * self.cp * self.dp // (self.ep * self.expert_tp)
 
     @property
     def shards(self) -> int:
-        """Ranks over which ZeRO shards non-expert weights: data- and context-parallel ranks."""
+        """Number of ranks over which ZeRO shards non-expert weights: data- and context-parallel ranks."""
         return self.dp * self.cp // self.hsdp_replicas
 
     @property
     def expert_shards(self) -> int:
-        """Ranks over which ZeRO shards experts."""
+        """Number of ranks over which ZeRO shards experts."""
         return max(1, self.expert_dp // self.hsdp_replicas)
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -161,12 +161,12 @@ class Layout:
         return tp + self.tp * (cp + self.cp * (dp + self.dp * pp))
 
     def data(self) -> dict[str, object]:
-        """The JSON object of the layout."""
+        """Returns the JSON object of the layout."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"world": self.world, **values, "etp": self.expert_tp}
 
     def options(self) -> str:
-        """The command-line options of this layout, without defaults."""
+        """Returns the command-line options of this layout, without defaults."""
         arguments: list[str] = []
         for field in fields(self):
             value, option = getattr(self, field.name), f"--{field.name.replace('_', '-')}"
@@ -214,7 +214,7 @@ class Chunks(NamedTuple):
 
 
 def rank_chunks(layout: Layout, layers: int, rank: int) -> Chunks:
-    """The layers of one rank of a pipeline. Under DualPipe a rank has two stages, one from each end.
+    """Returns the layers of one pipeline rank. With DualPipe a rank has two stages, one from each end.
 
     layers: number of layers of the model.
     Raises `InputError` for a number of layers that the stages do not add up to.

@@ -50,7 +50,7 @@ def suggest_nearest_layouts(
 
 
 def nearest_layouts_text(spec: ModelSpec, request: LayoutRequest, seq: int | None = None, maximum: int = 3) -> str:
-    """A text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is no such layout."""
+    """Returns a text such as `nearest layouts: --tp 4; --tp 2 --dp 2`; empty if there is no such layout."""
     suggestions = [_options(layout) for layout in islice(nearest_layouts(spec, request, seq), maximum)]
     return f"nearest layouts: {'; '.join(suggestions)}" if suggestions else ""
 
@@ -61,7 +61,7 @@ def _options(layout: Layout) -> str:
 
 
 def nearest_layouts(spec: ModelSpec, request: LayoutRequest, seq: int | None = None) -> Iterator[Layout]:
-    """Yields layouts that the model can have, the nearest first.
+    """Yields the layouts that the model can have, nearest first.
 
     seq: tokens of a sequence, which ranks may divide; None (default) if unknown.
 
@@ -77,7 +77,7 @@ def nearest_layouts(spec: ModelSpec, request: LayoutRequest, seq: int | None = N
 
 
 def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterator[tuple[float, Layout]]:
-    """Yields layouts whose sizes are near the given ones, each with its distance."""
+    """Yields layouts with sizes near the requested ones, each with its distance."""
     experts = routed_experts(spec)
     axes = model_axes(spec)
     target = {name: getattr(request, name) or 1 for name in SIZES}
@@ -116,7 +116,7 @@ def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterato
 
 
 def _nearest_sizes(size: int, possible: Iterable[int], *more: int) -> list[int]:
-    """Returns the `FEW` possible sizes nearest to a size, and some extra ones."""
+    """Returns the `FEW` possible sizes nearest to a size, and some additional ones."""
     return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *more})
 
 
@@ -168,7 +168,7 @@ def _layout(request: LayoutRequest, layers: int, target: dict[str, int], sizes: 
 
 
 def _schedule(request: LayoutRequest, pp: int, vpp: int) -> Schedule:
-    """The given schedule if these sizes allow it; otherwise the interleaved one, or 1F1B."""
+    """Returns the requested schedule if these sizes allow it, else the interleaved schedule or 1F1B."""
     if vpp > 1:
         return "interleaved"
     schedule = request.schedule or "1f1b"
@@ -178,7 +178,7 @@ def _schedule(request: LayoutRequest, pp: int, vpp: int) -> Schedule:
 
 
 def _distance(request: LayoutRequest, target: dict[str, int], sizes: dict[str, Any], layout: Layout) -> float:
-    """The distance of a layout from the requested one: a weighted sum over its sizes."""
+    """Returns the distance of a layout from the requested one: a weighted sum over its sizes."""
     distance = UNEVEN if layout.pp_layout is not None and layout.pp_layout != request.pp_layout else 0.0
     for name in ("tp", "pp", "dp", "ep", "vpp"):
         is_given = getattr(request, name) is not None or (name == "dp" and request.fsdp is not None)

@@ -85,7 +85,7 @@ class Collective(NamedTuple):
 
     @property
     def wire_bytes(self) -> Number:
-        """Bytes that a rank sends each time, in a ring: (n − 1)/n of the tensor, twice that for an all-reduce."""
+        """Bytes that a rank sends per operation in a ring: (n − 1)/n of the tensor, twice that for an all-reduce."""
         if self.kind == "send":
             return self.bytes
         ring_bytes = self.bytes * (self.ranks - 1) // self.ranks
@@ -129,11 +129,11 @@ class Placements:
 
     @property
     def default_placement(self) -> Placement:
-        """The placement of values between tensor-parallel linear layers."""
+        """Returns the placement of values between tensor-parallel linear layers."""
         return "rows" if self.layout.sequence_parallel and self.layout.tp > 1 else "whole"
 
     def placement(self, value: Value) -> Placement:
-        """The placement of a value."""
+        """Returns the placement of a value."""
         if is_divided(value.axes):
             return "divided"
         return self.placements.get(id(value.storage), self.default_placement if has_tokens(value.rows) else "whole")
@@ -180,7 +180,7 @@ class Placements:
         forward = [message for message in self.messages[start:] if not message.backward]
         if not forward or recompute == NONE or (recompute.core and self.layout.cp == 1):
             return
-        if recompute.core or recompute.kept or recompute.nodes:
+        if recompute.core or recompute.saved_operations or recompute.nodes:
             raise InputError(
                 f"--recompute: what ranks send again in {self.where} is modelled of whole layers alone; expected "
                 "--recompute none or full"
@@ -312,7 +312,7 @@ class Placements:
                 self._add_message("send", rows, "cp", backward, keys + values, (ranks - 1) * tensors)
 
     def _mamba_exchange_widths(self, step: Step) -> list[Number] | None:
-        """Widths of the tensors that Megatron-LM exchanges for a step of Mamba-2; None for another step.
+        """Returns the widths of tensors that Megatron-LM exchanges in a Mamba-2 step; None for other steps.
 
         Context parallelism divides the heads of Mamba-2. Exchanged are the convolution's input, the gate, the time
         steps and the output (core/ssm/mamba_context_parallel.py).
@@ -348,7 +348,7 @@ class Placements:
 
 
 def _has_whole_groups(step: Step) -> bool:
-    """Whether a norm is over groups, and each rank has some whole groups."""
+    """Whether a norm runs over groups, and each rank has complete groups."""
     groups = step.options.get("groups")
     return groups is not None and is_divided((groups,))
 

@@ -1,4 +1,4 @@
-"""A model with the sizes of one rank, so that everything that can be counted of a model can be counted of a rank.
+"""A model with the sizes of one rank: whatever is counted from a model can be counted from a rank.
 
 Its tree is that of the rank's program. For two kinds of products the ranks divide the tokens, which sizes alone do not
 show: products of experts, whose rows come from all ranks of a group; and products that sequence parallelism leaves
@@ -47,7 +47,7 @@ class RankModel(ModelSpec):
 
     @cached_property
     def chunks(self) -> Chunks:
-        """The layers of the rank's stages."""
+        """The layers of the rank's pipeline stages."""
         layers = sum(stack.num_hidden_layers for _, stack in self.stacks())
         return rank_chunks(self._layout, layers, self._layout.coordinates(self._rank).pp)
 
@@ -93,7 +93,7 @@ class RankModel(ModelSpec):
 
     @property
     def has_undivided_products(self) -> bool:
-        """Whether the rank runs a product that its tensor group does not divide."""
+        """Whether the rank runs a matrix product that its tensor-parallel group does not divide."""
         return self._layout.tp > 1 and any(
             place.node.op is not None
             and undivided_place.node.op is not None
@@ -115,7 +115,7 @@ class RankModel(ModelSpec):
         return parameters_by_component
 
     def _is_copied(self, place: Place, size: Number, undivided_size: Number) -> bool:
-        """Whether other ranks of the tensor group have the same tensor. size, whole: its elements here, undivided."""
+        """Whether the tensor-parallel ranks have the same tensor. size, whole: elements on this rank, and undivided."""
         op, tp = place.node.op, self._layout.tp
         if isinstance(op, ExpertShare):
             return bool(op.ranks * op.parts < tp)
@@ -167,14 +167,15 @@ class RankShare(NamedTuple):
 
 
 def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
-    """The model of one rank of a layout. Sizes that the layout does not divide raise `InputError` when counted."""
+    """Returns the model of one rank of a layout. Counting a size that the layout does not divide raises
+    `InputError`."""
     model = RankModel.model_construct(**{name: getattr(spec, name) for name in ModelSpec.model_fields})
     model._layout, model._rank, model._divided_model = layout, rank, spec
     return model
 
 
 def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], Number]) -> RankModel:
-    """The model of the rank with the highest cost; the first of equal ones.
+    """Returns the model of the rank with the highest cost; the first of equal ones.
 
     Compared are the first ranks of all stages: no other rank of a stage has a higher cost.
     """
@@ -187,7 +188,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], N
 
 
 def model_axes(spec: ModelSpec) -> set[Axis]:
-    """All axes of the values that a model computes."""
+    """Returns all axes of the values that a model computes."""
     return {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
 
 
@@ -199,7 +200,7 @@ def _layers(spec: ModelSpec) -> Iterator[Any]:
 
 
 def _divide_tokens(node: Node, undivided_node: Node, layout: Layout) -> Node:
-    """The rank's tree, with ops that divide tokens where the ranks do. whole: the undivided tree."""
+    """Returns the rank's tree, with ops on its part of the tokens. whole: the undivided tree."""
     pairs = zip(node.children, undivided_node.children, strict=True)
     children = tuple(_divide_tokens(child, whole_child, layout) for child, whole_child in pairs)
     op = None if node.op is None or undivided_node.op is None else _divide_op_tokens(node.op, undivided_node.op, layout)

@@ -1,4 +1,4 @@
-"""The program of one rank: the model's flow, recorded with the rank's sizes and its stage's layers.
+"""The program of one rank: the model's flow, recorded with the rank's sizes and the layers of its stage.
 
 A layout divides axes by their names. Parts compute with the rank's part of a divided axis, so parameters, FLOPs,
 caches and kernels of a rank follow from its program as those of the model follow from the model's.
@@ -87,20 +87,21 @@ class RankAxes:
         return self.layout.tp > 1 or self.layout.expert_tp > 1
 
     def degree(self, name: str) -> int:
-        """The number of ranks that divide axes of this name. Experts are divided as weights alone (`experts`)."""
+        """Returns the number of ranks that divide axes of this name. Experts are divided only as weights
+        (`experts`)."""
         if name == "expert_ffn":
             return self.layout.expert_tp
         return self.layout.tp if name in TENSOR else 1
 
     def axis(self, axis: Axis) -> Axis:
-        """The rank's part of an axis. Raises `InputError` for a length that the layout does not divide."""
+        """Returns the rank's part of an axis. Raises `InputError` for a length that the layout does not divide."""
         if isinstance(axis, Shard):
             return axis
         index = self.coordinates.etp if axis.name == "expert_ffn" else self.coordinates.tp
         return self.part(axis, self.degree(axis.name), index)
 
     def experts(self, axis: Axis) -> Axis:
-        """The rank's part of the axis of experts, or of an axis of heads with weights of their own."""
+        """Returns the rank's part of an axis of experts, or of heads with their own weights."""
         if isinstance(axis, Shard) or axis.name != "experts":
             return self.axis(axis)
         return self.part(axis, self.layout.ep, self.coordinates.ep)
@@ -127,7 +128,7 @@ Verb = TypeVar("Verb", bound=Callable[..., Any])
 
 
 def _with_rank_axes(verb: Verb) -> Verb:
-    """The verb, called with the rank's part of every axis among its arguments."""
+    """Returns the verb with the rank's part of every axis among its arguments."""
 
     @wraps(verb)
     def rank_verb(self: RankFlow, *args: Any, **options: Any) -> Any:
@@ -227,13 +228,13 @@ class RankFlow(Flow):
         if options.get("weight") is not None:
             original = options["weight"]
             options["weight"] = weight = self._stage_copy(original)
-            if weight is not original and not weight.made:  # the stage's head is a matrix of its own, transposed
+            if weight is not original and not weight.is_counted:  # the stage's head is a matrix of its own, transposed
                 weight.out, weight.ins = original.ins, original.out
         return super().linear(name, x, *map(self.rank_part, out), **options)
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
         table = self._stage_copy(weight)
-        if not table.made:
+        if not table.is_counted:
             self._record_copy(table)
         return super().look_up(table, of, by)
 
@@ -245,7 +246,7 @@ class RankFlow(Flow):
         self.root.items.insert(
             -1, Step("unread_table", table.name, (), (), op, table, None, {"kind": "embedding", **attributes})
         )
-        table.made = True
+        table.is_counted = True
 
     def table(self, name: str, rows: Axis, *dim: Axis | Beside, **options: Any) -> tuple[Value, Weight]:
         rows_of_table, weight = super().table(name, self.rank_part(rows), *map(self.rank_part, dim), **options)
@@ -254,7 +255,7 @@ class RankFlow(Flow):
         return rows_of_table, weight
 
     def _stage_copy(self, weight: Weight) -> Weight:
-        """This stage's copy of a table of the first stage; any other weight itself."""
+        """Returns this stage's copy of a table of the first stage; other weights unchanged."""
         self.rank_part(weight)
         if self.stage is None or self.stage.first or id(weight) not in self.tables:
             return weight
@@ -355,7 +356,7 @@ def _is_frame(item: Item) -> bool:
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
-    """The program of one rank of a layout, newly recorded.
+    """Returns the program of one rank of a layout, newly recorded.
 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
@@ -364,7 +365,7 @@ def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | 
 
 
 def _record(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
-    if stage is not None and not (stage.first and stage.last) and (reason := why_no_pipeline(spec)):
+    if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
         raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
     flow = RankFlow(rank_axes, stage)
     spec.program(flow)
@@ -407,7 +408,7 @@ def shared_rank_program(
     return _shared_programs[key][1]
 
 
-def why_no_pipeline(spec: ModelSpec) -> str:
+def no_pipeline_reason(spec: ModelSpec) -> str:
     """Returns the reason why pipelines of a model are not modelled; empty if they are."""
     if spec.kind == "encoder-decoder":
         return "a pipeline of an encoder-decoder is not modelled"

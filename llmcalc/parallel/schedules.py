@@ -63,7 +63,7 @@ class InFlight(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Micro-batches in flight, summed over the chunks."""
+        """Number of micro-batches in flight, over all chunks."""
         return sum(self.awaiting_backward) + sum(self.weights)
 
 
@@ -91,19 +91,19 @@ class Pipeline:
         return self.ranks if self.two_way else self.ranks * self.chunks
 
     def stage(self, rank: int, chunk: int) -> int:
-        """The index of a rank's chunk among the stages of its micro-batches."""
+        """Returns the index of a rank's chunk among the stages of its micro-batches."""
         if self.two_way:
             return self.ranks - 1 - rank if chunk else rank
         return chunk * self.ranks + rank
 
     def rank_of(self, stage: int, micro_batch: int) -> int:
-        """The rank that runs a stage of a micro-batch."""
+        """Returns the rank that runs a stage of a micro-batch."""
         if self.two_way:
             return stage if 2 * micro_batch < self.micro_batches else self.ranks - 1 - stage
         return stage % self.ranks
 
     def copies(self) -> Fraction:
-        """Copies of the model over all ranks: two in DualPipe, where every stage is on two ranks."""
+        """Number of copies of the model over all ranks: two in DualPipe, where two ranks have each stage."""
         return Fraction(self.ranks * self.chunks, self.stages)
 
     def in_flight(self, rank: int) -> Iterator[tuple[Action, InFlight]]:
@@ -117,13 +117,13 @@ class Pipeline:
             weights[chunk] += (kind == "I") - (kind == "W")
 
     def most_in_flight(self, rank: int) -> int:
-        """The largest number of micro-batches in flight on a rank, summed over its chunks."""
+        """Returns the largest number of micro-batches in flight on a rank, over all of its chunks."""
         return max(accumulate(map(_STEPS.__getitem__, [action[0] for action in self.orders[rank]])))
 
     def peak_in_flight(
         self, rank: int, awaiting_backward: Sequence[int] | None = None, weights: Sequence[int] | None = None
     ) -> tuple[int, InFlight]:
-        """The largest weighted number of micro-batches in flight on a rank, and the micro-batches at that moment.
+        """Returns the largest weighted number of micro-batches in flight on a rank, and those micro-batches.
 
         whole: per chunk, the weight of a micro-batch in flight, such as its bytes; 1 by default.
         weights: per chunk, the weight when only the backward pass of the weights is left; `whole` by default.
@@ -154,7 +154,7 @@ _STEPS = {"F": 1, "B": -1, "I": 0, "W": -1}
 
 
 def effective_schedule(layout: Layout) -> Schedule:
-    """The schedule of a layout: 1F1B with several chunks per rank is the interleaved schedule."""
+    """Returns the schedule of a layout: 1F1B with several chunks per rank is the interleaved schedule."""
     return "interleaved" if layout.schedule == "1f1b" and layout.vpp > 1 else layout.schedule
 
 
@@ -189,13 +189,13 @@ def check(layout: Layout, micro_batches: int, group: int | None = None) -> None:
         raise InputError(f"--num-microbatches: {micro_batches}; expected a positive whole number")
     schedule = effective_schedule(layout)
     if layout.pp > 1 and schedule == "dualpipe":
-        _dualpipe_takes(layout.pp, micro_batches)
+        _check_dualpipe(layout.pp, micro_batches)
     elif layout.pp > 1 and schedule == "interleaved":
-        _interleaved_takes(layout.pp, micro_batches, layout.pp if group is None else group)
+        _check_interleaved(layout.pp, micro_batches, layout.pp if group is None else group)
 
 
 def torch_group(ranks: int, micro_batches: int) -> int:
-    """The group with which `pipeline` gives the order of torch's ScheduleInterleaved1F1B.
+    """Returns the group size with which `pipeline` gives the order of torch's ScheduleInterleaved1F1B.
 
     torch makes as many groups as fit and asks that they are equal, so it also takes 10 micro-batches on 4 ranks.
     """
@@ -211,7 +211,7 @@ def _passes(kind: Kind, micro_batches: int) -> list[Action]:
 
 
 def _alternating(forwards: list[Action], backwards: list[Action], warmup: int) -> Iterator[Action]:
-    """Warm-up forward passes, then alternating forward and backward passes, then the remaining backward passes."""
+    """Returns warm-up forward passes, then alternating forward and backward passes, then the last backward passes."""
     steady = max(0, len(forwards) - warmup)
     return chain(
         forwards[:warmup],
@@ -231,8 +231,8 @@ def _interleaved(kind: Kind, chunks: int, micro_batches: int, group: int) -> lis
     ]
 
 
-def _interleaved_takes(ranks: int, micro_batches: int, group: int) -> None:
-    """Raises `InputError` where Megatron does: a group shorter than the pipeline would leave ranks waiting."""
+def _check_interleaved(ranks: int, micro_batches: int, group: int) -> None:
+    """Raises `InputError` where Megatron-LM does: a group smaller than the pipeline would leave ranks waiting."""
     if group < ranks:
         raise InputError(
             f"--microbatch-group-size-per-virtual-pipeline-stage: {group}; expected at least as many as --pp {ranks}"
@@ -248,7 +248,7 @@ def _interleaved_takes(ranks: int, micro_batches: int, group: int) -> None:
 
 
 def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
-    """1F1B with backward passes of the weights delayed by as many micro-batches as there are earlier ranks."""
+    """Returns 1F1B with weight-gradient passes delayed by as many micro-batches as there are earlier ranks."""
     p, m = ranks, micro_batches
     warmup = min(p - 1 - rank, m)
     forwards, inputs, weights = (_passes(kind, m) for kind in ("F", "I", "W"))
@@ -261,7 +261,7 @@ def _zb_h1(ranks: int, micro_batches: int, rank: int) -> Order:
     return tuple(order + weights[max(0, m - rank) :])
 
 
-def _dualpipe_takes(ranks: int, micro_batches: int) -> None:
+def _check_dualpipe(ranks: int, micro_batches: int) -> None:
     """Raises `InputError` where `DualPipe.step` does."""
     if micro_batches < 2 * ranks or micro_batches % 2:
         raise InputError(
@@ -271,7 +271,7 @@ def _dualpipe_takes(ranks: int, micro_batches: int) -> None:
 
 
 def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
-    """The eight steps of `DualPipe.step`. Direction 0 is that in which the rank is nearer to the entrance."""
+    """Returns the eight steps of `DualPipe.step`. In direction 0 the rank is nearer to the entrance."""
     half_ranks, distance_to_end, half_microbatches = ranks // 2, min(rank, ranks - 1 - rank), micro_batches // 2
     distance_to_middle, is_middle = half_ranks - 1 - distance_to_end, distance_to_end == half_ranks - 1
     order: list[Action] = []
@@ -323,7 +323,7 @@ def _dualpipe(ranks: int, micro_batches: int, rank: int) -> Order:
 
 
 class Costs(NamedTuple):
-    """Durations of a pass through one chunk, in any unit; equal for all chunks.
+    """Durations of the passes through one chunk, in any unit; equal for all chunks.
 
     forward, backward_inputs, backward_weights: 1 by default, so a whole backward pass takes 2.
     send: duration of a message between ranks, 0 by default.
@@ -337,12 +337,12 @@ class Costs(NamedTuple):
     overlapped: float | None = None
 
     def duration(self, kind: Kind) -> float:
-        """The duration of an action of a kind that runs alone."""
+        """Returns the duration of an action that runs alone."""
         inputs, weights = self.backward_inputs, self.backward_weights
         return {"F": self.forward, "B": inputs + weights, "I": inputs, "W": weights}[kind]
 
     def pair(self) -> float:
-        """The duration of a forward and a backward pass that overlap."""
+        """Returns the duration of a forward and a backward pass that overlap."""
         return self.duration("F") + self.duration("B") if self.overlapped is None else self.overlapped
 
 
@@ -384,23 +384,23 @@ class Timetable:
 
     @property
     def idle(self) -> float:
-        """Average time during which a rank waits."""
+        """Returns the average time during which a rank waits."""
         ranks = self.pipeline.ranks
         return self.time - sum(self.busy(rank) for rank in range(ranks)) / ranks
 
     @property
     def bubble(self) -> float:
-        """Fraction of the step during which ranks are idle."""
+        """Returns the fraction of the step during which ranks are idle."""
         return self.idle / self.time
 
     @property
     def sends(self) -> int:
-        """The number of messages between ranks: outputs, and gradients of outputs."""
+        """Number of messages between ranks: outputs, and gradients of outputs."""
         return sum(self.outputs_sent) + sum(self.gradients_sent)
 
 
 def timetable(pipeline: Pipeline, costs: Costs | None = None) -> Timetable:
-    """Computes the times of all actions. An action starts when its rank is free and its inputs are ready.
+    """Computes the times of all actions. An action starts when its rank is free and its inputs have arrived.
 
     Raises `Deadlock` where ranks wait for ever.
     """
@@ -471,7 +471,7 @@ class _Run:
             next_index += len(overlapped_actions)
 
     def input_of(self, action: Action, rank: int) -> tuple[StagePass, float | None]:
-        """The pass whose result an action needs, and the time at which the result is there; None if it is not yet."""
+        """Returns the pass whose result an action needs, and when the result arrives; None while it is pending."""
         kind, first_pass = action.kind, self.first_pass[rank][action.chunk]
         index = first_pass + action.micro_batch
         required_pass: StagePass

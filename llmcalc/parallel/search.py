@@ -1,4 +1,4 @@
-"""Searches all layouts of a number of devices, and collects the reasons against impossible ones."""
+"""Searches all layouts of a number of devices, and collects the reasons why others are impossible."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .divisors import divisors
 from .layout import Layout, Zero, stages
 from .layout_request import NO_LAYOUT_OPTIONS, LayoutRequest
 from .layout_rules import LayoutRules
-from .rank_program import RankAxes, flat_axes, why_no_pipeline
+from .rank_program import RankAxes, flat_axes, no_pipeline_reason
 from .schedules import check
 
 CHUNKS = (1, 2, 4)
@@ -87,7 +87,7 @@ def search(
     _check_request(rules, request)
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
-    experts, no_pipeline = routed_experts(spec), why_no_pipeline(spec)
+    experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
     axes = {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
     tensors = _sizes(request.tp, devices, node)
     sequences = _sizes(request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
@@ -120,7 +120,7 @@ def _sizes(fixed: int | None, multiple: int, maximum: int | None = None) -> list
 
 
 def tokens_multiple(cp: int) -> int:
-    """Returns the number that must divide the sequence length: each rank has one part of each half."""
+    """Returns the number that must divide the sequence length: each context-parallel rank has two parts."""
     return 2 * cp if cp > 1 else 1
 
 
@@ -160,7 +160,7 @@ def _matches_request(request: LayoutRequest, sizes: dict[str, int]) -> bool:
 
 
 def _follows_rules(rules: LayoutRules, sizes: dict[str, int], request: LayoutRequest) -> bool:
-    """Whether layouts with these sizes of groups are tried for a framework."""
+    """Whether the framework's rules allow layouts with these group sizes."""
     if rules.pipelines_on_request and sizes["pp"] > 1 and not request.pipeline:
         return False
     return all(sizes[name] == 1 for name in rules.untried)
@@ -230,7 +230,7 @@ def _try(
 
 
 def even_stage_sizes(layers: int, count: int) -> tuple[int, ...]:
-    """The layers of each of `count` stages, as even as possible. Stages in the middle get the additional layers."""
+    """Returns the layers of `count` stages, as even as possible; middle stages get the remaining layers."""
     per_stage, remainder = divmod(layers, count)
     start = (count - remainder) // 2
     return tuple(per_stage + (start <= i < start + remainder) for i in range(count))
@@ -262,5 +262,5 @@ def routed_experts(spec: ModelSpec) -> int:
 
 
 def _expert_groups(experts: int, ranks: int) -> list[int]:
-    """The sizes of expert-parallel groups that divide the experts."""
+    """Returns the sizes of expert-parallel groups that divide the experts."""
     return divisors(math.gcd(experts, ranks)) if experts else [1]

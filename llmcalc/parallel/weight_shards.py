@@ -41,7 +41,7 @@ class WeightShard(NamedTuple):
 
 
 def weight_shards(program: RankFlow, include: frozenset[str] = frozenset()) -> list[WeightShard]:
-    """The parameters of a rank's program. A tied parameter is listed at its first use.
+    """Returns the parameters of a rank's program. A tied parameter is listed at its first use.
 
     include: optional parts of the model that the program has, none by default.
     """

@@ -24,7 +24,7 @@ CONTEXTS = tuple(2 ** (10 + i // 2) if i % 2 == 0 else round(2 ** (10.5 + i // 2
 
 
 def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = None) -> Figure:
-    """Plots the bytes of one sequence's cache against its tokens, log-log; full windows bend the curve.
+    """Plots the bytes of one sequence's cache against its tokens, on log axes; full windows bend the curve.
 
     dtype: format of keys and values.
     ax: axes to draw on; default a new figure.
@@ -39,7 +39,7 @@ def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = N
 
 
 def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
-    """Plots the forward FLOPs of one token against its context length, log-log."""
+    """Plots the forward FLOPs of one token against its context length, on log axes."""
 
     def of(preset: Preset) -> list[float]:
         phase = "forward" if preset.model.kind == "encoder" else "decode"

@@ -31,7 +31,7 @@ class Box(NamedTuple):
     right: float
     top: float
 
-    def meets(self, other_box: Box) -> bool:
+    def overlaps(self, other_box: Box) -> bool:
         """Whether two boxes overlap."""
         separate = self.right <= other_box.left or other_box.right <= self.left
         return not separate and self.bottom < other_box.top and other_box.bottom < self.top
@@ -74,7 +74,7 @@ def place_names(
             covers = any(
                 box.left < x < box.right and box.bottom < y < box.top for x, y in dots if (x, y) != tuple(own_point)
             )
-            if inside and not covers and not any(box.meets(text_box) for text_box in taken):
+            if inside and not covers and not any(box.overlaps(text_box) for text_box in taken):
                 taken.append(box)
                 annotations.append(text)
                 break

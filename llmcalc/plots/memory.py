@@ -35,7 +35,7 @@ def memory(title: str, memory_estimate: Memory, fits: Sequence[Fit] = ()) -> Fig
         heights = (0.7 + 0.45 * len(device.moments), 2.4)
         bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights)
         bars(bar_axes, device, fits)
-        course(timeline_axes, device, fits)
+        draw_timeline(timeline_axes, device, fits)
         figure.suptitle(
             f"{label(title)}: {units.memory(device.device_bytes)} in {run_text(memory_estimate.states)}",
             x=0.01,
@@ -68,7 +68,7 @@ def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
 
 
-def course(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
+def draw_timeline(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     """Draws the peak during each module, in the order of the run."""
     timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.node]
     timeline_points += [timeline_point for timeline_point in device.timeline if timeline_point.phase == "step"] * max(

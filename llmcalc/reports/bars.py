@@ -32,8 +32,8 @@ def share(bar: Bar) -> str:
     return "█" * round(bar.part * bar.length) or ("▏" if bar.part > 0 else "")
 
 
-def course(values: Sequence[int], top: int, width: int = WIDTH) -> str:
-    """Draws a value over time: each character is the maximum of a range of points.
+def timeline_bar(values: Sequence[int], top: int, width: int = WIDTH) -> str:
+    """Returns a bar of a value over time: each character is the maximum of a range of points.
 
     top: the value of the highest level. width: characters.
     """

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 from .. import units
 from ..studies.budget import Check, broken
 from ..studies.budget_file import KINDS, Limit
-from .document import Column, Report, Row, Shown, Table, said, text_of, with_notes_below
+from .document import Column, Report, Row, Shown, Table, text_of, with_notes_below, without_repetitions
 from .junit import xml_text
 from .notes import plural
 
@@ -31,7 +31,7 @@ def report(file: str, checks: list[Check]) -> Report:
     broken_count = broken(checks)
     all_hold = f"all {len(checks)} bounds hold" if len(checks) > 1 else "the bound holds"
     headline_text = f"{plural(broken_count, 'bound')} of {len(checks)} broken" if broken_count else all_hold
-    warnings = said(f"{check.target}: {check.warning}" for check in checks if check.warning)
+    warnings = without_repetitions(f"{check.target}: {check.warning}" for check in checks if check.warning)
     has_memory = any(check.key in ("memory", "fits") for check in checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
     notes = [*warnings, memory_note if has_memory else ""]
@@ -52,7 +52,7 @@ def _rows(target: str, checks: list[Check]) -> list[Row]:
                     _limits_text(check, lambda limit: str(_number(limit.value))),
                     _limits_text(check, partial(_bound, check)),
                 ),
-                _share(check),
+                _write_share(check),
                 "fits" if check.ok and check.on else "ok" if check.ok else "no",
             ]
         )
@@ -86,7 +86,7 @@ def _bound(check: Check, limit: Limit) -> str:
     return f"{_number(limit.value):,}" if limit.operator == "==" else _value_text(check, limit.value)
 
 
-def _share(check: Check) -> float | None:
+def _write_share(check: Check) -> float | None:
     limit = check.broken or check.limits[0]
     return float(check.measured / limit.value) if limit.value else None
 

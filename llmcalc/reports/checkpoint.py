@@ -96,7 +96,7 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
             {"node": e.node, "expected": list(e.shape), "tensor": t.name, "shape": list(t.shape)}
             for e, t in match.misshapen
         ],
-        "stored_again": [t.name for t in match.again],
+        "stored_again": [t.name for t in match.stored_again],
         "buffers": [t.name for t in match.buffers],
     }
     columns = (
@@ -113,8 +113,8 @@ def check_report(preset: Preset, origin: str, checkpoint: Checkpoint, match: Mat
     ]
     if len(rows) > MOST_SHOWN:
         notes.append(f"{len(rows) - MOST_SHOWN:,} more; --format json lists all")
-    if match.again:
-        notes.append(f"the tied output head is stored again: {', '.join(t.name for t in match.again[:3])}")
+    if match.stored_again:
+        notes.append(f"the tied output head is stored again: {', '.join(t.name for t in match.stored_again[:3])}")
     if match.buffers:
         notes.append(
             f"{len(match.buffers):,} buffers are stored beside the parameters, such as {match.buffers[0].name}"

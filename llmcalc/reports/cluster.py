@@ -17,7 +17,7 @@ from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
 from . import bars, palette
 from .bars import Bar
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .memory import (
     KIND_NAMES,
     PHASE_COLUMNS,
@@ -35,7 +35,7 @@ from .memory import (
     untested_notes,
     workload_data,
 )
-from .notes import plural, too_long, warned
+from .notes import as_warnings, plural, too_long
 from .rollout import engine_note, fullest, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
@@ -142,7 +142,7 @@ def report(
         "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
     )
     host = host_notes(largest.device, layout.world)
-    notes = said([*warnings, chosen, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
+    notes = without_repetitions([*warnings, chosen, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
     part_columns, part_rows = phase_parts(largest.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest))
     parts = Table(preset.display, part_columns, part_rows, aside, notes, answer, name="parts")
     by_phase = []
@@ -165,12 +165,12 @@ def report(
     return Report(
         data(preset, cluster, fits, launched) | ({"phases": phases_data(rollout)} if rollout else {}),
         [*by_phase, parts, ranks, *_kinds_by_rank(cluster), phases, *([messages] if messages.rows else []), fits_on],
-        warnings=warned(preset, warnings),
+        warnings=as_warnings(preset, warnings),
     ).of(preset.target)
 
 
 def _launch_notes(launched: Launch | None) -> list[str]:
-    """The notes on a launch file: options that replace its values, defaults that are filled in, and assumptions."""
+    """Returns the notes on a launch file: overridden values, defaults that are filled in, and assumptions."""
     if launched is None:
         return []
     notes = list(launched.notes)
@@ -182,7 +182,7 @@ def _launch_notes(launched: Launch | None) -> list[str]:
 
 
 def _override_text(launched: Launch | None) -> str:
-    """The options typed beside a launch file, each with the file's value; empty without any."""
+    """Writes the options typed beside a launch file, each with the file's value; empty without any."""
     if launched is None or not launched.overridden:
         return ""
     texts = (
@@ -194,7 +194,7 @@ def _override_text(launched: Launch | None) -> str:
 
 
 def _value_text(value: Any) -> str:
-    """A value of a launch file or of an option in words."""
+    """Writes a value of a launch file or of an option in words."""
     if isinstance(value, tuple | list):
         return ",".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -49,7 +49,7 @@ def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int
     documents = single_or_list([{"model": model_data(preset), "compare": _data(q)} for preset, q in compared])
     lines, warnings = _lines([q for _, q in compared]), _warnings(compared)
     if layout == "rows":
-        return Report(documents, [_flat(compared)], warnings=warnings)
+        return Report(documents, [_flat_rows(compared)], warnings=warnings)
     if len(compared) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
         return Report(documents, [_rows(compared, is_wide)], warnings=warnings)
@@ -263,9 +263,9 @@ def _rows(compared: Sequence[Compared], is_wide: bool) -> Table:
 
     wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
     """
-    sizes = units.count_scale(_typical(q.parameters for _, q in compared))
-    flops_scale = units.decimal_scale(_typical(q.forward_flops_per_token for _, q in compared), "FLOPs")
-    cache = units.memory_scale(_typical(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
+    sizes = units.count_scale(_lower_quartile(q.parameters for _, q in compared))
+    flops_scale = units.decimal_scale(_lower_quartile(q.forward_flops_per_token for _, q in compared), "FLOPs")
+    cache = units.memory_scale(_lower_quartile(q.kv_bytes_per_token for _, q in compared if q.kv_bytes_per_token))
     columns: tuple[Column, ...] = (
         Column("target", "model", justify="left"),
         Column("parameters", f"params, {sizes.name}" if sizes.name else "params", sizes.write),
@@ -309,13 +309,13 @@ def _rows(compared: Sequence[Compared], is_wide: bool) -> Table:
     return Table("", columns, rows, notes=[*notes, *_warnings(compared)])
 
 
-def _typical(values: Iterable[float]) -> float:
+def _lower_quartile(values: Iterable[float]) -> float:
     """Returns the lower quartile of the values; 0 for no values."""
     sorted_values = sorted(values)
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat(compared: Sequence[Compared]) -> Table:
+def _flat_rows(compared: Sequence[Compared]) -> Table:
     """Returns one row of raw values per model, without the nested entries of the JSON document."""
     rows = [{"target": preset.target, **_data(q), "position": ", ".join(positions(q.spec))} for preset, q in compared]
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]

@@ -13,7 +13,7 @@ from ..sources.preset import Preset
 from ..studies.diff import Change, Difference, Quantity, Unit
 from ..workload.workload import Workload
 from .document import Column, Report, Row, Shown, Table, text_of
-from .notes import flops_per_token_note, plural, too_long, warned
+from .notes import as_warnings, flops_per_token_note, plural, too_long
 from .summary import model_data
 
 WRITE: dict[str, Callable[[Any], str]] = {"parameters": units.count, "FLOPs": units.flops, "bytes": units.memory}
@@ -107,7 +107,9 @@ def report(difference: Difference, title: str = "", unread: str = "") -> Report:
 def _too_long(difference: Difference) -> list[str]:
     """Returns a warning for each model whose context length is shorter than the sequence."""
     models = [preset for preset in (difference.before, difference.after) if preset is not None]
-    return [text for preset in models for text in warned(preset, too_long(preset.model, Workload(seq=difference.seq)))]
+    return [
+        text for preset in models for text in as_warnings(preset, too_long(preset.model, Workload(seq=difference.seq)))
+    ]
 
 
 def _answer(difference: Difference) -> str:

@@ -66,14 +66,14 @@ class Column(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """A raw value and its text, for columns whose cells have different units."""
+    """A raw value with its text, for columns whose cells have different units."""
 
     value: Any
     text: str
 
 
 class Linked(str):
-    """A note whose addresses become Markdown links, because they come from llmcalc's own presets."""
+    """A note from llmcalc's own presets, whose addresses become Markdown links."""
 
     __slots__ = ()
 
@@ -178,7 +178,7 @@ class Report(NamedTuple):
         """Returns the data with the notes of all tables, unless they are several documents or have notes already."""
         if isinstance(self.data, list):
             return self.data
-        return {"notes": said(note for table in self.tables for note in table.notes)} | self.data
+        return {"notes": without_repetitions(note for table in self.tables for note in table.notes)} | self.data
 
     def brief(self) -> Report:
         """Returns the report with its warnings and at most `MOST_NOTES` other notes per target.
@@ -276,7 +276,7 @@ def joined(reports: Sequence[Report]) -> Report:
     return Report(single_or_list(documents), tables, "".join(report.text for report in reports), warnings)
 
 
-def said(notes: Iterable[str]) -> list[str]:
+def without_repetitions(notes: Iterable[str]) -> list[str]:
     """Returns the notes without empty and repeated ones."""
     return list(dict.fromkeys(note for note in notes if note))
 
@@ -284,4 +284,4 @@ def said(notes: Iterable[str]) -> list[str]:
 def with_notes_below(tables: Sequence[Table], notes: Iterable[str]) -> list[Table]:
     """Returns the tables with common notes below the last one."""
     *other_tables, last_table = tables
-    return [*other_tables, last_table._replace(notes=said(notes))]
+    return [*other_tables, last_table._replace(notes=without_repetitions(notes))]

@@ -63,7 +63,7 @@ OPTION_COLUMNS = (
 def memory_report(uses: Sequence[EngineUse]) -> Report:
     """Returns the answer of `memory`. uses: one engine, or several, which are one column each."""
     if len(uses) == 1:
-        return _single(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
+        return _report_of_one(uses[0], _terms_table(uses[0]), _changes_table(uses[0]))
     return Report([_data(use) for use in uses], [_columns_table(uses)]).of(uses[0].preset.target)
 
 
@@ -91,7 +91,7 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
         for use in uses
     ]
     answer = ", ".join(f"{use.memory.kv_tokens:,} tokens" for use in uses)
-    table = Table(_title(uses[0]), columns, rows, _aside(uses[0]), _notes(uses[0].memory), answer, name="cache")
+    table = Table(_title(uses[0]), columns, rows, _heading_aside(uses[0]), _notes(uses[0].memory), answer, name="cache")
     documents = [
         {key: value for key, value in _data(use).items() if key not in ("terms", "changes", "memory")}
         | {
@@ -118,7 +118,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
             [
                 option.hardware.name,
                 option.memory.devices,
-                _typed(use, option.flags),
+                _flags_text(use, option.flags),
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
@@ -155,7 +155,7 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
     return Report(data, tables).of(use.preset.target)
 
 
-def _single(use: EngineUse, *tables: Table) -> Report:
+def _report_of_one(use: EngineUse, *tables: Table) -> Report:
     return Report(_data(use), [table for table in tables if table.rows]).of(use.preset.target)
 
 
@@ -174,7 +174,7 @@ def _answer(memory: EngineMemory) -> str:
     return f"it starts, {_users(memory.max_concurrency)} users of {memory.max_model_len:,} tokens"
 
 
-def _aside(use: EngineUse) -> str:
+def _heading_aside(use: EngineUse) -> str:
     defaults = ", ".join(
         f"{flag} {value:,}" for flag, value in use.memory.assumed.items() if flag in use.engine.shown_defaults
     )
@@ -183,7 +183,7 @@ def _aside(use: EngineUse) -> str:
 
 
 def _launch_aside(use: EngineUse) -> str:
-    """The file that starts the server, and flags that are typed beside it; empty without one."""
+    """Writes the file that starts the server, and flags that are typed beside it; empty without one."""
     if use.launch is None:
         return ""
     typed = ", ".join(f"{flag} {override.option}" for flag, override in use.launch.overridden.items())
@@ -191,7 +191,7 @@ def _launch_aside(use: EngineUse) -> str:
 
 
 def _launch_notes(use: EngineUse) -> list[str]:
-    """The notes on a launch file: defaults of what it leaves open, and what differs from its own words."""
+    """Returns the notes on a launch file: defaults for what it leaves open, and changes to its values."""
     launch = use.launch
     if launch is None:
         return []
@@ -203,7 +203,7 @@ def _launch_notes(use: EngineUse) -> list[str]:
 
 
 def _launch_data(use: EngineUse) -> dict[str, Any]:
-    """The launch file's part of a document; nothing without one."""
+    """Returns the launch file's part of a document; empty without one."""
     if use.launch is None:
         return {}
     return {"launch": use.launch.data(use.engine.title, use.version.version, use.memory.assumed)}
@@ -214,8 +214,8 @@ def _notes(memory: EngineMemory) -> list[str]:
     return [*message, *memory.notes]
 
 
-def _from(term: Term) -> str:
-    """What a term comes from: with the logs behind an estimate."""
+def _term_source(term: Term) -> str:
+    """Writes the source of a term; for an estimate, the logs that it is based on."""
     has_logs = term.status == "estimate" and ("log" in term.source or "assum" in term.source)
     return f"{term.origin} ({term.source})" if has_logs else term.origin
 
@@ -224,30 +224,30 @@ def _cache_bytes(memory: EngineMemory) -> int:
     return sum(memory.bytes_of(name) for name in CACHE_TERMS)
 
 
-def _signed(term: Term, has_budget: bool) -> int:
-    """Bytes of a term: negative where it is taken from a budget."""
+def _signed_bytes(term: Term, has_budget: bool) -> int:
+    """Returns the bytes of a term: negative if it is subtracted from a budget."""
     is_taken = has_budget and term.name not in ("budget", "kv_cache") and not term.origin.startswith("outside")
     return -term.bytes if is_taken else term.bytes
 
 
 def _terms_table(use: EngineUse) -> Table:
-    """The terms, in the order in which they are taken from the budget."""
+    """Returns the terms, in the order in which they are subtracted from the budget."""
     rows = []
     has_budget = any(term.name == "budget" for term in use.memory.terms)
     for term in use.memory.terms:
         title = f"{TITLES[term.name]}, {term.device}" if term.device else TITLES[term.name]
-        cells = [title, _signed(term, has_budget), term.status, _from(term)]
+        cells = [title, _signed_bytes(term, has_budget), term.status, _term_source(term)]
         rows.append(Row(cells, strong=term.name in CACHE_TERMS))
     memory = use.memory
     rows += _device_rows(use)
     cells = ["tokens", None, "", f"{memory.kv_tokens:,}, {_users(memory.max_concurrency)} users at once"]
     rows.append(Row(cells))
     notes = [*_notes(memory), *_launch_notes(use)]
-    return Table(_title(use), TERM_COLUMNS, rows, _aside(use), notes, _answer(memory), name="terms")
+    return Table(_title(use), TERM_COLUMNS, rows, _heading_aside(use), notes, _answer(memory), name="terms")
 
 
 def _device_rows(use: EngineUse) -> list[Row]:
-    """What each device needs in all, and the disk, of an engine that divides a model over GPUs and the host."""
+    """Returns the total of each device, and of the disk, for an engine that divides a model over GPUs and the host."""
     if not use.memory.host:
         return []
     rows = []
@@ -270,7 +270,7 @@ def _changes_table(use: EngineUse) -> Table:
 
 
 def _columns_table(uses: Sequence[EngineUse]) -> Table:
-    """The terms of several engines, one column each."""
+    """Returns the terms of several engines, one column each."""
     names = [_engine_name(use) for use in uses]
     columns = [
         Column("term", f"term, {units.GIB.name}", justify="left"),
@@ -294,7 +294,7 @@ def _columns_table(uses: Sequence[EngineUse]) -> Table:
 
 
 def _data(use: EngineUse) -> dict[str, Any]:
-    """The JSON document of an engine on an accelerator."""
+    """Returns the JSON document of an engine on an accelerator."""
     memory = use.memory
     by_device: dict[str, int] = {}
     by_kind: dict[str, int] = {}
@@ -351,5 +351,5 @@ def _flag_values(use: EngineUse, flags: Any) -> list[tuple[str, Any]]:
     return [(use.engine.typed(name), value) for name, value in flags.items()]
 
 
-def _typed(use: EngineUse, flags: Any) -> str:
+def _flags_text(use: EngineUse, flags: Any) -> str:
     return " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags)) or "—"

@@ -13,7 +13,7 @@ from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, Section
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode
 from ..symbolic.symbolic import KEYS
-from .document import Column, Report, Row, Table, said, with_notes_below
+from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
 from .expression import LATEX, Style, latex_text, write
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts
 from .share import rank_text, share_data, share_notes, with_rank
@@ -107,14 +107,14 @@ def _record(explanation: Explanation, place: FormulaNode, formula: Formula) -> d
         "latex": write(formula.expression, LATEX),
         "substituted": write(formula.expression, _with_numbers(explanation)),
         "in_units_of_h": None if formula.in_hidden is None else write(formula.in_hidden),
-        "value": _plain(formula.value),
+        "value": _write_plain(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
         "repeat": place.times,
         "source": place.source,
     }
 
 
-def _plain(value: Fraction) -> int | float:
+def _write_plain(value: Fraction) -> int | float:
     return value.numerator if value.denominator == 1 else float(value)
 
 
@@ -136,7 +136,7 @@ def _symbols(explanation: Explanation, sections: list[Section] | None = None) ->
                 set() if formula.in_hidden is None else formula.in_hidden.free_symbols
             )
     return {
-        m.name: {"field": m.field, "value": _plain(Fraction(m.value))}
+        m.name: {"field": m.field, "value": _write_plain(Fraction(m.value))}
         for symbol, m in explanation.formulas.meanings.items()
         if symbol in used_symbols
     }
@@ -158,9 +158,9 @@ def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) ->
             if formula.in_hidden is not None:
                 rows += _lines("in units of h", [write(formula.in_hidden)], width)
         columns = (Column("quantity", "quantity", justify="left"), Column("formula", _heading(section), justify="left"))
-        notes = [_where(section), f"source: {source}" if source else ""]
+        notes = [_paths_text(section), f"source: {source}" if source else ""]
         model_text = with_rank(headline(preset.model), share) if is_first else ""
-        tables.append(Table(preset.display if is_first else "", columns, rows, model_text, said(notes)))
+        tables.append(Table(preset.display if is_first else "", columns, rows, model_text, without_repetitions(notes)))
     rank_model = share_notes(share)
     return with_notes_below(
         [*tables, *_legend(explanation)], [*rank_model, *_training(explanation), *_conventions(explanation)]
@@ -233,7 +233,7 @@ def _chain(explanation: Explanation, formula: Formula) -> list[str]:
         write(formula.open, Style(grouped=True)),
     ]
     if formula.open.free_symbols:
-        value = _plain(formula.value)
+        value = _write_plain(formula.value)
         steps.append(f"{value:,} at S = {explanation.formulas.setting.seq:,}")
     return _with_unit(list(dict.fromkeys(steps)), formula)
 
@@ -299,7 +299,7 @@ def _heading(section: Section) -> str:
     return (".".join(shared) or section.places[0].steps[-1][0]) + (f" (one of {times})" if times > 1 else "")
 
 
-def _where(section: Section) -> str:
+def _paths_text(section: Section) -> str:
     """Writes every path of the node, and its total over the model."""
     inside = [p for p in section.places if not p.optional]
     times = sum(p.times for p in inside)

@@ -94,13 +94,13 @@ def write(expression: Any, style: Style = PLAIN) -> str:
         return _sum(expression, style)
     if expression.is_Mul or (expression.is_Pow and expression.exp.is_Integer):
         ceiling = _as_ceiling(expression)
-        return _bracketed(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _product(expression, style)
+        return _in_brackets(ceiling, style, "⌈⌉", "ceil") if ceiling is not None else _product(expression, style)
     if isinstance(expression, sympy.Min | sympy.Max):
         name = "min" if isinstance(expression, sympy.Min) else "max"
         arguments_text = ", ".join(write(a, style) for a in sorted(expression.args, key=_term_order))
         return rf"\{name}({arguments_text})" if style.latex else f"{name}({arguments_text})"
     if isinstance(expression, sympy.floor):
-        return _bracketed(expression.args[0], style, "⌊⌋", "floor")
+        return _in_brackets(expression.args[0], style, "⌊⌋", "floor")
     raise ArithmeticError(f"no way to write {expression}")
 
 
@@ -161,7 +161,7 @@ def _power(base: Any, exponent: int, style: Style) -> str:
     return rf"{base_text}^{{{exponent}}}" if style.latex else base_text + str(exponent).translate(SUPERSCRIPTS)
 
 
-def _bracketed(content: Any, style: Style, marks: str, name: str) -> str:
+def _in_brackets(content: Any, style: Style, marks: str, name: str) -> str:
     content_text = write(content, style)
     return rf"\l{name} {content_text} \r{name}" if style.latex else marks[0] + content_text + marks[1]
 

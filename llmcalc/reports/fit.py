@@ -14,9 +14,9 @@ from ..studies.fit import Change, Fitting
 from ..studies.fit_devices import DeviceFitting
 from ..studies.fit_options import MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .memory import device_data, execution_data, run_text, settings_text, verdict_of, workload_data
-from .notes import plural, too_long, warned
+from .notes import as_warnings, plural, too_long
 from .share import layout_cell, layout_text
 from .summary import model_data
 
@@ -96,11 +96,11 @@ def options_report(preset: Preset, memory: Memory, options: Sequence[HardwareOpt
         answer,
         name="options",
     )
-    return Report(data, [table], warnings=warned(preset, warnings)).of(preset.target)
+    return Report(data, [table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def options_data(options: Sequence[HardwareOption]) -> list[dict[str, Any]]:
-    """Returns plain data of the accelerators on which a run may be put."""
+    """Returns plain data of the accelerators that could be used for a run."""
     return [
         {
             "hardware": option.fit.hardware.name,
@@ -251,15 +251,19 @@ class _Screen(NamedTuple):
             f"{self.aside}: {units.GIB.write(fit.needed)} of {units.GIB.write(fit.capacity)} {units.GIB.name} "
             f"({units.percent(fit.share)})"
         )
-        notes = said([*warnings, *self.notes])
+        notes = without_repetitions([*warnings, *self.notes])
         tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, aside, notes, self.answer, name="largest")]
         tables += self.more
         if changes:
             rows = [
                 Row([change.option, change.fit.needed, change.fit.share, verdict_of(change.fit)]) for change in changes
             ]
-            tables.append(Table("What would make it fit", CHANGE_COLUMNS, rows, notes=said([remark]), name="changes"))
-        return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
+            tables.append(
+                Table(
+                    "What would make it fit", CHANGE_COLUMNS, rows, notes=without_repetitions([remark]), name="changes"
+                )
+            )
+        return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _sequences(fitting: Fitting) -> str:
@@ -267,7 +271,7 @@ def _sequences(fitting: Fitting) -> str:
 
 
 def _notes(fitting: Fitting) -> list[str]:
-    """Returns notes about how the numbers were found."""
+    """Returns notes about how the numbers were determined."""
     fit, memory_use = fitting.fit, fitting.memory.states
     nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [

@@ -20,7 +20,7 @@ from ..workload.recompute import Recompute
 from . import bars, conventions, palette, utilization
 from .answer import MODEL_FIELD, Answer
 from .bars import Bar
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .nodes import Figures, figures_of, tree_data
 from .notes import (
@@ -31,11 +31,11 @@ from .notes import (
     ONE_OUTPUT,
     ONE_STEP,
     PRODUCTS,
+    as_warnings,
     identity_experts,
     plural,
     tokens_of,
     too_long,
-    warned,
 )
 from .share import share_data, share_notes, with_rank
 from .summary import model_data
@@ -62,7 +62,7 @@ def report(
     measured: the utilization of a measured run, whose table comes first; default None.
     """
     warnings = too_long(count.spec, count.workload)
-    notes = warnings + said(share_notes(share, *_rank_notes(share))) + _notes(count)
+    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(share))) + _notes(count)
     data: dict[str, Any] = {
         "model": model_data(preset),
         **share_data(share),
@@ -95,7 +95,7 @@ def report(
     if measured is not None:
         data["utilization"] = utilization.data(measured)
         tables.insert(0, utilization.table(preset.display, headline(count), measured))
-    return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
+    return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _without_towers(tree: Node) -> Node:
@@ -160,7 +160,8 @@ def _notes(count: FlopCount) -> list[str]:
     workload = count.workload
     experts = identity_experts(count.tree)
     uncounted = "".join(
-        f"; also not counted, as it is element by element: {operation}" for operation in _uncounted(count.spec)
+        f"; also not counted, as it is element by element: {operation}"
+        for operation in _uncounted_operations(count.spec)
     )
     notes = [PRODUCTS + uncounted, *_latent_notes(count), f"{FULL_PAIRS}; {CAUSAL_PAIRS}"]
     notes += [experts] if experts else []
@@ -208,12 +209,12 @@ def _decoding_notes(count: FlopCount) -> list[str]:
     chooses = any(op.chooses for op in ops if isinstance(op, AttentionCore))
     return [
         *([ONE_OUTPUT] if convolves else []),
-        *([ONE_STEP] if _uncounted(count.spec) else []),
+        *([ONE_STEP] if _uncounted_operations(count.spec) else []),
         *([CHOSEN_KEYS] if chooses else []),
     ]
 
 
-def _uncounted(spec: ModelSpec) -> list[str]:
+def _uncounted_operations(spec: ModelSpec) -> list[str]:
     """Returns the operations of recurrences that are not matrix products."""
     layers = [
         (layer, stack.hidden_size or spec.hidden_size) for _, stack in spec.stacks() for _, layer, *_ in stack.groups()
@@ -232,7 +233,7 @@ def _training_notes(count: FlopCount) -> list[str]:
     if count.recomputed:
         notes.append(_recompute_note(count.run_config.execution.recompute))
         saved = count.skipped_by_early_stop
-        if count.run_config.execution.recompute.kept:
+        if count.run_config.execution.recompute.saved_operations:
             return notes
         if saved:
             less = (
@@ -253,7 +254,7 @@ def _recompute_note(recompute: Recompute) -> str:
         return "recomputation: the attention scores and their products with values, once more"
     if recompute.nodes:
         return f"recomputation: {', '.join(sorted(recompute.nodes))} of every layer once more"
-    if recompute.kept:
+    if recompute.saved_operations:
         return "recomputation: convolutions once more; matrix products and attention are kept"
     recomputed_part = (
         "every layer's forward"

@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..accelerator import PEAK_DTYPES, Hardware, ListedHardware
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .notes import aliases_note
 from .sourcing import source_data, source_notes
 
@@ -83,7 +83,14 @@ def _detail_table(hardware: Hardware) -> Table:
     announced = f"announced {hardware.released}" if hardware.released else ""
     details = (hardware.vendor, announced, "preliminary" if hardware.preliminary else "")
     vendor_text = ", ".join(detail for detail in details if detail)
-    return Table(hardware.title, DETAIL_COLUMNS, _detail_rows(hardware), vendor_text, said(notes), target=hardware.name)
+    return Table(
+        hardware.title,
+        DETAIL_COLUMNS,
+        _detail_rows(hardware),
+        vendor_text,
+        without_repetitions(notes),
+        target=hardware.name,
+    )
 
 
 def _detail_rows(hardware: Hardware) -> list[Row]:

@@ -13,9 +13,9 @@ from ..sources.preset import Preset
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from .answer import MODEL_FIELD, Answer
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
-from .notes import binary, tokens_of, too_long, warned
+from .notes import as_warnings, binary, tokens_of, too_long
 from .share import share_data, share_notes, with_rank
 from .summary import model_data
 
@@ -34,7 +34,7 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
     """
     workload, what_if = cache.workload, cache.what_if
     warnings = too_long(cache.spec, workload)
-    notes = warnings + said(share_notes(share, *_rank_notes(cache, share))) + _notes(cache)
+    notes = warnings + without_repetitions(share_notes(share, *_rank_notes(cache, share))) + _notes(cache)
     source = workload.source if cache.spec.source_tokens is None else cache.spec.source_tokens
     workload_values = (
         {"batch": workload.batch, "seq": workload.seq}
@@ -52,12 +52,12 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
             "elements": cache.elements,
             "by_layer_kind": cache.by_layer_kind,
             "layers": [asdict(group) for group in cache.groups],
-            "by_dtype": {name: cache.bytes_in(name) for name in _dtypes(cache)},
+            "by_dtype": {name: cache.bytes_in_format(name) for name in _dtypes(cache)},
             "what_if": {
                 alternative.what.key: {
                     "bytes": alternative.cache.bytes,
                     "ratio": alternative.ratio,
-                    "by_dtype": {name: alternative.cache.bytes_in(name) for name in _dtypes(cache)},
+                    "by_dtype": {name: alternative.cache.bytes_in_format(name) for name in _dtypes(cache)},
                 }
                 for alternative in what_if
             },
@@ -69,7 +69,7 @@ def report(preset: Preset, cache: CacheSize, share: RankShare | None = None) -> 
     return Report(
         data,
         [_kinds(preset, cache, scale, notes, share), _what_ifs(cache, what_if, scale), _growth(cache, scale)],
-        warnings=warned(preset, warnings),
+        warnings=as_warnings(preset, warnings),
     ).of(preset.target)
 
 
@@ -133,7 +133,7 @@ def _what_ifs(cache: CacheSize, what_if: Iterable[WhatIf], scale: units.Scale) -
         ),
     ]
     filled = [
-        Row([title, ratio, *(alternative.bytes_in(name) for name in dtypes)], strong=not i)
+        Row([title, ratio, *(alternative.bytes_in_format(name) for name in dtypes)], strong=not i)
         for i, (title, ratio, alternative) in enumerate(rows)
     ]
     return Table("", columns, filled, name="what-if")

@@ -35,7 +35,7 @@ def log_report(explained: ExplainedLog) -> Report:
     """Returns the answer: the document, and a table of the terms."""
     reading = explained.reading
     rows = [
-        Row([_title(term), _shown(term, term.term.value), _shown(term, term.computed), term.difference])
+        Row([_title(term), _shown_value(term, term.term.value), _shown_value(term, term.computed), term.difference])
         for term in explained.terms
     ]
     notes = [
@@ -87,7 +87,7 @@ def _title(term: ComparedTerm) -> str:
     return f"{title}, {term.term.device}" if term.term.device else title
 
 
-def _shown(term: ComparedTerm, value: int | None) -> Shown | None:
+def _shown_value(term: ComparedTerm, value: int | None) -> Shown | None:
     if value is None:
         return None
     return Shown(value, units.GIB.write(value) if term.term.unit == "bytes" else f"{value:,}")

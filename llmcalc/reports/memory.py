@@ -18,8 +18,8 @@ from ..sources.preset import Preset
 from ..workload.execution import AttentionImplementation
 from . import bars, palette
 from .bars import Bar
-from .document import Column, Report, Row, Table, said
-from .notes import against, binary, plural, too_long, warned
+from .document import Column, Report, Row, Table, without_repetitions
+from .notes import against, as_warnings, binary, plural, too_long
 from .summary import model_data
 
 COLUMNS = (
@@ -34,7 +34,7 @@ LONGEST_PATH = 24
 """Largest number of characters of a module's path in a table."""
 
 
-def _shortened(path: str) -> str:
+def _shorten_path(path: str) -> str:
     """Shortens a long path between its layer and its end: `layers.31.….core`."""
     if len(path) <= LONGEST_PATH:
         return path
@@ -47,7 +47,7 @@ def _shortened(path: str) -> str:
 PHASE_COLUMNS = (
     Column("phase", "phase", justify="left"),
     Column("bytes", f"most, {units.GIB.name}", units.GIB.write),
-    Column("node", "where", justify="left", brief=_shortened),
+    Column("node", "where", justify="left", brief=_shorten_path),
     Column("course", "from start to end", justify="left"),
 )
 
@@ -106,16 +106,16 @@ def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
     aside = settings_text(memory, memory.attention) + parameters
-    notes = said([*warnings, *_notes(preset, memory, assumed)])
+    notes = without_repetitions([*warnings, *_notes(preset, memory, assumed)])
     columns, rows = (
         phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _rows(memory_use, device))
     )
     parts = Table(preset.display, columns, rows, aside, notes, answer, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fitting = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
-    return Report(memory_data(preset, memory, fits), [parts, phases, fitting], warnings=warned(preset, warnings)).of(
-        preset.target
-    )
+    return Report(
+        memory_data(preset, memory, fits), [parts, phases, fitting], warnings=as_warnings(preset, warnings)
+    ).of(preset.target)
 
 
 def term_name(term: Term) -> str:
@@ -405,7 +405,12 @@ def phase_rows(device: DeviceMemory) -> list[Row]:
         values = [point.bytes for point in _leaf_points(points)]
         rows.append(
             Row(
-                [PHASE_NAMES[phase], highest.bytes, highest.node or "the model", bars.course(values, device.peak_bytes)]
+                [
+                    PHASE_NAMES[phase],
+                    highest.bytes,
+                    highest.node or "the model",
+                    bars.timeline_bar(values, device.peak_bytes),
+                ]
             )
         )
     rows.append(Row(["after", device.after_step_bytes, None, None]))

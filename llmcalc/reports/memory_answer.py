@@ -41,16 +41,16 @@ class MemoryAnswer(Answer):
 
     @abstractmethod
     def largest_on(self, runtime: Runtime) -> DeviceMemory:
-        """Returns the memory of the device that requires most, on accelerators with that runtime."""
+        """Returns the memory of the device that needs most, on accelerators with this runtime."""
 
     @property
     def assumed(self) -> str:
-        """The accelerator whose runtime is assumed where none was named; empty otherwise."""
+        """The accelerator whose runtime is assumed because the question names none; else empty."""
         return "" if self.accelerators else ASSUMED
 
     @cached_property
     def fits(self) -> list[Fit]:
-        """Whether the run fits on each named accelerator, in their order, or on common ones, by size."""
+        """Whether the run fits on each named accelerator, in their order; by default on common ones, by size."""
         if not self.accelerators:
             device = self.largest_on(self.memory.runtime)
             return fits(device.device_bytes, map(load_hardware, COMMON_HARDWARE), device.fragmentation)
@@ -62,7 +62,7 @@ class MemoryAnswer(Answer):
 
     @property
     def ok(self) -> bool:
-        """Whether the run fits on one of the named accelerators, or none was named."""
+        """Whether the run fits on one of the named accelerators, or none is named."""
         return not self.accelerators or any(fit.verdict != "no" for fit in self.fits)
 
 

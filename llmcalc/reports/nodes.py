@@ -36,7 +36,7 @@ def figures_of(quantity: str, place: Place, cost: Cost, include: frozenset[str] 
     `<quantity>_in_all`: all repeats in the model. Those of the children add up to it.
     An optional part counts in itself, and in its parents if it is included.
     """
-    per_repeat, repeat = place.each(cost, include), place.node.repeat
+    per_repeat, repeat = place.cost_per_repeat(cost, include), place.node.repeat
     data: dict[str, Any] = {quantity: times(per_repeat, repeat)}
     if repeat != 1:
         data |= {"repeat": repeat, f"{quantity}_each": per_repeat}

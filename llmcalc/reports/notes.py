@@ -88,7 +88,7 @@ def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
     return [length_note] if length_note else []
 
 
-def warned(preset: Preset, notes: Sequence[str]) -> list[str]:
+def as_warnings(preset: Preset, notes: Sequence[str]) -> list[str]:
     """Returns notes as warnings, each with the name of its model."""
     return [f"{preset.name}: {note}" for note in notes]
 

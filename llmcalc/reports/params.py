@@ -15,7 +15,7 @@ from ..sources.presets import model_names
 from . import bars, palette
 from .answer import MODEL_FIELD, Answer
 from .bars import Bar
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
@@ -89,7 +89,7 @@ def _rows(tree: Node, total: int, include: frozenset[str]) -> list[Row]:
 
 
 def _add_rows(parts: list[Part], place: Place, total: int, include: frozenset[str], depth: int) -> None:
-    node, per_repeat = place.node, place.each(total_of, include)
+    node, per_repeat = place.node, place.cost_per_repeat(total_of, include)
     if not per_repeat:
         return
     name = f"{node.name} ({node.label})" if node.label else node.name
@@ -153,7 +153,7 @@ def _notes(preset: Preset, count: ParameterCount, share: RankShare | None) -> li
         notes.append(
             f"not counted: {units.exact(count.buffers)} non-trainable buffer elements stored in the checkpoint"
         )
-    return said(notes)
+    return without_repetitions(notes)
 
 
 def _rank_notes(preset: Preset, count: ParameterCount, share: RankShare) -> list[str]:

@@ -10,9 +10,9 @@ from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
 from ..studies.plan import ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, place_of, ties
 from ..timing.spread import TIE, Range
-from .document import Column, Report, Row, Shown, Table, said, text_of
+from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
 from .memory import run_text
-from .notes import plural, too_long, warned
+from .notes import as_warnings, plural, too_long
 from .seconds import class_text, duration, range_of, range_text
 from .share import layout_cell
 from .summary import model_data
@@ -54,7 +54,9 @@ def report(preset: Preset, planned: LayoutPlan, instead: str = "", sizes: Mappin
     if not rows and plan.nearest is not None:
         rows = [_row(planned, plan.nearest)]
     place = None if sizes is None else _place(planned, sizes)
-    notes = said([*warnings, instead, *([] if place is None else [_place_text(place)]), *_notes(planned)])
+    notes = without_repetitions(
+        [*warnings, instead, *([] if place is None else [_place_text(place)]), *_notes(planned)]
+    )
     title = preset.display
     columns = LAYOUT_COLUMNS if planned.times is None else TIMED_COLUMNS
     tables = [Table(title, columns, rows, run_description, notes, _answer(planned), name="feasible")]
@@ -62,7 +64,7 @@ def report(preset: Preset, planned: LayoutPlan, instead: str = "", sizes: Mappin
         reasons = [Row([reason, count]) for reason, count in sorted(plan.refused.items(), key=lambda item: -item[1])]
         tables.append(Table("Layouts that are left out", REFUSED_COLUMNS, reasons, name="refused"))
     data = _data(preset, planned) | ({} if place is None else {"where": place})
-    return Report(data, tables, warnings=warned(preset, warnings)).of(preset.target)
+    return Report(data, tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _place(planned: LayoutPlan, sizes: Mapping[str, int]) -> dict[str, Any]:

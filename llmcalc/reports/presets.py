@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..costs.params import ParameterCount
 from ..sources.preset import Preset
-from .document import Column, Report, Row, Table, said
+from .document import Column, Report, Row, Table, without_repetitions
 from .notes import aliases_note
 from .params import CONVENTION
 from .sourcing import source_data, source_notes
@@ -23,7 +23,7 @@ def _short_kind(kind: str) -> str:
     return "enc-dec" if kind == "encoder-decoder" else kind
 
 
-def _rounded(difference: str) -> str:
+def _round_change(difference: str) -> str:
     """Rounds `−14,848` to `−14.85 K`; other texts stay unchanged."""
     digits = difference[1:].replace(",", "")
     return difference[0] + units.count(int(digits)) if digits.isdigit() else difference
@@ -35,7 +35,7 @@ LIST_COLUMNS = (
     Column("released", "released", justify="left", brief=lambda date: date[: len("2026-01")]),
     Column("parameters", "total, B", lambda value: f"{value / BILLION.factor:.3f}"),
     Column("active", "active", lambda value: f"{value / BILLION.factor:.3f}"),
-    Column("published", "published", brief=_rounded, verdict=True),
+    Column("published", "published", brief=_round_change, verdict=True),
 )
 
 DETAIL_COLUMNS = (
@@ -106,7 +106,7 @@ def _detail_table(preset: Preset, count: ParameterCount) -> Table:
     origin = ", ".join(assumption for assumption in (preset.developer, preset.released) if assumption)
     model_text = f"{headline(preset.model)} ({origin})" if origin else headline(preset.model)
     title = f"{preset.display} [{preset.name}]"
-    return Table(title, DETAIL_COLUMNS, rows, model_text, said(notes), target=preset.name)
+    return Table(title, DETAIL_COLUMNS, rows, model_text, without_repetitions(notes), target=preset.name)
 
 
 def preset_data(preset: Preset, count: ParameterCount) -> dict[str, Any]:

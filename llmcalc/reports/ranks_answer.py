@@ -85,7 +85,7 @@ class RanksUse(MemoryAnswer, Cluster):
 
     @property
     def states(self) -> MemoryUse:
-        """Static memory on one device without the layout, in closed form."""
+        """Static memory of the model on one device, in closed form."""
         return self.memory.states
 
     def largest_on(self, runtime: Runtime) -> DeviceMemory:

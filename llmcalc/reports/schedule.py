@@ -147,9 +147,9 @@ class Chart(NamedTuple):
 
     def line(self, spans: Sequence[Span], chunk: int) -> str:
         """Draws a rank's passes through one chunk; blank where the rank runs another chunk."""
-        return LEFT_OUT.join(self._drawn(spans, chunk, window) for window in self.windows)
+        return LEFT_OUT.join(self._draw_span(spans, chunk, window) for window in self.windows)
 
-    def _drawn(self, spans: Sequence[Span], chunk: int, window: range) -> str:
+    def _draw_span(self, spans: Sequence[Span], chunk: int, window: range) -> str:
         name_width = round(self.scale * min(span.end - span.start for span in spans))
         cells = (IDLE.ljust(name_width) * (len(window) // name_width + 1))[: len(window)]
         for (kind, span_chunk, micro_batch, _), span_start, span_end in sorted(

@@ -1,4 +1,4 @@
-"""`llmcalc time`: the range of an estimate first, then its class, where the time goes and what bounds it."""
+"""`llmcalc time`: the range of an estimate, its class, the parts of the time, and what bounds each part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
 from ..timing.spread import Range
 from .document import Column, Report, Row, Shown, Table, text_of
-from .notes import plural, too_long, warned
+from .notes import as_warnings, plural, too_long
 from .share import layout_cell
 from .summary import model_data
 
@@ -64,7 +64,7 @@ FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
 def unit_of(seconds: float) -> str:
-    """The largest unit in which a duration is at least 1; hours and minutes from twice as much."""
+    """Returns the largest unit in which a duration is at least 1; hours and minutes from 2 on."""
     for unit, least in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
         if seconds >= least:
             return unit
@@ -120,7 +120,7 @@ def report(
     rows = [_node_row(node, run.seconds) for node in shown_nodes]
     node_table = Table("Parts of the model", NODE_COLUMNS, rows, name="nodes", sooner=by_node is not None)
     data = _data(preset, run, nodes, measured)
-    return Report(data, [parts, node_table], warnings=warned(preset, warnings)).of(preset.target)
+    return Report(data, [parts, node_table], warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def _run_text(run: TimedRun) -> str:
@@ -137,7 +137,7 @@ def _run_text(run: TimedRun) -> str:
 
 
 def _part_rows(run: TimedRun) -> list[Row]:
-    """The parts of the run, and beside them the shares of what bounds it."""
+    """Returns the parts of the run, and the shares of what bounds each."""
     unit = unit_of(run.seconds)
     parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
     bounds = sorted(run.bounds.items(), key=lambda item: -item[1])

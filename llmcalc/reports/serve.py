@@ -9,7 +9,7 @@ from .. import units
 from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
 from ..timing.spread import DIGITS, Range
 from .document import Column, Report, Row, Shown, Table, text_of
-from .notes import plural, too_long, warned
+from .notes import as_warnings, plural, too_long
 from .seconds import class_text, duration, unit_of
 from .summary import model_data
 
@@ -82,7 +82,7 @@ def report(study: ServeStudy, servers: Servers) -> Report:
         server = servers.servers[chosen.index]
         rows = [Row(_curve_cells(point, study), strong=point == chosen.point) for point in servers.curves[chosen.index]]
         tables.append(Table(f"Load of {layout_text(server)}", _columns(CURVE_COLUMNS, study), rows, name="curve"))
-    return Report(_data(study, servers), tables, warnings=warned(preset, warnings)).of(preset.target)
+    return Report(_data(study, servers), tables, warnings=as_warnings(preset, warnings)).of(preset.target)
 
 
 def load_text(study: ServeStudy) -> str:

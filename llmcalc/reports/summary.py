@@ -20,13 +20,13 @@ def headline(spec: ModelSpec) -> str:
     parts = [spec.kind, f"{depth} layer{'s' * (depth != '1')}", f"hidden {spec.hidden_size}"]
     networks = zip_longest(*(block.networks() for block in blocks))  # those beside the others after the others
     for parts_of_kind in ([b.attention for b in blocks], *networks):
-        parts += _merged(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
+        parts += _merge_texts(unique(describe(described_part, spec.hidden_size) for described_part in parts_of_kind))
     parts += unique(norm_style(b) for b in blocks)
     parts += unique(positions(spec))
     return ", ".join(parts)
 
 
-def _merged(texts: list[str]) -> list[str]:
+def _merge_texts(texts: list[str]) -> list[str]:
     """Merges texts that differ only by an addition: `GQA 16/8 × 256 with and without window 4096`."""
     additions = {
         longer_text: longer_text.removeprefix(f"{base_text}, ")

@@ -44,11 +44,11 @@ def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
         {"model": {"name": name}, "checks": [], "ok": None, "skipped": why} for name, why in skipped.items()
     ]
     return Report(
-        single_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested(verdicts)
+        single_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested_warnings(verdicts)
     )
 
 
-def _untested(verdicts: list[Verdict]) -> list[str]:
+def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
     """Returns one warning for the parts whose memory was never measured, with the models that use them."""
     models: dict[str, list[str]] = {}
     for verdict in verdicts:
@@ -109,7 +109,7 @@ def _verdict(verdict: Verdict, quantity: str) -> str | None:
 
 def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
     return [
-        *_untested(verdicts),
+        *_untested_warnings(verdicts),
         *_count_notes(verdicts, skipped),
         *_explained_differences(verdicts),
         _legend(verdicts),
@@ -149,7 +149,7 @@ def _witness_notes(verdicts: list[Verdict]) -> list[str]:
     if witness.startswith("reference"):
         return _reference_notes(verdicts)
     if witness == "distributed":
-        return _distributed(verdicts)
+        return _distributed_note(verdicts)
     if witness == "transformers":
         classes = ", ".join(dict.fromkeys(v.info["class"] for v in verdicts))
         return [f"against transformers on meta, eager attention: {classes}", _coverage(verdicts)]
@@ -215,7 +215,7 @@ def _memory(verdicts: list[Verdict]) -> list[str]:
     return notes
 
 
-def _distributed(verdicts: list[Verdict]) -> list[str]:
+def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     """Returns which processes ran, and which of their bytes are not compared."""
     info = verdicts[0].info
     layout = info["layout"]
@@ -245,8 +245,8 @@ def _coverage(verdicts: list[Verdict]) -> str:
     )
 
 
-def _where(check: Check) -> str:
-    """Returns the node of a check; for memory the moment, such as `training: backward peak`."""
+def _node_or_moment(check: Check) -> str:
+    """Returns the node of a check; for memory, the moment, such as `training: backward peak`."""
     moment = check.quantity.removeprefix(MEMORY).removesuffix("_bytes").replace("_", " ")
     if not check.node:
         return moment
@@ -269,7 +269,7 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
             rows = [
                 Row(
                     [
-                        _where(c),
+                        _node_or_moment(c),
                         c.closed_form,
                         "none" if c.measured is None else c.measured,
                         c.explanation(verdict.sizes),

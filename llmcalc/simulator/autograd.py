@@ -66,7 +66,7 @@ class Graph:
         """Allocates a tensor with a new storage."""
         return empty(self.meter, shape, dtype, strides)
 
-    def summed_to(self, shape: Shape, x: Tensor) -> Tensor:
+    def sum_to_shape(self, shape: Shape, x: Tensor) -> Tensor:
         """Sums x over the axes along which a shape was broadcast, as `at::sum_to` does.
 
         If x has more axes, the result is a view of the sum.
@@ -239,7 +239,7 @@ def _run_node(graph: Graph, node: Node, gradients: dict[tuple[int, int], Tensor]
         if gradient is None:
             continue
         if gradient.shape != shape:  # the gradient of what was broadcast is summed
-            outs[i] = gradient = graph.summed_to(shape, gradient)
+            outs[i] = gradient = graph.sum_to_shape(shape, gradient)
         if gradient.dtype is not dtype:  # the order of axes stays
             outs[i] = graph.new(shape, dtype, elementwise(((gradient.shape, gradient.strides),), shape))
         del gradient

@@ -1,4 +1,4 @@
-"""The caches and recurrent states that one pass leaves to the next."""
+"""The caches and recurrent states that a pass leaves to the next pass."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .tensor import FLOAT32, Dtype, Tensor, counted_as, empty
 
 
 class CacheTensors(ParameterTensors):
-    """The caches and recurrent states that one pass leaves to the next."""
+    """The caches and recurrent states that a pass leaves to the next pass."""
 
     def cached(self, name: str) -> tuple[Tensor, ...] | None:
         """Returns the tensors cached under a name in the current module; None in the first pass."""

@@ -251,7 +251,7 @@ class CachingAllocator:
         self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
 
     def copy(self) -> CachingAllocator:
-        """An independent allocator in the same state."""
+        """Returns an independent allocator in the same state."""
         duplicate = CachingAllocator(self.expandable_segments)
         duplicate.allocated, duplicate.reserved, duplicate.peak_allocated = (
             self.allocated,
@@ -305,7 +305,7 @@ class PrefixCache:
         self._expandable = expandable
         self._states: list[tuple[Stretch, CachingAllocator]] = []
 
-    def played(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
+    def play_pieces(self, pieces: Sequence[Stretch], count: int, opening_pieces: int) -> CachingAllocator:
         """Returns the allocator after these pieces of a run.
 
         count: the number of storages.

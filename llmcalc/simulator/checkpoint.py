@@ -39,7 +39,7 @@ class Region:
         kept_operations: frozenset[str],
         alternate: frozenset[str],
     ) -> None:
-        self.graph, self.run, self.early, self.kept, self.alternate = (
+        self.graph, self.run, self.early, self.saved_operations, self.alternate = (
             graph,
             run,
             stops_early,
@@ -58,7 +58,7 @@ class Region:
     def keeps(self, name: str, calls: Counter[str]) -> bool:
         """Whether the next result of an operation is stored. calls: operation → number of calls, incremented here."""
         calls[name] += 1
-        return name in self.kept and (name not in self.alternate or calls[name] % 2 == 1)
+        return name in self.saved_operations and (name not in self.alternate or calls[name] % 2 == 1)
 
     def pack(self, tensor: Tensor) -> Saved:
         """Saves only the index of a tensor."""
@@ -88,11 +88,11 @@ class Region:
         packs, graph.packs = graph.packs, [self._pack_recomputed]
         enabled, graph.enabled = graph.enabled, True
         outer_place = graph.meter.place
-        recalled, graph.results = graph.results, _KeptResults(self) if self.kept else None
+        recalled, graph.results = graph.results, _KeptResults(self) if self.saved_operations else None
         autocast, casts = graph.autocast, graph.casts
         graph.autocast, graph.casts = self.autocast, {}
         try:
-            self.run([_recomputed(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
+            self.run([_detached_result(graph, saved.unpack(), *grad_flags) for saved, *grad_flags in self.arguments])
         except _AllRecomputed:
             pass
         finally:
@@ -158,7 +158,7 @@ class _KeptResults:
         return out
 
 
-def _recomputed(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
+def _detached_result(graph: Graph, tensor: Tensor, is_leaf: bool, needs_gradient: bool) -> Tensor:
     """Returns a detached alias of a tensor. is_leaf: whether it is trained or has no gradient function.
 
     wanted: whether it wants a gradient, which here nothing passes on.

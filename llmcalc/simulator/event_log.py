@@ -131,7 +131,7 @@ def allocated(events: Sequence[Event]) -> dict[int, int]:
     return {storage: size for storage, size, _ in events if size >= 0}
 
 
-def freed(events: Sequence[Event]) -> set[int]:
+def released_storages(events: Sequence[Event]) -> set[int]:
     """Returns the storages that a piece frees."""
     return {x for x, size, _ in events if size == FREED}
 
@@ -155,12 +155,12 @@ def is_repeatable(
     """
     storages, tokens = allocated(passes).keys(), allocated(batch).keys()
     return (
-        freed(passes) <= storages | tokens
-        and storages - freed(passes) - freed(next_batch) == freed(zero_grad)
+        released_storages(passes) <= storages | tokens
+        and storages - released_storages(passes) - released_storages(next_batch) == released_storages(zero_grad)
         and list(allocated(batch).values()) == list(allocated(next_batch).values())
     )
 
 
 def is_self_contained(update: Sequence[Event]) -> bool:
     """Whether an optimizer step frees exactly the storages that it allocates."""
-    return allocated(update).keys() == freed(update)
+    return allocated(update).keys() == released_storages(update)

@@ -19,7 +19,9 @@ def evidence_of_kernels(profile: type[Lowering], program: Flow, choices: Choices
     """Yields the kernels of a program's steps, and kernels chosen instead of the default."""
     names = dict.fromkeys(name for step in every_step(program.root.items) for name in kernels_of(step))
     steps = [(name, getattr(profile, name, None)) for name in names]
-    evidence = [Evidence("kernel", short(name), _stated(kernel)) for name, kernel in steps if kernel is not None]
+    evidence = [
+        Evidence("kernel", kernel_title(name), _stated_witness(kernel)) for name, kernel in steps if kernel is not None
+    ]
     return [*evidence, *chosen_kernels(profile, choices)]
 
 
@@ -31,7 +33,7 @@ def chosen_kernels(profile: type[Lowering], choices: Choices) -> Iterator[Eviden
         if field.name not in CHOSEN or value == getattr(EAGER, field.name):
             continue
         matching_kernels = (kernel for kernel in kernels if getattr(kernel, "choice", {}).get(field.name) == value)
-        yield Evidence("kernel", choice_name(field.name, value), next(map(_stated, matching_kernels), UNTESTED))
+        yield Evidence("kernel", choice_name(field.name, value), next(map(_stated_witness, matching_kernels), UNTESTED))
 
 
 def choice_name(field: str, value: object) -> str:
@@ -39,7 +41,7 @@ def choice_name(field: str, value: object) -> str:
     return field if value is True else f"{value} {field}"
 
 
-def short(name: str) -> str:
+def kernel_title(name: str) -> str:
     """Returns the name of a kernel without its prefix."""
     return name.removeprefix("do_")
 
@@ -51,10 +53,10 @@ def kernels_of(step: Step) -> Iterator[str]:
     if step.verb == "attention":
         yield f"attention_{op}"
     if step.verb == "core":
-        yield from (f"core_{op}", f"module_{op}", f"one_{op}")
+        yield from (f"core_{op}", f"module_{op}", f"decode_{op}")
     if step.verb == "scan":
         kind = step.options["kind"]
-        yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"one_{kind}")
+        yield from (f"scan_{kind}", f"module_{kind}", f"next_{kind}", f"decode_{kind}")
 
 
 def every_step(items: Sequence[Item]) -> Iterator[Step]:
@@ -69,7 +71,7 @@ def every_step(items: Sequence[Item]) -> Iterator[Step]:
             yield from every_step(item.items)
 
 
-def _stated(kernel: object) -> Witness:
+def _stated_witness(kernel: object) -> Witness:
     """Returns the witness stated above a method."""
     witness = witness_of(kernel)
     return witness if isinstance(witness, Witness) else UNTESTED

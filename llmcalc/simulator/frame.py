@@ -1,4 +1,4 @@
-"""Names of a lowering that all its parts share: paths, calls of modules, and the error of a missing kernel."""
+"""Names that all parts of a lowering share: paths, module calls, and the error for a missing kernel."""
 
 from __future__ import annotations
 

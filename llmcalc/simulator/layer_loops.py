@@ -56,12 +56,12 @@ class LayerStack:
         """Whether a place is in the second repeat of the pattern."""
         return self.contains(place) and self.before + self.period <= place.layer_index < self.before + 2 * self.period
 
-    def shifted(self, place: Place, repeats: int) -> Place:
+    def in_later_repeat(self, place: Place, repeats: int) -> Place:
         """Returns the place of the same module in a later repeat of the pattern."""
         return Place(place.phase, place.layer_index + repeats * self.period, place.path)
 
     def node(self, place: Place) -> str:
-        """The path of a module in a layer, with the layer's index."""
+        """Returns the path of a module in a layer, with the layer's index."""
         return f"{self.path}.{place.layer_index}{place.path[len(self.path) :]}"
 
     def end(self, repeats: int) -> int:

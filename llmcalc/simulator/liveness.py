@@ -10,7 +10,7 @@ from ..flow.tree import Use
 from ..flow.value import Value
 
 
-def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
+def unused_modules(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]:
     """Yields name, primitive and number of copies of nodes that no pass runs, without optional parts.
 
     times: the number of copies of the scope.
@@ -20,7 +20,7 @@ def unused(scope: Scope, times: Number = 1) -> Iterator[tuple[str, Use, Number]]
             continue
         copies = times * item.about.get("repeat", 1)
         if item.about.get("role") not in NEVER_RUN:
-            yield from unused(item, copies)
+            yield from unused_modules(item, copies)
             continue
         for place in item.node().walk():
             if place.use is not None:

@@ -112,7 +112,7 @@ class Lowering(ProgramLowering):
             finally:
                 self.values, self.bound, self.frames, self.memo = caller_state
 
-        out = self.checkpointed(run, [self.get(module_input)])
+        out = self.run_checkpointed(run, [self.get(module_input)])
         for value in recomputed.lasts:
             self.forget(value.storage)
         self.bind(module_output, out)
@@ -128,7 +128,7 @@ class Lowering(ProgramLowering):
             del self.memo[key]
         self.memo.update(tensors)
 
-    def replayed(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
         """Returns a function that runs a layer, in the forward pass or as a recomputation.
 
         Its arguments are x and the tensors that the layer before carries. The other tensors that it reads stay as they
@@ -166,13 +166,18 @@ class Lowering(ProgramLowering):
 
         return run
 
-    def checkpointed(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
+    def run_checkpointed(self, run: Run, arguments: Sequence[Tensor]) -> Tensor:
         """Runs a function whose activations are recomputed in the backward pass."""
         if self.recompute.reentrant:
             return reentrant(self.graph, run, arguments)
         recompute, compiled = self.recompute, self.choices.compiled
         return checkpoint(
-            self.graph, run, arguments, kept_operations=recompute.kept, alternate=recompute.alternate, compiled=compiled
+            self.graph,
+            run,
+            arguments,
+            kept_operations=recompute.saved_operations,
+            alternate=recompute.alternate,
+            compiled=compiled,
         )
 
     def module(self, frame: Frame) -> None:
@@ -195,4 +200,4 @@ class Lowering(ProgramLowering):
             return super().layer(frame, x)
         assert scope.takes is not None
         assert scope.gives is not None
-        return self.checkpointed(self.replayed(frame, scope.takes, scope.gives), [x, *self.carried.values()])
+        return self.run_checkpointed(self.layer_runner(frame, scope.takes, scope.gives), [x, *self.carried.values()])

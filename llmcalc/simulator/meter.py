@@ -29,7 +29,7 @@ class Place(NamedTuple):
     path: str = ""
 
     def in_backward(self) -> Place:
-        """The place of the same module in the backward pass."""
+        """Returns the place of the same module in the backward pass."""
         return Place("backward", self.layer_index, self.path)
 
 
@@ -78,7 +78,7 @@ class Peak:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Bytes by kind, with 0 for the other kinds."""
+        """Returns bytes by kind, with 0 for missing kinds."""
         return {kind: self.by_kind.get(kind, 0) for kind in KINDS}
 
 

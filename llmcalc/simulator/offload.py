@@ -42,12 +42,12 @@ class Offload:
 class _HostTensor(Saved):
     """A saved tensor on the host, which is copied back on use."""
 
-    __slots__ = ("made", "offload")
+    __slots__ = ("layout", "offload")
 
     def __init__(self, offload: Offload, tensor: Tensor) -> None:
         self.offload = offload
-        self.made = tensor.shape, tensor.dtype, tensor.strides
+        self.layout = tensor.shape, tensor.dtype, tensor.strides
 
     def unpack(self) -> Tensor:
         self.offload.stash.clear()
-        return self.offload.graph.new(*self.made)
+        return self.offload.graph.new(*self.layout)

@@ -10,7 +10,7 @@ from ..flow.record import Flow
 from ..flow.tree import Use
 from ..flow.value import Weight
 from .frame import Path
-from .liveness import unused
+from .liveness import unused_modules
 from .strides import Shape
 from .tensor import INT64, Dtype, Tensor, counted_as, empty
 from .value_tensors import ValueTensors
@@ -61,7 +61,7 @@ class ParameterTensors(ValueTensors):
                 self.weights[key] = empty(self.graph.meter, shape, dtype, leaf=self.trained and trained)
         return self.weights[key]
 
-    def never_read(self, name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
         """Returns the weights and buffers of a node that no pass runs."""
         meter, trained = self.graph.meter, self.trained and self.adapters is None
         is_leaf = trained and not getattr(parameter_use.op, "frozen", False)
@@ -79,8 +79,10 @@ class ParameterTensors(ValueTensors):
     def prepare_unread(self, program: Flow) -> None:
         """Allocates the parameters that no pass reads."""
         with counted_as(self.graph.meter, "weights"):
-            for name, parameter_use, times in unused(program.root):
-                self.unused += [weight for _ in range(times) for weight in self.never_read(name, parameter_use)]
+            for name, parameter_use, times in unused_modules(program.root):
+                self.unused_modules += [
+                    weight for _ in range(times) for weight in self.unread_parameters(name, parameter_use)
+                ]
 
     @property
     def parameters(self) -> list[tuple[Any, Tensor]]:

@@ -29,7 +29,7 @@ class ProgramLowering(CacheTensors):
     def run(self, program: Flow) -> Tensor:
         """Runs a program. Returns its result, and drops all other tensors."""
         assert program.result is not None
-        self.result, self.continues = program.result, bool(self.store)
+        self.result, self.has_earlier_tokens = program.result, bool(self.store)
         self.absent = set()
         self.last, self.shared_values = last_readers(program.root, self.branch, self.skips)
         self.last.pop(id(program.result.storage), None)
@@ -283,9 +283,9 @@ class ProgramLowering(CacheTensors):
 
     def step(self, step: Step) -> None:
         """Runs a step by the method of its verb, unless its results are cached."""
-        if (self.continues or self.absent) and self.is_cached_step(step):
+        if (self.has_earlier_tokens or self.absent) and self.is_cached_step(step):
             self.absent.update(map(id, step.outs))
-            self.skipped = self.skipped or not self.continues
+            self.skipped = self.skipped or not self.has_earlier_tokens
             self.release(step, step.ins)
             return
         run: Callable[[Step], None] | None = getattr(self, f"do_{step.verb}", None)
@@ -345,9 +345,9 @@ class ProgramLowering(CacheTensors):
     @compared(by_torch("tests/simulator/test_dropout.py"))
     def do_dropout(self, step: Step) -> None:
         """Drops elements in training, where the model's probability is not 0."""
-        self.set(step.outs[0], self.dropped(self.get(step.ins[0]), step.options["probability"]))
+        self.set(step.outs[0], self.apply_dropout(self.get(step.ins[0]), step.options["probability"]))
 
-    def dropped(self, x: Tensor, probability: float) -> Tensor:
+    def apply_dropout(self, x: Tensor, probability: float) -> Tensor:
         """Returns a tensor after dropout: itself outside of training, and with probability 0."""
         return self.t.dropout(x) if probability and self.run_config.workload.phase == "training" else x
 

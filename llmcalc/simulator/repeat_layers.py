@@ -63,7 +63,7 @@ class AllocatorOverhead(NamedTuple):
         reserved = max(run.requested + run.slop + run.free for run in runs)
         return AllocatorOverhead(requested, slop, reserved - requested - slop, runs[-1].slop_after)
 
-    def extrapolated(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
+    def extrapolate(self, larger: AllocatorOverhead, missing_layers: int, added_layers: int) -> AllocatorOverhead:
         """Extrapolates the overhead to `missing_layers` more layers, from a run with `added_layers` more."""
         return AllocatorOverhead(
             *(max(0, b + (b - a) * missing_layers // added_layers) for a, b in zip(self, larger, strict=True))
@@ -202,7 +202,7 @@ class RepeatAnalysis:
         return self.allocated_in.get(x) if size == FREED else None
 
     def _repeat_of_place(self, place: Place) -> Repeat | None:
-        """The repeat that contains a place."""
+        """Returns the repeat that contains a place."""
         if place.layer_index < 0:
             return None
         key = place.layer_index, place.path
@@ -218,7 +218,7 @@ class RepeatAnalysis:
         return (stack_index, repeat) if stack.contains(place) and 0 <= repeat < RECORDED_REPEATS else None
 
     def _repeat_of_parameter(self, path: Sequence[Any]) -> Repeat | None:
-        """The repeat that contains a parameter."""
+        """Returns the repeat that contains a parameter."""
         names: list[str] = []
         for path_part in path[1:]:
             if type(path_part) is not int:
@@ -328,7 +328,7 @@ class RepeatAnalysis:
         repeat = self._repeat_of_place(x)
         if repeat is None and x == y:
             return InnerEvent(None, x, x, PLACED, None)
-        if repeat is None or self.stacks[repeat[0]].shifted(x, 1) != y:
+        if repeat is None or self.stacks[repeat[0]].in_later_repeat(x, 1) != y:
             raise NotRepeating
         return InnerEvent(0, x, x, PLACED, None)
 
@@ -419,11 +419,15 @@ class RepeatedEvents:
         for i, event in enumerate(inner_events):
             if event.owner:  # a storage of a neighbouring repeat
                 edges[0 if event.owner == -1 else last_inner].append((i, event))
-        shifted = self.analysis.stacks[sweep.stack].shifted
+        in_later_repeat = self.analysis.stacks[sweep.stack].in_later_repeat
         for repeat in range(last_inner + 1) if sweep.rising else range(last_inner, -1, -1):
             if self.places:
                 repeat_events = [
-                    (shifted(x, repeat) if step and size == PLACED else x + step * repeat if step else x, size, value)
+                    (
+                        in_later_repeat(x, repeat) if step and size == PLACED else x + step * repeat if step else x,
+                        size,
+                        value,
+                    )
                     for x, step, size, value in lines
                 ]
             else:
@@ -447,7 +451,7 @@ class RepeatedEvents:
             stack = self.analysis.stacks[i]
             first_of_last_repeat = stack.before + LAST * stack.period
             if stack.contains(place) and first_of_last_repeat <= place.layer_index < stack.end(RECORDED_REPEATS):
-                return stack.shifted(place, inner_repeats + 2 - RECORDED_REPEATS)
+                return stack.in_later_repeat(place, inner_repeats + 2 - RECORDED_REPEATS)
         return place
 
 

@@ -76,7 +76,7 @@ class EventMeter(Meter):
         more_layers: layers before the pass's chunk that the recorded run did not have.
         first_storages: pass → the number of its first storage, for the passes so far.
         """
-        self.place = shifted(trace.start, more_layers)
+        self.place = in_later_layer(trace.start, more_layers)
         base = self.count
         self.count += trace.count
         self.cut()
@@ -105,9 +105,9 @@ class EventMeter(Meter):
         key = id(trace), more_layers
         peaks = self._shifted_peaks.get(key)
         if peaks is None:
-            peaks = [(shifted(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
+            peaks = [(in_later_layer(place, more_layers), bytes, added) for place, bytes, added in trace.peaks]
             self._shifted_peaks[key] = peaks
-        end_place = shifted(trace.end, more_layers)
+        end_place = in_later_layer(trace.end, more_layers)
         is_rising = False
         if bytes_before > self._highest.get(key, -1):  # else each place had as much before
             self._highest[key] = bytes_before
@@ -144,7 +144,7 @@ class SummedPeak(Peak):
         self._by_kind = by_kind
 
 
-def shifted(place: Place, layers: int) -> Place:
+def in_later_layer(place: Place, layers: int) -> Place:
     """Returns the place of the same module in a later layer."""
     return place if place.layer_index < 0 or not layers else place._replace(layer_index=place.layer_index + layers)
 
@@ -251,13 +251,13 @@ class PassCounter:
         self.fresh = [True] * len(self.fresh)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """The case and the id of a chunk's next forward pass."""
+        """Counts a forward pass of a chunk. Returns its case and its id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._case(chunk, "F", pass_number), (chunk, "F", pass_number)
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
-        """The case and the id of the loss after the last forward pass."""
+        """Counts the loss after the last forward pass. Returns its case and its id."""
         pass_number = self.forwards[chunk] - 1
         return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 
@@ -267,7 +267,7 @@ class PassCounter:
         return chunk, kind, _nth(pass_number), previous_state if pass_number else ""
 
     def next_backward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """The case and the id of a chunk's next backward pass."""
+        """Counts a backward pass of a chunk. Returns its case and its id."""
         pass_number = self.backwards[chunk]
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
@@ -342,7 +342,7 @@ class PassRecorder(PassCounter):
         self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, None, gradients))
 
     def traces(self) -> dict[PassCase, PassTrace]:
-        """Case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
+        """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
         return TraceReader(self.meter.events, self.passes).traces
 
 
@@ -454,7 +454,7 @@ class TraceReader:
                 raise NotRepeating
 
     def _trace(self, recorded_pass: RecordedPass) -> PassTrace:
-        """The trace of one pass."""
+        """Returns the trace of one pass."""
         start = self._start_place(recorded_pass)
         trace, storage_numbers, pass_bytes = PassTrace(start=start), dict[int, int](), PassBytes(start)
         for x, size, value in self.events[recorded_pass.start : recorded_pass.end]:
@@ -532,7 +532,7 @@ class TraceReader:
             raise NotRepeating
 
     def _start_place(self, recorded_pass: RecordedPass) -> Place:
-        """The place in which a pass starts: that of its first event if the event states one."""
+        """Returns the place in which a pass starts: that of its first event if the event states one."""
         if recorded_pass.start < recorded_pass.end:
             x, size, _ = self.events[recorded_pass.start]
             if size == PLACED:

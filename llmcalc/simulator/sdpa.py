@@ -1,4 +1,4 @@
-"""The backend that torch's scaled_dot_product_attention runs.
+"""Selects the backend of torch's scaled_dot_product_attention.
 
 Source: aten/src/ATen/native/transformers/cuda/sdp_utils.cpp, `select_sdp_backend`, and sdp_utils_cpp.cpp for the CPU,
 of torch 2.13 with CUDA 13 and cuDNN 9.15.1 or later. transformers 5 passes a mask where causality
@@ -42,21 +42,22 @@ class SdpaCall(NamedTuple):
 
 
 def sdpa_backend(capability: int, call: SdpaCall) -> SdpaBackend:
-    """The first backend in torch's order that takes the call.
+    """Returns the first backend in torch's order that supports the call.
 
     capability: ten times the compute capability, such as 90 for an H100; 0 for a CPU.
     """
     if capability == CPU:
         return "cpu" if call.qk_size == call.v_size and not call.dropout else "math"
-    if capability in PREFERS_CUDNN and takes_cudnn_attention(capability, call):
+    if capability in PREFERS_CUDNN and supports_cudnn_attention(capability, call):
         return "cudnn"
-    if takes_flash_attention(capability, call):
+    if supports_flash_attention(capability, call):
         return "flash"
-    return "efficient" if takes_efficient_attention(capability, call) else "math"
+    return "efficient" if supports_efficient_attention(capability, call) else "math"
 
 
-def takes_cudnn_attention(capability: int, call: SdpaCall) -> bool:
-    """`can_use_cudnn_attention`: heads of a multiple of 8 up to 128; keys of 192 with values of 128 on 9.0 and 10.x.
+def supports_cudnn_attention(capability: int, call: SdpaCall) -> bool:
+    """Returns `can_use_cudnn_attention`: head sizes that are multiples of 8 up to 128, or 192 with values of 128 on 9.0
+    and 10.x.
 
     Its probability of dropout is a multiple of 1/16, so that 0.1 runs another backend (`check_cudnn_dropout`).
     """
@@ -66,8 +67,8 @@ def takes_cudnn_attention(capability: int, call: SdpaCall) -> bool:
     return is_half(capability, call.dtype) and sizes and is_multiple(8, call) and call.keys != 1 and drops_exactly
 
 
-def takes_flash_attention(capability: int, call: SdpaCall) -> bool:
-    """`can_use_flash_attention`: no mask, and heads of one size up to 256.
+def supports_flash_attention(capability: int, call: SdpaCall) -> bool:
+    """Returns `can_use_flash_attention`: no mask, and equal head sizes up to 256.
 
     On 8.6, 8.9 and 12.x a backward pass has no heads of 193 to 224, and with dropout none above 192.
     """
@@ -77,18 +78,18 @@ def takes_flash_attention(capability: int, call: SdpaCall) -> bool:
     return is_half(capability, call.dtype) and capability >= 80 and sizes and not call.masked and not refused
 
 
-def takes_efficient_attention(capability: int, call: SdpaCall) -> bool:
-    """`can_use_mem_efficient_attention`: heads that tensor cores can read aligned."""
+def supports_efficient_attention(capability: int, call: SdpaCall) -> bool:
+    """Returns `can_use_mem_efficient_attention`: head sizes that tensor cores read aligned."""
     if call.dtype is FLOAT32:
         return is_multiple(4 if capability >= 80 else 1, call)
     return is_half(capability, call.dtype) and is_multiple(8, call)
 
 
 def is_half(capability: int, dtype: Dtype) -> bool:
-    """Whether a number format is one of 16 bits that kernels of that compute capability have."""
+    """Whether a number format is a 16-bit one that kernels of this compute capability support."""
     return dtype is FLOAT16 or (dtype is BFLOAT16 and capability >= 80)
 
 
 def is_multiple(of: int, call: SdpaCall) -> bool:
-    """Whether both sizes of a head are multiples of a number."""
+    """Whether both head sizes are multiples of a number."""
     return bool(call.qk_size % of == 0 and call.v_size % of == 0)

@@ -21,7 +21,7 @@ REMEMBERED = 4096
 
 
 def count(shape: Shape) -> Number:
-    """The number of elements of a shape."""
+    """Returns the number of elements of a shape."""
     return math.prod(shape)
 
 

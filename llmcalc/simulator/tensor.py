@@ -38,7 +38,7 @@ DTYPES = {dtype.name: dtype for dtype in (BOOL, UINT8, INT32, INT64, BFLOAT16, F
 
 
 def promoted_dtype(first_dtype: Dtype, second_dtype: Dtype) -> Dtype:
-    """The type of an elementwise result."""
+    """Returns the number format of an elementwise result."""
     if {first_dtype, second_dtype} == {BFLOAT16, FLOAT16}:
         return FLOAT32
     return first_dtype if first_dtype.rank >= second_dtype.rank else second_dtype
@@ -58,7 +58,7 @@ class Meter(Protocol):
     stream: int
 
     def allocate(self, size: Number) -> Any:
-        """Returns the block of a storage of that many bytes."""
+        """Returns the block of a new storage."""
 
     def free(self, block: Any) -> None:
         """Frees the block of a storage."""
@@ -171,7 +171,7 @@ class Tensor:
         return Tensor(self.shape, self.dtype, self.storage, self.strides)
 
     def view(self, shape: Shape, strides: Strides) -> Tensor:
-        """A view of another shape, without history."""
+        """Returns a view with another shape, and no graph."""
         view = Tensor(shape, self.dtype, self.storage, strides)
         view.has_base = True
         return view
@@ -181,7 +181,7 @@ class Tensor:
 
 
 def empty(meter: Meter, shape: Shape, dtype: Dtype, strides: Strides | None = None, leaf: bool = False) -> Tensor:
-    """A new tensor with a new storage."""
+    """Returns a new tensor with a new storage."""
     return Tensor(shape, dtype, Storage(meter, count(shape) * dtype.bytes), strides, leaf)
 
 

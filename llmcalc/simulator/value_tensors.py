@@ -54,7 +54,7 @@ class ValueTensors:
         self.head: tuple[Tensor, Tensor | None] | None = None
         self.logits: list[Tensor] = []
         self.store: dict[Path, tuple[Tensor, ...]] | None = None
-        self.continues = self.paged = self.prepares = self.skipped = self.carries = False
+        self.has_earlier_tokens = self.paged = self.prepares = self.skipped = self.carries = False
         self.absent: set[int] = set()
         self.run_only: dict[int, int] = {}
         self.after_first: Scope | None = None
@@ -67,7 +67,7 @@ class ValueTensors:
         self.makes: dict[int, set[int]] = {}
         self.recomputed_modules: dict[int, RecomputedModule] = {}
         self.bound: dict[int, list[int]] = {}
-        self.unused: list[Tensor] = []
+        self.unused_modules: list[Tensor] = []
 
     # --- tensors of values ------------------------------------------------------------------------------------------
 
@@ -97,14 +97,18 @@ class ValueTensors:
         return self.t.reshape(x, shape)
 
     def missing(self, value: Value) -> bool:
-        """Whether this pass does not compute a value, because an earlier pass has cached what it is used for."""
+        """Whether this pass skips a value, because an earlier pass has cached the result that needs it."""
         if id(value) in self.values:
             return False
         return id(value) in self.absent or (value.of is not None and self.missing(value.of))
 
     def follows(self, rows: Rows) -> bool:
         """Whether an earlier pass has computed all of these rows, such as an encoder's."""
-        return self.continues and rows is not ONCE and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
+        return (
+            self.has_earlier_tokens
+            and rows is not ONCE
+            and is_zero(rows.new(self.run_config.workload.with_(phase="decode")))
+        )
 
     def take(self, step: Step, value: Value) -> Tensor:
         """Returns the tensor of a value, and drops the reference if no later step reads the value."""
@@ -142,7 +146,7 @@ class ValueTensors:
             self.values.pop(key, None)
 
     def span(self, tokens: Any) -> Tensor:
-        """The positions of the tokens, computed once in a pass."""
+        """Returns the positions of the tokens, computed once per pass."""
         key = ("span", tokens)
         if key not in self.memo:
             self.memo[key] = self.t.new((tokens,), INT64)
@@ -175,7 +179,7 @@ class ValueTensors:
 
     @property
     def cache_path(self) -> Path:
-        """The path of the current module, with the indices of all layers around it, as a key of `store`."""
+        """The path of the current module, with the indices of all layers around it: a key of `store`."""
         return tuple(part for frame in self.frames for part in (frame.scope.name, frame.scope.nth, frame.layer_index))
 
     @property

@@ -60,12 +60,12 @@ def check_budget(budget: Budget, folder: Path) -> list[Check]:
 
     Raises `InputError`, before it counts, for a target, an accelerator or a setting that does not exist.
     """
-    models = [(model, _loaded(model, folder)) for model in budget.model]
+    models = [(model, _load_model(model, folder)) for model in budget.model]
     counts = [count for model, preset in models for count in _prepare_checks(model, preset)]
     return [count() for count in counts]
 
 
-def _loaded(model: ModelBudget, folder: Path) -> Preset:
+def _load_model(model: ModelBudget, folder: Path) -> Preset:
     path = folder / model.target
     with _naming_model(model.target):
         return load(str(path) if path.exists() else model.target)
@@ -110,7 +110,7 @@ def _value_check(
 ) -> Callable[[], Check]:
     def count() -> Check:
         with _naming_model(location):
-            measured = _measured(preset, key, settings)
+            measured = _measure_value(preset, key, settings)
         return Check(model.target, key, bound.settings, measured, bound.limits, warning=_too_long(preset, settings))
 
     return count
@@ -133,7 +133,7 @@ def _too_long(preset: Preset, settings: dict[str, Any]) -> str:
     return too_long_note(preset.model, settings.get("seq") or 0)
 
 
-def _measured(preset: Preset, key: str, settings: dict[str, Any]) -> Fraction:
+def _measure_value(preset: Preset, key: str, settings: dict[str, Any]) -> Fraction:
     spec = preset.model
     match key:
         case "params":

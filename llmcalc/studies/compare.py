@@ -62,7 +62,7 @@ class StackShape:
 
     @property
     def aspect_ratio(self) -> float:
-        """h/L."""
+        """The ratio h/L."""
         return self.hidden_size / self.num_hidden_layers
 
     @property
@@ -71,19 +71,19 @@ class StackShape:
 
     @property
     def feed_forward_ratio(self) -> float | None:
-        """d_ff/h; in a mixture of experts, active width over h."""
+        """The ratio d_ff/h; in a mixture of experts, the active width over h."""
         return None if self.feed_forward_width is None else self.feed_forward_width / self.hidden_size
 
     @property
     def head_ratio(self) -> float | None:
-        """heads × head_dim over h."""
+        """The ratio heads × head_dim / h."""
         if self.num_attention_heads is None or self.head_dim is None:
             return None
         return self.num_attention_heads * self.head_dim / self.hidden_size
 
     @property
     def kv_ratio(self) -> float | None:
-        """key/value heads over heads."""
+        """The ratio of key/value heads to heads."""
         if self.num_attention_heads is None or self.num_key_value_heads is None:
             return None
         return self.num_key_value_heads / self.num_attention_heads
@@ -175,7 +175,7 @@ def quantities(
 
 
 def _vocabulary(tree: Node) -> int:
-    return sum(place.times * place.own(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
+    return sum(place.times * place.own_cost(total_of) for place in tree.walk() if place.path in VOCABULARY_PATHS)
 
 
 def stack_shape(stack: Stack, hidden_size: int) -> StackShape:

@@ -143,9 +143,9 @@ def _fields(before: Preset | None, after: Preset | None) -> Iterator[Change]:
     """Yields fields that differ, by their path in a native description; None for a field that is not set."""
     if before is None or after is None:
         return
-    descriptions = [dict(_flat(description(preset)["model"])) for preset in (before, after)]
+    descriptions = [dict(_flatten_fields(description(preset)["model"])) for preset in (before, after)]
     old_fields, new_fields = (
-        _with_sizes(dict(_flat(preset.model.model_dump())) | set_fields)
+        _with_sizes(dict(_flatten_fields(preset.model.model_dump())) | set_fields)
         for preset, set_fields in zip((before, after), descriptions, strict=True)
     )  # with defaults too, which a description leaves out
     for path in dict.fromkeys([*descriptions[0], *descriptions[1]]):
@@ -176,10 +176,10 @@ def _with_sizes(fields: dict[str, Any]) -> dict[str, Any]:
     return completed
 
 
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten_fields(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten_fields(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
@@ -216,7 +216,7 @@ def _by_path(tree: Node, cost: Cost, run_config: RunConfig, unit: Unit) -> dict[
     """Returns path without layer indices → sum of its nodes, without optional parts and zeros."""
     sums: dict[str, Number] = {}
     for place in tree.walk(run_config):
-        if not place.optional and (value := times(place.own(cost), place.times)):
+        if not place.optional and (value := times(place.own_cost(cost), place.times)):
             path = INDEX.sub("", place.path)
             sums[path] = sums.get(path, 0) + value
     return {path: bits_to_bytes(value) if unit == "bytes" else value for path, value in sums.items()}

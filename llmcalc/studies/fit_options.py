@@ -1,4 +1,4 @@
-"""The accelerators on which a run fits, and the fewest of each."""
+"""The accelerators on which a run fits, and the smallest number of each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HardwareOption:
 
 
 class _Divided(NamedTuple):
-    """A run over a number of accelerators.
+    """A run on a number of accelerators.
 
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
@@ -123,17 +123,17 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
 
 
 def _numbers(devices: int | None) -> list[int]:
-    """The numbers of accelerators that are tried: the given one, or powers of two."""
+    """Returns the numbers of accelerators to try: the requested one, or powers of two."""
     return [2**i for i in range(MOST_DEVICES.bit_length())] if devices is None else [devices]
 
 
 def _training_request(request: LayoutRequest) -> LayoutRequest:
-    """Returns the options of training over a number of accelerators: fully sharded where nothing else is asked for."""
+    """Returns the options of training on several accelerators: fully sharded unless others are requested."""
     return replace(request, zero=3) if request.is_undivided else request
 
 
 def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
-    """Yields the run in the layout of a request, unless the framework does not have it."""
+    """Yields the run in the layout of a request, unless the framework does not support it."""
     try:
         run = _over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
         run.on(memory.runtime)

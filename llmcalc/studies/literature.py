@@ -77,12 +77,12 @@ FINDINGS = (
 
 
 def kaplan_range() -> tuple[float, float]:
-    """The range of h/L given by Kaplan's two models: 33.3 and 714.7."""
+    """Returns the range of h/L of Kaplan's two models: 33.3 and 714.7."""
     return KAPLAN_DEEP[1] / KAPLAN_DEEP[0], KAPLAN_SHALLOW[1] / KAPLAN_SHALLOW[0]
 
 
 def critical_depth(hidden_size: int) -> float:
-    """The critical depth of Fahim & Karim 2026, in layers, beyond which loss rises: 16·(h/512)^0.44."""
+    """Returns the depth beyond which loss rises: 16·(h/512)^0.44 layers (Fahim & Karim 2026)."""
     layers, width = CRITICAL_ANCHOR
     return float(layers * (hidden_size / width) ** CRITICAL_EXPONENT)
 
@@ -112,7 +112,7 @@ def verdicts(hidden_size: int, num_hidden_layers: int) -> Verdicts:
 
 
 def scaled_optimum(hidden_size: int, num_hidden_layers: int, compute_ratio: float) -> tuple[float, float]:
-    """The optimal (h, L) at `compute_ratio` times the compute of a shape, by the exponents of Fahim & Karim.
+    """Returns the optimal (h, L) at `compute_ratio` times a shape's compute (Fahim & Karim 2026, exponents).
 
     It assumes that the given shape is optimal at its own compute.
     """

@@ -76,7 +76,7 @@ def _is_plain_transformer(spec: ModelSpec) -> bool:
 
 
 def _widths(layer: Layer, width: int) -> tuple[int, int, int] | None:
-    """(heads, head size, active FFN width) of a layer with only attention and an FFN; None for other layers."""
+    """Returns (heads, head size, active FFN width) of a layer with only attention and an FFN; None for others."""
     mixer, network = layer.attention, layer.feed_forward
     if not layer.plain or not isinstance(mixer, TokenMixer) or not isinstance(network, Network):
         return None
@@ -105,12 +105,12 @@ def sizes(spec: ModelSpec) -> Sizes:
 
 
 def kaplan_table_1(n: int, keys: int, context: int) -> int:
-    """Forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
+    """Returns forward FLOPs per token: 2N + 2·n_layer·n_ctx·d_attn (Kaplan 2020, Table 1). keys = n_layer·d_attn."""
     return 2 * n + 2 * context * keys
 
 
 def chinchilla_appendix_f(d: Sizes, seq: int) -> int:
-    """Forward FLOPs of one sequence (Hoffmann 2022, appendix F).
+    """Returns forward FLOPs of one sequence (Hoffmann 2022, appendix F).
 
     The terms are those of its text. The ratios to 6ND in its table A4 result without the embedding and the logits.
     """
@@ -127,12 +127,12 @@ def chinchilla_appendix_f(d: Sizes, seq: int) -> int:
 
 
 def palm_appendix_b(n: int, keys: int, seq: int) -> int:
-    """Training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). keys = L·H·Q."""
+    """Returns training FLOPs per token: 6N + 12LHQT (Chowdhery 2022, appendix B). keys = L·H·Q."""
     return 6 * n + 12 * keys * seq
 
 
 def megatron(d: Sizes, batch: int, seq: int, recompute: bool) -> int:
-    """FLOPs of one training iteration.
+    """Returns FLOPs of one training iteration.
 
     With recomputation: 96Bsℓh²(1 + s/6h + V/16ℓh) (Narayanan 2021, eq. 3).
     Without recomputation: 72Bsℓh²(1 + s/6h + V/12ℓh) (Korthikanti 2022, appendix A).
@@ -247,7 +247,7 @@ def _training_rules(d: Sizes, p: ParameterCount, context: int, tokens: int) -> I
 
 
 def _kaplan_n(p: ParameterCount) -> int:
-    """Kaplan's N: active parameters without the input embeddings and an untied output head."""
+    """Returns Kaplan's N: active parameters without the input embeddings and an untied output head."""
     n: int = p.active - (p.total - p.non_embedding)
     return n
 

@@ -1,4 +1,4 @@
-"""How long a run takes: its settings and layout as a training step, a prompt or a decoded token on an accelerator.
+"""The time of a run: a training step, a prompt or a decoded token, under its settings, layout and accelerator.
 
 `llmcalc time` answers one run with this, `llmcalc plan` orders layouts by it, so that both give the same seconds.
 """
@@ -122,7 +122,7 @@ class TimedRun:
 
     @property
     def seconds(self) -> float:
-        """The estimate."""
+        """The estimated duration."""
         return float(self.range.estimate)
 
     @property
@@ -131,7 +131,7 @@ class TimedRun:
 
     @property
     def tokens(self) -> int:
-        """New tokens of a step or of a pass, over all sequences."""
+        """Number of new tokens of a step or pass, over all sequences."""
         return self.sequences * self.seq
 
     @property
@@ -140,7 +140,7 @@ class TimedRun:
 
     @property
     def peak(self) -> float:
-        """Peak FLOP/s of a device in the format of the products."""
+        """Peak FLOP/s of a device in the number format of the products."""
         return self.device.peaks[self.device.format_of(self.formats.dtype)]
 
     def model_flops(self, pairs: Pairs) -> int:
@@ -164,18 +164,18 @@ class TimedRun:
         return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
 
     def utilization(self, pairs: Pairs) -> float:
-        """Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention of pairs."""
+        """Returns the Model FLOPs utilization (PaLM, arXiv:2204.02311, appendix B) under a convention of pairs."""
         return self.model_flops(pairs) / (self.seconds * self.devices * self.peak)
 
     @cached_property
     def hardware_utilization(self) -> float:
-        """Hardware FLOPs utilization, of causal pairs: with recomputed layers."""
+        """Hardware FLOPs utilization for causal pairs: with recomputed layers."""
         recomputed = 0.0 if self.plan is None else self.plan.recompute / 3
         return self.utilization("causal") * (1 + recomputed)
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
-        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND where layers run again, 4ND of frozen weights."""
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND of frozen weights."""
         if self.plan is None:
             return {"4ND": None, "6ND": None, "8ND": None}
         active = ParameterCount(self.spec, self.spec.tree(), self.include).active
@@ -186,11 +186,12 @@ class TimedRun:
 
     @property
     def bounds(self) -> dict[Bound, float]:
-        """Bound → seconds of the nodes by what bounds them, which add up to the estimate."""
+        """Bound → seconds of the nodes that it limits, which add up to the estimate."""
         return {bound: sum(node.by_bound[bound] for node in self.nodes(0)) for bound in BOUNDS}
 
     def nodes(self, depth: int = 2) -> list[Node]:
-        """The parts of the model and of the run, the longest first. depth: levels of the model's tree, 0 for one."""
+        """Returns the parts of the model and of the run, longest first. depth: levels of the model's tree, 0 for
+        one."""
         sums: dict[tuple[str, str], dict[Bound, float]] = {}
         for times, line in self.lines:
             path = ".".join(line.path.split(".")[:depth]) if depth else "model"
@@ -204,7 +205,7 @@ class TimedRun:
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
-        """Yields the parts that belong to no node of the model, each with what bounds it."""
+        """Yields the parts that belong to no node of the model, each with its bound."""
         yield "layer waits", "wait", self.parts.get("layer waits", 0.0)
         yield "pipeline bubble", "wait", self.parts.get("bubble", 0.0)
         yield "gradients and weights", "network", self.parts.get("data", 0.0)
@@ -222,7 +223,7 @@ def _node(path: str, kind: str, by_bound: dict[Bound, float]) -> Node:
 
 @dataclass(frozen=True)
 class TimeSettings:
-    """Settings of time beside those of memory.
+    """The settings of time in addition to those of memory.
 
     stack: name of the stack.
     overlap: messages that run beside products: none, dp, tp, all; None for the stack's own.
@@ -241,7 +242,7 @@ class TimeSettings:
         return self.factors.device(device_of(hardware, self.nic))
 
     def stack_for(self, phase: TimePhase) -> Stack:
-        """The stack. Raises `InputError` for one of another phase."""
+        """Returns the time stack. Raises `InputError` for a stack of another phase."""
         stack = find_stack(self.stack, "training" if phase == "training" else "inference")
         return self.factors.stack(with_overlap(stack, self.overlap))
 
@@ -263,7 +264,7 @@ class TrainingTimes:
             )
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
-        """The step of a layout."""
+        """Returns the training step of a layout."""
         workload, include = self.memory.states.workload, self.memory.states.count.include
         return StepPlan.of(
             layout,
@@ -278,15 +279,15 @@ class TrainingTimes:
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:
-        """The step with its seconds. Raises `InputError` for what the layout divides in a way that is not modelled."""
+        """Returns the step with its seconds. Raises `InputError` for a layout that is not modelled."""
         return self.prices.step(self.plan(layout, micro_batches))
 
     def range(self, seconds: float) -> Range:
-        """The range of an estimate."""
+        """Returns the range of an estimate."""
         return expected_range(seconds, "training", self.device, self.stack, self.memory.spec)
 
     def timed_run(self, layout: Layout, micro_batches: int) -> TimedRun:
-        """The run of a layout with all of its parts."""
+        """Returns the run of a layout with all of its parts."""
         plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         parts = {name: float(seconds) for name, seconds in step.parts.items()}
         weights = [self._runs(step, plan, line) for line in step.priced.lines]
@@ -319,7 +320,7 @@ class TrainingTimes:
 
     @staticmethod
     def _runs(step: Step, plan: StepPlan, line: Line) -> float:
-        """How often a line runs in a micro-batch of all layers, with recomputation."""
+        """Returns how often a line runs in a micro-batch of all layers, with recomputation."""
         runs = 1.0
         if not line.backward and line.layer >= 0:
             runs += plan.recompute + (plan.recompute_core and line.kind == "attention")
@@ -369,7 +370,7 @@ class TrainingTimes:
 
 
 def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
-    """The share of layers that runs again, and whether attention does by itself.
+    """Returns the share of recomputed layers, and whether attention alone is recomputed.
 
     Raises `InputError` for modules of layers, whose share is not known.
     """
@@ -379,7 +380,7 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
         )
     if not recompute.layers:
         return 0.0, recompute.core
-    return (KEPT_PRODUCTS if recompute.kept else 1.0) / recompute.every, False
+    return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every, False
 
 
 def _adapters(memory: Memory) -> Adapters | None:
@@ -396,7 +397,7 @@ def _adapters(memory: Memory) -> Adapters | None:
 
 
 def _training_format(memory: Memory) -> str:
-    """The format of products in training: autocast runs them in 16 bits."""
+    """Returns the number format of products in training, which autocast runs in 16 bits."""
     precision = memory.settings.precision or ""
     if precision in NARROW_PRODUCTS:
         return NARROW_PRODUCTS[precision]
@@ -404,7 +405,7 @@ def _training_format(memory: Memory) -> str:
 
 
 def inference_formats(memory: Memory, tokens: int) -> Formats:
-    """The number formats of an inference run. tokens: tokens per sequence in its cache."""
+    """Returns the number formats of an inference run. tokens: tokens per sequence in its cache."""
     states = memory.states
     weight_bits = 8 * states.weights / states.count.total
     label = "" if states.quantized is None else states.quantized.scheme.label
@@ -416,7 +417,7 @@ def inference_formats(memory: Memory, tokens: int) -> Formats:
 
 
 def _cache_bits(memory: Memory, tokens: int) -> float:
-    """Bits of a cached element, with its share of scales."""
+    """Returns the bits of a cached element, with its share of scales."""
     if not memory.states.kv_dtype:
         return 16.0
     run_config, tree = RunConfig(Workload(1, tokens)), memory.states.count.tree
@@ -428,7 +429,7 @@ def _cache_bits(memory: Memory, tokens: int) -> float:
 def time_training(
     memory: Memory, hardware: Hardware, layout: Layout, micro_batches: int, settings: TimeSettings
 ) -> TimedRun:
-    """The time of a training step. Raises `InputError` for what is not modelled."""
+    """Returns the time of a training step. Raises `InputError` for a run that is not modelled."""
     return TrainingTimes(memory, hardware, settings).timed_run(layout, micro_batches)
 
 
@@ -440,7 +441,7 @@ def time_inference(
     context: int = 0,
     server: bool = False,
 ) -> TimedRun:
-    """The time of a prompt batch, or of one token of each sequence.
+    """Returns the time of a prompt batch, or of one token of each sequence.
 
     context: in prefill, tokens of each sequence that are cached before the prompt.
     server: whether the time of a server before the first token is added.
@@ -508,7 +509,7 @@ def _timed_inference(
 
 
 def explain_measured(run: TimedRun, seconds: float) -> list[str]:
-    """Lines that could explain a measured time. Raises `InputError` for a time that is not positive."""
+    """Returns lines that could explain a measured time. Raises `InputError` for a time that is not positive."""
     low, high = float(run.range.low), float(run.range.high)
     if low <= seconds <= high:
         return [f"{signed_percent(seconds / run.seconds - 1, 0)} against the estimate"]

@@ -71,7 +71,7 @@ def require_attention(name: str | None, specs: Sequence[ModelSpec]) -> str | Non
 
 
 def attention_kinds(spec: ModelSpec) -> frozenset[str]:
-    """The kinds of token mixers in the layers of a model.
+    """Returns the kinds of token mixers in the layers of a model.
 
     Attention is `mha`, `gqa` or `mqa` by its heads, and also `sliding` if a layer has a window. Other mixers have their
     own names (`mla`, `mamba2`, `gated_delta_net`, …).

@@ -91,12 +91,12 @@ class Family:
 
     @property
     def least_depth(self) -> int:
-        """The smallest depth, with one layer of each kind in the layer pattern."""
+        """The smallest depth, which has one layer of each kind in the layer pattern."""
         return len(self.spec.main.first_layers) + len(self.spec.main.pattern)
 
     @property
     def step(self) -> int:
-        """Hidden sizes are multiples of this number, so that head counts stay integers. It is at least `unit`."""
+        """The multiple that hidden sizes have, so that head counts stay integers; at least `unit`."""
         shares = [share for sizes in self._own_heads() for share in self._shares(sizes)[:2] if share is not None]
         step = math.lcm(*(share.denominator for share in shares))
         while step < self.unit:
@@ -104,7 +104,7 @@ class Family:
         return step
 
     def _shares(self, sizes: HeadSizes) -> tuple[Fraction, Fraction | None, int]:
-        """(heads over h, key/value heads over h, head size); the second is None for multi-query attention."""
+        """Returns (heads over h, key/value heads over h, head size); the second is None for multi-query attention."""
         h, a, k, d = self.spec.hidden_size, sizes.heads, sizes.kv_heads, sizes.head_dim
         size = (self.head_dim or d) // self.head_divisor
         heads = Fraction(a * d, h * size)
@@ -130,7 +130,7 @@ class Family:
         return None
 
     def at(self, hidden_size: Number, num_hidden_layers: Number) -> ModelSpec:
-        """Returns the member of a hidden size and depth: ints, or arrays of ints that are multiples of `step`."""
+        """Returns the member with a hidden size and depth: ints, or arrays of ints that are multiples of `step`."""
         stack = self.spec.main
         blocks = {name: self._scaled(block, hidden_size) for name, block in stack.variants.items()}
         changes = {
@@ -237,8 +237,8 @@ class Budget:
     def tokens_for(self, active: Number) -> Number:
         return TOKENS_PER_PARAMETER * active if self.tokens is None else self.tokens
 
-    def spent(self, spec: ModelSpec) -> Number:
-        """The cost of a model or of an array of models. Training FLOPs are exact: forward and backward, full pairs."""
+    def cost_of(self, spec: ModelSpec) -> Number:
+        """Returns the cost of a model or of an array of models. Training FLOPs: forward and backward, full pairs."""
         count = params(spec)
         if self.kind == "parameters":
             return count.total
@@ -351,7 +351,7 @@ def study(
     tolerance = percent / 100
     target_size = None if target is None else (target.hidden_size, target.main.num_hidden_layers)
     target_fits = target_size is not None and _cost_matches(members, target_size, budget, tolerance)
-    members = refined(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
+    members = refine_step(members, budget, tolerance, keep_heads=target_fits or members.head_dim is not None)
     sizes, searched = search(members, budget, tolerance, min(MOST_WIDTHS, max(LEAST_WIDTHS, 4 * rows)))
     if target_size is not None and target_fits:
         sizes = [size for size in sizes if size[0] != target_size[0]] + [target_size]
@@ -368,10 +368,10 @@ def study(
 def _cost_matches(members: Family, size: tuple[int, int], budget: Budget, tolerance: float) -> bool:
     """Whether the cost of a shape is within `tolerance` of the budget; False if its head counts are not integers."""
     try:
-        spent = budget.spent(members.at(*size))
+        cost = budget.cost_of(members.at(*size))
     except ArithmeticError:
         return False
-    return bool(abs(spent - budget.value) <= Fraction(tolerance) * budget.value)
+    return bool(abs(cost - budget.value) <= Fraction(tolerance) * budget.value)
 
 
 def _nothing_found(members: Family, budget: Budget, percent: float) -> str:
@@ -385,7 +385,7 @@ def _nothing_found(members: Family, budget: Budget, percent: float) -> str:
     )
 
 
-def refined(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
+def refine_step(members: Family, budget: Budget, tolerance: float, keep_heads: bool) -> Family:
     """Reduces the step of hidden sizes until the budget allows `FEWEST_WIDTHS` of them, as far as possible.
 
     keep_heads: whether head sizes must stay unchanged.
@@ -413,7 +413,7 @@ def _bisect(condition: Callable[[int], bool], low: int, high: int) -> int:
 
 
 def _depths(members: Family, h: int) -> tuple[int, int]:
-    """(smallest, largest) depth with an h/L in range; if there is none, the first is larger than the second."""
+    """Returns the (smallest, largest) depth with h/L in range; smallest > largest if there is none."""
     return max(members.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, LARGEST_DEPTH)
 
 
@@ -426,15 +426,15 @@ def allowed_widths(members: Family, budget: Budget, tolerance: float) -> range:
     exact = Fraction(tolerance)
     lowest_cost, highest_cost = budget.value * (1 - exact), budget.value * (1 + exact)
 
-    def spent(i: int, depth: int) -> Number:
-        return budget.spent(members.at(i * step, depth))
+    def cost_at(i: int, depth: int) -> Number:
+        return budget.cost_of(members.at(i * step, depth))
 
     def deep_enough(i: int) -> bool:
         shallowest, deepest = _depths(members, i * step)
-        return shallowest <= deepest and spent(i, deepest) >= lowest_cost
+        return shallowest <= deepest and cost_at(i, deepest) >= lowest_cost
 
     def too_wide(i: int) -> bool:
-        return bool(spent(i, _depths(members, i * step)[0]) > highest_cost)
+        return bool(cost_at(i, _depths(members, i * step)[0]) > highest_cost)
 
     end_step = LARGEST_WIDTH // step + 1
     narrowest = _bisect(deep_enough, 1, end_step)
@@ -477,7 +477,7 @@ def search(
 
     def cost(h: int, depth: int) -> int:
         if (h, depth) not in costs:
-            costs[h, depth] = budget.spent(members.at(h, depth))
+            costs[h, depth] = budget.cost_of(members.at(h, depth))
         return costs[h, depth]
 
     sizes, exact = [], Fraction(tolerance)
@@ -489,7 +489,7 @@ def search(
 
 
 def _spaced_widths(widths: range, limit: int) -> list[int]:
-    """All the hidden sizes, or at most `most` of them, evenly spaced in log h."""
+    """Returns all hidden sizes, or at most `most` of them, evenly spaced in log h."""
     if len(widths) <= limit:
         return list(widths)
     smallest, step = widths[0], widths.step
@@ -518,7 +518,7 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
     h, layers = size
     spec = members.at(h, layers)
     count = params(spec)
-    spent = budget.spent(spec)
+    cost = budget.cost_of(spec)
     trains = budget.kind == "train_flops"
     return Shape(
         spec=spec,
@@ -527,9 +527,9 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
         parameters=count.total,
         active=count.active,
         embedding_and_head=count.total - count.non_embedding,
-        difference=spent / budget.value - 1,
+        difference=cost / budget.value - 1,
         tokens=budget.tokens_for(count.active) if trains else None,
-        train_flops=spent if trains else None,
+        train_flops=cost if trains else None,
         forward_flops_per_token=flops(spec, Workload(batch=1, seq=seq)).per_token,
         kv_bytes_per_token=kv(spec, dtype_name=dtype).bytes_per_token,
         head_sizes=tuple(d for d in HEAD_SIZES if h % d == 0),
@@ -538,14 +538,14 @@ def _shape(members: Family, size: tuple[int, int], budget: Budget, target: bool,
 
 
 def _scaled_target(target: ModelSpec | None, budget: Budget) -> tuple[float, float, float] | None:
-    """(h, L, compute ratio) of the model, scaled with published exponents to the training compute of the budget.
+    """Returns (h, L, compute ratio) of the model, scaled to the budget's training compute with published exponents.
 
     It is None if the budget is the model's own cost. For a budget of parameters, training compute is proportional to
     the square of the parameters, since tokens are proportional to parameters (Hoffmann 2022).
     """
     if target is None:
         return None
-    ratio = budget.value / budget.spent(target)
+    ratio = budget.value / budget.cost_of(target)
     compute = ratio**2 if budget.kind == "parameters" else ratio
     if math.isclose(compute, 1, rel_tol=1e-3):
         return None

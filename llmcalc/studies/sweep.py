@@ -1,4 +1,4 @@
-"""The parameters of a million shapes at once: a family's closed form, evaluated on NumPy arrays.
+"""Parameter counts of a million shapes at once: a family's closed form, evaluated on NumPy arrays.
 
 This is the only part of llmcalc that needs NumPy (the extra `sweep`). Totals are exact 64-bit integers.
 """

@@ -103,13 +103,13 @@ class Activations:
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
         """Returns the formula of a layer or of a part of it, with all repeats of the part in the layer."""
         value, symbolic_sum = self.numbers.of(node), self.letters.of(node)
-        formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, by_token)
+        formula = self.formulas.of_value("activations", symbolic_sum, int(value), node, group_by_token)
         times = self.numbers.times.get(node.at[0]) if node.at else None
         node_letters = node.letters if self.numbers.layers.issuperset(node.at) else replace(node.letters, repeat=1)
         return Section((replace(node, letters=node_letters, times=times or 1),), (formula,), depth)
 
     def components(self) -> list[tuple[int, FormulaNode]]:
-        """Returns the parts of the model and of its layers, storages that layers share, and the loss."""
+        """Returns the parts of the model and of its layers, the storages that layers share, and the loss."""
         component_nodes = components(self.formulas)
         for stack in self.numbers.shared:
             last_layer_index = max(
@@ -119,7 +119,7 @@ class Activations:
         return [*component_nodes, (0, _extra_line(LOSS_NAMES))]
 
     def find(self, node: str) -> list[FormulaNode]:
-        """Finds the nodes of a name, also the lines of shared storages and of the loss."""
+        """Finds the nodes of a name, including the lines of shared storages and of the loss."""
         extra_nodes = [
             formula_node
             for _, formula_node in self.components()
@@ -167,7 +167,7 @@ class SavedSums:
 
     def __init__(self, root: FormulaNode, blocks: Iterable[Block], side: Side) -> None:
         self.side: Side = side
-        self.each: dict[int, Any] = {}
+        self.by_location: dict[int, Any] = {}
         self.times: dict[int, Any] = {}
         self.layers: set[int] = set()
         self.shared: dict[PathNames, Any] = {}
@@ -179,25 +179,25 @@ class SavedSums:
             if location.path == LOSS:
                 self.loss += size
             elif location.layer and block.shared:
-                self._share(location.stack, size)
+                self._add_shared(location.stack, size)
             else:
                 by_turn[location.path][location.layer_index] += size
                 repeats_of_path[location.layer].add(location.layer_index)
         self._paths = set(repeats_of_path) - {()}
-        by_path = {path: self._usual(path, sizes, repeats_of_path) for path, sizes in by_turn.items()}
-        self.each[root.at[0]] = self._added_up(root, (), by_path) + self.loss
+        by_path = {path: self._layer_sum(path, sizes, repeats_of_path) for path, sizes in by_turn.items()}
+        self.by_location[root.at[0]] = self._sum_with_children(root, (), by_path) + self.loss
 
     def of(self, node: FormulaNode) -> Any:
         """Returns the sum of a node."""
         if node.at:
-            return sum((self.each[location] for location in node.at), 0)
+            return sum((self.by_location[location] for location in node.at), 0)
         extra_lines = {LOSS_NAMES: self.loss, **{_shared_line(stack): size for stack, size in self.shared.items()}}
         return extra_lines[_names(node)]
 
-    def _share(self, stack: PathNames, size: Any) -> None:
+    def _add_shared(self, stack: PathNames, size: Any) -> None:
         self.shared[stack] = self.shared.get(stack, 0) + size
 
-    def _usual(self, path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
+    def _layer_sum(self, path: Path, sizes_by_repeat: Counter[int], repeats_of_path: dict[Path, set[int]]) -> Any:
         """Returns the sum of one layer at a path. Storages of only some equal layers count as shared."""
         layer = next((path[:i] for i in range(len(path), 0, -1) if path[:i] in self._paths), ())
         if not layer:
@@ -206,10 +206,12 @@ class SavedSums:
         ((common_size, _),) = Counter(sizes).most_common(1)
         excess = _expand(sum(size - common_size for size in sizes))
         if excess:
-            self._share(tuple(name for name, _ in layer), excess)
+            self._add_shared(tuple(name for name, _ in layer), excess)
         return common_size
 
-    def _added_up(self, formula_node: FormulaNode, path: Path, unclaimed: dict[Path, Any], times: Any = None) -> Any:
+    def _sum_with_children(
+        self, formula_node: FormulaNode, path: Path, unclaimed: dict[Path, Any], times: Any = None
+    ) -> Any:
         """Adds the sums of a node and its children.
 
         own: per path what no node has claimed yet; a step that is no node belongs to the module around it.
@@ -221,16 +223,16 @@ class SavedSums:
             child_path = (*path, (child.numbers.name, child.numbers.label))
             is_layer = times is None and child_path in self._paths
             self.times[location] = node.repeat if is_layer else times
-            self.each[location] = self._added_up(child, child_path, unclaimed, self.times[location])
+            self.by_location[location] = self._sum_with_children(child, child_path, unclaimed, self.times[location])
             if is_layer:
                 self.layers.add(location)
-            total += self.each[location] * (node.repeat if is_layer else 1)
+            total += self.by_location[location] * (node.repeat if is_layer else 1)
         total += sum(unclaimed.pop(key) for key in list(unclaimed) if key[: len(path)] == path)
         names = tuple(name for name, _ in path)
         return total + sum(size for stack, size in self.shared.items() if stack[:-1] == names)
 
 
-def by_token(expression: Any) -> Any:
+def group_by_token(expression: Any) -> Any:
     """Gathers the terms per token of a sum in one bracket: B·S·(…)."""
     import sympy
 

@@ -204,28 +204,30 @@ class Formulas:
             return None
         numeric_terms, symbolic_terms = self._terms(quantity)
         value = Fraction(self._sum(self.symbolic.numbers, numeric_terms, node))
-        expression = self._gathered(self._sum(self.symbolic.tree, symbolic_terms, node), _shorter)
+        expression = self._combine_equal_layers(self._sum(self.symbolic.tree, symbolic_terms, node), _expand_if_shorter)
         if quantity in ("kv", "state") and not value:
             return None
-        return self._evaluated(quantity, expression, value, node)
+        return self._formula_with_forms(quantity, expression, value, node)
 
     def of_value(self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, tidy: SumStyle) -> Formula:
         """Returns the formula of an expression with a known value. tidy: function that rewrites its sums.
 
         Raises `ArithmeticError` if it has another value.
         """
-        formula = self._evaluated(quantity, self._gathered(expression, tidy), Fraction(value), node)
+        formula = self._formula_with_forms(
+            quantity, self._combine_equal_layers(expression, tidy), Fraction(value), node
+        )
         return (
             formula
             if formula.in_hidden is None
-            else replace(formula, in_hidden=self._gathered(formula.in_hidden, tidy))
+            else replace(formula, in_hidden=self._combine_equal_layers(formula.in_hidden, tidy))
         )
 
-    def _evaluated(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
-        open_form = self._checked(expression, value, node)
+    def _formula_with_forms(self, quantity: Quantity, expression: Any, value: Fraction, node: FormulaNode) -> Formula:
+        open_form = self._check_value(expression, value, node)
         in_hidden = self._in_hidden(expression)
         if in_hidden is not None:
-            self._checked(in_hidden, value, node)
+            self._check_value(in_hidden, value, node)
         return Formula(quantity, expression, value, open_form, in_hidden)
 
     def _sum(self, tree: Node, terms: Iterable[Term], node: FormulaNode) -> Any:
@@ -234,7 +236,7 @@ class Formulas:
         for term in terms:
             walked_places = self._walk(tree, term.run_config)
             for index in node.at:
-                value = add(value, walked_places[index].each(term.cost, self.include))
+                value = add(value, walked_places[index].cost_per_repeat(term.cost, self.include))
         return value
 
     def _walk(self, tree: Node, run_config: RunConfig | None) -> list[Place]:
@@ -263,7 +265,7 @@ class Formulas:
         numeric_terms = _cache_terms(quantity, empty, one_token, bits, Fraction(1, 8))
         return numeric_terms, _cache_terms(quantity, empty, one_token, 8 * element_bytes(), _one_eighth())
 
-    def _checked(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
+    def _check_value(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Substitutes all values but S in the expression.
 
         Raises `ArithmeticError` if its value differs from `value`.
@@ -278,7 +280,7 @@ class Formulas:
         del values[keys()]
         return sympy.expand(expression.xreplace(values))
 
-    def _gathered(self, expression: Any, tidy: SumStyle) -> Any:
+    def _combine_equal_layers(self, expression: Any, tidy: SumStyle) -> Any:
         """Combines the terms of layers of equal cost, under the whole depth if these are all layers.
 
         tidy: function that rewrites the combined sums.
@@ -331,7 +333,7 @@ class Formulas:
             total += term
         coefficients = [t.as_coeff_Mul()[0] for t in sympy.Add.make_args(total)]
         readable = all(c.q <= LARGEST_DENOMINATOR for c in coefficients)
-        return self._gathered_by_power(total) if readable and total != expanded else None
+        return self._combine_by_power(total) if readable and total != expanded else None
 
     def proportions(self) -> list[tuple[Any, Any]]:
         """Returns widths as multiples of h, if each kind has one: (f, 3.5·h), (a·d, h), (k·d, h/4) or (k, a/4)."""
@@ -353,10 +355,8 @@ class Formulas:
             pairs.append((heads[1], ratio(value[heads[1]], heads[0])))
         return pairs
 
-    def _gathered_by_power(self, total: Any) -> Any:
-        """The expression with terms that differ only in their layers combined, under the depth if they cover all
-        layers.
-        """
+    def _combine_by_power(self, total: Any) -> Any:
+        """Combines terms that differ only in their layers, under the depth if they cover all layers."""
         import sympy
 
         for depth, depth_kinds in self.symbolic.depths.items():
@@ -394,7 +394,7 @@ def _one_eighth() -> Any:
     return sympy.Rational(1, 8)
 
 
-def _shorter(expression: Any) -> Any:
+def _expand_if_shorter(expression: Any) -> Any:
     """Expands an expression if that is shorter: 2E(hf + f) is, a(n + r)q is not."""
     import sympy
 

@@ -36,7 +36,7 @@ LOSS: Path = (("loss", ""),)
 
 
 class Location(NamedTuple):
-    """The node that a pass is running.
+    """The node of a pass that runs.
 
     path: path of the node.
     depth: number of its names that are the path of the layer; 0 outside of layers.
@@ -49,12 +49,12 @@ class Location(NamedTuple):
 
     @property
     def layer(self) -> Path:
-        """The path of the layer; empty outside the layers."""
+        """The path of the layer; empty outside of layers."""
         return self.path[: self.depth]
 
     @property
     def stack(self) -> PathNames:
-        """The names of the path of the layer, which all kinds of layers of a stack have in common."""
+        """The names in the layer's path, which all kinds of layers of a stack share."""
         return tuple(name for name, _ in self.layer)
 
 
@@ -67,23 +67,23 @@ class Block:
     ends: number of layers at whose end it was among the values that layers share.
     """
 
-    __slots__ = ("bytes", "ends", "keepers", "kind", "made")
+    __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
     def __init__(self, size: Number, kind: str, creator: Location) -> None:
-        self.bytes, self.kind, self.made = size, kind, creator
+        self.bytes, self.kind, self.creator = size, kind, creator
         self.keepers: list[Location] = []
         self.ends = 0
 
     @property
     def at(self) -> Location:
         """The first node that saves the block; if none does, the node that created it."""
-        return self.keepers[0] if self.keepers else self.made
+        return self.keepers[0] if self.keepers else self.creator
 
     @property
     def shared(self) -> bool:
-        """Whether several layers save it and it was created once for them: a table of angles, an encoder's output."""
+        """Whether several layers save a block created once for all: a table of angles, an encoder's output."""
         layers = {(location.stack, location.layer_index) for location in self.keepers if location.depth}
-        if any(stack == self.made.stack for stack, _ in layers) or not layers:
+        if any(stack == self.creator.stack for stack, _ in layers) or not layers:
             return self.ends > 1 and len(layers) != 1
         return len(layers) > 1
 
@@ -141,11 +141,11 @@ class PlacedEager(Eager):
             block.ends += 1
         return out
 
-    def replayed(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
+    def layer_runner(self, frame: Frame, layer_input: Value, layer_output: Value) -> Run:
         for value in self.reads[id(frame.scope)]:
             if value in self.values:
                 self.graph.meter.reclassify(self.values[value].storage.block, "activations")
-        return super().replayed(frame, layer_input, layer_output)
+        return super().layer_runner(frame, layer_input, layer_output)
 
 
 def _name_and_label(item: Scope | Step) -> tuple[str, str]:

@@ -81,8 +81,8 @@ GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts"
 def symbolic(spec: ModelSpec) -> Symbolic:
     """Returns a spec, or one rank of a layout, in symbols. Imports sympy."""
     rank = spec if isinstance(spec, RankModel) else None
-    used_occurrences = _used_spots(spec if rank is None else rank.full_model)
-    names = _symbol_names(used_occurrences + _depth_spots(spec))
+    used_occurrences = _used_occurrences(spec if rank is None else rank.full_model)
+    names = _symbol_names(used_occurrences + _depth_occurrences(spec))
     meanings: dict[Any, Meaning] = {}
 
     def symbol(name: str, field: str, value: Number) -> Any:
@@ -102,7 +102,7 @@ def symbolic(spec: ModelSpec) -> Symbolic:
     depths: dict[Any, frozenset[Any]] = {}
     groups: dict[tuple[str, str], tuple[Any, str]] = {}
     has_several_stacks = len(spec.stacks()) > 1
-    for occurrence in _depth_spots(spec):
+    for occurrence in _depth_occurrences(spec):
         stack = getattr(spec, occurrence.side)
         labels, counts, suffix = _layer_labels(stack), _layer_counts(stack, rank), _rank_suffix(rank)
         labels_by_kind = {name: labels[name] for name in counts}
@@ -138,7 +138,7 @@ def _rank_suffix(rank: RankModel | None) -> str:
 def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Callable[[str, str, Number], Any]) -> Node:
     """Returns the tree of a rank in symbols, by symbolic integers, because a rank's sizes depend on comparisons."""
 
-    def traced(occurrence: SizeOccurrence) -> Any:
+    def traced_size(occurrence: SizeOccurrence) -> Any:
         symbol_of_size = size_replacer(occurrence)
         return occurrence.value if symbol_of_size is occurrence.value else SymbolicInt(occurrence.value, symbol_of_size)
 
@@ -151,7 +151,7 @@ def _rank_in_symbols(rank: RankModel, size_replacer: SizeReplacer, symbol: Calla
     }
     if "etp" not in sizes:
         degrees["etp"] = degrees.get("tp", layout.expert_tp)
-    lettered = _with_symbols(rank, traced)
+    lettered = _with_symbols(rank, traced_size)
     assert isinstance(lettered, RankModel)
     symbolic_tree: Node = _formulas_of(lettered.with_symbols(replace(layout, **degrees)).tree())
     return symbolic_tree
@@ -173,7 +173,7 @@ def _formulas_of(value: Any) -> Any:
 
 def with_formulas(spec: ModelSpec) -> ModelSpec:
     """Returns a copy of `spec` with symbolic integers as sizes. Imports sympy."""
-    names = _symbol_names(_used_spots(spec) + _depth_spots(spec))
+    names = _symbol_names(_used_occurrences(spec) + _depth_occurrences(spec))
 
     def pick(occurrence: SizeOccurrence) -> int:
         return (
@@ -269,12 +269,12 @@ def _changes(
     return changes
 
 
-def _depth_spots(spec: ModelSpec) -> list[SizeOccurrence]:
+def _depth_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     letter = letter_of(Stack.model_fields[DEPTH]) or "L"
     return [SizeOccurrence(side, "", "", DEPTH, letter, stack.num_hidden_layers) for side, stack in spec.stacks()]
 
 
-def _used_spots(spec: ModelSpec) -> list[SizeOccurrence]:
+def _used_occurrences(spec: ModelSpec) -> list[SizeOccurrence]:
     """Returns the sizes that affect a primitive (rotary_dim does not), in the order of the spec, stacks first."""
     provisional: dict[SizeOccurrence, Any] = {}
 

@@ -526,7 +526,7 @@ class WorkRecorder(Placements):
         op, ranks, run = step.op, self.rank_pass.cp, self.full_run
         assert isinstance(op, AttentionCore)
         limit = op.window if op.window is not None else op.chunk
-        keys = run.held(op.rows if op.keys is None else op.keys)
+        keys = run.available(op.rows if op.keys is None else op.keys)
         cache_name = step.options.get("cache") or ""
         reads_cache = run.phase == "decode" or not is_zero(run.workload.context)
         self._add_kernel(

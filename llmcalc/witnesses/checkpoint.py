@@ -58,7 +58,7 @@ class Match:
     missing: list[Expected] = field(default_factory=list)
     extra: list[StoredTensor] = field(default_factory=list)
     misshapen: list[tuple[Expected, StoredTensor]] = field(default_factory=list)
-    again: list[StoredTensor] = field(default_factory=list)
+    stored_again: list[StoredTensor] = field(default_factory=list)
     buffers: list[StoredTensor] = field(default_factory=list)
 
     @property
@@ -75,12 +75,12 @@ def expected_tensors(spec: ModelSpec) -> Iterator[Expected]:
             continue
         for path in module_paths(place):
             for tensor in use.tensors():
-                yield Expected(path, _squeezed(tensor.shape))
+                yield Expected(path, _without_unit_axes(tensor.shape))
             if use.buffers():
                 yield Expected(path, (use.buffers(),), buffer=True)
 
 
-def _squeezed(shape: Shape) -> Shape:
+def _without_unit_axes(shape: Shape) -> Shape:
     """Removes axes of length 1, which only some classes have."""
     return tuple(size for size in shape if size != 1) or (1,)
 
@@ -115,7 +115,7 @@ def _group(name: str, spec: ModelSpec) -> tuple[str, int]:
 
 def _match_group(expected_tensors: list[Expected], stored: list[StoredTensor], result: Match) -> None:
     unmatched = list(expected_tensors)
-    remaining = [(tensor, _squeezed(tensor.shape)) for tensor in stored]
+    remaining = [(tensor, _without_unit_axes(tensor.shape)) for tensor in stored]
     for step in (_match_equal_shapes, _match_expert_stacks, _match_fused):
         remaining = step(unmatched, remaining, result)
     by_word: dict[tuple[str, int], list[Expected]] = defaultdict(list)  # last word of the node, axes
@@ -149,7 +149,7 @@ def _match_equal_shapes(unmatched: list[Expected], remaining: Unmatched, result:
         for by_name in (True, False):
             unmatched_tensors: Unmatched = []
             for tensor, shape in remaining:
-                candidates = by_shape.get(shape if not transposed else _transposed(shape))
+                candidates = by_shape.get(shape if not transposed else _transposed_shape(shape))
                 partner = (
                     next(
                         (expected for expected in candidates if not by_name or _same_name(expected.node, tensor.name)),
@@ -168,7 +168,7 @@ def _match_equal_shapes(unmatched: list[Expected], remaining: Unmatched, result:
     return remaining
 
 
-def _transposed(shape: Shape) -> Shape:
+def _transposed_shape(shape: Shape) -> Shape:
     """Returns the shape of the transposed matrix, or of a stack of transposed matrices."""
     return (*shape[:-2], *shape[-2:][::-1])
 
@@ -236,7 +236,7 @@ def _fused_shapes(unmatched: list[Expected], axes: int) -> dict[Shape, tuple[Exp
                     *first_shape[axis + 1 :],
                 )
                 shapes.setdefault(fused_shape, group)
-                shapes.setdefault(_transposed(fused_shape), group)
+                shapes.setdefault(_transposed_shape(fused_shape), group)
     return shapes
 
 
@@ -279,7 +279,7 @@ def _match_across_layers(result: Match) -> None:
         deque
     )  # shape, word, stack → indices of extra tensors
     for i, tensor in enumerate(result.extra):
-        shape = _squeezed(tensor.shape)
+        shape = _without_unit_axes(tensor.shape)
         if shape in shapes:
             tensor_stack = _side(tensor.name)
             for name_word in set(_WORDS.split(tensor.name)):
@@ -325,5 +325,5 @@ def _accept_tied_copies(spec: ModelSpec, result: Match) -> None:
     if not spec.tie_word_embeddings:
         return
     head_shape = (spec.vocab_size, spec.embedding_size or spec.hidden_size)
-    result.again += [tensor for tensor in result.extra if tensor.shape == head_shape]
+    result.stored_again += [tensor for tensor in result.extra if tensor.shape == head_shape]
     result.extra = [tensor for tensor in result.extra if tensor.shape != head_shape]

@@ -52,7 +52,7 @@ class Check:
 
     @property
     def where(self) -> str:
-        """The node, and the pass length if several were measured."""
+        """The node, and the length of the pass if several were measured."""
         node = self.node or "model"
         return node if self.seq is None else f"{node}, {self.seq:,} tokens"
 
@@ -96,7 +96,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Coverage:
-    """The paths of leaves with parameters, by how they were compared.
+    """The paths of leaves with parameters, by the kind of their comparison.
 
     alone: the leaves that were compared individually.
     summed: the leaves that were compared as part of a sum.

@@ -84,7 +84,7 @@ def convolution_backward(
     output_mask: Any,
     **_: Any,
 ) -> int:
-    """FLOPs of a convolution's backward pass: dx and dW each cost as much as the forward pass.
+    """Returns the FLOPs of a convolution's backward pass: dx and dW each cost as much as the forward pass.
 
     torch's own formula counts the weight gradient of a grouped convolution like that of an ungrouped one, `groups`
     times too much.

@@ -102,7 +102,7 @@ class Cuda:
 
 @dataclass
 class Measured:
-    """The memory of a run, in bytes.
+    """The measured memory of a run, in bytes.
 
     requested_bytes, allocated_bytes, reserved_bytes: peaks of the allocator's statistics.
     after_step_bytes: allocated bytes after the last training step, or after the pass.
@@ -128,7 +128,7 @@ class Measured:
         self.after_step_bytes = reading.allocated
 
     def data(self) -> dict[str, Any]:
-        """The document."""
+        """Returns the JSON document."""
         return dict(vars(self))
 
 

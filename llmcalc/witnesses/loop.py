@@ -115,7 +115,7 @@ def loss_or_output(
 
 
 class TrainingLoop:
-    """The training loop above. Attributes of a batch are overwritten when the next batch is created."""
+    """The training loop whose memory is measured. A new batch overwrites the attributes of the previous one."""
 
     def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
         self.spec, self.training, self.device = spec, training, device
@@ -153,7 +153,7 @@ class TrainingLoop:
 
     @property
     def outside(self) -> Iterable[Tensor]:
-        """Tensors that a micro-batch's graph reads but does not own: parameters, buffers and inputs."""
+        """Returns tensors that a micro-batch's graph reads but does not own: parameters, buffers and inputs."""
         source = () if self.source is None else (self.source,)
         return (*self.module.parameters(), *self.module.buffers(), self.ids, *source)
 
@@ -217,9 +217,9 @@ def build_optimizers(
     Raises `InputError` for an optimizer that torch does not have.
     """
     record = optimizer(name)
-    if record.built is None:
+    if record.build_torch_optimizers is None:
         raise InputError(f"--optimizer {name}: {record.not_in_torch}")
-    return list(record.built(parameters, implementation or record.implementations[0], momentum))
+    return list(record.build_torch_optimizers(parameters, implementation or record.implementations[0], momentum))
 
 
 def layer_matrices(module: nn.Module) -> set[int]:

@@ -37,7 +37,7 @@ def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include:
     group_sizes = {
         place.path: len(places) for places in _group_by_modules(tree, modules_of_nodes, None) for place in places
     }
-    leaves = [place.path for place in tree.walk() if place.own(params) and place.optional in {"", *include}]
+    leaves = [place.path for place in tree.walk() if place.own_cost(params) and place.optional in {"", *include}]
     return Coverage(
         tuple(path for path in leaves if group_sizes.get(path) == 1),
         tuple(path for path in leaves if group_sizes.get(path, 1) > 1),

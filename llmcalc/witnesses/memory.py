@@ -24,7 +24,7 @@ from ..device_memory.estimate import memory
 from ..device_memory.inference import Inference, replay_inference
 from ..device_memory.optimizers.registry import DEFAULT, optimizer
 from ..device_memory.settings import Settings
-from ..device_memory.simulated_run import inference_passes, is_stored_otherwise, kernel_choices, training_run
+from ..device_memory.simulated_run import has_storage_format, inference_passes, kernel_choices, training_run
 from ..device_memory.training import Training, TrainingRun
 from ..errors import InputError
 from ..model import ModelSpec
@@ -77,7 +77,7 @@ class MemoryComparison:
     left_out: dict[str, str] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
 
-    def added_to(self, verdict: Verdict, seconds: float) -> Verdict:
+    def with_checks(self, verdict: Verdict, seconds: float) -> Verdict:
         """Returns the verdict with these checks added."""
         info = {"runs": self.runs, "left_out": self.left_out, **self.info}
         return replace(
@@ -242,7 +242,7 @@ def _values_differ_in_size(spec: ModelSpec) -> bool:
 
 
 def _inference_limits(memory_use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:
-    yield is_stored_otherwise(memory_use), "quantized weights are not in the reference"
+    yield has_storage_format(memory_use), "quantized weights are not in the reference"
     yield inference.paged, "a paged cache is not in the reference"
     yield from _kernel_limits(inference.choices.attention, inference.choices.norm, device)
     yield True, ""
@@ -253,7 +253,7 @@ def _training_limits(training: Training, device: Device) -> Iterator[tuple[bool,
     yield training.gradient_dtype is not None, "sums of gradients in a format of their own"
     yield training.state_dtype is not None, "optimizer states in a format of their own"
     record = optimizer(training.optimizer)
-    yield record.built is None, record.not_in_torch or "no optimizer of torch is named in its record"
+    yield record.build_torch_optimizers is None, record.not_in_torch or "no optimizer of torch is named in its record"
     yield training.adapters is not None and training.adapters.base != "none", "a base in 4 bits needs bitsandbytes"
     yield training.autocast and device == "meta", "torch.autocast does nothing on meta; expected --device cpu"
     yield training.implementation == "fused" and device == "meta", "torch has no fused optimizer on meta"

@@ -66,11 +66,11 @@ def places(
 class _Search:
     known: frozenset[str]
     names: Modules
-    own: Modules
+    family_names: Modules
     """Of the family: they come before the usual ones."""
 
     def all(self, tree: Node, kind: str, base: str) -> Iterator[tuple[str, NodeModules]]:
-        text_model = self._first(self.names[""], (base,)) or NodeModules((base,))
+        text_model = self._first_existing(self.names[""], (base,)) or NodeModules((base,))
         roots = tuple(dict.fromkeys((*text_model.modules, base, "")))
         stacks_by_name = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
         other_nodes = [
@@ -84,21 +84,21 @@ class _Search:
             yield from self._stack("", other_nodes, self._side(kind, roots))
 
     def towers(self, tree: Node, base: str) -> Iterator[tuple[str, NodeModules]]:
-        """The modules of towers: each is below the model without a head, its encoder, or the whole model.
+        """The modules of towers: below the model without a head, below its encoder, or in the whole model.
 
         Such a module may contain another one (the projector), so it is not compared as a whole.
         """
         roots = (base, _join_path(base, "encoder"), "")
         for towers in (child for child in tree.children if child.optional == "towers"):
             for tower in towers.children:
-                tower_modules = self._standing(tower, roots, roots, (tower.name,))
+                tower_modules = self._search_names(tower, roots, roots, (tower.name,))
                 if tower_modules is not None:
                     path = f"{towers.name}.{tower.name}."
                     yield from self._stack(path, tower.children, (*tower_modules.modules, *roots))
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the modules to search for an encoder's or decoder's nodes."""
-        side_modules = self._first(self.names.get(name, name), roots)
+        side_modules = self._first_existing(self.names.get(name, name), roots)
         return roots if side_modules is None else (*side_modules.modules, *roots)
 
     def _stack(
@@ -127,7 +127,7 @@ class _Search:
         their own. A layer with another layer's parameters has its module too, but is not matched to it.
         """
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
-        for name in self.own.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
+        for name in self.family_names.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
             for root in roots:
                 lists = [self._listed(root, side) for side in name.split(" & ")]
                 if layer_indices and all(len(modules) == len(layer_indices) for modules in lists):
@@ -148,7 +148,7 @@ class _Search:
         outer: the modules of its layer, or of the stack outside of layers.
         keys: its path in the layer, and every suffix of that path.
         """
-        node_modules = self._standing(node, parents, outer_modules, keys)
+        node_modules = self._search_names(node, parents, outer_modules, keys)
         paths_and_modules: list[tuple[str, tuple[str, ...]]]
         if node_modules is None:
             open_ = any(self.names.get(key) == "" for key in keys)
@@ -164,16 +164,16 @@ class _Search:
                 deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
                 yield from self._node(f"{place}.{child.name}", child, inside, outer_modules, deeper)
 
-    def _standing(
+    def _search_names(
         self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
     ) -> NodeModules | None:
-        for names in (self.own, self.names):
+        for names in (self.family_names, self.names):
             for key in keys:
                 if key in names:
-                    modules = self._first(names[key], parents, outer_modules)
+                    modules = self._first_existing(names[key], parents, outer_modules)
                     if modules is not None or not names[key]:
                         return modules
-        return self._first(node.name, parents)
+        return self._first_existing(node.name, parents)
 
     def _members(self, path: str, indices: Sequence[int], whole_path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the repeats of a node: each is the member of a module list with its index."""
@@ -184,7 +184,7 @@ class _Search:
             if i < len(members):
                 yield f"{path}.{i}", (members[i],)
 
-    def _first(
+    def _first_existing(
         self, alternatives: str, parents: tuple[str, ...], outer_modules: tuple[str, ...] = ()
     ) -> NodeModules | None:
         """Returns the first alternative whose modules all exist in the class."""
@@ -214,7 +214,7 @@ class _Search:
         return []
 
     def _matching(self, path: str) -> list[str]:
-        """Returns the path itself if the class has it, otherwise all matches of its stars."""
+        """Returns the path if the class has it, else all paths that match its stars."""
         if "*" not in path:
             return [path] if path in self.known else []
         pattern = re.compile(re.escape(path).replace(r"\*", r"(\d+)"))
@@ -242,7 +242,7 @@ def called_once(modules_of_nodes: ModulesByNode, calls: Mapping[str, int], tenso
 
 
 def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -> dict[str, int]:
-    """Parameters by path, without parameters in a layer that belong to the stack (T5's table of positions)."""
+    """Returns parameters by path, without those in a layer that belong to the stack (T5's table of positions)."""
     remaining_params = dict(params)
     layers = tuple(
         f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)

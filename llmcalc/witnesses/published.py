@@ -1,4 +1,4 @@
-"""The publisher's parameter count as a witness, where it is known exactly."""
+"""The publisher's exact parameter count as a witness."""
 
 from __future__ import annotations
 

@@ -124,11 +124,11 @@ def verify_reference(
     }
     seconds = time.perf_counter() - start
     if device != "meta":
-        info["measured"] = _measured(spec, module, device, batch, seq)
+        info["measured"] = _measure_speed(spec, module, device, batch, seq)
     return Verdict(target, f"reference/{device}", checks, seconds, info, sizes_of(spec))
 
 
-def _measured(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
+def _measure_speed(spec: ModelSpec, module: nn.Module, device: Device, batch: int, seq: int) -> dict[str, Any]:
     """Measures time, FLOP/s and memory of a forward pass; on CUDA with enough tokens to keep the GPU busy."""
     tokens = busy_seq(spec, seq) if device == "cuda" else seq
     ids = _ids(spec, batch, tokens, device)
@@ -143,7 +143,7 @@ def precision(device: Device) -> str:
 
 
 def build(spec: ModelSpec, device: Device) -> nn.Module:
-    """The reference model on a device, in bf16; on a CPU in fp32, because bf16 is slow there.
+    """Returns the reference model on a device: in bf16, on a CPU in fp32, because bf16 is slow there.
 
     Raises `InputError` for a device that does not exist, or a model that is too large for a CPU.
     """
@@ -179,7 +179,7 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
     Only the outputs of linear layers and attention scores are counted, which is a lower bound.
     """
 
-    def kept(use: Use) -> Number:
+    def kept_elements(use: Use) -> Number:
         op, run_config = use.op, use.run_config
         if run_config is None or not use.has("forward_flops"):
             return 0
@@ -188,7 +188,9 @@ def _check_activations(spec: ModelSpec, batch: int, seq: int) -> None:
         # scores, in fp32 and after softmax
         return 3 * run_config.batch * op.heads * op.pairs(run_config) if isinstance(op, AttentionCore) else 0
 
-    size = DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept, RunConfig(Workload(batch=batch, seq=seq)))
+    size = (
+        DTYPE_BITS[precision("cpu")] // 8 * spec.tree().total(kept_elements, RunConfig(Workload(batch=batch, seq=seq)))
+    )
     if size > LARGEST_REAL:
         raise InputError(
             f"--device cpu: {batch} × {seq:,} tokens keep at least {size:,} bytes for a backward pass; expected a "
@@ -205,7 +207,7 @@ def _ids(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor:
 
 
 def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor | None:
-    """The input of an encoder-decoder's encoder: tokens or frames; None without one."""
+    """Returns the input of an encoder-decoder's encoder: tokens or frames; None without an encoder."""
     import torch
 
     if spec.encoder is None or spec.decoder is None:
@@ -232,7 +234,7 @@ def _checks(
         checks = compare(
             tree,
             quantity,
-            lambda place: place.each(cost, include),
+            lambda place: place.cost_per_repeat(cost, include),
             measured,
             names,
             witness,

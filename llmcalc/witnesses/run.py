@@ -64,4 +64,4 @@ def _with_memory(verdict: Verdict, spec: ModelSpec, device: Device, batch: int, 
         from .gpu import compare_on_gpu
 
         memory_comparison = compare_on_gpu(spec, default_runs(spec, batch, seq or busy_seq(spec, verdict.info["seq"])))
-    return memory_comparison.added_to(verdict, time.perf_counter() - start)
+    return memory_comparison.with_checks(verdict, time.perf_counter() - start)

@@ -62,7 +62,7 @@ class ShapeCache(TorchDispatchMode):
 
 @cache
 def _is_composed(func: Any) -> bool:
-    """Whether an operation is run as several others, some of which may have FLOPs."""
+    """Whether an operation runs as several others, some of which may have FLOPs."""
     return torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
 
 

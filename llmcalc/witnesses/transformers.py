@@ -80,7 +80,7 @@ def verify_config(
 
 
 def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
-    """The class that `architectures` names, on meta; with values if it is to run and cannot run without. Never runs
+    """Returns the class that `architectures` names, on meta, or with values if its forward pass needs them. Never runs
     code from a hub.
 
     Raises `InputError` if a library that the class needs is not installed, or if the values would need too much memory.
@@ -121,7 +121,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
 
 
 def quirks_of(config: Mapping[str, Any]) -> Quirks:
-    """The settings that the classes of a config's model type need to run without values."""
+    """Returns the settings that the classes of a config's model type need to run without values."""
     family = family_of_class(config["model_type"])
     return Quirks() if family is None else family.quirks
 
@@ -183,7 +183,7 @@ def _checks(
             compare_modules(
                 tree,
                 quantity,
-                lambda place: place.each(cost) + additions(place.path),
+                lambda place: place.cost_per_repeat(cost) + additions(place.path),
                 modules,
                 measured,
                 witness,
@@ -243,7 +243,7 @@ def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> Modu
 
 
 def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
-    """Token ids on the model's device; on a CPU with real values, with the end-of-sequence token only at the end."""
+    """Returns token ids on the model's device; on a CPU real values, with the end-of-sequence token only at the end."""
     import torch
 
     device = next(model.parameters()).device
@@ -258,7 +258,7 @@ def _tokens(model: nn.Module, batch: int, seq: int) -> Any:
 
 
 def inputs_of(spec: ModelSpec, model: nn.Module, batch: int, seq: int) -> dict[str, Any]:
-    """The tokens of `batch` sequences, or the frames of an encoder of them, under the names that classes use."""
+    """Returns the tokens of `batch` sequences, or the frames for an encoder, under the names that classes use."""
     import torch
 
     ids, name = _tokens(model, batch, seq), type(model).__name__
@@ -325,19 +325,19 @@ CACHE_NAMES = ("cache", "past_key_values", "cache_params", "state")
 
 
 def cache_argument(model: nn.Module) -> str:
-    """The argument of a decoder class that takes a cache; empty if it has none."""
+    """Returns the argument of a decoder class that takes a cache; empty if there is none."""
     arguments = signature(model.forward).parameters
     return next((name for name in CACHE_NAMES[:2] if name in arguments), "")
 
 
 def _caches_of(outputs: Any) -> Iterator[Any]:
-    """The caches in a module's output, under the names that classes give them."""
+    """Yields the caches in a module's output, under the names that classes give them."""
     cache_attributes = (getattr(outputs, name, None) for name in CACHE_NAMES)
     return (cache for cache in cache_attributes if cache is not None)
 
 
 def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
-    """Tensors in modules that are neither parameters nor buffers: the states of a class that stores them itself.
+    """Yields tensors in modules that are neither parameters nor buffers: states that a class stores itself.
 
     The frequencies that a scaled RoPE stores in its module are excluded.
     """
@@ -352,7 +352,7 @@ def _module_states(model: nn.Module) -> dict[tuple[str, str], Any]:
 
 
 def cache_bytes(cache: Any) -> int:
-    """Bytes of every tensor in a transformers cache, however it is nested; a tensor that occurs twice counts once."""
+    """Returns the bytes of all tensors in a transformers cache, however nested; each tensor counts once."""
     return sum(t.numel() * t.element_size() for t in {id(t): t for t in _tensors(cache, set())}.values())
 
 

@@ -41,7 +41,9 @@ def use_kernels(
         output_layer(module).forward = lambda x: x
     add_checkpoints(module, recompute)
     if adapters is not None and recompute.layers:
-        module.get_submodule("embed_tokens").register_forward_hook(lambda *made: made[-1].requires_grad_(True))
+        module.get_submodule("embed_tokens").register_forward_hook(
+            lambda *hook_arguments: hook_arguments[-1].requires_grad_(True)
+        )
 
 
 # --- attention --------------------------------------------------------------------------------------------------------
@@ -87,8 +89,8 @@ def replace_attention(module: nn.Module, choices: Choices) -> None:
                 "sdpa": partial(scaled_dot_product, choices.capability),
             }
             submodule.forward = partial(kernels.get(choices.attention, sdpa_math), causal)
-            if hasattr(owner, "_seen"):
-                owner._seen = lambda *_: (None, None)
+            if hasattr(owner, "_mask_and_bias"):
+                owner._mask_and_bias = lambda *_: (None, None)
 
 
 def is_core(name: str) -> bool:
@@ -121,7 +123,7 @@ def kernel_context(choices: Choices) -> Iterator[None]:
 
 
 class FusedRmsNorm(torch.autograd.Function):
-    """torch's `_fused_rms_norm` as in derivatives.yaml; torch runs it as one kernel only on GPUs."""
+    """torch's `_fused_rms_norm` as in derivatives.yaml, which torch runs as one kernel only on GPUs."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, weight: Any) -> Any:
@@ -164,7 +166,7 @@ def _rms_norm(norm_module: Any, x: Any) -> Any:
 
 
 class LigerCrossEntropy(torch.autograd.Function):
-    """Liger-Kernel 0.8.2, ops/cross_entropy.py: the kernel overwrites the logits with their gradient."""
+    """Liger-Kernel's cross-entropy (0.8.2, ops/cross_entropy.py), which overwrites the logits with their gradient."""
 
     @staticmethod
     def forward(ctx: Any, logits: Any, labels: Any) -> Any:
@@ -183,7 +185,8 @@ class LigerCrossEntropy(torch.autograd.Function):
 
 
 class LigerLinearCrossEntropy(torch.autograd.Function):
-    """Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are computed in the forward pass."""
+    """Liger-Kernel's fused linear cross-entropy (0.8.2, ops/fused_linear_cross_entropy.py): gradients in the forward
+    pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Any, labels: Any, weight: Any, bias: Any) -> Any:
@@ -238,7 +241,7 @@ def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) 
 
 
 def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
-    """torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, eighths by default."""
+    """Runs torchtune's `chunked_output` and `CEWithChunkedOutputLoss`, by default in eighths."""
     size, dtype = choices.loss_chunk or -(-x.shape[1] // 8), getattr(torch, choices.logits_dtype or "float32")
     chunks = [F.linear(chunk, layer.weight, layer.bias) for chunk in x.split(size, dim=1)]
     labels = [chunk.reshape(-1) for chunk in ids.split(size, dim=1)]
@@ -296,9 +299,9 @@ def selective_checkpoint(saved: frozenset[str], alternate: frozenset[str]) -> Ca
 def add_checkpoints(module: nn.Module, recompute: Recompute) -> None:
     """Adds activation checkpoints to modules, which are recomputed in the backward pass."""
     run_checkpointed = partial(checkpoint, use_reentrant=recompute.reentrant, preserve_rng_state=False)
-    if recompute.kept:
+    if recompute.saved_operations:
         run_checkpointed = partial(
-            run_checkpointed, context_fn=selective_checkpoint(recompute.kept, recompute.alternate)
+            run_checkpointed, context_fn=selective_checkpoint(recompute.saved_operations, recompute.alternate)
         )
     carries = any(hasattr(submodule, "below_scale") for submodule in module.modules())
     for name, submodule in [*module.named_modules()]:

@@ -34,7 +34,7 @@ def witness_of(model_type: str) -> str:
 
 
 def family_of_class(model_type: str) -> Family | None:
-    """The record of the family whose class implements this model type; None if it is not supported."""
+    """Returns the family whose class implements this model type; None if it is not supported."""
     kind = witness_of(model_type)
     return family_of(kind) if kind in model_types() else None
 
@@ -61,7 +61,7 @@ def _names_by_lower_case() -> dict[str, list[str]]:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """The class that `architectures` names, case-insensitively (hubs have `MPTForCausalLM`, the library
+    """Returns the class that `architectures` names, case-insensitively (hubs have `MPTForCausalLM`, the library
     `MptForCausalLM`).
 
     If it names none, or one that exists only as code on a hub (`RWForCausalLM`), it is the language model of the model
@@ -107,7 +107,7 @@ def class_object_of(config: Mapping[str, Any]) -> Any:
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields for the configuration class, with plain RoPE for length-dependent RoPE: no count depends on it."""
+    """Returns the fields for the configuration class; length-dependent RoPE becomes plain, which changes no count."""
     fields = {k: v for k, v in config.items() if k not in HUB_FIELDS}
     for name in ("rope_scaling", "rope_parameters"):
         rope = fields.get(name)

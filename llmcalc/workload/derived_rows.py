@@ -24,7 +24,7 @@ class Distances(Rows):
     of: Rows = TOKENS
 
     def new(self, w: Workload) -> Number:
-        return self.of.held(w)
+        return self.of.available(w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +69,8 @@ class Joined(Rows):
     def new(self, w: Workload) -> Number:
         return self.first.new(w) + self.second.new(w)
 
-    def held(self, w: Workload) -> Number:
-        return self.first.held(w) + self.second.held(w)
+    def available(self, w: Workload) -> Number:
+        return self.first.available(w) + self.second.available(w)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ class Blocks(Rows):
     block: Number = 1
 
     def new(self, w: Workload) -> Number:
-        return floor_div(self.of.held(w), self.block) - self.past(w)
+        return floor_div(self.of.available(w), self.block) - self.past(w)
 
     def past(self, w: Workload) -> Number:
         return floor_div(self.of.past(w), self.block)
@@ -187,4 +187,4 @@ class QueryKeyPairs(Rows):
     of: Rows = PATCHES
 
     def new(self, w: Workload) -> Number:
-        return self.of.new(w) * self.of.held(w)
+        return self.of.new(w) * self.of.available(w)

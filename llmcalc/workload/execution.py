@@ -1,4 +1,4 @@
-"""How a run is executed: choices that change the computation of the same model and workload."""
+"""The execution of a run: choices that change the computation of the same model and workload."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ step: one decoding step of a recurrence, instead of a chunk of tokens.
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a run is executed.
+    """The execution of a run: which of several equivalent forms runs.
 
     attention: how attention runs. The backward pass of `eager` (default) and `sdpa-math` computes dQ, dK, dP and dV;
         those of `flash` and `sdpa` also compute the scores again.
@@ -60,7 +60,7 @@ class Execution:
     mla: LatentForm = "auto"
 
     def form(self, forms: Iterable[str], w: Workload) -> str:
-        """The form of a step that runs; the first of `forms` is the default."""
+        """Returns the form of a step that runs; the first of `forms` is the default."""
         first, *others = forms
         return next((name for name in others if self._runs(name, w)), first)
 

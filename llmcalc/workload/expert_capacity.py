@@ -1,4 +1,4 @@
-"""How many rows each expert of a mixture takes: all that choose it, or a fixed number.
+"""The rows that each expert of a mixture processes: all that are routed to it, or a fixed number.
 
 A fixed capacity: GShard (Lepikhin et al. 2020, arXiv:2006.16668, §2.2) and Switch (Fedus et al. 2021, arXiv:2101.03961,
 §2.2); an expert's rows of the highest weights, padded: Megatron-Core, transformer/moe/moe_utils.py,
@@ -19,7 +19,7 @@ DROPLESS, CAPACITY = "dropless", "capacity:"
 
 
 def capacity_of(text: str) -> Fraction | None:
-    """The meaning of a value of `--moe`: the rows of each expert over its even share, or None if no row is dropped.
+    """Parses a value of `--moe`: the capacity factor, or None for experts that drop no rows.
 
     Raises `InputError` for anything but `dropless` and `capacity:F` with a number F above 0.
     """
@@ -40,5 +40,5 @@ def capacity_of(text: str) -> Fraction | None:
 
 
 def expert_rows(tokens: Number, top_k: Number, experts: Number, factor: Fraction) -> Number:
-    """The rows of each expert: ⌈tokens · top_k / experts · factor⌉, at most one for each token."""
+    """Returns the rows of each expert: ⌈tokens · top_k / experts · factor⌉, at most one per token."""
     return minimum(ceil_div(tokens * top_k * factor.numerator, experts * factor.denominator), tokens)

@@ -1,4 +1,4 @@
-"""Settings of inference that counts have in common with runs: users, and formats of the cache."""
+"""Settings of inference that counts and memory share: users, and cache formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ USERS = Declared(
 
 
 def batch_of(batch: int | None, users: int | None, phase: str) -> int | None:
-    """The sequences at once; None where neither says it. Raises `InputError` where both do, and for users in training.
+    """Returns the number of sequences; None if none is set. Raises `InputError` for both, and for users in training.
 
     users: the users who are served at once, each with one sequence.
     """

@@ -1,4 +1,4 @@
-"""Numbers of tokens of a sequence where none is given."""
+"""Default numbers of tokens per sequence."""
 
 USUAL = 2048
 """Default tokens per sequence in a pass, and the default context of a model that states no context length."""

@@ -1,4 +1,4 @@
-"""How a run with low-rank adapters stores the weights that it does not train.
+"""Storage of the frozen weights in a run with low-rank adapters.
 
 QLoRA: Dettmers et al. 2023, arXiv:2305.14314; bitsandbytes/functional.py, `quantize_4bit`.
 """
@@ -28,7 +28,7 @@ BLOCK, SECOND_BLOCK, CODE_BYTES = 64, 256, 1024
 
 
 def nf4_bytes(weights: Number, doubly: bool) -> Number:
-    """Bytes of a matrix in 4 bits: two weights a byte, and an fp32 scale per block of 64.
+    """Returns the bytes of a matrix in 4 bits: two weights per byte, and an fp32 scale per block of 64.
 
     doubly: whether the scales are quantised themselves: one byte each, an fp32 scale per 256 of them, the table that
         decodes them, and their mean.

@@ -1,4 +1,4 @@
-"""Which parts of the forward pass run again in the backward pass (activation checkpointing), as an option says it.
+"""Activation checkpointing: the parts of the forward pass that the backward pass recomputes.
 
 Chen et al. 2016 (arXiv:1604.06174); of attention alone: Korthikanti et al. 2022 (arXiv:2205.05198, §5).
 """
@@ -21,14 +21,14 @@ attention as one kernel. Everything else in a layer runs again.
 
 @dataclass(frozen=True)
 class Recompute:
-    """What runs again in the backward pass instead of being kept.
+    """What the backward pass recomputes instead of storing.
 
     layers: whether whole layers do.
     every: of the layers, every how many-th does, beginning with the first; 1 by default.
     core: whether the attention scores do, by themselves.
     reentrant: whether the older form of checkpointing runs, which runs all of a layer again.
-    kept: operations in a layer whose results are kept, none by default.
-    alternate: of these, those of which a layer keeps every other result, beginning with the first; none by default.
+    saved_operations: operations in a layer whose results are saved, none by default.
+    alternate: of these, those of which a layer saves every other result, beginning with the first; none by default.
     nodes: paths of modules below a layer (`self_attn`, `mlp.shared_expert`), each of which runs again by itself; none
         by default.
     """
@@ -37,7 +37,7 @@ class Recompute:
     every: int = 1
     core: bool = False
     reentrant: bool = False
-    kept: frozenset[str] = frozenset()
+    saved_operations: frozenset[str] = frozenset()
     alternate: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
 
@@ -50,7 +50,7 @@ MODES = {
     "full-reentrant": Recompute(layers=True, reentrant=True),
     "selective": Recompute(core=True),
     "attention": Recompute(core=True),
-    "attention+matmuls": Recompute(layers=True, kept=PRODUCTS),
+    "attention+matmuls": Recompute(layers=True, saved_operations=PRODUCTS),
 }
 """Values of `--recompute` → what they mean.
 
@@ -66,7 +66,7 @@ SELECTIVE = "selective"
 OF_TRAINERS = {
     "selective-op": Recompute(
         layers=True,
-        kept=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
+        saved_operations=frozenset({"mm", "flash_attention", *SDPA_KERNELS, "reduce_scatter"}),
         alternate=frozenset({"mm"}),
     ),
 }
@@ -80,7 +80,7 @@ EXPECTED = f"{', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B (module
 
 
 def recompute_of(text: str) -> Recompute:
-    """The meaning of a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`."""
+    """Parses a value of `--recompute`: a name in `MODES`, `every:N`, or `nodes:A,B`. Raises `InputError`."""
     name, _, value = text.partition(":")
     if text in MODES or text in OF_TRAINERS:
         return MODES.get(text) or OF_TRAINERS[text]
@@ -88,16 +88,16 @@ def recompute_of(text: str) -> Recompute:
         return Recompute(layers=True, every=int(value))
     if name == "nodes" and all(value.split(",")):
         nodes = frozenset(value.split(","))
-        for one in nodes:
-            outer = next((other for other in nodes if one.startswith(f"{other}.")), None)
+        for node_path in nodes:
+            outer = next((other for other in nodes if node_path.startswith(f"{other}.")), None)
             if outer is not None:
-                raise InputError(f"--recompute {text}: {one} is inside {outer}; expected one of the two")
+                raise InputError(f"--recompute {text}: {node_path} is inside {outer}; expected one of the two")
         return Recompute(nodes=nodes)
     raise InputError(f"--recompute {text}: not known; expected {EXPECTED}")
 
 
 def check_nodes(nodes: Iterable[str], known: Iterable[str]) -> None:
-    """Raises `InputError` for the path of a module that no layer has. known: the paths that there are."""
+    """Raises `InputError` for the path of a module that no layer has. known: the existing paths."""
     there = list(dict.fromkeys(known))
     for name in sorted(nodes):
         if name not in there:

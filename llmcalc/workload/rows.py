@@ -23,19 +23,19 @@ class Rows:
     batched: bool = True
 
     def new(self, w: Workload) -> Number:
-        """The number of rows per sequence that this pass computes."""
+        """Returns the number of rows per sequence that this pass computes."""
         raise TypeError(f"{self.name}: how many there are is not known")
 
     def past(self, w: Workload) -> Number:
-        """The number of rows per sequence from earlier passes that this pass can still use."""
+        """Returns the number of rows per sequence from earlier passes that this pass can read."""
         return 0
 
-    def held(self, w: Workload) -> Number:
-        """The number of rows per sequence after this pass: new rows and those of earlier passes."""
+    def available(self, w: Workload) -> Number:
+        """Returns the number of rows per sequence after this pass: new rows and those of earlier passes."""
         return add(self.past(w), self.new(w))
 
     def constant(self, w: Workload) -> Number:
-        """The number of new rows that are computed from no parameter, so that no gradient flows through them."""
+        """Returns the number of new rows computed from no parameter, through which no gradient flows."""
         return 0
 
 
@@ -62,7 +62,7 @@ class Source(Rows):
     def new(self, w: Workload) -> Number:
         return 0 if w.phase == "decode" else w.source
 
-    def held(self, w: Workload) -> Number:
+    def available(self, w: Workload) -> Number:
         return w.source
 
 
@@ -81,7 +81,7 @@ class Fixed(Rows):
     def new(self, w: Workload) -> Number:
         return 0 if self.source and w.phase == "decode" else self.length
 
-    def held(self, w: Workload) -> Number:
+    def available(self, w: Workload) -> Number:
         return self.length
 
 

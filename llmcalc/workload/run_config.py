@@ -1,4 +1,4 @@
-"""A run as ops see it: the workload, the counting and the execution, and the numbers of rows derived from them."""
+"""A run as ops read it: workload, counting and execution, and the numbers of rows derived from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .workload import Phase, Workload
 
 @dataclass(frozen=True, slots=True)
 class RunConfig:
-    """A run as ops see it.
+    """A run as ops read it.
 
     workload: what is run.
     counting: the counting conventions.
@@ -44,37 +44,37 @@ class RunConfig:
         return self.execution.attention
 
     def new(self, rows: Rows) -> Number:
-        """The number of rows per sequence that this pass computes."""
+        """Returns the number of rows per sequence that this pass computes."""
         return rows.new(self.workload)
 
     def past(self, rows: Rows) -> Number:
-        """The number of rows per sequence from earlier passes."""
+        """Returns the number of rows per sequence from earlier passes."""
         return rows.past(self.workload)
 
-    def held(self, rows: Rows) -> Number:
-        """The number of rows per sequence after this pass."""
-        return rows.held(self.workload)
+    def available(self, rows: Rows) -> Number:
+        """Returns the number of rows per sequence after this pass."""
+        return rows.available(self.workload)
 
     def rows(self, rows: Rows) -> Number:
-        """The number of rows that this pass computes, over all sequences."""
+        """Returns the number of rows that this pass computes, over all sequences."""
         return times(rows.new(self.workload), self.batch if rows.batched else 1)
 
     def constant(self, rows: Rows) -> Number:
-        """The number of `rows(rows)` that are computed from no parameter."""
+        """Returns the number of `rows(rows)` computed from no parameter."""
         return times(rows.constant(self.workload), self.batch if rows.batched else 1)
 
-    def continues(self, rows: Rows) -> bool:
-        """Whether there are tokens of earlier passes before these."""
+    def has_earlier_tokens(self, rows: Rows) -> bool:
+        """Whether earlier passes have processed tokens of the sequences."""
         return self.phase == "decode" or not is_zero(self.past(rows))
 
-    def of_one_rank(self, flops: Number) -> Number:
-        """The FLOPs that a rank of a sequence computes on average, rounded down."""
+    def rank_share(self, flops: Number) -> Number:
+        """Returns the FLOPs that a sequence-sharing rank computes on average, rounded down."""
         return flops if self.sequence_ranks == 1 else floor_div(flops, self.sequence_ranks)
 
     def with_workload(self, **changes: Any) -> RunConfig:
-        """The same run with some fields of its workload changed."""
+        """Returns the same run with some fields of its workload changed."""
         return replace(self, workload=self.workload.with_(**changes))
 
     def with_pairs(self, pairs: Pairs) -> RunConfig:
-        """The same run with another convention of pairs."""
+        """Returns the same run with another convention of query-key pairs."""
         return replace(self, counting=replace(self.counting, pairs=pairs))

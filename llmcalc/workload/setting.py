@@ -1,4 +1,4 @@
-"""What is known of one setting of a run, declared once, beside its type and its default.
+"""The declaration of one setting of a run, beside its type and its default.
 
 Options of the command line, arguments of Python, fields of the page and of budgets, and the checks of all of them, are
 read from these declarations.
@@ -35,7 +35,7 @@ Check: TypeAlias = Callable[[str, Any], Any]
 
 
 class Setting(NamedTuple):
-    """One setting.
+    """The declaration of one setting.
 
     help: what it is, a sentence without its default.
     panel: the heading of `--help` below which it stands.
@@ -72,7 +72,7 @@ class Setting(NamedTuple):
 
 
 class Declared(NamedTuple):
-    """A setting with its name and its type. kind: the type of a value that is given, without None."""
+    """A setting's declaration with its name and type. kind: the type of its value, without None."""
 
     name: str
     kind: Any
@@ -80,7 +80,7 @@ class Declared(NamedTuple):
 
     @property
     def option(self) -> str:
-        """`--lora-rank`."""
+        """The setting's command-line option: `--lora-rank`."""
         return option(self.name)
 
     @property
@@ -89,7 +89,7 @@ class Declared(NamedTuple):
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     def checked(self, value: Any, where: str = "") -> Any:
-        """The value that is meant; None for none. where: the option's name in errors, by default its own.
+        """Returns the checked value; None for None. where: the option's name in errors, default the setting's.
 
         Raises `InputError` for a value of another type, and for one that the setting does not take.
         """
@@ -116,12 +116,12 @@ class Declared(NamedTuple):
 
 
 def option(name: str) -> str:
-    """The command-line option of a setting."""
+    """Returns the command-line option of a setting's name."""
     return f"--{name.replace('_', '-')}"
 
 
 def length_of(where: str, value: Any) -> Any:
-    """A number of sequences or tokens; `32k` and `1M` as text are numbers too. where: the option's name in errors."""
+    """Returns a number of sequences or tokens, also from text such as `32k`. where: the option's name in errors."""
     if not isinstance(value, str):
         return value
     from ..units import parse_length
@@ -133,7 +133,7 @@ def length_of(where: str, value: Any) -> Any:
 
 
 def number_of(where: str, value: Any) -> float:
-    """A number, also as text. where: the option's name in errors. Raises `InputError` for anything else."""
+    """Returns a number, also from text. where: the option's name in errors. Raises `InputError` for other values."""
     try:
         number = float("nan" if isinstance(value, bool) else value)
     except (TypeError, ValueError):
@@ -144,21 +144,21 @@ def number_of(where: str, value: Any) -> float:
 
 
 def names_of(text: str) -> tuple[str, ...]:
-    """`q_proj,v_proj` as a tuple."""
+    """Splits text such as `q_proj,v_proj` into a tuple of names."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def declared(settings: type) -> dict[str, Declared]:
-    """The settings of a class, in its order: each an annotation `Annotated[type | None, Setting(…)]`."""
+    """Returns the declared settings of a class, in order: annotations `Annotated[type | None, Setting(…)]`."""
     if settings not in _DECLARED:
-        found: dict[str, Declared] = {}
+        declarations: dict[str, Declared] = {}
         for name, hint in get_type_hints(settings, include_extras=True).items():
             if get_origin(hint) is Annotated:
                 kind, *notes = get_args(hint)
                 setting = next((note for note in notes if isinstance(note, Setting)), None)
                 if setting is not None:
-                    found[name] = Declared(name, _without_none(kind), setting)
-        _DECLARED[settings] = found
+                    declarations[name] = Declared(name, _without_none(kind), setting)
+        _DECLARED[settings] = declarations
     return _DECLARED[settings]
 
 
@@ -166,29 +166,29 @@ _DECLARED: dict[type, dict[str, Declared]] = {}
 
 
 def _without_none(kind: Any) -> Any:
-    """`int` of `int | None`."""
+    """Returns a type without None: `int` for `int | None`."""
     members = get_args(kind)
     if get_origin(kind) is Literal or type(None) not in members:
         return kind
-    (found,) = [member for member in members if member is not type(None)]
-    return found
+    (other_type,) = [member for member in members if member is not type(None)]
+    return other_type
 
 
-def checked_values(known: Mapping[str, Declared], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are meant by these names and values of settings. known: the settings that there are, by name.
+def checked_values(known: Mapping[str, Declared], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the checked values of settings by name. known: all declared settings, by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
-    for name in given:
+    for name in values:
         if name not in known:
             raise InputError(
                 f"{name}: there is no such setting.{suggest(name, list(known))} (llmcalc memory --help-all lists all)"
             )
-    return {name: known[name].checked(value) for name, value in given.items()}
+    return {name: known[name].checked(value) for name, value in values.items()}
 
 
 def training_option(settings: Any) -> str:
-    """The first option with a value that only training has; empty for none. settings: settings of a run or a layout."""
+    """Returns the first option whose value only training has; empty if none. settings: of a run or a layout."""
     of_training = (
         entry.option
         for name, entry in declared(type(settings)).items()
@@ -198,15 +198,21 @@ def training_option(settings: Any) -> str:
 
 
 def check_phase(settings: Any, phase: str) -> None:
-    """Raises `InputError` for a setting of another phase, and for one without the setting that it needs."""
-    for name, found in declared(type(settings)).items():
+    """Raises `InputError` for a setting of another phase, or without the setting that it needs."""
+    for name, declaration in declared(type(settings)).items():
         if getattr(settings, name) is None:
             continue
-        if phase not in found.setting.phases:
-            wanted = "training" if found.setting.phases == TRAINING else " or ".join(found.setting.phases[::-1])
+        if phase not in declaration.setting.phases:
+            wanted = (
+                "training" if declaration.setting.phases == TRAINING else " or ".join(declaration.setting.phases[::-1])
+            )
             asked_by = training_option(settings) if phase == "training" else ""
             reason = f", and {asked_by} is for training only" if asked_by else ""
-            raise InputError(f"{found.option}: it is not for the phase {phase}{reason}; expected --phase {wanted}")
-        needs = found.setting.needs
+            raise InputError(
+                f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {wanted}"
+            )
+        needs = declaration.setting.needs
         if needs and getattr(settings, needs) is None:
-            raise InputError(f"{found.option}: it means nothing without {option(needs)}; expected {option(needs)} too")
+            raise InputError(
+                f"{declaration.option}: it means nothing without {option(needs)}; expected {option(needs)} too"
+            )

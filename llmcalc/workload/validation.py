@@ -1,4 +1,4 @@
-"""Checks of numbers and words that the command line and the Python API accept, with one message for both."""
+"""Checks of numbers and words for the command line and the Python API, with one message for both."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int:
 
 
 def maybe_whole(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
-    """Like `whole`, but also accepts None."""
+    """Returns None, or what `whole` returns."""
     return None if value is None else whole(option, value, least, most)
 
 
@@ -42,7 +42,7 @@ SPELLED = {"train": "training"}
 
 
 def one_of(option: str, value: Any, words: Any) -> Any:
-    """Returns the value, or the word that it is another spelling of, if that is one of the words of a `Literal`.
+    """Returns the word of a `Literal` that the value is, or is another spelling of.
 
     Raises `InputError`, naming the option, for any other value.
     """

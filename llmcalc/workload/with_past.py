@@ -1,6 +1,5 @@
-"""Rows that are recomputed because only their inputs are cached. In a separate file, because importing `derived` takes
-time that most models do not need.
-"""
+"""Rows that are recomputed because only their inputs are cached: a separate file, because its imports are slow and
+rarely needed."""
 
 from __future__ import annotations
 

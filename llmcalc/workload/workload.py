@@ -1,4 +1,4 @@
-"""What is run: the number of sequences, the new tokens per sequence, the tokens before them, and the phase."""
+"""What a run processes: sequences, new tokens per sequence, earlier tokens, and the phase."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ class Workload:
             object.__setattr__(self, "source", self.context + self.seq)
 
     def with_(self, **changes: Any) -> Workload:
-        """A copy with some fields changed."""
+        """Returns a copy with some fields changed."""
         return replace(self, **changes)

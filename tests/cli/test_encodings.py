@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmcalc.characters import STAND_INS, fitted, stand_in
+from llmcalc.characters import STAND_INS, ascii_replacement, fitted
 from llmcalc.cli.main import main
 
 ENCODINGS = ("gbk", "cp1252", "cp437", "latin-1", "ascii")
@@ -95,7 +95,7 @@ def test_a_file_is_utf_8_whatever_the_terminal_is(monkeypatch: pytest.MonkeyPatc
 
 def test_every_stand_in_is_ascii() -> None:
     assert all(text.isascii() and text for text in STAND_INS.values())
-    assert [stand_in(c) for c in "βλΔé模"] == ["beta", "lamda", "delta", "e", "?"]
+    assert [ascii_replacement(c) for c in "βλΔé模"] == ["beta", "lamda", "delta", "e", "?"]
     assert fitted("12Lh² − 2Vh", "ascii") == "12Lh^2 - 2Vh"
     assert fitted("12Lh² − 2Vh", "cp1252") == "12Lh² - 2Vh"
     assert fitted("×", "utf-8") == "×"

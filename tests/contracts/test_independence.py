@@ -34,7 +34,16 @@ def test_all_that_is_built_of_parts_is_looked_at() -> None:
         *modules()
     }
     assert {"ModelSpec", "MultiTokenPrediction", "Conformer", "SharedBlock", "Rope"} <= {*parts()}
-    assert {"source", "sizes", "top_size", "block_in", "attends_like", "rotary_size", "gives", "has_bias"} <= members()
+    assert {
+        "source",
+        "sizes",
+        "top_size",
+        "block_in",
+        "sharing_key_of",
+        "rotary_size",
+        "output_width",
+        "has_bias",
+    } <= members()
 
 
 @pytest.mark.parametrize(

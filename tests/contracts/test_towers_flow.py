@@ -49,7 +49,7 @@ WRAPPED = [
 
 def alone(tower: Any, **reading: Any) -> tuple[Flow, Value]:
     """Returns the program of one encoder, and its output. reading: changes to its input value."""
-    f, own = Flow(), tower.reads()
+    f, own = Flow(), tower.input_value()
     x = Value(reading.get("rows", own.rows), own.axes, fixed=True)
     return f, f.part("vision_tower", tower, x)
 
@@ -69,7 +69,7 @@ def scopes(scope: Scope) -> Iterator[Scope]:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_the_output_of_a_tower_is_as_wide_as_it_says(example: Any) -> None:
     _, out = alone(example)
-    assert out.width == example.gives
+    assert out.width == example.output_width
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
@@ -83,7 +83,7 @@ def test_a_tower_reads_what_was_made_before_or_what_it_is_given(example: Any) ->
         for value in step.ins:
             assert id(value.storage) in made or value.storage.fixed, (step.verb, step.name)
         made |= {id(value.storage) for value in step.outs}
-    own = example.reads()
+    own = example.input_value()
     raw = [v for step in steps for v in step.ins if v.storage.fixed and v.storage.axes == own.axes]
     assert raw
     assert raw[0].storage.rows == own.rows
@@ -125,7 +125,7 @@ def test_attention_in_a_tower_sees_both_ways_and_leaves_the_text_model_causal(ex
     f = Flow(memory=Value(PATCHES, ()))
     f.memo["keys and values"] = handed = {"of the text": 1}
     before = f.causal, f.memory, f.memo
-    f.part("vision_tower", example, example.reads())
+    f.part("vision_tower", example, example.input_value())
     assert (f.causal, f.memory, f.memo) == before == (True, before[1], {"keys and values": {"of the text": 1}})
     assert f.memo["keys and values"] is handed
     attending = [step for step in f.root.steps() if step.verb == "attention"]
@@ -231,7 +231,7 @@ def rows_of(tower: Any, given: int) -> int:
 @pytest.mark.parametrize("frames", [40, 41, 43, 160])
 def test_convolutions_leave_as_many_frames_as_the_reference(example: Conformer, frames: int) -> None:
     out = example.reference(Context(24)).eval()(torch.randn(1, frames, example.subsampling.num_mel_bins))
-    assert (rows_of(example, frames), example.gives) == out.shape[1:]
+    assert (rows_of(example, frames), example.output_width) == out.shape[1:]
 
 
 @pytest.mark.parametrize("kernel", [(2, 3), (3, 3), (4, 2), (5, 3)])
@@ -261,7 +261,7 @@ def test_as_many_patches_as_the_reference_gives(example: Any) -> None:
     pixels = torch.randn(1, p.num_channels, p.temporal_patch_size, 4 * p.patch_size, 3 * p.patch_size)
     out = example.reference(Context(24)).eval()(pixels)
     pooled = getattr(example, "pooling", None) is not None  # the reference returns one pooled vector per image
-    assert (1 if pooled else rows_of(example, 12), example.gives) == out.shape[1:]
+    assert (1 if pooled else rows_of(example, 12), example.output_width) == out.shape[1:]
 
 
 @pytest.mark.parametrize("example", Projector.examples())
@@ -269,7 +269,7 @@ def test_merges_and_marks_leave_as_many_rows_as_the_reference(example: Projector
     """Compares the rows for several images that are merged into one."""
     x = torch.randn(example.frames, 4 * 6, example.input_size)
     out = example.reference(Context(24)).eval()(x, 6)
-    assert (1, rows_of(example, 4 * 6 * example.frames), example.gives) == out.shape
+    assert (1, rows_of(example, 4 * 6 * example.frames), example.output_width) == out.shape
 
 
 def test_an_encoder_of_sound_has_the_positions_of_its_table() -> None:

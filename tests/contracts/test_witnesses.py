@@ -34,7 +34,7 @@ from llmcalc.frameworks.megatron import evidence as megatron
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.torch import evidence as distributed_torch
 from llmcalc.simulator.choices import EAGER, Choices
-from llmcalc.simulator.evidence import choice_name, chosen_kernels, short
+from llmcalc.simulator.evidence import choice_name, chosen_kernels, kernel_title
 from llmcalc.simulator.profiles.eager import Eager
 from tests.comparisons import Thing, compared_things
 from tests.contracts.copies import TOYS, command, copy_to, insert, python
@@ -106,7 +106,7 @@ def stated() -> Iterator[tuple[Thing, Witness]]:
     for base in Eager.__mro__:
         for name, kernel in vars(base).items():
             choice: Mapping[str, Any] = getattr(kernel, "choice", {})
-            names = [choice_name(*one) for one in choice.items()] or [short(name)]
+            names = [choice_name(*one) for one in choice.items()] or [kernel_title(name)]
             if callable(kernel):
                 yield from ((Thing("kernel", one), _one(witness_of(kernel))) for one in names)
     yield from ((Thing("optimizer", record.name), record.witness) for record in optimizers())

@@ -90,8 +90,8 @@ def test_an_encoder_decoder_keeps_its_source_too() -> None:
 
 def test_dtypes() -> None:
     cache = llmcalc.kv(llmcalc.load("llama3-8b"), seq=64)
-    assert [cache.bytes // cache.bytes_in(name) for name in ("bf16", "fp8", "int8", "int4")] == [1, 2, 2, 4]
-    assert llmcalc.kv(llmcalc.load("llama3-8b"), seq=64, dtype="fp8").bytes == cache.bytes_in("fp8")
+    assert [cache.bytes // cache.bytes_in_format(name) for name in ("bf16", "fp8", "int8", "int4")] == [1, 2, 2, 4]
+    assert llmcalc.kv(llmcalc.load("llama3-8b"), seq=64, dtype="fp8").bytes == cache.bytes_in_format("fp8")
     with pytest.raises(InputError, match="bf17"):
         llmcalc.kv(llmcalc.load("llama3-8b"), dtype="bf17")
     three = kv(
@@ -101,7 +101,7 @@ def test_dtypes() -> None:
         seq=1,
     )
     assert three.elements == 2 * 3
-    assert three.bytes_in("int4") == 3  # 6 elements of 4 bits
+    assert three.bytes_in_format("int4") == 3  # 6 elements of 4 bits
 
 
 def test_states_with_a_dtype_of_their_own_are_no_elements() -> None:
@@ -122,7 +122,7 @@ def test_states_with_a_dtype_of_their_own_are_no_elements() -> None:
     assert both.elements == cache.elements
     assert both.by_layer_kind == cache.by_layer_kind | {"recurrent_state": 24}
     assert both.growth_per_token == cache.growth_per_token
-    assert both.bytes_in("int4") == cache.bytes_in("int4") + 24
+    assert both.bytes_in_format("int4") == cache.bytes_in_format("int4") + 24
 
 
 def test_an_encoder_keeps_nothing() -> None:

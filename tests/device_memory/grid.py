@@ -85,12 +85,12 @@ def encoder(**fields: Any) -> ModelSpec:
 def models() -> dict[str, ModelSpec]:
     """Models in which every part stands, most of them with several."""
     part = EXAMPLES
-    stand_in = Attention(num_attention_heads=4)
+    ascii_replacement = Attention(num_attention_heads=4)
     layers = {
         "gemma": part["Gemma4Layer-0"],
         "shortcut": part["ShortcutLayer-1"],
-        "hybrid": part["HybridBlock-0"].model_copy(update={"state_space": stand_in}),
-        "zamba": part["ZambaLayer-1"].model_copy(update={"attention": stand_in}),
+        "hybrid": part["HybridBlock-0"].model_copy(update={"state_space": ascii_replacement}),
+        "zamba": part["ZambaLayer-1"].model_copy(update={"attention": ascii_replacement}),
     }
     several = Stack(num_hidden_layers=5, block=part["GatedNormLayer-0"], variants=layers, pattern=("block", *layers))
     return {

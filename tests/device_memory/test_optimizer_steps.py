@@ -105,7 +105,7 @@ LISTS = [(dtype, name) for dtype, lists in DRAWN.items() for name in lists]
 CASES: list[tuple[str, OptimizerImplementation, bool]] = [
     (name, implementation, momentum)
     for name in NAMES
-    if optimizer(name).built is not None
+    if optimizer(name).build_torch_optimizers is not None
     for implementation in optimizer(name).implementations
     for momentum in ((False, True) if name == "sgd" else (False,))
 ]

@@ -82,9 +82,9 @@ def test_a_terminal_shows_the_colours_and_a_pipe_the_same_characters(monkeypatch
 
 
 def test_ascii_stands_in() -> None:
-    drawn = text(fitted_to(llmcalc.params("llama3-8b").report(), "ascii"), 100)
-    assert "####" in drawn
-    assert not {"█", "▏"} & set(drawn)
+    with_fitting_bars = text(fitted_to(llmcalc.params("llama3-8b").report(), "ascii"), 100)
+    assert "####" in with_fitting_bars
+    assert not {"█", "▏"} & set(with_fitting_bars)
 
 
 @pytest.mark.parametrize("command", ["params", "flops"])

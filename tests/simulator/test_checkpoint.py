@@ -94,7 +94,7 @@ def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> Non
     choices = Choices("flash", workspace=False)
     held = without_values(spec, recompute=how, choices=choices)
     assert held == by_torch(spec, recompute=how, choices=choices)
-    products = Recompute(layers=True, kept=how.kept - {"flash_attention"})
+    products = Recompute(layers=True, saved_operations=how.saved_operations - {"flash_attention"})
     assert without_values(spec, recompute=products, choices=choices).live < held.live
     assert without_values(spec, recompute=products) == without_values(spec, recompute=how)  # eager runs no such kernel
 

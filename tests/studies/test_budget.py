@@ -199,5 +199,5 @@ def test_nothing_is_counted_before_all_is_checked(tmp_path: Path, monkeypatch: p
     def counted(*_: Any) -> None:
         raise AssertionError("counted before the second target was found")
 
-    monkeypatch.setattr("llmcalc.studies.budget._measured", counted)
+    monkeypatch.setattr("llmcalc.studies.budget._measure_value", counted)
     assert run("budget", str(file)).code == 2

@@ -57,12 +57,14 @@ def part(spec: ModelSpec, name: str) -> Node:
 
 
 def size(spec: ModelSpec, name: str) -> int:
-    count: int = part(spec, name).each(lambda use: use.params())
+    count: int = part(spec, name).cost_per_repeat(lambda use: use.params())
     return count
 
 
 def flops_a_token(spec: ModelSpec, name: str, seq: int = T) -> Fraction:
-    return Fraction(part(spec, name).each(lambda use: use.forward_flops(), run_config(batch=1, seq=seq)), seq)
+    return Fraction(
+        part(spec, name).cost_per_repeat(lambda use: use.forward_flops(), run_config(batch=1, seq=seq)), seq
+    )
 
 
 # --- parameters -------------------------------------------------------------------------------------------------------
@@ -154,7 +156,9 @@ def test_attention_is_8h2_and_4th_flops_a_token() -> None:
 
 def test_causal_masks_halve_scores_and_mixing() -> None:
     """Nearly half: 2·(T + 1)·h per token, which is half plus 2h (+0.05 % at 2,048 tokens)."""
-    causal = part(decoder(), "core").each(lambda use: use.forward_flops(), run_config(batch=1, seq=T, pairs="causal"))
+    causal = part(decoder(), "core").cost_per_repeat(
+        lambda use: use.forward_flops(), run_config(batch=1, seq=T, pairs="causal")
+    )
     assert Fraction(causal, T) == 2 * (T + 1) * H
     assert Fraction(causal, T) / flops_a_token(decoder(), "core") - Fraction(1, 2) == Fraction(1, 2 * T)
 
@@ -248,8 +252,8 @@ class Megatron(PlacedEager):
         scores = self.t.scale(self.t.matmul(q, self.t.transpose(k, -1, -2)))
         return self.t.matmul(self.dropout(self.t.softmax(scores)), v)
 
-    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        y = super().multiplied(step, x, weight, bias)
+    def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        y = super().linear_output(step, x, weight, bias)
         return self.dropout(y) if step.name in ("o_proj", "down_proj") else y
 
 

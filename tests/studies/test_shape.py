@@ -41,7 +41,7 @@ from llmcalc.studies.shape import (
     family,
     nearest_depth,
     proportion,
-    refined,
+    refine_step,
     search,
     spread,
     standard,
@@ -233,7 +233,7 @@ def test_search_finds_what_counting_every_shape_finds(name: str, budget: Budget)
     every, widest = {}, found[-1][0] + 3 * of.step
     for h in range(of.step, widest + 1, of.step):
         depths = range(max(of.least_depth, -(-h // MOST_ASPECT)), min(h // LEAST_ASPECT, 200) + 1)
-        off = {n: abs(budget.spent(of.at(h, n)) - budget.value) for n in depths}
+        off = {n: abs(budget.cost_of(of.at(h, n)) - budget.value) for n in depths}
         if off and min(off.values()) <= 0.02 * budget.value:
             every[h] = min(off, key=lambda n, off=off: (off[n], n))  # type: ignore[misc]
     assert dict(found) == every
@@ -319,11 +319,11 @@ def test_the_standard_depends_on_the_size_of_the_budget() -> None:
 def test_a_small_budget_has_finer_steps() -> None:
     """Head sizes are halved until the budget allows six hidden sizes, or down to 16; an option holds them fixed."""
     of, wide, small = members("llama3-8b"), Budget("parameters", 8 * 10**9), Budget("parameters", 10**9)
-    assert refined(of, wide, 0.02, keep_heads=False) == of
-    finer = refined(of, small, 0.02, keep_heads=False)
+    assert refine_step(of, wide, 0.02, keep_heads=False) == of
+    finer = refine_step(of, small, 0.02, keep_heads=False)
     assert (of.step, finer.step, finer.head_divisor) == (512, 256, 2)
     assert len(allowed_widths(of, small, 0.02)) < FEWEST_WIDTHS <= len(allowed_widths(finer, small, 0.02))
-    assert refined(of, small, 0.02, keep_heads=True) == of  # 512 is a multiple of 64: no smaller unit helps
+    assert refine_step(of, small, 0.02, keep_heads=True) == of  # 512 is a multiple of 64: no smaller unit helps
     fixed = document("--params", "1B", "--head-dim", "128")
     assert {s["head_dim"] for s in fixed["shapes"]} == {128}
     assert fixed["proportions"]["hidden_size_step"] == 512
@@ -364,7 +364,7 @@ def test_tie_vocab_and_set_act_on_a_budget_and_on_a_target() -> None:
     assert untied["proportions"]["tie_word_embeddings"] is False
     biased = document("--params", "1B", "--set", "q_bias=true", "--rows", "3")["shapes"][0]
     h, layers = biased["hidden_size"], biased["num_hidden_layers"]
-    plain_spec = refined(family(STANDARD), Budget("parameters", 10**9), 0.02, False).at(h, layers)
+    plain_spec = refine_step(family(STANDARD), Budget("parameters", 10**9), 0.02, False).at(h, layers)
     assert biased["parameters"] == params(plain_spec).total + layers * h  # one bias for each of a·d = h outputs
 
 

@@ -76,7 +76,7 @@ def _with_products(spec: ModelSpec) -> list[Place]:
         if part.name not in IN_THE_LAYER
     }
     costly = layers + [place for place in places if place.path in parts]
-    return [place for place in costly if place.each(forward_of)]
+    return [place for place in costly if place.cost_per_repeat(forward_of)]
 
 
 @pytest.mark.parametrize("config", SHAPES)

@@ -40,7 +40,7 @@ def agree(spec: ModelSpec) -> int:
         assert place.run_config is not None
         if place.run_config.new(op.rows) != SEQ:  # an encoder of fixed length
             continue
-        keys = SEQ if op.keys is None else place.run_config.held(op.keys)
+        keys = SEQ if op.keys is None else place.run_config.available(op.keys)
         q, k, v = shapes(op, keys)
         grad = [BATCH, op.heads, SEQ, op.v_dim]
         assert use.backward_flops() == sdpa_backward_flop_count(grad, q, k, v), place.path

@@ -60,7 +60,7 @@ def checks(spec: ModelSpec, form: LatentForm, past: int, new: int, phase: Phase)
     measured, _ = count_flops(module, lambda: [module(ids, store=store, past=past, last_only=last, mla=form)])
     run = run_config(batch=2, seq=new, context=past, phase=phase, mla=form)
     names = module_names(module)
-    return compare(spec.tree(), "flops", lambda p: p.each(forward_of), measured, names, "reference", run)
+    return compare(spec.tree(), "flops", lambda p: p.cost_per_repeat(forward_of), measured, names, "reference", run)
 
 
 @pytest.mark.parametrize("form", FORMS)

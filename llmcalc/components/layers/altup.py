@@ -56,10 +56,10 @@ class AltUp(ResidualStreams):
     def source(self) -> str:
         return SOURCE
 
-    def widened(self, f: Flow, x: Value) -> Value:
+    def record_split(self, f: Flow, x: Value) -> Value:
         return f.part("streams_in", self, x)
 
-    def narrowed(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, f: Flow, x: Value) -> Value:
         return f.part("streams_out", self, x, merge=True)
 
     def flow(self, f: Flow, x: Value, merge: bool = False) -> Value:
@@ -206,7 +206,7 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(streams - 1))
 
-        def _mapped(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
+        def _apply_maps(self, first_stream: Tensor, inputs: Sequence[Tensor]) -> Tensor:
             """Stacks the first stream and projections of the others scaled to its length: […, streams, hidden]."""
             length, streams = size(first_stream), [first_stream]
             for projection, x in zip(self.projections, inputs, strict=True):
@@ -218,24 +218,24 @@ def _references() -> dict[str, type[nn.Module]]:
         """Splits one stream into several. [batch, tokens, hidden] → [batch, tokens, streams, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
-            return self._mapped(x, [x] * len(self.projections))
+            return self._apply_maps(x, [x] * len(self.projections))
 
     class StreamMerge(StreamEnds):
         """Merges the streams into one. [batch, tokens, streams, hidden] → [batch, tokens, hidden]."""
 
         def forward(self, x: Tensor) -> Tensor:
-            return self._mapped(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
+            return self._apply_maps(x[:, :, 0], x[:, :, 1:].unbind(2)).mean(2)
 
     class StreamsReference(nn.Module):
         def __init__(self, streams: int, hidden: int) -> None:
             super().__init__()
             self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
 
-        def to_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
             streams: Tensor = self.streams_in(x)
             return streams
 
-        def to_one(self, x: Tensor) -> Tensor:
+        def merge_streams(self, x: Tensor) -> Tensor:
             stream: Tensor = self.streams_out(x)
             return stream
 

@@ -45,7 +45,7 @@ from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, dropped
+from ..runtime import Run, apply_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -280,7 +280,7 @@ class Block(Layer):
             if shared_input is not None:
                 y = shared_input
             elif self.norm_placement in ("pre", "sandwich"):
-                y = self._normed(f, f"{name}_pre_norm", y)
+                y = self._normalize(f, f"{name}_pre_norm", y)
             y = f.part(name, part, y, **self._cross_arguments(f, name))
             y = f.dropout(y, "feed_forward" if part is self.feed_forward else "attention_output", ends_sublayer=True)
             f.hold(y=y)
@@ -292,14 +292,14 @@ class Block(Layer):
         """Returns the additional arguments of the sublayer with that name."""
         return {"memory": f.memory, "kind": "cross_attention"} if name == "cross_attn" else {}
 
-    def _normed(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
+    def _normalize(self, f: Flow, name: str, x: Value, role: Role = "own") -> Value:
         return x if name in self.without_norms else f.part(name, self.norm, x, role=role)
 
     def _residual_sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
         """Returns the residual stream after a sublayer with output y."""
         if self.norm_placement == "post":
-            return self._normed(f, f"{name}_post_norm", f.add(x, y))
-        y = y if self.norm_placement == "pre" else self._normed(f, f"{name}_post_norm", y)
+            return self._normalize(f, f"{name}_post_norm", f.add(x, y))
+        y = y if self.norm_placement == "pre" else self._normalize(f, f"{name}_post_norm", y)
         scale = AFFINE if self.residual_scale is True else SCALE
         if self.residual_scale in (True, "output"):
             y = f.part(f"{name}_out_scale", scale, y)
@@ -310,12 +310,12 @@ class Block(Layer):
     def _record_idle(self, f: Flow, name: str, part: Component, x: Value) -> None:
         """Records a sublayer that has parameters, with its norms, but never runs."""
         if self.norm_placement in ("pre", "sandwich"):
-            self._normed(f, f"{name}_pre_norm", x, "idle")
+            self._normalize(f, f"{name}_pre_norm", x, "idle")
         source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
         memory = Value(SOURCE, source) if f.memory is None else f.memory
         f.part(name, part, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
-            self._normed(f, f"{name}_post_norm", x, "idle")
+            self._normalize(f, f"{name}_post_norm", x, "idle")
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context)
@@ -413,27 +413,27 @@ def _reference() -> type[nn.Module]:
             if spec.idle_cross_attention:
                 self.order.remove("cross_attn")
 
-        def _normed(self, name: str, x: Tensor) -> Tensor:
+        def _normalize(self, name: str, x: Tensor) -> Tensor:
             """Applies the norm of that name, if there is one."""
             out: Tensor = getattr(self, name)(x) if hasattr(self, name) else x
             return out
 
         def _residual_sum(self, name: str, x: Tensor, y: Tensor) -> Tensor:
             """Returns the residual stream x after a sublayer with output y."""
-            y = self._normed(f"{name}_out_scale", self._normed(f"{name}_post_norm", y))
-            return self._normed(f"{name}_residual_scale", x) + y
+            y = self._normalize(f"{name}_out_scale", self._normalize(f"{name}_post_norm", y))
+            return self._normalize(f"{name}_residual_scale", x) + y
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            x = self._normed("input_norm", x)
-            start, shared_input = x, self._normed("pre_norm", x) if self.parallel == "shared" else None
+            x = self._normalize("input_norm", x)
+            start, shared_input = x, self._normalize("pre_norm", x) if self.parallel == "shared" else None
             for name in self.order:
                 source = start if self.parallel else x
                 y = self.get_submodule(name)(
-                    self._normed(f"{name}_pre_norm", source) if shared_input is None else shared_input, run
+                    self._normalize(f"{name}_pre_norm", source) if shared_input is None else shared_input, run
                 )
-                y = dropped(self, "feed_forward" if name == self.network else "attention_output", y)
+                y = apply_dropout(self, "feed_forward" if name == self.network else "attention_output", y)
                 if self.placement == "post":
-                    x = self._normed(f"{name}_post_norm", x + y)
+                    x = self._normalize(f"{name}_post_norm", x + y)
                 else:
                     x = self._residual_sum(name, x, y)
             return x

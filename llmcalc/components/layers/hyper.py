@@ -125,10 +125,10 @@ class HyperStreams(ResidualStreams):
                 "nowhere else"
             )
 
-    def widened(self, f: Flow, x: Value) -> Value:
+    def record_split(self, f: Flow, x: Value) -> Value:
         return f.copies(x, Axis("streams", self.hc_mult))
 
-    def narrowed(self, f: Flow, x: Value) -> Value:
+    def record_merge(self, f: Flow, x: Value) -> Value:
         return f.part("hyper_streams", self, x)
 
     def flow(self, f: Flow, x: Value) -> Value:
@@ -253,10 +253,10 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.n, self.hyper_streams = n, HeadReference(n, hidden)
 
-        def to_streams(self, x: Tensor, run: Run) -> Tensor:
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
-        def to_one(self, x: Tensor) -> Tensor:
+        def merge_streams(self, x: Tensor) -> Tensor:
             stream: Tensor = self.hyper_streams(x)
             return stream
 

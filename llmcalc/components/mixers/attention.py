@@ -38,7 +38,7 @@ from ..base import (
 from ..choice import only
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
-from ..runtime import Run, allowed, cache_class, dropped, vector
+from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
 from .output_gate import OutputGate
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class Attention(TokenMixer):
         d = exact_div(hidden_size, a) if self.head_dim is None else self.head_dim
         return a, k, d
 
-    def attends_like(self) -> tuple[int | None, ...]:
+    def sharing_key_of(self) -> tuple[int | None, ...]:
         """The fields that must be equal for layers to share keys and values."""
         heads = self.num_attention_heads if self.num_key_value_heads is None else self.num_key_value_heads
         return heads, self.head_dim, self.v_head_dim, self.sliding_window, self.attention_chunk_size
@@ -220,7 +220,7 @@ class Attention(TokenMixer):
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {} if self.position is None else self.position.requires()
 
-    def takes_bias(self) -> ScoreBias:
+    def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads)
 
     def share_bias(self, f: Flow, x: Value) -> None:
@@ -232,7 +232,7 @@ class Attention(TokenMixer):
 
     def _can_share_with(self, other: Attention) -> bool:
         """Whether this layer can share the keys and values of the other layer."""
-        return all(map(same, self.attends_like(), other.attends_like()))
+        return all(map(same, self.sharing_key_of(), other.sharing_key_of()))
 
     def flow(
         self,
@@ -333,7 +333,7 @@ class Attention(TokenMixer):
         if not cross:
             computed.append((self, keys, values))
         if not cross and f.memo.get("lends"):
-            kind = self.attends_like()
+            kind = self.sharing_key_of()
             f.keep(**{f"keys of {kind}": keys, f"values of {kind}": values})
         return keys, values
 
@@ -471,8 +471,8 @@ def _reference() -> type[nn.Module]:
             if sinks is not None:  # one more key, without a value, that every query attends to
                 sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
                 probs = torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype)
-                return dropped(self, "attention", probs) @ v
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+                return apply_dropout(self, "attention", probs) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
@@ -525,7 +525,7 @@ def _reference() -> type[nn.Module]:
                 "projection": (heads * self.head_dim,),
             }[self.spec.qk_norm.scope]
 
-        def _normed(self, x: Tensor, norm: nn.Module) -> Tensor:
+        def _normalize(self, x: Tensor, norm: nn.Module) -> Tensor:
             """Applies the query or key norm. x: [batch, heads, tokens, head_dim]."""
             assert self.spec.qk_norm is not None
             if self.spec.qk_norm.scope != "projection":
@@ -539,12 +539,12 @@ def _reference() -> type[nn.Module]:
             """Returns queries or keys after norm and positions, in the order of the spec."""
             order = self.spec.qk_norm.order if self.spec.qk_norm is not None else None
             if order == "before_rope":
-                x = self._normed(x, getattr(self, norm))
+                x = self._normalize(x, getattr(self, norm))
             if isinstance(self.spec.position, Rope):
                 x = self.spec.position.rotated(x, run, start)
-            return self._normed(x, getattr(self, norm)) if order == "after_rope" else x
+            return self._normalize(x, getattr(self, norm)) if order == "after_rope" else x
 
-        def _heads_of(self, projected: Tensor, width: int) -> Tensor:
+        def _split_heads(self, projected: Tensor, width: int) -> Tensor:
             heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
             return heads
 
@@ -555,9 +555,9 @@ def _reference() -> type[nn.Module]:
                     return cached[0], cached[1]
                 assert run.memory is not None, "cross-attention needs the encoder's output or a filled cache"
                 x = run.memory
-            raw = self._heads_of(self.k_proj(x), self.head_dim)
+            raw = self._split_heads(self.k_proj(x), self.head_dim)
             k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
-            v = raw if self.spec.attention_k_eq_v else self._heads_of(self.v_proj(x), self.value_dim)
+            v = raw if self.spec.attention_k_eq_v else self._split_heads(self.v_proj(x), self.value_dim)
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 
@@ -576,10 +576,10 @@ def _reference() -> type[nn.Module]:
                 run.memo[sharing_key] = keys_and_values
             return keys_and_values
 
-        def _seen(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, x: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of keys that each query may attend to, and the bias on the scores."""
             queries, keys, end, spec = x.shape[1], k.shape[-2], run.past + x.shape[1], self.spec
-            mask = allowed(
+            mask = attention_mask(
                 run,
                 end,
                 queries,
@@ -610,9 +610,9 @@ def _reference() -> type[nn.Module]:
                 self._bias(run, end, x.shape[1], end, x.device)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            q = self._normed_and_rotated(self._heads_of(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
+            q = self._normed_and_rotated(self._split_heads(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
             k, v = self._local_or_shared(x, run)
-            mask, bias = (None, None) if self.cross else self._seen(x, k, run)
+            mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])
             if hasattr(self, "disentangled"):

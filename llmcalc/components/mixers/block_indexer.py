@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BlockIndexer(Part):
-    """Small query heads against one key per token; each selects blocks for an equal share of attention's heads.
+    """Small query heads that score one key per token and select blocks of tokens; each serves some attention heads.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a query and of a key.

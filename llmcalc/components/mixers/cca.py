@@ -20,7 +20,7 @@ from ...workload.derived_rows import WithStart
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, Kernel, KVHeads, Unscalable, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, softmax_core_class, state_class, vector
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, state_class, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class CompressedConvAttention(WindowedMixer):
         q = f.linear("q_proj", x, heads, dim, bias=biased)
         k = f.linear("k_proj", x, kv_heads, dim, bias=biased)
         with f.function():
-            q, k = self._convolved(f, q, k)
+            q, k = self._convolve(f, q, k)
         f.hold(q=q, k=k)
         q = self._scaled_and_rotated(f, q)
         k = f.mul(self._scaled_and_rotated(f, k), f.vector("key_scale", kv_heads))
@@ -107,7 +107,7 @@ class CompressedConvAttention(WindowedMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
-    def _convolved(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
+    def _convolve(self, f: Flow, q: Value, k: Value) -> tuple[Value, Value]:
         """Returns queries and keys after both convolutions, each plus the mean of its head's query and key."""
         (heads, dim), (kv_heads, _) = q.axes, k.axes
         all_heads, t0, t1 = Beside(((heads,), (kv_heads,)), "all_heads"), self.cca_time0, self.cca_time1
@@ -205,11 +205,11 @@ def _reference() -> type[nn.Module]:
             self.unit_length = norm_reference(Norm(type="rmsnorm", weight=False, eps=1e-12), d)
             self.o_proj = nn.Linear(a * d, h, bias=bias)
 
-        def _convolved(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _convolve(self, q: Tensor, k: Tensor, run: Run) -> tuple[Tensor, Tensor]:
             """Convolves q [batch, tokens, heads, d] and k [batch, tokens, kv_heads, d] twice → same shapes."""
             kv_heads, past_tokens = k.shape[2], self.spec.cca_time0 + self.spec.cca_time1 - 2
             joined = torch.cat([q, k], 2).flatten(2).transpose(1, 2)
-            stored = self.conv_state.held(run)
+            stored = self.conv_state.load(run)
             padded = (
                 nn.functional.pad(joined, (past_tokens, 0)) if stored is None else torch.cat([stored[0], joined], -1)
             )
@@ -217,19 +217,19 @@ def _reference() -> type[nn.Module]:
             convolved = (
                 self.conv_heads(self.conv_channels(padded)).transpose(1, 2).unflatten(-1, (-1, self.spec.head_dim))
             )
-            mean_q = (q + self._repeated(k, 2)) / 2
+            mean_q = (q + self._repeat_heads(k, 2)) / 2
             mean_k = mean_q.unflatten(2, (kv_heads, -1)).mean(3)
             after_q, after_k = convolved.split([q.shape[2], kv_heads], 2)
             return after_q + mean_q, after_k + mean_k
 
-        def _repeated(self, x: Tensor, axis: int) -> Tensor:
+        def _repeat_heads(self, x: Tensor, axis: int) -> Tensor:
             """Repeats keys or values for each query head."""
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, axis)
 
         def _values(self, x: Tensor, run: Run) -> Tensor:
             """Computes the values, [batch, tokens, kv_heads, d]; half of the width is from the previous token."""
-            stored, projected = self.value_state.held(run), self.v_proj_before(x)
+            stored, projected = self.value_state.load(run), self.v_proj_before(x)
             first_row = self.v_proj_before(torch.zeros_like(x[:, :1])) if stored is None else stored[0][:, None]
             self.value_state.keep(run, projected[:, -1])
             delayed = torch.cat([first_row, projected[:, :-1]], 1)
@@ -242,14 +242,14 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             d, tokens = self.spec.head_dim, x.shape[1]
-            q, k = self._convolved(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
+            q, k = self._convolve(self.q_proj(x).unflatten(-1, (-1, d)), self.k_proj(x).unflatten(-1, (-1, d)), run)
             q, k, v = (
                 self._scaled_and_rotated(q, run),
                 self._scaled_and_rotated(k, run) * self.key_scale.weight[:, None, None],
                 self._values(x, run).transpose(1, 2),
             )
             k, v = self.cache(run, k, v)
-            mask = allowed(
+            mask = attention_mask(
                 run,
                 run.past + tokens,
                 tokens,
@@ -258,7 +258,7 @@ def _reference() -> type[nn.Module]:
                 causal=self.causal,
                 window=self.spec.sliding_window,
             )
-            k, v = self._repeated(k, 1), self._repeated(v, 1)
+            k, v = self._repeat_heads(k, 1), self._repeat_heads(v, 1)
             out = self.core(q, k, v, mask)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

@@ -38,7 +38,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate, rotate_at
-from ..runtime import Run, allowed, cache_class, state_class, vector
+from ..runtime import Run, attention_mask, cache_class, state_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -304,7 +304,7 @@ def _reference() -> type[nn.Module]:
             """
             assert self.last_window is not None
             (delayed_series, current), (gate_delayed_series, current_gate) = kv.chunk(2, -1), gate.chunk(2, -1)
-            stored = self.last_window.held(run)
+            stored = self.last_window.load(run)
             first_window = (
                 (torch.zeros_like(delayed_series[:, :1]), torch.full_like(gate_delayed_series[:, :1], float("-inf")))
                 if stored is None
@@ -318,7 +318,7 @@ def _reference() -> type[nn.Module]:
             return torch.cat([delayed[0], current], 2), torch.cat([delayed[1], current_gate], 2)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            kv, gate, stored = self.kv_proj(x), self.gate_proj(x), self.cache.held(run)
+            kv, gate, stored = self.kv_proj(x), self.gate_proj(x), self.cache.load(run)
             entries: Tensor | None = None
             if stored is not None:
                 entries, kv, gate = stored[0], torch.cat([stored[1], kv], 1), torch.cat([stored[2], gate], 1)
@@ -428,7 +428,7 @@ def _reference() -> type[nn.Module]:
             q = self._rotate(self.unit(q), run)
             (k,) = self.cache(run, self._rotate(self.kv_norm(self.kv_proj(x)), run))
             end, keys = run.past + x.shape[1], k.shape[1]
-            mask = allowed(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
+            mask = attention_mask(run, end, x.shape[1], keys, x.device, causal=True, window=spec.sliding_window)
             scores, entries, allowed_mask = self.core(q, k), None, mask
             if spec.compress_rate is not None:
                 entries, entry_mask = self._entries(x, compressed_query, run)

@@ -53,7 +53,7 @@ def delta_rule_class() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, run: Run, state: Any) -> Tensor:
             q, k, v, g, beta = (x.float() for x in (q, k, v, g, beta))
             q, k = unit(q) * q.shape[-1] ** -0.5, unit(k)
-            stored = state.held(run)
+            stored = state.load(run)
             old_state = q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]) if stored is None else stored[0]
             decodes_one = stored is not None and q.shape[2] == 1
             out, new_state = (self._step if decodes_one else self._chunks)(q, k, v, g, beta, old_state)

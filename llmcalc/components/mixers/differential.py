@@ -19,7 +19,7 @@ from ...flow.value import Value
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Unscalable
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
 from .grouped import GroupedQueryMixer
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ def _reference() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", weight=False, eps=spec.norm_eps), 2 * d)
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
-        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+        def _split_heads(self, name: str, x: Tensor) -> Tensor:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
@@ -146,17 +146,19 @@ def _reference() -> type[nn.Module]:
             share: Tensor = (q * k).sum().exp()
             return share
 
-        def _repeated(self, x: Tensor) -> Tensor:
+        def _repeat_heads(self, x: Tensor) -> Tensor:
             """Repeats keys or values for each query head."""
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             return x if group == 1 else x.repeat_interleave(group, 1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            q, k = (self.spec.position.rotated(self._heads_of(name, x), run, run.past) for name in ("q_proj", "k_proj"))
-            k, v = self.cache(run, k, self._heads_of("v_proj", x))
-            mask = allowed(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
-            first_values, second_values = (self._repeated(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
-            k = self._repeated(k)
+            q, k = (
+                self.spec.position.rotated(self._split_heads(name, x), run, run.past) for name in ("q_proj", "k_proj")
+            )
+            k, v = self.cache(run, k, self._split_heads("v_proj", x))
+            mask = attention_mask(run, run.past + x.shape[1], x.shape[1], k.shape[-2], x.device, causal=True)
+            first_values, second_values = (self._repeat_heads(half.repeat(1, 2, 1, 1)) for half in v.chunk(2, 1))
+            k = self._repeat_heads(k)
             joined = torch.cat([self.core_1(q, k, first_values, mask), self.core_2(q, k, second_values, mask)], -1)
             plus, minus = joined.chunk(2, 1)
             share = self._lambda_term(1) - self._lambda_term(2) + self.spec.lambda_init

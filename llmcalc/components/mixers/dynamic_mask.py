@@ -21,7 +21,7 @@ from ...workload.with_past import WithPast
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, dropped, vector
+from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + mask.to(q.dtype)
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class DynamicMaskReference(nn.Module):
         """Doge's attention with a learned mask. x: [batch, tokens, hidden] → same shape."""
@@ -144,7 +144,7 @@ def _reference() -> type[nn.Module]:
             self.A, self.dt_proj = vector(torch.randn(kv_heads) * 0.5), nn.Linear(kv_heads * d, kv_heads, bias=biased)
             self.o_proj = nn.Linear(heads * d, hidden, bias=biased)
 
-        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+        def _split_heads(self, name: str, x: Tensor) -> Tensor:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
 
@@ -163,10 +163,10 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, group, tokens = self.spec, self.spec.num_attention_heads // self.spec.num_key_value_heads, x.shape[1]
-            q = spec.position.rotated(self.q_norm(self._heads_of("q_proj", x)), run, run.past)
-            k = spec.position.rotated(self.k_norm(self._heads_of("k_proj", x)), run, run.past)
-            k, v = self.cache(run, k, self._heads_of("v_proj", x))
-            causal_mask = allowed(
+            q = spec.position.rotated(self.q_norm(self._split_heads("q_proj", x)), run, run.past)
+            k = spec.position.rotated(self.k_norm(self._split_heads("k_proj", x)), run, run.past)
+            k, v = self.cache(run, k, self._split_heads("v_proj", x))
+            causal_mask = attention_mask(
                 run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window
             )
             mask = self._mask(v, causal_mask)

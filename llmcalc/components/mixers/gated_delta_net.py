@@ -19,7 +19,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, size_named
+from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, symbol_of_size
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     LinearKeyDim: TypeAlias = int
     LinearValueDim: TypeAlias = int
 else:
-    LinearKeyHeads = size_named("a_k")
-    LinearValueHeads = size_named("a_v")
-    LinearKeyDim = size_named("d_k")
-    LinearValueDim = size_named("d_v")
+    LinearKeyHeads = symbol_of_size("a_k")
+    LinearValueHeads = symbol_of_size("a_v")
+    LinearKeyDim = symbol_of_size("d_k")
+    LinearValueDim = symbol_of_size("d_v")
 
 CHUNK = 64
 """The number of tokens per chunk in every known implementation."""

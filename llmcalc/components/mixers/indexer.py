@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class Indexer(Part):
-    """Small query heads, computed from the compressed query, against one key per token.
+    """Small query heads, computed from the compressed query, that score one key per token.
 
     index_n_heads: the number of small query heads.
     index_head_dim: the size of a query and of a key.

@@ -17,7 +17,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, size_named
+from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, symbol_of_size
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     LinearHeads: TypeAlias = int
     LinearHeadDim: TypeAlias = int
 else:
-    LinearHeads = size_named("a_l")
-    LinearHeadDim = size_named("d_l")
+    LinearHeads = symbol_of_size("a_l")
+    LinearHeadDim = symbol_of_size("d_l")
 
 
 class KimiDeltaAttention(TokenMixer):
@@ -164,7 +164,7 @@ def _reference() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=spec.norm_eps), head)
             self.o_proj = nn.Linear(width, hidden, bias=False)
 
-        def _heads_of(self, x: Tensor) -> Tensor:
+        def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, heads · d] → [batch, heads, tokens, d]."""
             heads: Tensor = x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
@@ -177,7 +177,7 @@ def _reference() -> type[nn.Module]:
         def _log_decay(self, x: Tensor) -> Tensor:
             """Computes the log decay, [batch, heads, tokens, d], negative."""
             decay_logits, rate = (
-                self._heads_of(self._gate("f", x).float() + self.dt_bias.weight.float()),
+                self._split_heads(self._gate("f", x).float() + self.dt_bias.weight.float()),
                 self.A_log.weight.float().exp()[:, None, None],
             )
             decay: Tensor = (
@@ -192,9 +192,9 @@ def _reference() -> type[nn.Module]:
             q, k, v = F.silu(self.conv1d(qkv, run, self.conv_state)).transpose(1, 2).chunk(3, -1)
             beta = self.b_proj(x).sigmoid().transpose(1, 2)
             out = self.core(
-                self._heads_of(q),
-                self._heads_of(k),
-                self._heads_of(v),
+                self._split_heads(q),
+                self._split_heads(k),
+                self._split_heads(v),
                 self._log_decay(x),
                 beta,
                 run,

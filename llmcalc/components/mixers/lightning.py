@@ -143,13 +143,13 @@ def _reference() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="rmsnorm", eps=1e-6), width)
             self.o_proj = nn.Linear(width, hidden, bias=False)
 
-        def _heads_of(self, x: Tensor) -> Tensor:
+        def _split_heads(self, x: Tensor) -> Tensor:
             heads: Tensor = activate(self.act, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            stored = self.recurrent_state.held(run)
-            q, k, v = (self._heads_of(y) for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
+            stored = self.recurrent_state.load(run)
+            q, k, v = (self._split_heads(y) for y in (self.q_proj(x), self.k_proj(x), self.v_proj(x)))
             out, state = self.core(q, k, v, None if stored is None else stored[0])
             self.recurrent_state.keep(run, state)
             normed = self.norm(out.transpose(1, 2).flatten(2))

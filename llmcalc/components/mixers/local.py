@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import Blocks, WithSums
 from ..base import BY_TORCH, ChunkSize, Context, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
 from ..norm import Norm
-from ..runtime import Run, dropped
+from ..runtime import Run, apply_dropout
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -62,7 +62,7 @@ class LocalAttention(TokenMixer):
     def reach(self) -> tuple[int, ...]:
         return tuple(n for n in (self.local_radius, self.global_block_size) if n is not None)
 
-    def takes_bias(self) -> ScoreBias:
+    def accepted_bias(self) -> ScoreBias:
         return ScoreBias(self.num_attention_heads, of_blocks=self.global_block_size is not None)
 
     def share_bias(self, f: Flow, x: Value) -> None:
@@ -137,7 +137,7 @@ def _reference() -> type[nn.Module]:
         def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, bias: Tensor | None) -> Tensor:
             scores = q @ k.transpose(-1, -2)
             scores = (scores if bias is None else scores + bias.to(scores.dtype)).masked_fill(~mask, float("-inf"))
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class Sums(nn.Module):
         """Sums tokens by block. x: [batch, tokens, hidden] → [batch, sums, hidden]."""
@@ -177,24 +177,26 @@ def _reference() -> type[nn.Module]:
 
             [batch, tokens and sums, heads · d] → [batch, blocks, heads, keys, d].
             """
-            local_vectors = self._heads_of(self._with_neighbours(self._blocks(x[:, :tokens])))
+            local_vectors = self._split_heads(self._with_neighbours(self._blocks(x[:, :tokens])))
             if self.spec.global_block_size is None:
                 return local_vectors
-            sum_vectors = self._heads_of(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
+            sum_vectors = self._split_heads(x[:, tokens:])[:, None].expand(-1, local_vectors.shape[1], -1, -1, -1)
             return torch.cat([local_vectors, sum_vectors], -2)
 
-        def _heads_of(self, x: Tensor) -> Tensor:
+        def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. […, tokens, heads · d] → […, heads, tokens, d]."""
             heads: Tensor = x.unflatten(-1, (self.spec.num_attention_heads, -1)).transpose(-2, -3)
             return heads
 
         def before_layers(self, x: Tensor, run: Run) -> None:
             """Computes the mask and the bias that all layers of a stack use, before the first layer."""
-            self._shared(run, x.shape[1], x.device)
+            self._shared_bias(run, x.shape[1], x.device)
 
-        def _shared(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _shared_bias(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            mask_and_bias: tuple[Tensor, Tensor | None] = run.once(key, lambda: self._seen(run, tokens, device))
+            mask_and_bias: tuple[Tensor, Tensor | None] = run.once(
+                key, lambda: self._mask_and_bias(run, tokens, device)
+            )
             return mask_and_bias
 
         def _sums(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor]:
@@ -207,7 +209,7 @@ def _reference() -> type[nn.Module]:
             )
             return sum_index, run.span(0, last_sum + 1, device)
 
-        def _seen(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
+        def _mask_and_bias(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             """Returns the mask of each query's keys, [blocks, 1, block, keys], and the bias on the scores."""
             radius = self.spec.local_radius
             positions = self._blocks(run.span(0, tokens, device)[None] + 1)  # 0 marks padding
@@ -231,9 +233,9 @@ def _reference() -> type[nn.Module]:
             if self.spec.global_block_size is not None:
                 summed = self.sums(x, *self._sums(run, tokens, x.device))
                 kv_input = torch.cat([x, self.global_norm(summed) if hasattr(self, "global_norm") else summed], 1)
-            q = self._heads_of(self._blocks(self.get_submodule("q_proj")(x)))
+            q = self._split_heads(self._blocks(self.get_submodule("q_proj")(x)))
             k, v = (self._keys_of_blocks(self.get_submodule(name)(kv_input), tokens) for name in ("k_proj", "v_proj"))
-            mask, bias = self._shared(run, tokens, x.device)
+            mask, bias = self._shared_bias(run, tokens, x.device)
             out = self.core(q, k, v, mask, bias).transpose(-2, -3).flatten(1, 2)[:, :tokens]
             result: Tensor = self.o_proj(out.flatten(2))
             return result

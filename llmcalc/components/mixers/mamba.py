@@ -174,10 +174,10 @@ def _reference() -> type[nn.Module]:
                 )
                 decay = torch.cat([decay[:, :covered], decay[:, covered:] * decay[:, :-covered]], 1)
                 covered *= 2
-            y = _read(state.to(x.dtype), c)
+            y = _read_states(state.to(x.dtype), c)
             return y + self.D * x, state[:, -1]
 
-    def _read(state: Tensor, c: Tensor) -> Tensor:
+    def _read_states(state: Tensor, c: Tensor) -> Tensor:
         """Multiplies states by C. state: [batch, tokens, inner, state], c: [batch, tokens, heads, state]."""
         heads: Tensor = state.unflatten(2, (c.shape[2], -1)) @ c[..., None]
         return heads.flatten(2)
@@ -226,7 +226,7 @@ def _reference() -> type[nn.Module]:
             if spec.norm is not None:
                 step, b, c = self.dt_norm(step), self.b_norm(b), self.c_norm(c)
             step = nn.functional.softplus(self.dt_proj(step.flatten(2)))
-            stored = self.ssm_state.held(run)
+            stored = self.ssm_state.load(run)
             y, last_state = self.scan(
                 u, step, b.repeat_interleave(u.shape[-1] // heads, 2), c, None if stored is None else stored[0]
             )

@@ -183,12 +183,14 @@ def _reference() -> type[nn.Module]:
             step = nn.functional.softplus(step + self.dt_bias).float()
             log, scaled_x = step * -torch.exp(self.A_log.float()), x.float() * step[..., None]
             if old_state is not None and x.shape[1] == 1:
-                y, last_state = self._one(scaled_x, log, b.float(), c.float(), old_state)
+                y, last_state = self._decode_step(scaled_x, log, b.float(), c.float(), old_state)
             else:
                 y, last_state = self._chunks(scaled_x, log, b.float(), c.float(), old_state)
             return y.to(x.dtype) + self.D[:, None] * x, last_state
 
-        def _one(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor) -> tuple[Tensor, Tensor]:
+        def _decode_step(
+            self, x: Tensor, log: Tensor, b: Tensor, c: Tensor, old_state: Tensor
+        ) -> tuple[Tensor, Tensor]:
             """Runs one decoding step. old_state: [batch, heads, d, n]."""
             state = old_state * log.exp()[:, 0, :, None, None] + x[:, 0, :, :, None] * b[:, 0, :, None, :]
             return (state @ c[:, 0, :, :, None])[..., 0][:, None], state
@@ -257,7 +259,7 @@ def _reference() -> type[nn.Module]:
             x, b, c = convolved.split([inner, group_width, group_width], -1)
             heads_per_group = spec.num_heads // spec.n_groups
             b, c = (t.unflatten(-1, (spec.n_groups, -1)).repeat_interleave(heads_per_group, 2) for t in (b, c))
-            stored = self.ssm_state.held(run)
+            stored = self.ssm_state.load(run)
             y, last_state = self.scan(
                 x.unflatten(-1, (spec.num_heads, -1)), step, b, c, None if stored is None else stored[0]
             )

@@ -19,7 +19,7 @@ from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, dropped
+from ..runtime import Run, apply_dropout, attention_mask, cache_class
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -80,11 +80,11 @@ class MergedAttention(WindowedMixer):
         memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, biased, window = Axis("head_dim", self.head_dim), self.attention_bias, self.sliding_window
-        q = self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=biased), dim)
+        q = self._normalize(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=biased), dim)
         q = f.rope(q, self.position)
         joint_rows = Joined(first=x.rows, second=memory.rows)
         keys = f.linear("k_proj", x, kv_heads, dim, bias=biased, counted=joint_rows)
-        normed = self._normed(f, "k_norm", keys, dim)
+        normed = self._normalize(f, "k_norm", keys, dim)
         own_keys = f.rope(normed, self.position)
         values = f.linear("v_proj", x, kv_heads, dim, bias=biased, counted=joint_rows)
         own_keys, own_values = f.cache("cache", self.cache_kind, own_keys, values, limit=window)
@@ -108,7 +108,7 @@ class MergedAttention(WindowedMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
-    def _normed(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
+    def _normalize(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
         return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
 
     def describe(self, hidden_size: int) -> str:
@@ -162,7 +162,7 @@ def _reference() -> type[nn.Module]:
             self.cache, self.cross_cache = cache_class()(spec.sliding_window), cache_class()()
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 
-        def _heads_of(self, projection: str, x: Tensor) -> Tensor:
+        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
             heads: Tensor = (
                 self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             )
@@ -174,14 +174,14 @@ def _reference() -> type[nn.Module]:
                 return cached
             assert run.memory is not None, "merged attention needs the encoder's output or a filled cache"
             computed: tuple[Tensor, ...] = self.cross_cache(
-                run, self._heads_of("k", run.memory), self._heads_of("v", run.memory)
+                run, self._split_heads("k", run.memory), self._split_heads("v", run.memory)
             )
             return computed
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, tokens, end = self.spec, x.shape[1], run.past + x.shape[1]
-            q, k = (spec.position.rotated(self._heads_of(projection, x), run, run.past) for projection in ("q", "k"))
-            k, v = self.cache(run, k, self._heads_of("v", x))
+            q, k = (spec.position.rotated(self._split_heads(projection, x), run, run.past) for projection in ("q", "k"))
+            k, v = self.cache(run, k, self._split_heads("v", x))
             memory_k, memory_v = self._memory_keys_and_values(run)
             group = spec.num_attention_heads // spec.num_key_value_heads
             if group > 1:
@@ -190,10 +190,10 @@ def _reference() -> type[nn.Module]:
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:
                 scores = spec.attn_logit_softcapping * torch.tanh(scores / spec.attn_logit_softcapping)
-            mask = allowed(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
+            mask = attention_mask(run, end, tokens, k.shape[-2], x.device, causal=True, window=spec.sliding_window)
             mask = torch.cat([mask, mask.new_ones(tokens, memory_k.shape[-2])], -1)
             scores = scores.masked_fill(~mask, float("-inf"))
-            weights = dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
+            weights = apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype))
             out = self.core(weights[..., : k.shape[-2]], v) + self.cross_core(weights[..., k.shape[-2] :], memory_v)
             result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
             return result

@@ -38,7 +38,7 @@ from ..base import (
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
-from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
 from .indexer import Indexer
 from .output_gate import OutputGate
 
@@ -145,7 +145,7 @@ class MLA(TokenMixer):
         nope, rope, v = self.qk_nope_head_dim, self.qk_rope_head_dim, self.v_head_dim
         return self.model_copy(update={"kv_lora_rank": number * (nope + rope + v) - rope})
 
-    def attends_like(self) -> tuple[Any, ...] | None:
+    def sharing_key_of(self) -> tuple[Any, ...] | None:
         return None if self.indexer is None else ("indexer", self.indexer.index_topk)
 
     def borrows(self) -> str:
@@ -218,13 +218,13 @@ class MLA(TokenMixer):
         latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
         f.hold(latent=latent_and_rope)
         c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
-        c = self._normed(f, "kv_a_norm", c)
-        k_rope = self._rotated(f, self._normed(f, "k_rope_norm", k_rope) if self.key_norm else k_rope)
+        c = self._normalize(f, "kv_a_norm", c)
+        k_rope = self._rotated(f, self._normalize(f, "k_rope_norm", k_rope) if self.key_norm else k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
         f.hold(latent=c, k_rope=k_rope)
         return c, k_rope
 
-    def _normed(self, f: Flow, name: str, x: Value) -> Value:
+    def _normalize(self, f: Flow, name: str, x: Value) -> Value:
         return x if self.norm is None else f.norm(name, x, self.norm)
 
     def _rotated(self, f: Flow, x: Value) -> Value:
@@ -235,7 +235,7 @@ class MLA(TokenMixer):
         if self.q_lora_rank is None:
             return f.linear("q_proj", x, heads, head), None
         raw = f.linear("q_a_proj", x, Axis("q_lora", self.q_lora_rank), bias=self.attention_bias)
-        c = self._normed(f, "q_a_norm", raw)
+        c = self._normalize(f, "q_a_norm", raw)
         f.hold(raw=raw, small=c)
         if not self.query_gate:
             return f.linear("q_b_proj", c, heads, head), c
@@ -411,7 +411,7 @@ def _reference() -> type[nn.Module]:
             latent, k_rope = self.cache(run, latent, self._rotate(k_rope, run))
             end = run.past + x.shape[1]
             window = spec.sliding_window
-            mask = allowed(run, end, x.shape[1], latent.shape[1], x.device, causal=True, window=window)
+            mask = attention_mask(run, end, x.shape[1], latent.shape[1], x.device, causal=True, window=window)
             scale = (nope + rope) ** -0.5
             if hasattr(self, "indexer"):
                 run.selected = self.indexer(x, compressed_query, mask, run)

@@ -16,7 +16,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import MatrixMemory
-from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadDim, Heads, HeadSizes, Real, TokenMixer, size_named
+from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadDim, Heads, HeadSizes, Real, TokenMixer, symbol_of_size
 from ..norm import Norm, norm_reference
 from ..runtime import Run, state_class
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     MemoryValueDim: TypeAlias = int
 else:
-    MemoryValueDim = size_named("v")
+    MemoryValueDim = symbol_of_size("v")
 
 
 class MLSTM(TokenMixer):
@@ -179,17 +179,17 @@ def _reference() -> type[nn.Module]:
             self.norm = norm_reference(Norm(type="layernorm", bias=biased, eps=spec.norm_eps), values, groups=heads)
             self.out_proj = nn.Linear(values, hidden, bias=biased)
 
-        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+        def _split_heads(self, name: str, x: Tensor) -> Tensor:
             heads: Tensor = self.get_submodule(name)(x).float().unflatten(-1, (self.spec.num_heads, -1)).transpose(1, 2)
             return heads
 
         def _gate(self, name: str, x: Tensor) -> Tensor:
             cap = self.spec.gate_soft_cap
-            return cap * torch.tanh(self._heads_of(name, x)[..., 0] / cap)
+            return cap * torch.tanh(self._split_heads(name, x)[..., 0] / cap)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            q, k, v = (self._heads_of(name, x) for name in "qkv")
-            stored = self.recurrent_state.held(run)
+            q, k, v = (self._split_heads(name, x) for name in "qkv")
+            stored = self.recurrent_state.load(run)
             if stored is None:
                 stored = (
                     q.new_zeros(*q.shape[:2], q.shape[-1], v.shape[-1]),

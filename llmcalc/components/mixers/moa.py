@@ -21,7 +21,7 @@ from ...workload.rows import Routed
 from ..base import BY_TORCH, Context, Experts, HeadDim, HeadSizes, KVHeads, TokenMixer, TopK, Unscalable
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
-from ..runtime import Run, allowed, cache_class, softmax_core_class, vector
+from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -140,7 +140,7 @@ def _reference() -> type[nn.Module]:
                 vector(torch.zeros(hidden)),
             )
 
-        def _heads_of(self, x: Tensor) -> Tensor:
+        def _split_heads(self, x: Tensor) -> Tensor:
             """Splits heads. [batch, tokens, n · d] → [batch, n, tokens, d]."""
             heads: Tensor = x.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
             return heads
@@ -150,24 +150,26 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
-            weights, chosen = self._routed(x)
+            weights, chosen = self._route(x)
             dispatch = dispatch_class()(chosen, run.grouped_experts)
             rows = dispatch.rows(x)
             ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
             q = dispatch.to_tokens(self.q_proj(rows, dispatch.expert, ends)).view(batch, tokens, -1)
-            q = self._rotated(self._heads_of(q), run)
-            k, v = self.cache(run, self._rotated(self._heads_of(self.k_proj(x)), run), self._heads_of(self.v_proj(x)))
+            q = self._rotated(self._split_heads(q), run)
+            k, v = self.cache(
+                run, self._rotated(self._split_heads(self.k_proj(x)), run), self._split_heads(self.v_proj(x))
+            )
             if top_k > 1:
                 k = k.repeat(1, top_k, 1, 1)
                 v = v.repeat(1, top_k, 1, 1)
-            mask = allowed(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
+            mask = attention_mask(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
             out = self.core(q, k, v, mask).transpose(1, 2)
             rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
             out = dispatch.combined(self.o_proj(rows, dispatch.expert, ends), weights)
             result: Tensor = out + self.o_bias.weight
             return result
 
-        def _routed(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
             scores, chosen = self.router(x).float().topk(self.spec.num_experts_per_tok, -1)
             return scores.softmax(-1), chosen

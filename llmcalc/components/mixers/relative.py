@@ -21,7 +21,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import Multiple
 from ..base import BY_TORCH, Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
 from ..rotation import angles_of
-from ..runtime import Run, dropped, vector
+from ..runtime import Run, apply_dropout, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -94,7 +94,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5 + bias
-            return dropped(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class Distances(nn.Module):
         """Scores by distance. q: [batch, heads, tokens, d] → [batch, heads, tokens, distances]."""
@@ -117,19 +117,19 @@ def _reference() -> type[nn.Module]:
             self.core, self.distances = Core(), Distances()
             self.o_proj = nn.Linear(width, hidden, bias=False)
 
-        def _heads_of(self, name: str, x: Tensor) -> Tensor:
+        def _split_heads(self, name: str, x: Tensor) -> Tensor:
             heads: Tensor = self.get_submodule(name)(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             return heads
 
-        def _encoded(self, run: Run, x: Tensor) -> Tensor:
+        def _encode_distances(self, run: Run, x: Tensor) -> Tensor:
             """Computes the sinusoids of the distances tokens, …, −tokens + 1, [batch, 2 · tokens, hidden]."""
             tokens, hidden = x.shape[1], x.shape[-1]
             angles = angles_of(tokens - run.span(0, 2 * tokens, x.device), hidden, 10000.0)
             return torch.cat([angles.sin(), angles.cos()], -1)[:, :hidden].to(x.dtype).expand(x.shape[0], -1, -1)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
-            q, k, v = (self._heads_of(name, x) for name in ("q_proj", "k_proj", "v_proj"))
-            r = self._heads_of("r_proj", run.once(("away", x.shape), lambda: self._encoded(run, x)))
+            q, k, v = (self._split_heads(name, x) for name in ("q_proj", "k_proj", "v_proj"))
+            r = self._split_heads("r_proj", run.once(("away", x.shape), lambda: self._encode_distances(run, x)))
             distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
             positions = run.span(0, x.shape[1], x.device)
             index = (x.shape[1] - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)

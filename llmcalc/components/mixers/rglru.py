@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Context, Heads, Kernel, TokenMixer, size_named
+from ..base import PUBLISHED, Context, Heads, Kernel, TokenMixer, symbol_of_size
 from ..networks.feed_forward import Activation, activate
 from ..runtime import Run, causal_conv_class, state_class, vector
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     RecurrentWidth: TypeAlias = int
 else:
-    RecurrentWidth = size_named("r")
+    RecurrentWidth = symbol_of_size("r")
 
 
 class RGLRU(TokenMixer):
@@ -129,7 +129,7 @@ def _reference() -> type[nn.Module]:
             super().__init__()
             width, self.act = spec.lru_width, spec.hidden_act
             self.linear_y, self.linear_x = nn.Linear(hidden, width), nn.Linear(hidden, width)
-            self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept=spec.conv1d_width - 1)
+            self.conv_1d = causal_conv_class()(width, spec.conv1d_width, True, kept_frames=spec.conv1d_width - 1)
             self.input_gate, self.recurrent_gate = (
                 BlockMap(spec.num_attention_heads, width),
                 BlockMap(spec.num_attention_heads, width),
@@ -147,7 +147,7 @@ def _reference() -> type[nn.Module]:
             )  # the first token has no earlier state to decay
             input_scale = torch.where(is_first, torch.ones_like(log_a), torch.sqrt(-torch.expm1(2 * log_a)))
             scaled_input = (u * self.input_gate(u).sigmoid()).float() * input_scale
-            stored = self.recurrent_state.held(run)
+            stored = self.recurrent_state.load(run)
             states = linear_scan(
                 log_a.exp(), scaled_input, torch.zeros_like(scaled_input[:, 0]) if stored is None else stored[0]
             )

@@ -17,7 +17,7 @@ from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, PUBLISHED, Context, Network, TokenMixer, Width, size_named
+from ..base import BY_TORCH, PUBLISHED, Context, Network, TokenMixer, Width, symbol_of_size
 from ..runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     AttentionWidth: TypeAlias = int
 else:
-    AttentionWidth = size_named("r")
+    AttentionWidth = symbol_of_size("r")
 
 SOURCE = "Peng et al. 2023, §3"
 
@@ -128,7 +128,7 @@ def _references() -> dict[str, type[nn.Module]]:
 
     def shifted(x: Tensor, run: Run, state: Any) -> Tensor:
         """Returns the previous token of each token; zeros for the first."""
-        stored = state.held(run)
+        stored = state.load(run)
         first_row = torch.zeros_like(x[:, :1]) if stored is None else stored[0]
         state.keep(run, x[:, -1:])
         return torch.cat([first_row, x[:, :-1]], 1)
@@ -158,7 +158,7 @@ def _references() -> dict[str, type[nn.Module]]:
         def _average(self, k: Tensor, v: Tensor, run: Run) -> Tensor:
             """Computes Σ exp(k)·v / Σ exp(k), decayed per token; the largest exponent is subtracted."""
             bonus, decay = self.time_first.weight.float(), -self.time_decay.weight.float().exp()
-            stored = self.recurrent_state.held(run)
+            stored = self.recurrent_state.load(run)
             zero = torch.zeros_like(k[:, 0])
             numerator, denominator, largest = (zero, zero, zero - 1e30) if stored is None else stored
             out = []

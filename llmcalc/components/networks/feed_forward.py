@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Context, Flag, Network, Width
 from ..norm import Norm, norm_reference
-from ..runtime import Run, dropped, vector
+from ..runtime import Run, apply_dropout, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -99,12 +99,12 @@ class FeedForward(Network):
         ffn = Axis("ffn", self.intermediate_size)
         name, bias = ("gate_proj", self.gate_bias) if self.gated else ("up_proj", self.up_bias)
         y = f.linear(name, x, ffn, bias=bias)
-        y = self._activated(f, y)
+        y = self._activate(f, y)
         y = f.mul(y, f.linear("up_proj", x, ffn, bias=self.up_bias)) if self.gated else y
         y = y if self.sub_norm is None else f.part("sub_norm", self.sub_norm, y)
         return f.linear("down_proj", f.dropout(y, "activation"), *x.axes, bias=self.down_bias)
 
-    def _activated(self, f: Flow, x: Value) -> Value:
+    def _activate(self, f: Flow, x: Value) -> Value:
         if self.hidden_act != "xielu":
             return f.act(x, self.hidden_act)
         with f.scope("xielu"):  # α of both sides are parameters, β and ε are buffers
@@ -189,15 +189,15 @@ def _reference() -> type[nn.Module]:
                 self.sub_norm = norm_reference(spec.sub_norm, spec.intermediate_size)
             self.down_proj = nn.Linear(spec.intermediate_size, hidden_size, bias=spec.down_bias)
 
-        def _activated(self, x: Tensor) -> Tensor:
+        def _activate(self, x: Tensor) -> Tensor:
             out: Tensor = self.xielu(x) if self.act == "xielu" else activate(self.act, x)
             return out
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
             gated = hasattr(self, "gate_proj")
-            y = self._activated(self.gate_proj(x)) * self.up_proj(x) if gated else self._activated(self.up_proj(x))
+            y = self._activate(self.gate_proj(x)) * self.up_proj(x) if gated else self._activate(self.up_proj(x))
             y = self.sub_norm(y) if hasattr(self, "sub_norm") else y
-            out: Tensor = self.down_proj(dropped(self, "activation", y))
+            out: Tensor = self.down_proj(apply_dropout(self, "activation", y))
             return out
 
     return FeedForwardReference

@@ -55,7 +55,7 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A latent width of the routed experts, with a projection into it and one out of it (Nemotron 3).
+    """A latent width of the routed experts, with projections into and out of it (Nemotron 3).
 
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
@@ -70,7 +70,7 @@ class Latent(Part):
         """Records the projection to the latent width."""
         return f.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
 
-    def out_of(self, f: Flow, y: Value, out: Shape) -> Value:
+    def project_back(self, f: Flow, y: Value, out: Shape) -> Value:
         """Records the projection from the latent width."""
         return f.linear("latent_out", y, *out, bias=self.bias)
 
@@ -219,16 +219,16 @@ class MoE(Network):
         y = f.combine(y, weights, experts, top_k)
         f.hold(y=y)
         if self.latent is not None:
-            y = self.latent.out_of(f, y, x.axes)
+            y = self.latent.project_back(f, y, x.axes)
             f.hold(y=y)
         if self.shared_expert is not None:
-            y = f.add(y, self._shared(f, self.shared_expert, x))
+            y = f.add(y, self._shared_output(f, self.shared_expert, x))
             f.hold(y=y)
         if self.output_bias:
             y = f.add(y, f.vector("output_bias", *x.axes, kind="experts"))
         return y
 
-    def _shared(self, f: Flow, expert: FeedForward, x: Value) -> Value:
+    def _shared_output(self, f: Flow, expert: FeedForward, x: Value) -> Value:
         """Returns the output of the shared expert, which every token uses."""
         with f.scope("shared_expert", kind="shared_expert", source="Dai et al. 2024, §3.2"):
             y = expert.flow(f, x)
@@ -500,7 +500,7 @@ def _routed_class() -> type[nn.Module]:
             for name, module in routing.modules.items():
                 self.add_module(name, module)
 
-        def dispatched(self, weights: Tensor, chosen: Tensor, run: Run | None) -> Any:
+        def dispatch(self, weights: Tensor, chosen: Tensor, run: Run | None) -> Any:
             """Returns the rows for each token's experts."""
             if run is not None and run.expert_capacity is not None:
                 return capped_class()(weights, chosen, self.experts.count, run.expert_capacity)
@@ -524,7 +524,7 @@ def _vision_class() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
             weights, chosen = self.routing(x, run)
-            dispatch = self.dispatched(weights, chosen, run)
+            dispatch = self.dispatch(weights, chosen, run)
             out: Tensor = dispatch.combined(self.experts(dispatch.rows(x), dispatch.expert, dispatch.grouped), weights)
             return out
 
@@ -566,7 +566,7 @@ def _reference() -> type[nn.Module]:
             """Runs the mixture. router_input: the router's input where it differs from the experts' input."""
             weights, chosen = self.routing(x if router_input is None else router_input, run)
             y = self.latent_in(x) if hasattr(self, "latent_in") else x
-            dispatch = self.dispatched(weights, chosen, run)
+            dispatch = self.dispatch(weights, chosen, run)
             y = dispatch.combined(self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped), weights)
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):

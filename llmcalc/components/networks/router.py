@@ -228,13 +228,13 @@ def _references() -> dict[str, type[Any]]:
         def __init__(self, scoring: str, top_k: int, **modules: nn.Module) -> None:
             self.scoring, self.top_k, self.modules = scoring, top_k, modules
 
-        def scored(self, logits: Tensor) -> Tensor:
+        def score_logits(self, logits: Tensor) -> Tensor:
             logits = logits.float()
             if self.scoring == "softmax":
                 return logits.softmax(-1)
             return logits.sigmoid() if self.scoring == "sigmoid" else nn.functional.softplus(logits).sqrt()
 
-        def best(self, scores: Tensor) -> Tensor:
+        def top_experts(self, scores: Tensor) -> Tensor:
             """Returns the experts with the highest corrected scores."""
             correction: Any = self.modules.get("score_correction")
             return (scores if correction is None else scores + correction.bias).topk(self.top_k, -1).indices
@@ -256,8 +256,8 @@ def _references() -> dict[str, type[Any]]:
 
         def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
             normed = "router_norm" in self.modules
-            scores = self.scored(self.modules["router"](self.modules["router_norm"](x) if normed else x))
-            chosen = self.best(scores)
+            scores = self.score_logits(self.modules["router"](self.modules["router_norm"](x) if normed else x))
+            chosen = self.top_experts(scores)
             weights = self.weights(scores, chosen)
             scale: Any = self.modules.get("expert_scale")
             return (weights if scale is None else weights * scale.weight[chosen]), chosen
@@ -272,8 +272,8 @@ def _references() -> dict[str, type[Any]]:
                 self.modules["score_correction"] = ScoreCorrection(all_classes, spec.score_correction == "parameter")
 
         def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
-            scores = self.scored(self.modules["router"](x, run))
-            chosen = self.best(scores)
+            scores = self.score_logits(self.modules["router"](x, run))
+            chosen = self.top_experts(scores)
             weights = self.weights(scores, chosen)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
                 skipped = chosen == self.none_of_them
@@ -290,7 +290,7 @@ def _references() -> dict[str, type[Any]]:
             assert run is not None
             assert run.ids is not None
             table: Any = self.modules["token_table"]
-            scores = self.scored(self.modules["router"](x))
+            scores = self.score_logits(self.modules["router"](x))
             chosen = table.chosen[run.ids]
             return self.weights(scores, chosen), chosen
 

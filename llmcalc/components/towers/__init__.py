@@ -68,7 +68,7 @@ def check_widths(towers: Mapping[str, Tower]) -> None:
     It may be the output width of the encoder before it, or of the projector just before it.
     """
     for name, tower, readable in below(towers):
-        input_widths = {source: towers[source].gives for source in readable}
+        input_widths = {source: towers[source].output_width for source in readable}
         if tower.type == "projector" and input_widths and tower.input_size not in input_widths.values():
             expected = " or ".join(f"{size}, which {source} gives" for source, size in input_widths.items())
             raise ValueError(f"towers.{name}.input_size: {tower.input_size}; expected {expected}")
@@ -78,14 +78,14 @@ def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     """Records every tower with its input. Returns tower name → output."""
     outputs: dict[str, Value] = {}
     for name, tower, readable in below(towers):
-        own_input = tower.reads()
+        own_input = tower.input_value()
         source = _source(own_input, [outputs[read_name] for read_name in readable])
         outputs[name] = f.part(name, tower, own_input if source is None else source.seen(*own_input.axes))
     return outputs
 
 
 def _source(own_input: Value, outputs: list[Value]) -> Value | None:
-    """Returns the output with the input's width; the encoder's output if several match or none is known to match."""
+    """Returns the first output with the input's width; the encoder's output if none is known to match."""
     matching = (value for value in outputs if same(value.width, own_input.width))
     return next(matching, outputs[0] if outputs else None)
 

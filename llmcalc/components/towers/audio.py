@@ -47,13 +47,13 @@ class AudioTower(TowerPart):
         return self
 
     @property
-    def gives(self) -> int:
+    def output_width(self) -> int:
         return self.hidden_size
 
     def source(self) -> str:
         return "Radford et al. 2022, §2.2"
 
-    def reads(self) -> Value:
+    def input_value(self) -> Value:
         assert self.stack.stem is not None
         return self.stack.stem.frames_read()
 

@@ -10,10 +10,10 @@ class TowerPart(Component):
     """A vision encoder, an audio encoder or a projector beside a text model."""
 
     @property
-    def gives(self) -> int:
+    def output_width(self) -> int:
         """The width of the tower's output."""
         raise TypeError(f"{type(self).__name__} does not say how wide its output is")
 
-    def reads(self) -> Value:
+    def input_value(self) -> Value:
         """The tower's input: patches of pixels, frames of audio, or for a projector vectors of its input size."""
         raise TypeError(f"{type(self).__name__} does not say what it reads")

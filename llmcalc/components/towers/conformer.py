@@ -150,14 +150,14 @@ class Conformer(TowerPart):
         return self
 
     @property
-    def gives(self) -> int:
+    def output_width(self) -> int:
         return self.hidden_size if self.output_size is None else self.output_size
 
     def source(self) -> str:
         return "Gulati et al. 2020, §2"
 
-    def reads(self) -> Value:
-        return self.subsampling.reads()
+    def input_value(self) -> Value:
+        return self.subsampling.input_value()
 
     def flow(self, f: Flow, x: Value) -> Value:
         x = f.part("subsampling", self.subsampling, x, width=(Axis("hidden", self.hidden_size),))

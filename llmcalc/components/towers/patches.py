@@ -36,10 +36,10 @@ class PatchEmbedder(TowerPart):
     norm: Norm
 
     @property
-    def gives(self) -> int:
+    def output_width(self) -> int:
         return self.hidden_size
 
-    def reads(self) -> Value:
+    def input_value(self) -> Value:
         return self.patches.read()
 
     def flow(self, f: Flow, x: Value) -> Value:

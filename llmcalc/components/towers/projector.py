@@ -46,8 +46,8 @@ class Map(Part):
             value, gate = f.split(
                 f.linear(name, x, Beside((half_axis, half_axis)), bias=self.bias), half_axis, half_axis
             )
-            return f.mul(value, _activated(f, gate, self.hidden_act))
-        return _activated(f, f.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
+            return f.mul(value, _activate(f, gate, self.hidden_act))
+        return _activate(f, f.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
 
 
 class Projector(TowerPart):
@@ -102,11 +102,11 @@ class Projector(TowerPart):
         return self
 
     @property
-    def gives(self) -> int:
+    def output_width(self) -> int:
         last_map = self.maps[-1]
         return last_map.size // 2 if last_map.gated else last_map.size
 
-    def reads(self) -> Value:
+    def input_value(self) -> Value:
         return Value(PATCHES, (Axis("hidden", self.input_size),), fixed=True)
 
     def flow(self, f: Flow, x: Value) -> Value:
@@ -120,7 +120,7 @@ class Projector(TowerPart):
         norm_after_merge = self.merged == "mean" or self.norm_of == "merged"
         patch = x.axes
         x = x if norm_after_merge or self.norm is None else f.part("norm", self.norm, x)
-        x = self._merged(f, x)
+        x = self._merge_patches(f, x)
         x = f.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
             x = self._with_marks(f, "input_marks", x, self.input_marks, *patch)
@@ -129,9 +129,9 @@ class Projector(TowerPart):
         if self.output_marks:
             x = self._with_marks(f, "output_marks", x, self.output_marks, *x.axes)
         x = x if self.out_norm is None else f.part("out_norm", self.out_norm, x)
-        return _activated(f, x, self.out_act)
+        return _activate(f, x, self.out_act)
 
-    def _merged(self, f: Flow, x: Value) -> Value:
+    def _merge_patches(self, f: Flow, x: Value) -> Value:
         """Merges squares of patches, and the same squares of consecutive frames, into one vector each."""
         if same(self.merge, 1) and same(self.frames, 1):
             return x
@@ -177,7 +177,7 @@ class Projector(TowerPart):
         ]
 
 
-def _activated(f: Flow, x: Value, name: Activation) -> Value:
+def _activate(f: Flow, x: Value, name: Activation) -> Value:
     return x if name == "identity" else f.act(x, name)
 
 
@@ -224,9 +224,9 @@ def _reference() -> type[nn.Module]:
 
         def tokens(self, ids: Tensor) -> Tensor:
             """Returns the output for non-text tokens."""
-            return self._mapped(self.token_norm(self.token_embedding(ids)))
+            return self._apply_maps(self.token_norm(self.token_embedding(ids)))
 
-        def _mapped(self, x: Tensor) -> Tensor:
+        def _apply_maps(self, x: Tensor) -> Tensor:
             for i, linear in enumerate(self.spec.maps, 1):
                 y = self.get_submodule(f"map_{i}")(x)
                 if linear.gated:
@@ -245,6 +245,6 @@ def _reference() -> type[nn.Module]:
             x = squares.mean(2) if mean else squares.flatten(2)
             x = x.unflatten(0, (-1, frames)).transpose(1, 2).flatten(2) if frames > 1 else x
             x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
-            return self._mapped(self.input_marks(x) if hasattr(self, "input_marks") else x)
+            return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x)
 
     return ProjectorReference

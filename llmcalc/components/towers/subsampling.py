@@ -73,7 +73,7 @@ class Subsampling(Component):
     def source(self) -> str:
         return "Rekesh et al. 2023, §2.1"
 
-    def reads(self) -> Value:
+    def input_value(self) -> Value:
         """The frames, each with a value per mel bin."""
         return Value(PATCHES, (Axis("mel", self.num_mel_bins),), fixed=True)
 

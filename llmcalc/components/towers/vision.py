@@ -126,13 +126,13 @@ class VisionTower(TowerPart):
         return self
 
     @property
-    def gives(self) -> int:
+    def output_width(self) -> int:
         return self.hidden_size
 
     def source(self) -> str:
         return "Dosovitskiy et al. 2020, §3.1"
 
-    def reads(self) -> Value:
+    def input_value(self) -> Value:
         return self.patches.read()
 
     def flow(self, f: Flow, x: Value) -> Value:
@@ -268,7 +268,7 @@ def _reference() -> type[nn.Module]:
             if spec.pooling is not None:
                 self.pooling = Pooling(spec.pooling, hidden)
 
-        def _placed(self, x: Tensor, rows: int, columns: int) -> Tensor:
+        def _with_positions(self, x: Tensor, rows: int, columns: int) -> Tensor:
             """Returns the patches with their positions added."""
             assert self.spec.positions is not None
             if self.spec.positions.axes == 1:
@@ -290,7 +290,7 @@ def _reference() -> type[nn.Module]:
             x = self.patch_embedding(patches.permute(0, 3, 5, 1, 2, 4, 6).flatten(3).flatten(1, 2))
             if hasattr(self, "class_embedding"):
                 x = torch.cat([x, self.class_embedding.weight.expand(len(x), 1, -1)], 1)
-            x = self._placed(x, rows, columns) if hasattr(self, "position_embedding") else x
+            x = self._with_positions(x, rows, columns) if hasattr(self, "position_embedding") else x
             x = self._stack[0].forward(x, Run(columns=columns))
             x = x[:, :-1] if hasattr(self, "class_embedding") else x
             if hasattr(self, "standardize"):

@@ -19,37 +19,37 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Means of rows and of columns, or the whole second moment, and a step count."""
-    sizes = {"row_var": _rows, "col_var": _columns, "variance": _whole}
+    """Returns the bytes of row and column means, or of the whole second moment, and of the step counts."""
+    sizes = {"row_var": _row_count, "col_var": _column_count, "variance": _unfactored_size}
     return {
         **{name: bytes_of(sum_over(tensors, size), dtype) for name, size in sizes.items()},
         "step": STEP_BYTES * count_of(tensors),
     }
 
 
-def _rows(tensor: ParamTensor) -> Number:
-    """Number of row means: the size without the last axis; 0 for a vector."""
+def _row_count(tensor: ParamTensor) -> Number:
+    """Returns the number of row means: the size without the last axis; 0 for a vector."""
     return ParamTensor(tensor.shape[:-1], tensor.role).size if len(tensor.shape) > 1 else 0
 
 
-def _columns(tensor: ParamTensor) -> Number:
-    """Number of column means: the size without the second to last axis; 0 for a vector."""
+def _column_count(tensor: ParamTensor) -> Number:
+    """Returns the number of column means: the size without the second to last axis; 0 for a vector."""
     return ParamTensor((*tensor.shape[:-2], tensor.shape[-1]), tensor.role).size if len(tensor.shape) > 1 else 0
 
 
-def _whole(tensor: ParamTensor) -> Number:
+def _unfactored_size(tensor: ParamTensor) -> Number:
     return tensor.size if len(tensor.shape) < 2 else 0
 
 
 def step(run: OptimizerStep) -> None:
-    """`Adafactor.step`. The step count of a tensor is on the host."""
+    """Runs `Adafactor.step`. Each parameter's step count is on the host."""
     trained = run.updated
     for parameter in run.loop_over(trained):
         if not parameter.states:
-            with run.counted():
+            with run.counted_as_states():
                 if _is_factored(parameter):
-                    parameter.states.append(_reduced(run, parameter.grad, -1, run.dtype))  # row_var
-                    parameter.states.append(_reduced(run, parameter.grad, -2, run.dtype))  # col_var
+                    parameter.states.append(_new_reduction(run, parameter.grad, -1, run.dtype))  # row_var
+                    parameter.states.append(_new_reduction(run, parameter.grad, -2, run.dtype))  # col_var
                 else:
                     parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # variance
     if run.implementation == "foreach":
@@ -59,62 +59,62 @@ def step(run: OptimizerStep) -> None:
 
 
 def _is_factored(parameter: OptimizedParameter) -> bool:
-    """Whether the second moment is a product of row and column means; a vector has its own."""
+    """Whether the second moment is a product of row and column means; a vector has a whole second moment."""
     return len(parameter.grad.shape) > 1
 
 
-def _reduced(run: OptimizerStep, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
-    """One value per index of the other axes; the axis stays, with one element."""
+def _new_reduction(run: OptimizerStep, x: Tensor, axis: int, dtype: Dtype | None = None) -> Tensor:
+    """Allocates a reduction over one axis, which keeps length 1."""
     shape = list(x.shape)
     shape[axis] = 1
     return run.t.new(tuple(shape), dtype or x.dtype)
 
 
-def _norm(run: OptimizerStep, x: Tensor) -> None:
-    """The norm of a tensor, read by the host."""
+def _new_norm(run: OptimizerStep, x: Tensor) -> None:
+    """Allocates the norm of a tensor, which the host reads."""
     run.t.new((), x.dtype)
 
 
-def _estimate(run: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
-    """The product of row and column means."""
+def _new_estimate(run: OptimizerStep, row_var: Tensor, col_var: Tensor) -> Tensor:
+    """Allocates the product of row and column means."""
     return run.t.new((*row_var.shape[:-1], col_var.shape[-1]), row_var.dtype)
 
 
 def _single_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Everything that one tensor's update names lives on into the next tensor's."""
+    """Updates parameters one by one. Local variables of one update live until the next update replaces them."""
     for parameter in run.loop_over(trained):
         grad = parameter.grad
-        _norm(run, parameter.tensor)
+        _new_norm(run, parameter.tensor)
         if _is_factored(parameter):
             row_var, col_var = parameter.states
-            row_mean = _reduced(run, grad, -1)
+            row_mean = _new_reduction(run, grad, -1)
             run.write(row_var, row_mean)
-            col_mean = _reduced(run, grad, -2)
+            col_mean = _new_reduction(run, grad, -2)
             run.write(col_var, col_mean)
-            var_estimate = _estimate(run, row_var, col_var)
-            run.write(var_estimate, _reduced(run, row_var, -2))
+            var_estimate = _new_estimate(run, row_var, col_var)
+            run.write(var_estimate, _new_reduction(run, row_var, -2))
         else:
             variance = parameter.states[0]
             grad_squared = run.t.like(grad)
             run.write(variance, grad_squared)
             var_estimate = run.t.like(variance)
         update = var_estimate
-        _norm(run, update)
+        _new_norm(run, update)
         run.write(parameter.tensor, update)
 
 
 def _multi_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Group after group; the updates of one group are still named while the next estimates are made."""
+    """Updates parameters group by group. The updates of a group live until the estimates of the next exist."""
     for group in _by_dtype_and_factors(run, trained):
         for parameter in run.loop_over(group):
-            _norm(run, parameter.tensor)
+            _new_norm(run, parameter.tensor)
         if _is_factored(group[0]):
-            row_means = [_reduced(run, parameter.grad, -1) for parameter in run.loop_over(group)]
+            row_means = [_new_reduction(run, parameter.grad, -1) for parameter in run.loop_over(group)]
             del row_means
-            col_means = [_reduced(run, parameter.grad, -2) for parameter in run.loop_over(group)]
+            col_means = [_new_reduction(run, parameter.grad, -2) for parameter in run.loop_over(group)]
             del col_means
-            var_estimates = [_estimate(run, *parameter.states) for parameter in run.loop_over(group)]
-            row_var_means = [_reduced(run, parameter.states[0], -2) for parameter in run.loop_over(group)]
+            var_estimates = [_new_estimate(run, *parameter.states) for parameter in run.loop_over(group)]
+            row_var_means = [_new_reduction(run, parameter.states[0], -2) for parameter in run.loop_over(group)]
             del row_var_means
         else:
             grads_squared = [run.t.like(parameter.grad) for parameter in run.loop_over(group)]
@@ -122,12 +122,12 @@ def _multi_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParam
             var_estimates = [run.t.like(parameter.states[0]) for parameter in run.loop_over(group)]
         updates = var_estimates
         for _, update in zip(run.loop_over(group), updates, strict=True):
-            _norm(run, update)
+            _new_norm(run, update)
         run.write(group, updates)
 
 
 def _by_dtype_and_factors(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
-    """The groups of `_group_tensors_by_device_dtype_and_is_multidim`."""
+    """Returns the groups of `_group_tensors_by_device_dtype_and_is_multidim`."""
     groups: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
     for same in run.by_dtype(trained):
         for parameter in same:
@@ -135,10 +135,10 @@ def _by_dtype_and_factors(run: OptimizerStep, trained: Sequence[OptimizedParamet
     return list(groups.values())
 
 
-def built(
+def build_torch_optimizers(
     parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
 ) -> Iterator[Any]:
-    """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
+    """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
     yield torch.optim.Adafactor([trained for trained, _ in parameters], foreach=implementation == "foreach")
@@ -149,7 +149,7 @@ OPTIMIZER = Optimizer(
     implementations=("loop", "foreach"),
     states=states,
     step=step,
-    built=built,
+    build_torch_optimizers=build_torch_optimizers,
     reads_values=True,
     note="a matrix has one mean per row and one per column, a vector its whole second moment",
     per_element=lambda flat: (1, 0) if flat else None,

@@ -1,5 +1,5 @@
-"""AdamW of `torch.optim` (torch/optim/adam.py of torch 2.13): two moments of every element (Loshchilov & Hutter 2019,
-arXiv:1711.05101), and a step count of every tensor.
+"""AdamW of `torch.optim` (torch/optim/adam.py of torch 2.13): two moments per element (Loshchilov & Hutter 2019,
+arXiv:1711.05101), and a step count per tensor.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ ONE_INTERMEDIATE = (2, 1)
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Two moments and a step count."""
+    """Returns the bytes of both moments and of the step counts."""
     n = elements_of(tensors)
     return {"exp_avg": bytes_of(n, dtype), "exp_avg_sq": bytes_of(n, dtype), "step": STEP_BYTES * count_of(tensors)}
 
 
 def step(run: OptimizerStep) -> None:
-    """`Adam.step`."""
+    """Runs `Adam.step`."""
     update(run, run.updated)
 
 
 def update(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """`Adam.step` of some parameters. A step count is on the host, except for fused; exp_avg_sq is the last state."""
+    """Runs `Adam.step` on some parameters. Step counts are on the host unless fused; exp_avg_sq is the last state."""
     from ...simulator.tensor import FLOAT32
 
     for parameter in run.loop_over(trained):
         if not parameter.states:
-            with run.counted():
+            with run.counted_as_states():
                 if run.implementation == "fused":
                     parameter.states.append(run.t.new((), FLOAT32))  # step
                 parameter.states.append(run.t.like(parameter.tensor, dtype=run.dtype))  # exp_avg
@@ -48,7 +48,7 @@ def update(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
 
 
 def _multi_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """Every denominator of a group at once; those of the group before are still named while they are made.
+    """Allocates all denominators of a group at once, while those of the previous group still exist.
 
     Before torch 2.1 denominators are a second copy beside the square roots (pytorch#104898).
     """
@@ -60,16 +60,16 @@ def _multi_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]
 
 
 def _single_tensor_adam(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
-    """The square root and its quotient, while the denominator of the tensor before is still named."""
+    """Allocates a square root and its quotient, while the denominator of the previous parameter still exists."""
     for parameter in run.loop_over(trained):
         denom = run.t.like(run.t.like(parameter.states[-1]))
         run.write(parameter.tensor, denom)
 
 
-def built(
+def build_torch_optimizers(
     parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
 ) -> Iterator[Any]:
-    """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
+    """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
     every = [parameter for parameter, _ in parameters]
@@ -82,7 +82,7 @@ OPTIMIZER = Optimizer(
     states=states,
     usual="fused",
     step=step,
-    built=built,
+    build_torch_optimizers=build_torch_optimizers,
     aliases=("adam", "adamw-torch-fused"),
     by_element=True,
     witness=BY_TORCH,

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
 
 
 def _is_quantized(tensor: ParamTensor) -> Number:
-    """1 for a tensor with 8-bit states, 0 for another one."""
+    """Returns 1 for a tensor with 8-bit states, else 0."""
     remainder = tensor.size - BLOCK * floor_div(tensor.size, BLOCK)
     return is_large(tensor) * (1 - minimum(1, remainder))
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Two states of n bytes with n/256 scales and a code map, or of n numbers in the tensor's format."""
+    """Returns the bytes of two states: n bytes with n/256 scales and a code map, or n numbers in the tensor's
+    format."""
     codes = sum_over(tensors, lambda t: _is_quantized(t) * t.size)
     others = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
     scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
@@ -37,7 +38,7 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
 
 
 def step(run: OptimizerStep) -> None:
-    """`_AdamBase.step`: states are made just before a tensor's first update."""
+    """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
     t = run.t
@@ -45,7 +46,7 @@ def step(run: OptimizerStep) -> None:
         if parameter.states:
             continue
         size, tensor = parameter.tensor.count, parameter.tensor
-        with run.counted():
+        with run.counted_as_states():
             for _ in range(2):
                 if size < LEAST_8BIT or size % BLOCK:
                     parameter.states.append(t.like(tensor, dtype=run.dtype))

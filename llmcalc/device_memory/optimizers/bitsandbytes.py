@@ -37,7 +37,7 @@ LEAST_PAGED = 100_000
 def bitsandbytes_optimizer(
     name: str, moments: Literal[1, 2], bits: Literal[8, 32], *aliases: str, paged: bool = False
 ) -> Optimizer:
-    """Returns the record of an optimizer with this number of states of each element."""
+    """Returns the record of an optimizer with this number of states per element."""
     formats = (
         f"tensors of under {LEAST_8BIT:,} elements have fp32 states; the others 1 byte per element and an fp32 scale "
         f"per block of {BLOCK} (from the source code of bitsandbytes, not checked by running it)"
@@ -61,12 +61,12 @@ def bitsandbytes_optimizer(
 
 
 def is_large(tensor: ParamTensor, least: int = LEAST_8BIT) -> Number:
-    """1 for a tensor of at least so many elements, 0 for another one."""
+    """Returns 1 for a tensor with at least this number of elements, else 0."""
     return minimum(1, floor_div(tensor.size, least))
 
 
 def state_bytes(moments: int, eight: bool, tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """Each state has n bytes and ⌈n/256⌉ scales, or n fp32 numbers. Code maps exist where a tensor has 8-bit states."""
+    """Returns the bytes of the states: n bytes with ⌈n/256⌉ scales and a shared code map, or n fp32 numbers."""
     quantized = is_large if eight else lambda tensor: 0
     state = sum_over(tensors, lambda t: quantized(t) * t.size + 4 * (1 - quantized(t)) * t.size)
     sizes: States = {f"state{i + 1}": state for i in range(moments)}
@@ -85,7 +85,7 @@ def paged_bytes(moments: int, eight: bool) -> Callable[[Sequence[TrainedTensor]]
 
 
 def run_step(moments: int, eight: bool, run: OptimizerStep) -> None:
-    """`Optimizer8bit.step`: states are made just before a tensor's first update."""
+    """Runs `Optimizer8bit.step`, which allocates the states just before a tensor's first update."""
     from ...simulator.tensor import FLOAT32, UINT8
 
     t, with_maps = run.t, 3 * moments  # states of a tensor that owns the code maps: states, scales, maps
@@ -93,7 +93,7 @@ def run_step(moments: int, eight: bool, run: OptimizerStep) -> None:
     for parameter in run.loop_over(run.updated):
         if parameter.states:
             continue
-        with run.counted():
+        with run.counted_as_states():
             if not eight or parameter.tensor.count < LEAST_8BIT:
                 parameter.states = [t.like(parameter.tensor, dtype=FLOAT32) for _ in range(moments)]
                 continue

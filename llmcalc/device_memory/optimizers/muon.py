@@ -1,5 +1,5 @@
-"""Muon of `torch.optim` (torch/optim/_muon.py of torch 2.13): one momentum buffer for each weight matrix of a linear
-layer in the layers (Jordan 2024). AdamW updates embeddings, output head, norms, biases and other vectors, as in the
+"""Muon of `torch.optim` (torch/optim/_muon.py of torch 2.13): one momentum buffer per weight matrix of a linear layer
+inside the layers (Jordan 2024). AdamW updates embeddings, output head, norms, biases and other vectors, as in the
 documentation of torch.optim.Muon, and stacked experts: torch's Muon refuses tensors of other than two axes. Muon's own
 step is always a loop; the implementation is that of AdamW.
 """
@@ -23,14 +23,14 @@ ITERATIONS = 5
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """The momentum of matrices, and the states of AdamW."""
+    """Returns the bytes of the matrices' momentum and of AdamW's states."""
     matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
     others = [parameter for parameter in tensors if not parameter.is_layer_matrix]
     return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(others, dtype)}
 
 
 def step(run: OptimizerStep) -> None:
-    """`Muon.step`, with Nesterov momentum, and then that of AdamW."""
+    """Runs `Muon.step` with Nesterov momentum, then the step of AdamW."""
     _muon(run, [parameter for parameter in run.updated if parameter.matrix])
     adamw.update(run, [parameter for parameter in run.updated if not parameter.matrix])
 
@@ -38,7 +38,7 @@ def step(run: OptimizerStep) -> None:
 def _muon(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
     for parameter in run.loop_over(trained):
         if not parameter.states:
-            with run.counted():
+            with run.counted_as_states():
                 parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # momentum_buffer
     for parameter in run.loop_over(trained):
         update = run.t.like(parameter.grad, parameter.states[0])
@@ -47,7 +47,7 @@ def _muon(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> None:
 
 
 def _zeropower_via_newtonschulz(run: OptimizerStep, grad: Tensor) -> Tensor:
-    """The orthogonalized update in bf16; a bf16 update is itself the first of the iterations' tensors."""
+    """Allocates the orthogonalized update in bf16; a bf16 update is reused as the first iteration's tensor."""
     from ...simulator.tensor import BFLOAT16
 
     ortho_grad = run.t.to(grad, BFLOAT16)
@@ -63,10 +63,10 @@ def _zeropower_via_newtonschulz(run: OptimizerStep, grad: Tensor) -> Tensor:
     return ortho_grad
 
 
-def built(
+def build_torch_optimizers(
     parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
 ) -> Iterator[Any]:
-    """torch's optimizers of parameters, each with whether it is a matrix of a layer."""
+    """Builds torch's optimizers. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
     matrices = [parameter for parameter, matrix in parameters if matrix]
@@ -74,7 +74,7 @@ def built(
     if matrices:
         yield torch.optim.Muon(matrices)
     if others:
-        yield from adamw.built(others, implementation, momentum)
+        yield from adamw.build_torch_optimizers(others, implementation, momentum)
 
 
 OPTIMIZER = Optimizer(
@@ -82,7 +82,7 @@ OPTIMIZER = Optimizer(
     implementations=("foreach", "fused", "loop"),
     states=states,
     step=step,
-    built=built,
+    build_torch_optimizers=build_torch_optimizers,
     note="momentum for the weight matrices of linear layers in the layers; AdamW for embeddings, output head, norms, "
     "biases and other vectors, and for stacked experts",
     by_matrix=True,

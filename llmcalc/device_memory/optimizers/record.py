@@ -34,8 +34,8 @@ States: TypeAlias = dict[str, Number]
 """The library's name of a state → its bytes."""
 
 
-def _as_the_sum(flat: bool) -> tuple[int, int] | None:
-    """Every element has the mean of the states of all tensors."""
+def _mean_over_tensors(flat: bool) -> tuple[int, int] | None:
+    """Returns None: every element counts with the mean over all tensors."""
     return None
 
 
@@ -48,8 +48,9 @@ class Optimizer:
     usual: the implementation that trainers choose; None (default) where they choose none, so that the library does.
     states: (trained tensors, number format of states) → bytes of each state after the first step.
     step: allocates and frees what one step does; at the first one it makes the states.
-    built: (parameters, each with whether it is a matrix of a layer; implementation; momentum) → torch's own optimizers,
-        which `verify` runs; None (default) where torch has none, which `not_in_torch` explains.
+    build_torch_optimizers: (parameters, each with whether it is the weight matrix of a layer; implementation;
+        momentum) → torch's optimizers, which `verify` runs; None (default) where torch has none, which `not_in_torch`
+        explains.
     not_in_torch: why torch cannot run it; empty (default) where it can.
     reads_values: whether a step reads values on the host, which the meta device does not have; false by default.
     aliases: other names that `--optimizer` takes.
@@ -72,7 +73,9 @@ class Optimizer:
     states: Callable[[Sequence[TrainedTensor], str], States]
     step: Callable[[OptimizerStep], None]
     usual: OptimizerImplementation | None = None
-    built: Callable[[Sequence[tuple[Any, bool]], OptimizerImplementation, bool], Iterator[Any]] | None = None
+    build_torch_optimizers: (
+        Callable[[Sequence[tuple[Any, bool]], OptimizerImplementation, bool], Iterator[Any]] | None
+    ) = None
     not_in_torch: str = ""
     reads_values: bool = False
     aliases: tuple[str, ...] = ()
@@ -82,17 +85,17 @@ class Optimizer:
     state_format_note: str = ""
     by_element: bool = False
     by_matrix: bool = False
-    per_element: Callable[[bool], tuple[int, int] | None] = _as_the_sum
+    per_element: Callable[[bool], tuple[int, int] | None] = _mean_over_tensors
     paged: Callable[[Sequence[TrainedTensor]], Number] | None = None
     witness: Witness = UNTESTED
 
     @property
     def default(self) -> OptimizerImplementation:
-        """The implementation that runs where none is named."""
+        """The implementation that runs where the settings choose none."""
         return self.usual or self.implementations[0]
 
     def state(self, tensors: Sequence[TrainedTensor], dtype: str, momentum: bool = False) -> OptimizerState:
-        """The state after the first step over these tensors.
+        """Returns the optimizer state after the first step over these tensors.
 
         dtype: number format of the states, unless the optimizer has its own. momentum: default False.
         """
@@ -104,7 +107,7 @@ class Optimizer:
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """The state of an optimizer.
+    """The state of an optimizer over some tensors.
 
     dtype: number format of the states; empty without states; `uint8` for 8-bit states, whose scales are fp32.
     states: the library's name of a state → its bytes; they add up to `bytes`.
@@ -119,11 +122,11 @@ class OptimizerState:
     paged: Number = 0
 
     def with_more(self, other: OptimizerState) -> OptimizerState:
-        """The state of these tensors and of others."""
+        """Returns the state of these tensors and other ones together."""
         states = {name: add(size, other.states[name]) for name, size in self.states.items()}
         return replace(self, states=states, paged=add(self.paged, other.paged))
 
     @property
     def bytes(self) -> Number:
-        """All states together."""
+        """Bytes of all states."""
         return reduce(add, self.states.values(), 0)

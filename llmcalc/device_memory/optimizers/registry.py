@@ -1,4 +1,4 @@
-"""The optimizers by name. Each has a file in this folder with its record, `OPTIMIZER`."""
+"""Finds an optimizer's record by name. Each optimizer has a file in this folder with its record, `OPTIMIZER`."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def _record(name: str) -> Optimizer:
 
 
 def optimizers() -> Iterator[Optimizer]:
-    """Every record."""
+    """Returns the records of all optimizers."""
     return map(_record, NAMES)
 
 
 def optimizer(name: str, where: str = "--optimizer") -> Optimizer:
-    """The record of an optimizer, by its name or another one; `_` is as good as `-`.
+    """Returns the record of an optimizer by its name or an alias; `_` and `-` are equivalent.
 
     Raises `InputError` for a name that is none's.
     """

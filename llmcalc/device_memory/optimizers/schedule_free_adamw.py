@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """The averaged copy and the second moment."""
+    """Returns the bytes of the averaged copy and of the second moment."""
     size = bytes_of(elements_of(tensors), dtype)
     return {"z": size, "exp_avg_sq": size}
 
 
 def step(run: OptimizerStep) -> None:
-    """`AdamWScheduleFree.step`: foreach makes the denominators of all tensors, a loop that of one tensor."""
+    """Runs `AdamWScheduleFree.step`: foreach allocates the denominators of all tensors, a loop one at a time."""
     for parameter in run.loop_over(run.updated):
         if not parameter.states:
-            with run.counted():
+            with run.counted_as_states():
                 parameter.states = [run.t.like(parameter.tensor, dtype=run.dtype) for _ in range(2)]  # z, exp_avg_sq
     if run.implementation == "foreach":
         denominators = [run.t.like(parameter.states[-1]) for parameter in run.loop_over(run.updated)]

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """The averaged copy."""
+    """Returns the bytes of the averaged copy."""
     return {"z": bytes_of(elements_of(tensors), dtype)}
 
 
 def step(run: OptimizerStep) -> None:
-    """`SGDScheduleFree.step`, which makes the copies and nothing else."""
+    """Runs `SGDScheduleFree.step`, which only allocates the copies."""
     for parameter in run.loop_over(run.updated):
         if not parameter.states:
-            with run.counted():
+            with run.counted_as_states():
                 parameter.states = [run.t.like(parameter.tensor, dtype=run.dtype)]
 
 

@@ -1,4 +1,4 @@
-"""SGD of `torch.optim` (torch/optim/sgd.py of torch 2.13): with momentum one buffer of every element, else no state."""
+"""SGD of `torch.optim` (torch/optim/sgd.py of torch 2.13): one buffer per element with momentum, else no state."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
-    """The momentum buffers."""
+    """Returns the bytes of the momentum buffers."""
     return {"momentum_buffer": bytes_of(elements_of(tensors), dtype)}
 
 
 def step(run: OptimizerStep) -> None:
-    """`SGD.step` without weight decay: momentum buffers are the first gradients' copies, and nothing else is made.
+    """Runs `SGD.step` without weight decay, which only copies the first gradients to the momentum buffers.
 
     Only the order in which the buffers are made depends on the implementation: by groups, or tensor after tensor.
     """
@@ -28,14 +28,14 @@ def step(run: OptimizerStep) -> None:
         for group in groups:
             for parameter in run.loop_over(group):
                 if not parameter.states:
-                    with run.counted():
+                    with run.counted_as_states():
                         parameter.states.append(run.t.like(parameter.grad, dtype=run.dtype))  # momentum_buffer
 
 
-def built(
+def build_torch_optimizers(
     parameters: Sequence[tuple[Any, bool]], implementation: OptimizerImplementation, momentum: bool
 ) -> Iterator[Any]:
-    """torch's optimizer of parameters, each with whether it is a matrix of a layer."""
+    """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
     every, foreach, fused = (
@@ -51,7 +51,7 @@ OPTIMIZER = Optimizer(
     implementations=("foreach", "fused", "loop"),
     states=states,
     step=step,
-    built=built,
+    build_torch_optimizers=build_torch_optimizers,
     has_momentum=True,
     state_format_note="without --momentum it keeps no state",
     by_element=True,

@@ -46,7 +46,7 @@ class OptimizedParameter:
 
 @dataclass(frozen=True)
 class OptimizerStep:
-    """A step to replay.
+    """An optimizer step to replay.
 
     t: torch's operations.
     parameters: all parameters, in the model's order.
@@ -76,15 +76,15 @@ class OptimizerStep:
             yield parameter
         meter.parameter_path = None
 
-    def counted(self) -> AbstractContextManager[None]:
+    def counted_as_states(self) -> AbstractContextManager[None]:
         """Counts new storages as optimizer states, inside a `with`."""
         return counted_as(self.t.graph.meter, "optimizer")
 
     def write(self, target: object, *read: object) -> None:
-        """An in-place operation: reads tensors, writes into `target`, and allocates nothing."""
+        """Marks an in-place operation, which reads tensors, writes into `target`, and allocates nothing."""
 
     def by_dtype(self, parameters: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
-        """The groups of `_group_tensors_by_device_and_dtype`, with the last new number format first.
+        """Returns the groups of `_group_tensors_by_device_and_dtype`, the last new number format first.
 
         torch keeps them in a hash table of libstdc++ (`std::unordered_map`), which lists new keys before older ones.
         """

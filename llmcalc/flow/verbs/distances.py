@@ -14,35 +14,36 @@ class DistanceVerbs(Recorder):
     """Verbs of relative positions: biases and scores by distance, and blocks of rows."""
 
     def alibi(self, q: Value, k: Value) -> Value:
-        """ALiBi's penalty for each head, query and key, computed once in a pass."""
+        """Records ALiBi's penalty for each head, query and key, computed once per pass."""
         return self.step("alibi", "", (q, k), value_of_pairs(q.rows, q.axes[0], fixed=True))
 
     def distance_bias(self, table: Value, q: Value) -> Value:
-        """T5's bias: for each query and each token so far, the row of a table for the bucket of their distance."""
+        """Records T5's bias: for each query and key, the row of a table for the bucket of their distance."""
         output = value_of_pairs(q.rows, *table.axes)
         return self.step("distance_bias", "", (table, q), output, causal=self.causal)
 
     def sinusoids(self, x: Value, distances: Rows, *axes: Axis | Beside, once: bool = False) -> Value:
-        """Sines and cosines of distances, in x's precision. once: whether the pass keeps them, or only their angles."""
+        """Records sines and cosines of distances, in x's precision. once: whether the pass stores them or only their
+        angles."""
         return self.step("sinusoids", "", (x,), Value(distances, axes, fixed=True), once=once)
 
     def occurring(self, table: Value, rows: Rows) -> Value:
-        """The rows of a table for the distances that occur in a sequence."""
+        """Records the rows of a table for the distances that occur in a sequence."""
         return self.step("occurring", "", (table,), Value(rows, table.axes))
 
     def distances(
-        self, q: Value, k: Value, *, clamped: bool, shifted: bool, kept: bool = False, binned: bool = False
+        self, q: Value, k: Value, *, clamped: bool, shifted: bool, stored: bool = False, binned: bool = False
     ) -> Value:
-        """For each query and key, the index of their distance in a table.
+        """Records the index, for each query and key, of their distance in a table.
 
         clamped: whether larger distances share an index. shifted: whether distances may be negative, so that indices
-        begin at the lowest. kept: whether a pass keeps the distances. binned: whether far distances share bins.
+        begin at the lowest. stored: whether a pass stores the distances. binned: whether far distances share bins.
         """
-        options = {"clamped": clamped, "shifted": shifted, "kept": kept, "binned": binned}
+        options = {"clamped": clamped, "shifted": shifted, "stored": stored, "binned": binned}
         return self.step("distances", "", (q, k), value_of_pairs(q.rows, fixed=True), **options)
 
     def at_distance(self, scores: Value, distances: Value, *, by_key: bool = False) -> Value:
-        """Picks for each query and key the score of their distance, from scores of every query and every distance.
+        """Records the selection of the score at each query's and key's distance, from scores of all distances.
 
         by_key: whether they are scores of every key by every distance; false by default.
         """
@@ -50,7 +51,7 @@ class DistanceVerbs(Recorder):
         return self.step("at_distance", "", (scores, distances), output, by_key=by_key)
 
     def in_blocks(self, x: Value, block: Number, of: Rows, *, around: bool = False) -> Value:
-        """Splits the rows of queries, or of keys and values, into blocks; the last block is padded.
+        """Records a split of the rows of queries, or of keys and values, into blocks; the last block is padded.
 
         of: the rows that are put in blocks; further rows of x are seen by every block.
         around: whether each block has its two neighbours beside it; false by default.
@@ -58,7 +59,7 @@ class DistanceVerbs(Recorder):
         return self.step("in_blocks", "", (x,), Value(of, x.axes), block=block, around=around)
 
     def local_mask(self, of: Rows, radius: Number, block_sums: Number, *tables: Value) -> None:
-        """The mask for queries of a block: keys of three neighbouring blocks, and sums of `block_sums` rows each.
+        """Records the mask of a block's queries: keys of three neighbouring blocks, and sums of `block_sums` rows each.
 
         Equal layers share it. tables: those of T5's bias by distance, and by distance to the sums; none for no bias.
         """

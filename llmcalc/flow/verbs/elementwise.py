@@ -16,70 +16,71 @@ class ElementwiseVerbs(Recorder):
     """Verbs of elementwise operations and of shapes: no product and no weight, only memory."""
 
     def act(self, x: Value, name: str, *parameters: Value) -> Value:
-        """An activation. parameters: vectors that it is computed with (xIELU)."""
+        """Records an activation. parameters: vectors of its computation (xIELU)."""
         return self.step("act", "", (x, *parameters), Value(x.rows, x.axes), kind=name)
 
     def mul(self, a: Value, b: Value, axes: Shape | None = None) -> Value:
-        """a times b, element by element. axes: the axes of the product, a's by default."""
+        """Records a · b, elementwise. axes: the axes of the product, a's by default."""
         output = Value(a.rows, a.axes if axes is None else axes, fixed=a.fixed and b.fixed)
         return self.step("mul", "", (a, b), output)
 
     def add(self, a: Value, b: Value) -> Value:
-        """a plus b."""
+        """Records a + b."""
         return self.step("add", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def sub(self, a: Value, b: Value) -> Value:
-        """a minus b."""
+        """Records a − b."""
         return self.step("sub", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def div(self, a: Value, b: Value) -> Value:
-        """a over b."""
+        """Records a / b."""
         return self.step("div", "", (a, b), Value(a.rows, a.axes, fixed=a.fixed and b.fixed))
 
     def scale(self, x: Value, by: float) -> Value:
-        """x times a constant."""
+        """Records x times a constant."""
         return self.step("scale", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), by=by)
 
     def plus(self, x: Value, constant: float) -> Value:
-        """x plus a constant."""
+        """Records x plus a constant."""
         return self.step("plus", "", (x,), Value(x.rows, x.axes, fixed=x.fixed), constant=constant)
 
     def sum(self, x: Value, *axes: Axis | Beside, mean: bool = False) -> Value:
-        """The sum, or the mean, over all axes of x except the given axes."""
+        """Records the sum, or the mean, over all axes of x except the given axes."""
         return self.step("sum", "", (x,), Value(x.rows, axes), mean=mean)
 
     def root_mean_square(self, x: Value) -> Value:
-        """The root of the mean square of each row."""
+        """Records the root of the mean square of each row."""
         return self.step("root_mean_square", "", (x,), Value(x.rows, (Axis("one", 1),)))
 
     def sinkhorn(self, matrix: Value, steps: Number, eps: float) -> Value:
-        """Divides the columns, then `steps` − 1 times the rows and the columns, of a square matrix by their sums.
+        """Records Sinkhorn's iteration: divides columns, then `steps` − 1 times rows and columns, of a square matrix by
+        their sums.
 
         eps: added to each sum.
         """
         return self.step("sinkhorn", "", (matrix,), Value(matrix.rows, matrix.axes), steps=steps, eps=eps)
 
     def shift(self, x: Value, state: str) -> Value:
-        """The previous row of each row; for the first row, the state of an earlier pass, or zeros.
+        """Records the previous row of each row; for the first row, the state of an earlier pass, or zeros.
 
         state: the name of the state that keeps the last row.
         """
         return self.step("shift", "", (x,), Value(x.rows, x.axes), state=state)
 
     def scan(self, kind: str, *ins: Value, axes: Shape) -> Value:
-        """An elementwise recurrence along the rows, which is not a module. kind: the name of the recurrence."""
+        """Records an elementwise recurrence along the rows, which is not a module. kind: the name of the recurrence."""
         return self.step("scan", "", ins, Value(ins[0].rows, axes), kind=kind)
 
     def complement(self, x: Value) -> Value:
-        """1 − x, element by element."""
+        """Records 1 − x, elementwise."""
         return self.step("complement", "", (x,), Value(x.rows, x.axes, fixed=x.fixed))
 
     def delayed(self, x: Value, first: Value) -> Value:
-        """The previous row of each row. first: the row before the first row."""
+        """Records the previous row of each row. first: the row before the first row."""
         return self.step("delayed", "", (x, first), Value(x.rows, x.axes))
 
     def dropout(self, x: Value, place: str, *, ends_sublayer: bool = False) -> Value:
-        """Dropout in training at one of the places of `components/dropout.py`; a model without it there has no step.
+        """Records training dropout at a place of `components/dropout.py`; no step if the model has none there.
 
         ends_sublayer: whether it is recorded anyway, because a framework may fuse it with the residual sum that
             follows; false by default.
@@ -90,7 +91,8 @@ class ElementwiseVerbs(Recorder):
         return self.step("dropout", "", (x,), Value(x.rows, x.axes), place=place, probability=probability)
 
     def rope(self, x: Value, spec: Any, *, back: bool = False, every: Number = None) -> Value:
-        """Rotary position embedding (RoPE). spec: its dimensions and angles; layers with equal specs share the tables.
+        """Records rotary position embedding (RoPE). spec: its dimensions and angles; layers with equal specs share the
+        tables.
 
         back: whether it is undone, false by default.
         every: the number of positions from one row to the next; by default rows are tokens.
@@ -98,35 +100,35 @@ class ElementwiseVerbs(Recorder):
         return self.step("rope", "", (x,), Value(x.rows, x.axes), spec=spec, back=back, every=every)
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
-        """Splits the last axis of a value into views."""
+        """Records a split of the last axis of a value into views."""
         parts = tuple(x.seen(*shape) for shape in shapes)
         self.record("split", "", (x,), parts)
         return parts
 
     def take(self, x: Value, *axes: Axis | Beside) -> Value:
-        """A slice of x's first axis: one index if the axes omit that axis, several indices otherwise."""
+        """Records a slice of x's first axis: one index if the axes omit that axis, several indices otherwise."""
         return self.step("take", "", (x,), x.seen(*axes))
 
     def flat(self, x: Value) -> Value:
-        """Flattens all axes of x into one; copies where the axes are not stored in this order."""
+        """Records x with all axes flattened into one; a copy if the axes are not stored in this order."""
         return self.step("flat", "", (x,), Value(x.rows, (Beside((x.axes,)),), fixed=x.fixed))
 
     def copies(self, x: Value, over: Axis) -> Value:
-        """Expands x along a new first axis, as a view."""
+        """Records an expansion of x along a new first axis, as a view."""
         return self.step("copies", "", (x,), x.seen(over, *x.axes))
 
     def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
-        """Concatenates values along the axes; with `rows`, along the rows."""
+        """Records a concatenation of values along the axes; with `rows`, along the rows."""
         cache = parts[0].cache if all(x.cache == parts[0].cache for x in parts) else ""
         return self.step("cat", "", parts, Value(parts[0].rows if rows is None else rows, axes, cache=cache))
 
     def merge(self, x: Value, rows: Rows, *neighbours: Axis, mean: bool = False) -> Value:
-        """Merges neighbouring rows: concatenates them under further axes, or averages them."""
+        """Records a merge of neighbouring rows: their concatenation under further axes, or their average."""
         axes = x.axes if mean else (*neighbours, *x.axes)
         return self.step("merge", "", (x,), Value(rows, axes), neighbours=neighbours, mean=mean)
 
     def repeat(self, x: Value, heads: Axis, tiled: bool = False) -> Value:
-        """Repeats keys or values for each query head; unchanged if there are as many already.
+        """Records the repetition of keys or values for each query head; unchanged if there are as many already.
 
         tiled: whether all heads follow one another before the first comes again; by default, the copies of a head lie
             side by side.
@@ -138,13 +140,13 @@ class ElementwiseVerbs(Recorder):
         return self.step("repeat", "", (x,), output, tiled=tiled)
 
     def added_sinusoids(self, rows: Rows, *axes: Axis | Beside) -> Value:
-        """Sinusoidal positions of these rows, shared by all sequences; a node of the tree."""
+        """Records sinusoidal positions of these rows, shared by all sequences; a node of the tree."""
         return self.step("added_sinusoids", "", (), Value(rows, axes, fixed=True), op=ops.Elementwise())
 
     def in_format_of(self, x: Value, value: Value) -> Value:
-        """Casts a value to the number format of x."""
+        """Records a cast of a value to the number format of x."""
         return self.step("in_format_of", "", (x, value), Value(value.rows, value.axes, fixed=value.fixed))
 
     def cross_entropy(self, logits: Value) -> Value:
-        """The loss of every row: −log softmax of the logits at the next token."""
+        """Records the loss of every row: −log softmax of the logits at the next token."""
         return self.step("cross_entropy", "", (logits,), Value(logits.rows, ()))

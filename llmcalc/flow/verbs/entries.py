@@ -18,17 +18,17 @@ class EntryVerbs(Recorder):
     """Verbs of cache entries that each summarize several rows, of caches and of recurrent states."""
 
     def windows(self, x: Value, rate: Axis) -> Value:
-        """Groups the rows of x into full windows of `rate` rows."""
+        """Records the rows of x grouped into full windows of `rate` rows."""
         from ...workload.derived_rows import Blocks
 
         return self.step("windows", "", (x,), Value(Blocks(of=x.rows, block=rate.size), (rate, *x.axes)))
 
     def weighted_mean(self, values: Value, gate: Value) -> Value:
-        """The mean over the rows of each window, weighted elementwise with a softmax of the gate."""
+        """Records the mean over the rows of each window, weighted elementwise with a softmax of the gate."""
         return self.step("weighted_mean", "", (values, gate), Value(values.rows, values.axes[1:]))
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
-        """Prepends the rows of earlier passes that do not fill an entry yet."""
+        """Records x after the rows of earlier passes that do not fill an entry yet."""
         output = tuple(value.seen(*value.axes) for value in row_values)
         self.record("with_rest", "", row_values, output)
         return output
@@ -40,16 +40,16 @@ class EntryVerbs(Recorder):
         return output
 
     def whole_entries(self, q: Value, entries: Value, rate: Number) -> Value:
-        """The mask of the entries whose `rate` tokens all precede or equal the query's token."""
+        """Records the mask of the entries whose `rate` tokens all precede or equal the query's token."""
         return self.step("whole_entries", "", (q, entries), value_of_pairs(q.rows, fixed=True), rate=rate)
 
     def choose_entries(self, scores: Value, weights: Value, mask: Value, top_k: Number) -> Value:
-        """Selects the `top_k` entries of each query whose head scores, summed with these weights, are highest."""
+        """Records the selection of each query's `top_k` entries with the highest weighted sums of head scores."""
         output = value_of_pairs(weights.rows, fixed=True, batched=True)
         return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k)
 
     def among(self, mask: Value, chosen: Value, entries: Value) -> tuple[Value, Value]:
-        """The mask of the chosen entries, and the entries to read: only the chosen ones while decoding one token."""
+        """Records the mask of the selected entries. Returns it with the entries to read."""
         output = Value(chosen.rows, (), fixed=True), entries.seen(*entries.axes)
         self.record("among", "", (mask, chosen, entries), output)
         return output

@@ -24,7 +24,7 @@ class ExpertVerbs(Recorder):
         table: Value | None = None,
         skip: bool = False,
     ) -> tuple[Value, Value]:
-        """Selects the experts with the highest scores for each token; returns their weights and their indices.
+        """Records the selection of the experts with the highest scores; returns their weights and their indices.
 
         scoring: the function from logits to scores. The weights are the scores of the chosen experts over their sum, or
             a softmax over the logits of the chosen experts alone.
@@ -42,7 +42,7 @@ class ExpertVerbs(Recorder):
         return weights, chosen
 
     def product_keys(self, scores: Value, side: Axis, top_k: Number) -> tuple[Value, Value]:
-        """Selects experts in a grid by product keys; returns the weights and the indices of each token's experts.
+        """Records the selection of experts in a grid by product keys; returns their weights and their indices.
 
         scores: those of the rows of the grid and those of its columns, side by side. An expert's score is the sum of
             its row's and its column's; a softmax over the chosen experts' scores gives the weights.
@@ -53,7 +53,7 @@ class ExpertVerbs(Recorder):
         return weights, chosen
 
     def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
-        """Passes x to the next layer, under that name.
+        """Passes x to the next layer under a name.
 
         scale: what the value of the layer below is multiplied by before it is added to x; nothing is added by default,
             nor in the first layer.
@@ -61,7 +61,7 @@ class ExpertVerbs(Recorder):
         return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
 
     def dispatch(self, x: Value, chosen: Value, experts: Axis, top_k: Number) -> Value:
-        """Sorts rows by expert: one row per token and selected expert.
+        """Records the sorting of rows by expert: one row per token and selected expert.
 
         x may have such rows already, in the order of the tokens.
         """
@@ -69,10 +69,10 @@ class ExpertVerbs(Recorder):
         return self.step("dispatch", "", (x, chosen), Value(rows, x.axes), experts=experts, top_k=top_k)
 
     def to_tokens(self, routed: Value) -> Value:
-        """Sorts the experts' rows back into the order of the tokens."""
+        """Records the sorting of the experts' rows back into the order of the tokens."""
         return self.step("to_tokens", "", (routed,), Value(routed.rows, routed.axes))
 
     def combine(self, routed: Value, weights: Value, experts: Axis, top_k: Number) -> Value:
-        """The weighted sum of the outputs of a token's experts."""
+        """Records the weighted sum of the outputs of a token's experts."""
         output = Value(weights.rows, routed.axes)
         return self.step("combine", "", (routed, weights), output, experts=experts, top_k=top_k)

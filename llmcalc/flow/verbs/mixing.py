@@ -33,7 +33,7 @@ class MixingVerbs(Recorder):
         selection: Value | None = None,
         **limits: Any,
     ) -> Value:
-        """softmax(q·kᵀ)·v. Axes are (heads, size). There may be fewer key and value heads, which a kernel may repeat.
+        """Records softmax(q·kᵀ)·v. Axes are (heads, size). A kernel may repeat fewer key and value heads.
 
         Keys of another sequence are recognized by their rows.
 
@@ -69,7 +69,7 @@ class MixingVerbs(Recorder):
         core: Callable[..., Op] = ops.AttentionCore,
         **limits: Any,
     ) -> Value:
-        """q·kᵀ alone, without softmax and values; keys may have no heads.
+        """Records q·kᵀ alone, without softmax and values; keys may have no heads.
 
         weights: per query, a weight for each head: the sum of ReLU(q·kᵀ) over the heads, with these weights.
         values: the values that a later step, `weighted`, adds up; the op of this step counts it too.
@@ -85,7 +85,7 @@ class MixingVerbs(Recorder):
         return self.step("scores", name, ins, output, op=op)
 
     def strongest(self, strength: Value, q: Value, k: Value, *, keep: Number, window: Number = None) -> Value:
-        """Keeps only the `keep` strongest of the keys that each query may attend to, and returns their strengths.
+        """Records the strengths of the `keep` strongest keys of those that each query may attend to.
 
         strength: that of each key and head. window: as in `attention`.
         """
@@ -93,11 +93,12 @@ class MixingVerbs(Recorder):
         return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number) -> None:
-        """Selects the `top_k` keys of each query with the highest scores, for this layer and those that reuse it."""
+        """Records the selection of each query's `top_k` keys with the highest scores, for this layer and those that
+        reuse it."""
         self.record("select", "", (scores, k), top_k=top_k, causal=True)
 
     def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
-        """The mask of the keys that `select` chose last, and the keys to read.
+        """Records the mask of the keys that `select` selected last; returns it with the keys to read.
 
         While decoding one token, only the selected keys are read. The selection may be from a lower layer.
         """
@@ -106,12 +107,12 @@ class MixingVerbs(Recorder):
         return output
 
     def select_blocks(self, scores: Value, k: Value, block: Number, blocks: Number) -> Value:
-        """The mask of the `blocks` blocks of `block` keys with the highest scores, for each query and head."""
+        """Records the mask of the `blocks` blocks of `block` keys with the highest scores, for each query and head."""
         output = value_of_pairs(scores.rows, *scores.axes, fixed=True, batched=True)
         return self.step("select_blocks", "", (scores, k), output, block=block, blocks=blocks)
 
     def only_selected(self, mask: Value, *keys: Value, block: Number, blocks: Number) -> tuple[Value, ...]:
-        """The mask of `select_blocks`, and the keys and values to read.
+        """Records the mask of `select_blocks`; returns it with the keys and values to read.
 
         While decoding one token, only those of the selected blocks are read.
         """
@@ -129,7 +130,7 @@ class MixingVerbs(Recorder):
         sinks: bool = False,
         selection: Value | None = None,
     ) -> Value:
-        """One softmax over two kinds of scores: those of the token's own sequence, which are masked, and others.
+        """Records one softmax over two kinds of scores: masked ones of the token's sequence, and others.
 
         q, v: the queries, and the values of a token's own sequence.
         cap, window, sinks: as in `attention`. selection: the mask of the other scores, none by default.
@@ -140,7 +141,7 @@ class MixingVerbs(Recorder):
         return self.step("joint_softmax", "", ins, Value(q.rows, q.axes[:1]), **options)
 
     def weighted(self, weights: Value, values: Value) -> Value:
-        """The sum of values with their weights; further columns of `weights` belong to other values."""
+        """Records the weighted sum of values; further columns of `weights` belong to other values."""
         return self.step("weighted", "", (weights, values), Value(weights.rows, (*weights.axes, values.axes[-1])))
 
 

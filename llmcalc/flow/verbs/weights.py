@@ -38,7 +38,7 @@ class WeightVerbs(Recorder):
         lent: str = "",
         **node_fields: Any,
     ) -> Value:
-        """A linear layer, y = x·Wᵀ + b.
+        """Records a linear layer, y = x·Wᵀ + b.
 
         weight: a weight shared with other steps; the first step that uses it owns it, the others are tied.
         rows: the rows of x that are projected, all by default.
@@ -46,7 +46,7 @@ class WeightVerbs(Recorder):
         lent: the name of the linear layer, in the module around this one, whose weights it uses; empty for its own.
         """
         output_rows = x.rows if rows is None else rows
-        tied = weight is not None and weight.made
+        tied = weight is not None and weight.is_counted
         if tied and weight is not None:
             weight.tied = True
         op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)
@@ -55,7 +55,7 @@ class WeightVerbs(Recorder):
         return self.step("linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent)
 
     def again(self, x: Value, like: Value, bias: bool = False) -> Value:
-        """Applies the linear layer that computed `like` to another value; the first step counts both."""
+        """Records the linear layer that computed `like` on another value; the first step counts both."""
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 
     def absorb(self, name: str, x: Value, weight: Weight, *out: Axis | Beside) -> Value:
@@ -74,7 +74,7 @@ class WeightVerbs(Recorder):
     def blocks(
         self, name: str, x: Value, blocks: Axis, *out: Axis | Beside, bias: bool = False, **node_fields: Any
     ) -> Value:
-        """A block-diagonal linear layer: each block maps one slice of x to one slice of the output."""
+        """Records a block-diagonal linear layer: each block maps one slice of x to one slice of the output."""
         op = ops.BlockLinear(blocks.size, x.width, self.n(out), bias, x.rows)
         weight = Weight(name, (blocks, *out), x.axes)
         return self.step("blocks", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, bias=bias)
@@ -90,7 +90,7 @@ class WeightVerbs(Recorder):
         identities: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """Sends each token through the linear layers of its `top_k` experts; x has `top_k` routed rows per token.
+        """Records the linear layers of the `top_k` experts of each token; x has `top_k` routed rows per token.
 
         identities: whether some rows are of identity experts, which return them unchanged; false by default.
         """
@@ -101,7 +101,7 @@ class WeightVerbs(Recorder):
         return self.step("experts", name, (x,), Value(x.rows, out), op=op, weight=weight, about=node_fields, **options)
 
     def per_group(self, name: str, x: Value, groups: Axis, out: Axis) -> Value:
-        """A separate linear layer per group: each maps its equal slice of x. Every row passes through all groups."""
+        """Records a separate linear layer per group: each maps its equal slice of x. Every row passes all groups."""
         group_width = exact_div(x.width, groups.size)
         op = ops.ExpertLinear(groups.size, groups.size, group_width, out.size, False, x.rows)
         weight = Weight(name, (groups, out), (Axis("group_width", group_width),))
@@ -110,7 +110,8 @@ class WeightVerbs(Recorder):
     def table(
         self, name: str, rows: Axis, *dim: Axis | Beside, of: Rows = TOKENS, by: Index = "ids", **node_fields: Any
     ) -> tuple[Value, Weight]:
-        """An embedding look-up for each of the rows `of`. Returns also the weight, which another step may be tied to.
+        """Records an embedding look-up for each of the rows `of`. Also returns the weight, to which a later step may be
+        tied.
 
         by: what is looked up: the ids of the tokens, or numbers that all sequences share (their positions, types).
             `known ids`: the ids, and the first row for a token beyond the rows of the table.
@@ -121,13 +122,13 @@ class WeightVerbs(Recorder):
         return self.step("table", name, (), Value(of, dim), op=op, weight=weight, about=node_fields, by=by), weight
 
     def unread_table(self, name: str, rows: Axis, *dim: Axis | Beside, **node_fields: Any) -> Weight:
-        """A table that only other steps read. Returns its weight."""
+        """Records a table that only other steps read. Returns its weight."""
         weight = Weight(name, dim, (rows,))
         self.record("unread_table", name, (), (), ops.Embedding(rows.size, self.n(dim)), weight, node_fields)
         return weight
 
     def look_up(self, weight: Weight, of: Rows = TOKENS, by: Index = "ids") -> Value:
-        """Another look-up in an existing table, of token ids by default."""
+        """Records another look-up in an existing table, of token ids by default."""
         weight.tied = True
         return self.step("table", "", (), Value(of, weight.out), weight=weight, by=by)
 
@@ -141,7 +142,7 @@ class WeightVerbs(Recorder):
         groups: Axis | None = None,
         **node_fields: Any,
     ) -> Value:
-        """A norm: x divided by its root mean square or its standard deviation, times a weight, plus a bias.
+        """Records a norm: x divided by its root mean square or its standard deviation, times a weight, plus a bias.
 
         spec: which norm it is. over: the axes that are normalized together, all of x's by default.
         heads: the axis of heads with separate weights.
@@ -156,7 +157,7 @@ class WeightVerbs(Recorder):
         )
 
     def normalized(self, x: Value, spec: Normed, over: Shape | None = None, like: Value | None = None) -> Value:
-        """A norm without a node: without weights, or with those of another norm. like: the output of that norm."""
+        """Records a norm without a node: without weights, or with those of the norm that computed `like`."""
         options = {"spec": spec, "over": x.axes if over is None else over, "like": like}
         return self.step("norm", "", (x,), Value(x.rows, x.axes), **options)
 
@@ -174,7 +175,7 @@ class WeightVerbs(Recorder):
         state: str = "",
         **node_fields: Any,
     ) -> Value:
-        """A convolution along the rows.
+        """Records a convolution along the rows.
 
         groups, padding, overlap: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the state that
         keeps the last inputs of a causal convolution; empty where the module around it says so.
@@ -195,7 +196,7 @@ class WeightVerbs(Recorder):
         frozen: bool = False,
         **node_fields: Any,
     ) -> Value:
-        """A parameter that is added or multiplied elementwise.
+        """Records a parameter that is added or multiplied elementwise.
 
         heads, many, frozen: `heads`, `rows` and `frozen` of `ops.Weight`.
         """
@@ -203,28 +204,28 @@ class WeightVerbs(Recorder):
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
     def padded(self, x: Value, more: Number, state: str) -> Value:
-        """Pads x with `more` rows before the first: zeros, or rows of an earlier pass.
+        """Records x with `more` rows before the first: zeros, or rows of an earlier pass.
 
         state: the name of the state that keeps them.
         """
         return self.step("padded", "", (x,), Value(_rows_padded(x.rows, more), x.axes), more=more, state=state)
 
     def zeros(self, x: Value, state: str) -> Value:
-        """One row of zeros per sequence, with the axes of x; no row if an earlier pass has stored the state.
+        """Records one row of zeros per sequence, with x's axes; no row if an earlier pass has stored the state.
 
         state: the name of the state.
         """
         return self.step("zeros", "", (x,), Value(SEQUENCES, x.axes, fixed=True), state=state)
 
     def resumed(self, first: Value, state: str, index: int = 0) -> Value:
-        """The row before the first row: the last row of an earlier pass, or else `first`.
+        """Records the row before the first row: the last row of an earlier pass, or else `first`.
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
         return self.step("resumed", "", (first,), first.seen(*first.axes), state=state, index=index)
 
     def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
-        """A buffer that is stored in the checkpoint and not trained. indices: whether it holds integers."""
+        """Records a buffer that is stored in the checkpoint and not trained. indices: whether it has integers."""
         value = Value(ONCE, axes, fixed=True)
         return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
 

@@ -126,7 +126,7 @@ def is_axolotl(data: Table) -> bool:
 
 
 def read_axolotl(data: Table, source: Source) -> Launch:
-    """Reads a config. Raises `InputError`, which names file and key."""
+    """Reads an axolotl config into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
@@ -165,7 +165,7 @@ def read_axolotl(data: Table, source: Source) -> Launch:
 
 
 def _accumulation(reading: Reading, data: Table) -> int:
-    """Micro-batches of a step: those of the file, or the batch of all devices divided by theirs."""
+    """Returns the micro-batches per step: the file's, or the batch of all devices divided by their micro-batches."""
     if data.get("gradient_accumulation_steps") is None and data.get("batch_size") is not None:
         total = size_of(reading, "batch_size", data["batch_size"])
         return max(1, total // reading.size(data, "micro_batch_size", 1))
@@ -173,7 +173,7 @@ def _accumulation(reading: Reading, data: Table) -> int:
 
 
 def _half_format(reading: Reading, data: Table) -> str | None:
-    """The 16-bit number format in which weights are loaded and trained; None for fp32.
+    """Returns the 16-bit number format in which weights are loaded and trained; None for fp32.
 
     `bf16: auto`, the default, is bf16 where the accelerator has it (`resolve_dtype`).
     """
@@ -191,7 +191,7 @@ def _half_format(reading: Reading, data: Table) -> str | None:
 
 
 def _kernels(reading: Reading, data: Table) -> dict[str, Any]:
-    """The settings of recomputation, attention, compilation and the loss."""
+    """Returns the settings of recomputation, attention, compilation and the loss."""
     words: dict[str, Any] = {}
     checkpointing = data.get("gradient_checkpointing")
     if checkpointing in ("offload", "offload_disk", "unsloth"):
@@ -220,7 +220,7 @@ def _kernels(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _loss(reading: Reading, data: Table) -> dict[str, Any]:
-    """The settings of norms and of the loss, which Liger-Kernel and Cut Cross-Entropy replace."""
+    """Returns the settings of norms and of the loss, which Liger-Kernel and Cut Cross-Entropy replace."""
     words: dict[str, Any] = {}
     plugins = data.get("plugins") or []
     if not isinstance(plugins, list):
@@ -242,7 +242,7 @@ def _loss(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """The settings of adapters. QLoRA stores scales that are quantized themselves (loaders/model.py)."""
+    """Returns the settings of adapters. QLoRA stores scales that are quantized too (loaders/model.py)."""
     adapter = data.get("adapter")
     if adapter in (None, "", False):
         if data.get("load_in_4bit"):
@@ -272,7 +272,7 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 
 
 def _preferences(reading: Reading, name: str, words: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch of training on pairs."""
+    """Returns the batch of training on preference pairs."""
     if name not in PREFERENCES:
         reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)} are"
         return {}
@@ -280,7 +280,7 @@ def _preferences(reading: Reading, name: str, words: Mapping[str, Any]) -> dict[
 
 
 def _trainer_arguments(data: Table, half: str | None) -> dict[str, Any]:
-    """The arguments of the Trainer that select a framework.
+    """Returns the Trainer's arguments that select a framework.
 
     Version 2 of FSDP keeps shards in the format of the weights (monkeypatch/accelerate/fsdp2.py).
     """

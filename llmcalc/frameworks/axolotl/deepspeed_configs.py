@@ -1,4 +1,4 @@
-"""The DeepSpeed configs that come with axolotl (`axolotl fetch deepspeed_configs`; 0.18.0, deepspeed_configs/)."""
+"""The DeepSpeed configs shipped with axolotl (`axolotl fetch deepspeed_configs`; 0.18.0, deepspeed_configs/)."""
 
 from __future__ import annotations
 

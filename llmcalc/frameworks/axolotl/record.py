@@ -1,4 +1,4 @@
-"""axolotl: fine-tuning with transformers' Trainer from one YAML file."""
+"""axolotl: the record of its config files."""
 
 from __future__ import annotations
 

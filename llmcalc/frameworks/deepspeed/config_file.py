@@ -134,7 +134,7 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
 
 
 def run_of_program(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
-    """The run of a program that makes its config itself. settings: those that the config does not have."""
+    """Returns the run of a program that creates its own config. settings: those that the config does not have."""
     run = read_into(reading, config, world, {})
     return run._replace(settings={**run.settings, **settings})
 

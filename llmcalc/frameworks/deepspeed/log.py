@@ -39,7 +39,8 @@ def read_log(log: LogText) -> LogReading | None:
 
 
 def _estimates(log: LogText, facts: Facts) -> list[LogTerm]:
-    """The estimate without offloading, by its rule: 18 bytes per parameter, divided, and the largest layer gathered."""
+    """Returns the estimate without offloading: 18 bytes per parameter over the ranks, and the largest gathered
+    layer."""
     if "params" not in facts:
         return []
     terms = [LogTerm("params", facts.counts("params")[-1] * MILLION, "parameters", per_parameter=Fraction(1))]

@@ -60,12 +60,12 @@ class GatheringProfile(Eager):
             if parameter.full_param.leaf
         ]
 
-    def never_read(self, name: str, parameter_use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, parameter_use: Use) -> list[Tensor]:
         """Returns the parameters of a node that no pass reads."""
-        weights = super().never_read(name, parameter_use)
+        weights = super().unread_parameters(name, parameter_use)
         if self.coordinator is None:
             return weights
-        unread_count = len(self.unused)
+        unread_count = len(self.unused_modules)
         return [
             self.coordinator.add(("unread", unread_count, i, name), weight).full_param
             for i, weight in enumerate(weights)

@@ -8,7 +8,7 @@ from typing import Any
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, summarize, without_garbage_collection
 from ...device_memory.optimizers.registry import optimizer
-from ...device_memory.training import Training, replayed_on_allocator
+from ...device_memory.training import Training, replay_steps_on_allocator
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
@@ -94,7 +94,7 @@ def replay_zero(
     Returns also what the rank keeps on the host.
     """
     run = zero_run(spec, training, settings, ranks, rank, runtime.workspace, meter := EventMeter())
-    return replayed_on_allocator(run, meter, PrefixCache(runtime.expandable)), run.host_terms()
+    return replay_steps_on_allocator(run, meter, PrefixCache(runtime.expandable)), run.host_terms()
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:

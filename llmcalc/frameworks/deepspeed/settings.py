@@ -21,7 +21,7 @@ VERSION = "0.19.8"
 
 @dataclass(frozen=True)
 class DeepSpeedSettings:
-    """The settings of ZeRO in DeepSpeed. A field has the name of its key in the JSON file, without its sections.
+    """The settings of ZeRO in DeepSpeed. A field has the name of its JSON key, without the section.
 
     stage: of `zero_optimization`, as are all keys up to `memory_efficient_linear`; None for that of the layout.
     contiguous_gradients: whether gradients are copied into the buffer of a bucket as they are produced.
@@ -92,7 +92,7 @@ class DeepSpeedSettings:
     version: str = ""
 
     def resolved(self, hidden_size: int) -> DeepSpeedSettings:
-        """The settings with `auto` replaced by numbers."""
+        """Returns the settings with `auto` replaced by numbers."""
         auto: dict[str, Any] = {
             "reduce_bucket_size": hidden_size * hidden_size,
             "allgather_bucket_size": 500_000_000,
@@ -107,7 +107,7 @@ class DeepSpeedSettings:
         return self.stage == 3 if self.overlap_comm is None else self.overlap_comm
 
     def elements(self, name: str) -> int:
-        """A size that is not `auto`."""
+        """Returns a size that is not `auto`."""
         size = getattr(self, name)
         assert isinstance(size, int), name
         return size

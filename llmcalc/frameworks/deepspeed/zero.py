@@ -79,11 +79,11 @@ class ZeroRun(TrainingRun):
             self.forward_and_backward()
 
     def host_terms(self) -> tuple[Term, ...]:
-        """Returns what the rank keeps on the host."""
+        """Returns the terms of the rank's host memory."""
         raise NotImplementedError
 
     def host_state_bytes(self, elements: int) -> int:
-        """Bytes of the optimizer's fp32 states of so many elements; step counts are Python's (`DeepSpeedCPUAdam`)."""
+        """Returns the bytes of the optimizer's fp32 states; step counts are Python numbers (`DeepSpeedCPUAdam`)."""
         tensor = TrainedTensor(ParamTensor((elements,), "vector"), "optimizer", 1)
         record = optimizer(self.training.optimizer)
         states = record.state([tensor], FLOAT32.name, self.training.momentum).states

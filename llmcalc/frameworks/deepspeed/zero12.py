@@ -99,7 +99,7 @@ class PartitionedRun(ZeroRun):
         by_path = dict(self.lowering.parameters)
         unique = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
         self.parameters = list(unique.values())
-        self.parameters += [weight for weight in self.lowering.unused if weight.leaf]
+        self.parameters += [weight for weight in self.lowering.unused_modules if weight.leaf]
         settings, ranks = self.settings, self.ranks
         order = round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         width, sizes = self.dtype.bytes, [elements(weight) for weight in order]

@@ -38,14 +38,14 @@ OTHER_STEPS = {
 """Pattern in the names of a script's folders → why its step is not modelled."""
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a main.py with DeepSpeed-Chat's arguments."""
     signs = ("--zero_stage", "--actor_zero_stage")
     return command.program == "main.py" and any(word.partition("=")[0] in signs for word in command.words)
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command. Raises `InputError`, which names file and argument."""
+    """Reads a DeepSpeed-Chat command into a launch. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -69,7 +69,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def _config(reading: Reading, data: Table) -> dict[str, Any]:
-    """The DeepSpeed config that main.py makes."""
+    """Returns the DeepSpeed config that main.py creates."""
     dtype = reading.value(data, "dtype", "fp16")
     if dtype not in ("fp16", "bf16"):
         raise reading.wrong("--dtype", f"{shown(dtype)}; expected fp16 or bf16")
@@ -99,7 +99,7 @@ def _config(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Settings that the DeepSpeed config does not have."""
+    """Returns the settings that the DeepSpeed config does not have."""
     settings: dict[str, Any] = {"seq": reading.size(data, "max_seq_len", 512), "optimizer": "adamw"}
     if reading.flag(data, "gradient_checkpointing"):
         settings["recompute"] = "full-reentrant"

@@ -8,7 +8,7 @@ from ..launch.record import LaunchFile
 LAUNCH_FILE = LaunchFile(
     "deepspeed-chat",
     "a command of DeepSpeed-Chat",
-    runs=FromFile(__package__, "command:runs"),
+    runs=FromFile(__package__, "command:starts_program"),
     read_command=FromFile(__package__, "command:read_command"),
     program="DeepSpeed-Chat",
     version="83757d9 (2025-02-11)",

@@ -1,4 +1,4 @@
-"""Reads commands of FastChat's train.py, train_mem.py and train_lora.py, and of Qwen's finetune.py made after them.
+"""Reads commands of FastChat's train.py, train_mem.py and train_lora.py, and of Qwen's derived finetune.py.
 
 Sources: fastchat/train/*.py of FastChat 0.2.36; finetune.py of QwenLM/Qwen. Both are arguments of the Trainer with a
 length, `--model_max_length`, and adapters of their own names.
@@ -60,14 +60,14 @@ def _name(command: CommandLine) -> str:
     return command.program.removesuffix(".py").rpartition(".")[2]
 
 
-def runs(command: CommandLine) -> bool:
-    """Whether a command starts one of the scripts, with the arguments that they add to the Trainer's."""
+def starts_program(command: CommandLine) -> bool:
+    """Whether a command starts one of the scripts with arguments that they add to the Trainer's."""
     signs = ("--model_max_length", "--lazy_preprocess", "--use_lora", "--q_lora")
     return _name(command) in SCRIPTS and any(word.partition("=")[0] in signs for word in command.words)
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command. Raises `InputError`, which names file and argument."""
+    """Reads a command of one of the scripts into a launch. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     name = _name(command)

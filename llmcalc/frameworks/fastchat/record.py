@@ -8,7 +8,7 @@ from ..launch.record import LaunchFile
 LAUNCH_FILE = LaunchFile(
     "fastchat",
     "a command of FastChat's or Qwen's training script",
-    runs=FromFile(__package__, "command:runs"),
+    runs=FromFile(__package__, "command:starts_program"),
     read_command=FromFile(__package__, "command:read_command"),
     program="FastChat",
     version="0.2.36",

@@ -111,7 +111,7 @@ DIVIDED = _compared(
 
 
 def evidence_for(layout: Layout, trains: bool) -> FrameworkEvidence:
-    """The evidence for a run in a layout."""
+    """Returns the evidence for a run in a layout."""
     if layout.pp > 1:
         return PIPED
     return DIVIDED if layout.tp > 1 else SHARDED

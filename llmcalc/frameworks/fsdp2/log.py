@@ -1,4 +1,4 @@
-"""Logs of torchtitan (train.py and components/metrics.py): what is reserved after the model, and in each step."""
+"""Logs of torchtitan (train.py and components/metrics.py): memory reserved for the model and in each step."""
 
 from __future__ import annotations
 

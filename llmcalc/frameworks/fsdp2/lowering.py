@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from ...components.norm import Norm
 from ...flow.program import Scope, Step
 from ...flow.record import Flow
-from ...simulator.liveness import unused
+from ...simulator.liveness import unused_modules
 from ...simulator.lowering import ENTRY, Frame, Path
 from ...simulator.meter import Place
 from ...simulator.profiles.context_parallel import RingAttention
@@ -132,7 +132,7 @@ class FsdpProfile(RingAttention):
 
     def prepare_unread(self, program: Flow) -> None:
         """Creates the parameters that no pass reads."""
-        for name, parameter_use, _ in unused(program.root):
+        for name, parameter_use, _ in unused_modules(program.root):
             if parameter_use.tensors():
                 raise self.unsupported("FSDP2 of parameters that no pass reads is not modelled", name)
 
@@ -171,7 +171,7 @@ class FsdpProfile(RingAttention):
 
     @property
     def current_layer(self) -> Layer:
-        """The layer that runs now; `MODEL` outside of layers."""
+        """The layer that runs; `MODEL` outside of layers."""
         names: list[str] = []
         for frame in self.frames[1:]:
             names += [frame.scope.name] if frame.scope.name else []

@@ -166,7 +166,7 @@ class Traffic:
             yield
 
     @contextmanager
-    def watched(self, group: Group, moment: Moment) -> Iterator[None]:
+    def call_watched(self, group: Group, moment: Moment) -> Iterator[None]:
         """Calls `watch` before and after a hook of a group."""
         if self.watch is not None:
             self.watch(group, moment, False)
@@ -300,7 +300,7 @@ class Group:
 
         The gradient of that input is computed after all gradients of the group.
         """
-        with self.traffic.watched(self, "pre-forward"):
+        with self.traffic.call_watched(self, "pre-forward"):
             self.state = "pre-forward"
             graph = self.traffic.graph
             if x is not None and x.dtype.floating:
@@ -324,7 +324,7 @@ class Group:
         outs: the outputs of the modules, whose gradients start the group's backward pass.
         last: whether the forward pass ends here, and with it the last all-gather.
         """
-        with self.traffic.watched(self, "post-forward"):
+        with self.traffic.call_watched(self, "post-forward"):
             if self.reshards:
                 self.reshard()
             self.forward_positions.append(len(self.traffic.forward_order))
@@ -340,7 +340,7 @@ class Group:
         """Runs before the group's backward pass: all-gathers, and prefetches the next group."""
         if self.state == "pre-backward":
             return
-        with self.traffic.watched(self, "pre-backward"):
+        with self.traffic.call_watched(self, "pre-backward"):
             self.state = "pre-backward"
             self.unshard(forward=False)
             self.wait_for_unshard(forward=False)
@@ -352,7 +352,7 @@ class Group:
 
     def post_backward(self) -> None:
         """Runs after the group's backward pass: reduces gradients, or accumulates them."""
-        with self.traffic.watched(self, "post-backward"):
+        with self.traffic.call_watched(self, "post-backward"):
             self.state = "post-backward"
             for parameter in self.parameters:
                 if parameter.accumulated_grad is not None:

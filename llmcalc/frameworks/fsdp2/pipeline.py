@@ -16,7 +16,7 @@ from datetime import date
 
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
-from ...device_memory.training import Training, replayed
+from ...device_memory.training import Training, replay_steps
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
@@ -336,10 +336,10 @@ def replay_rank(
 ) -> ReplayResult:
     """Replays set-up and two steps of one rank. device: the device that the meter counts on."""
     meter = Meter(device)
-    return replayed(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
+    return replay_steps(ShardedRank(spec, training, layout, rank, meter, workspace, fsdp, schedule_settings), meter)
 
 
-def _recorded(run: ShardedRank, meter: Recorder) -> RecordedEvents:
+def _record_steps(run: ShardedRank, meter: Recorder) -> RecordedEvents:
     """Records set-up and two steps. Passes, update and `zero_grad` are separate phases of a step."""
     run.set_up()
     set_up = meter.cut()
@@ -383,7 +383,7 @@ def stage_memory(
             chunk.lowering.run_only = layers_to_run
             shortened += [len(stacks) + i for i in layers_to_run]
             stacks += chunk_loops
-        return RepeatAnalysis(_recorded(run, meter), stacks, shortened)
+        return RepeatAnalysis(_record_steps(run, meter), stacks, shortened)
 
     try:
         unfolded = record_steps(shortens=fsdp.prefetch <= 1)  # else the first and the last layers gather fewer

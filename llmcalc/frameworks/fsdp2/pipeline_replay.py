@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import Training, replayed_on_allocator
+from ...device_memory.training import Training, replay_steps_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
 from ...simulator.caching_allocator import PrefixCache
@@ -273,7 +273,7 @@ def played_stage(
 
     run.set_up = set_up_and_list  # type: ignore[method-assign]
     try:
-        return replayed_on_allocator(run, meter, rehearsed.prefix_cache)
+        return replay_steps_on_allocator(run, meter, rehearsed.prefix_cache)
     except NotRepeating:
         return None
 

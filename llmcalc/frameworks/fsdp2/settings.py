@@ -1,4 +1,4 @@
-"""FSDP settings that only launch files have: float8 products and the reduction of gradients.
+"""FSDP settings that only launch files set: float8 products and the reduction of gradients.
 
 Source: torchtitan/config_manager.py at 9dec370 (2024-12-26) and e7c0cae (2025-06-11), torchtitan/config/job_config.py
 at 9810191bb^ (2026-02-22), and torchtitan/components/quantization of these dates.
@@ -17,7 +17,7 @@ MULTIPLE = 16
 
 @dataclass(frozen=True)
 class Float8:
-    """How torchao runs linear layers in 8 bits (`convert_to_float8_training`).
+    """The settings of torchao's 8-bit linear layers (`convert_to_float8_training`).
 
     gathers: whether FSDP gathers their weights in 8 bits (`enable_fsdp_float8_all_gather`), false by default.
     recipe: scaling of the numbers; `tensorwise` by default.
@@ -32,7 +32,7 @@ class Float8:
     skips_small: bool = False
 
     def converts(self, name: str, rows: int, columns: int) -> bool:
-        """Whether a linear layer runs in 8 bits. name: its torchtitan name. rows, columns: sides of its whole weight.
+        """Whether a linear layer runs in 8 bits. name: its torchtitan name. rows, columns: the full weight's shape.
 
         Source: torchtitan/components/quantization/utils.py; torchao/float8/float8_linear_utils.py,
         `_auto_filter_for_tensorwise` and `_auto_filter_for_rowwise`.
@@ -73,5 +73,5 @@ class TitanSettings:
 
 
 def titan_settings(own_settings: Any) -> TitanSettings:
-    """torchtitan's settings of a run, or the defaults."""
+    """Returns torchtitan's settings of a run, or the defaults."""
     return own_settings if isinstance(own_settings, TitanSettings) else TitanSettings()

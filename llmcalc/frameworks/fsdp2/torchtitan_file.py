@@ -192,15 +192,15 @@ class _Job:
 def read_titan(config: Table, source: Source) -> Launch:
     """Reads a torchtitan job. Raises `InputError` that names file and key."""
     with reading_of(source) as reading:
-        return _read(_Job(config, reading), source.world_size)
+        return _read_sections(_Job(config, reading), source.world_size)
 
 
 def read_job(config: Table, reading: Reading, spec: ModelSpec) -> Launch:
     """Reads a job whose model is known. Raises `InputError`, which names the key."""
-    return _read(_Job(config, reading), reading.source.world_size, spec)
+    return _read_sections(_Job(config, reading), reading.source.world_size, spec)
 
 
-def _read(job: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
+def _read_sections(job: _Job, world_size: int | None, spec: ModelSpec | None = None) -> Launch:
     """Builds the model, layout and settings of a job."""
     reading = job.reading
     for name, table in job.data.items():
@@ -388,7 +388,7 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
         "optimizer_impl": _implementation(job),
         "optimizer_in_backward": job.flag("early_step_in_backward", False, "optimizer") or None,
         "attn_implementation": "flash",
-        "compile": _compiled(job) or None,
+        "compile": _compiles_layers(job) or None,
         "recompute": _recompute(job),
     }
     if job.flag("enable_cpu_offload", False, training):
@@ -461,7 +461,7 @@ def _implementation(job: _Job) -> Literal["fused", "foreach", "loop"]:
     return implementations[implementation]
 
 
-def _compiled(job: _Job) -> bool:
+def _compiles_layers(job: _Job) -> bool:
     """Returns whether layers are compiled."""
     if "compile" in job.data:
         components = job.find("components", "compile")[1]

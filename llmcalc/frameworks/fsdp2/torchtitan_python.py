@@ -53,7 +53,7 @@ def is_python(text: str) -> bool:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a configuration. The words behind the file's name are its name and overrides (`training.steps=5`).
+    """Reads a configuration into a launch. words: its function's name, and overrides (`training.steps=5`).
 
     Raises `InputError`, which names file, function and field.
     """
@@ -101,7 +101,7 @@ def _launch(reading: Reading, config: Config, name: str) -> Launch:
 
 
 def _model(reading: Reading, family: str, size: str) -> ModelSpec:
-    """The model of a family's flavour."""
+    """Returns the model of a flavor of a model family."""
     if family == "gpt_oss":
         preset = NAMED.get((family, size))
         if preset is None:
@@ -113,7 +113,7 @@ def _model(reading: Reading, family: str, size: str) -> ModelSpec:
 
 
 def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
-    """The job, in sections as the TOML files have them."""
+    """Returns the job's sections, as in TOML files."""
     job: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS if section != "optimizer"}
     for key, value in config.items():
         section, _, field = key.partition(".")
@@ -134,7 +134,7 @@ def _job(reading: Reading, config: Config) -> dict[str, dict[str, Any]]:
 
 
 def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, Any]) -> dict[str, Any]:
-    """The batch of jobs that state tokens per micro-batch and the longest context."""
+    """Returns the batch of a job that sets tokens per micro-batch and the longest context."""
     context = size_of(
         reading, "training.max_context_length", config.get("training.max_context_length", ASSUMED_CONTEXT)
     )
@@ -151,7 +151,7 @@ def _tokens(reading: Reading, config: Mapping[str, Any], parallelism: dict[str, 
 
 
 def _checkpointing(reading: Reading, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The mode of activation checkpointing: by its class, or as the first configurations in Python state it."""
+    """Returns the mode of activation checkpointing, from its class or from a field of early configurations."""
     called = str(config.get(f"activation_checkpoint.{CALLED}", ""))
     if called.startswith("ActivationCheckpointConfig"):
         return {}

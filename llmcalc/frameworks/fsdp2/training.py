@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from ...device_memory.optimizers.registry import optimizer, optimizers
-from ...device_memory.training import Training, TrainingRun, repeated, two_steps
+from ...device_memory.training import Training, TrainingRun, repeat_steps, two_steps
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout
@@ -293,7 +293,7 @@ def record(
     run.next_batch()
     batch = meter.cut()
     run.micro_batches()
-    recorded_run = repeated(run, meter, set_up, batch, meter.cut())
+    recorded_run = repeat_steps(run, meter, set_up, batch, meter.cut())
     return recorded_run or two_steps(
         FsdpRun(spec, training, sharding, fsdp, reshard, layers, workspace, meter := Recorder(), program, ring), meter
     )

@@ -50,7 +50,7 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
         """Returns the shape of a parameter before tensor parallelism shards it."""
         return self.unsharded_shapes.get(_path_without_indices(key), shape)
 
-    def narrows(self, step: Step) -> bool:
+    def gathers_in_8_bits(self, step: Step) -> bool:
         """Whether a step's input is all-gathered in float8, with one scale per tensor (float8_tensor_parallel.py)."""
         float8 = None if self.traffic is None else self.traffic.sharding.float8
         if float8 is None or float8.recipe != "tensorwise":

@@ -59,7 +59,7 @@ def is_litgpt(data: Table) -> bool:
 
 
 def read_litgpt(data: Table, source: Source) -> Launch:
-    """Reads a config. Raises `InputError`, which names file and argument."""
+    """Reads a LitGPT config into a launch. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
@@ -106,7 +106,7 @@ def read_litgpt(data: Table, source: Source) -> Launch:
 
 
 def _devices(reading: Reading, data: Table) -> int:
-    """The number of devices: those of a machine times machines."""
+    """Returns the number of devices: devices per machine times machines."""
     devices = reading.value(data, "devices", 1)
     if isinstance(devices, str) and not devices.isdecimal():
         raise reading.wrong("devices", f"{shown(devices)} depends on the machine; expected a number, or --devices")
@@ -127,7 +127,7 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _adapters(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
-    """The settings of adapters, which have the number format of the weights, and of the weights beside them."""
+    """Returns the settings of adapters, whose number format is that of the weights, and of the frozen weights."""
     targets = [
         target
         for name, (default, projections) in TARGETS.items()

@@ -1,4 +1,4 @@
-"""LitGPT: fine-tuning with Lightning Fabric."""
+"""LitGPT: the record of its config files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads a config of LLaMA-Factory: arguments of its own beside those of transformers' Trainer.
+"""Reads a config of LLaMA-Factory: its own arguments and those of transformers' Trainer.
 
 Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): hparams/*.py for arguments and defaults, model/adapter.py
 (`init_adapter`) for number formats, model/model_utils/{checkpointing,quantization,attention}.py.
@@ -106,7 +106,7 @@ def is_llama_factory(data: Table) -> bool:
 
 
 def read_llama_factory(data: Table, source: Source) -> Launch:
-    """Reads a config. Raises `InputError`, which names file and argument."""
+    """Reads a LLaMA-Factory config into a launch. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         ignored = TRAINER_IGNORED | IGNORED
         reading.ignored += [name for name in data if name in ignored]
@@ -138,7 +138,7 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
 
 
 def _with_kernels(reading: Reading, data: Table) -> dict[str, Any]:
-    """The arguments with the Trainer's names of checkpointing and of Liger-Kernel.
+    """Returns the arguments with the Trainer's names for checkpointing and Liger-Kernel.
 
     Layers are checkpointed by default, in the reentrant way.
     """
@@ -164,7 +164,7 @@ def _attention(reading: Reading, data: Table) -> str:
 
 
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
-    """The settings of adapters, and of the frozen weights beside them."""
+    """Returns the settings of adapters and of the frozen weights."""
     targets = reading.value(data, "lora_target", "all")
     words = lora_words(
         reading,
@@ -187,7 +187,7 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _formats(reading: Reading, data: Table, kind: str) -> dict[str, Any]:
-    """The number formats: trainable weights are cast to fp32, unless `pure_bf16` (`init_adapter`).
+    """Returns the number formats: trainable weights are cast to fp32 unless `pure_bf16` is set (`init_adapter`).
 
     Frozen weights have the format of products, or the checkpoint's.
     """

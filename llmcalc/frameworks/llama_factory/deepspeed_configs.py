@@ -1,4 +1,4 @@
-"""The DeepSpeed configs that come with LLaMA-Factory (0.9.6.dev0, examples/deepspeed/)."""
+"""The DeepSpeed configs shipped with LLaMA-Factory (0.9.6.dev0, examples/deepspeed/)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLaMA-Factory: fine-tuning with transformers' Trainer from one YAML file."""
+"""LLaMA-Factory: the record of its config files."""
 
 from __future__ import annotations
 

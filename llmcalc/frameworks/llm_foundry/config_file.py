@@ -1,4 +1,4 @@
-"""Reads a config of LLM Foundry: an MPT model or one of the hub, trained by Composer under FSDP version 1.
+"""Reads a config of LLM Foundry: an MPT model or a Hugging Face model, trained by Composer with FSDP version 1.
 
 Source: LLM Foundry 0.22.0.dev0 (8c8dd48f7), llmfoundry/models/mpt/configuration_mpt.py,
 models/utils/config_defaults.py and optim/; Composer 0.32, composer/distributed/mosaic_parallelism.py.
@@ -41,7 +41,7 @@ def is_llm_foundry(data: Table) -> bool:
 
 
 def read_llm_foundry(data: Table, source: Source) -> Launch:
-    """Reads a config. Raises `InputError`, which names file and key."""
+    """Reads an LLM Foundry config into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         model = reading.table(data, "model")
         world = reading.devices(source.world_size)
@@ -82,7 +82,7 @@ def read_llm_foundry(data: Table, source: Source) -> Launch:
 
 
 def _resolved(reading: Reading, data: Table, name: str, value: Any) -> Any:
-    """A value in which one reference to another key is replaced. Raises `InputError` for a reference to nothing."""
+    """Returns a value with its reference to another key replaced. Raises `InputError` for a missing key."""
     match = VARIABLE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         return value
@@ -117,7 +117,7 @@ def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _precision(reading: Reading, data: Table, fsdp: Table, is_sharded: bool) -> tuple[dict[str, Any], str]:
-    """The number formats, and that in which gradients are reduced; `mixed_precision` PURE is 16 bits throughout."""
+    """Returns the number formats of the run and of gradient reduction; `mixed_precision` PURE is 16 bits throughout."""
     precision = str(reading.value(data, "precision", "amp_bf16"))
     if precision not in ("amp_bf16", "fp32"):
         raise reading.wrong("precision", f"{shown(precision)}; expected amp_bf16 or fp32")
@@ -141,7 +141,7 @@ def _attention_kernel(reading: Reading, model: Table) -> str:
 
 
 def _mpt(reading: Reading, model: Table, length: int) -> ModelSpec:
-    """The MPT model of the section `model`, with LLM Foundry's defaults: biases, and learned positions."""
+    """Returns the MPT model of the section `model`, with LLM Foundry's defaults: biases and learned positions."""
     config = reading.table(model, "attn_config")
     for key, values in ATTENTION_OFF.items():
         if key in config and config[key] not in values:

@@ -1,4 +1,4 @@
-"""LLM Foundry: training with Composer from one YAML file."""
+"""LLM Foundry: the record of its config files."""
 
 from __future__ import annotations
 

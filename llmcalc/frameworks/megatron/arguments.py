@@ -400,7 +400,7 @@ class MegatronArguments:
         """Maps each command-line argument to the field that holds it."""
         return {flag_of(argument.name): argument.name for argument in fields(cls) if argument.name not in FACTS}
 
-    def given(self) -> Iterator[str]:
+    def changed_fields(self) -> Iterator[str]:
         """Yields the names of all fields whose value differs from the default."""
         for argument in fields(self):
             default = argument.default if argument.default is not MISSING else None

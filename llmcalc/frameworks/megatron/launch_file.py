@@ -443,9 +443,9 @@ def settings_of(s: MegatronSettings) -> dict[str, Any]:
     if s.use_precision_aware_optimizer and s.exp_avg_dtype == s.exp_avg_sq_dtype:
         command_settings["optimizer_dtype"] = FORMATS[s.exp_avg_dtype]
     every_layer = s.recompute_method in (None, "uniform") and (s.recompute_num_layers or 1) == 1
-    if s.recomputes == "full" and every_layer:
+    if s.recompute_mode == "full" and every_layer:
         command_settings["recompute"] = "full"
-    elif s.recomputes == "selective" and s.recomputed_modules == ("core_attn",):
+    elif s.recompute_mode == "selective" and s.recomputed_modules == ("core_attn",):
         command_settings["recompute"] = "attention"
     if s.num_experts is not None and s.moe_expert_capacity_factor is not None:
         command_settings["moe"] = f"capacity:{s.moe_expert_capacity_factor}"

@@ -1,4 +1,4 @@
-"""Options typed beside a launch file of Megatron-LM, as arguments of Megatron-LM in the place of the file's."""
+"""Options typed beside a Megatron-LM launch file, as arguments that replace those of the file."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ARGUMENTS = {
 
 
 def _recompute(value: Any) -> dict[str, Any]:
-    """The arguments of a value of `--recompute`; None removes an argument."""
+    """Returns the arguments for a value of `--recompute`; None removes an argument."""
     removed: dict[str, Any] = {**dict.fromkeys(RECOMPUTED), "recompute_activations": None}
     if value == "none":
         return removed
@@ -77,7 +77,7 @@ CONVERTED: Mapping[str, Callable[[Any], dict[str, Any]]] = {
 
 
 def with_options(data: Table, options: Table, launch: Launch, where: str) -> Table:
-    """The arguments of a file with options in the place of its own.
+    """Returns the arguments of a file, in which options have replaced values.
 
     launch: the run of the file as it is.
     Raises `InputError` for an option that Megatron-LM has no argument for.
@@ -105,11 +105,11 @@ def with_options(data: Table, options: Table, launch: Launch, where: str) -> Tab
         changes["global_batch_size"] = batch * options["num_microbatches"] * replicas
     if "seq" in options:
         changes["max_position_embeddings"] = max(options["seq"], _argument(data, "max_position_embeddings") or 0)
-    return _replaced(data, changes)
+    return _with_values(data, changes)
 
 
-def _table_of(data: Table) -> tuple[str, Table]:
-    """The key and the table of the arguments; an empty key where they are the file itself."""
+def _find_arguments(data: Table) -> tuple[str, Table]:
+    """Returns the key and the table of the arguments; an empty key if the file itself is the table."""
     for key in ("MODEL_ARGS", WRAPPED):
         if isinstance(data.get(key), Mapping):
             return key, data[key]
@@ -117,20 +117,20 @@ def _table_of(data: Table) -> tuple[str, Table]:
 
 
 def _name(flag: str) -> str:
-    """The name of an argument without dashes."""
+    """Returns an argument's name without dashes."""
     return flag.replace("-", "_").lstrip("_")
 
 
 def _argument(data: Table, name: str) -> int | None:
-    """An argument's value as a number; None if it is absent or no number."""
-    value = next((value for flag, value in _table_of(data)[1].items() if _name(str(flag)) == name), None)
+    """Returns an argument's value as a number; None if it is missing or not a number."""
+    value = next((value for flag, value in _find_arguments(data)[1].items() if _name(str(flag)) == name), None)
     text = str(value)
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
 
 
-def _replaced(data: Table, changes: Mapping[str, Any]) -> Table:
-    """The arguments with these values; None removes an argument."""
-    key, table = _table_of(data)
+def _with_values(data: Table, changes: Mapping[str, Any]) -> Table:
+    """Returns the arguments with these values; None removes an argument."""
+    key, table = _find_arguments(data)
     dropped = set(changes) | ({"recompute_activations"} if "recompute_granularity" in changes else set())
     arguments = {flag: value for flag, value in table.items() if _name(str(flag)) not in dropped}
     arguments |= {f"--{name.replace('_', '-')}": value for name, value in changes.items() if value is not None}

@@ -23,7 +23,7 @@ BILLION = 10**9
 
 
 def read_log(log: LogText) -> LogReading | None:
-    """Reads Megatron-LM's footprint and measurements, of the rank with the most; None for a log without any."""
+    """Reads the footprint and the measurements of the rank that needs most; None for a log without any."""
     facts = Facts(log, PATTERNS)
     for name in ("allocated", "peak_allocated", "reserved", "peak_reserved"):
         if name in facts:

@@ -269,7 +269,7 @@ def _gpt_fields(settings: MegatronSettings) -> Table:
                 network,
             )
         layer_names.append(layer_name)
-    return _decoder_fields(settings, layer_tables, layer_names, settings.later_tokens, None)
+    return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, None)
 
 
 def _hybrid_fields(settings: MegatronSettings) -> Table:
@@ -293,12 +293,12 @@ def _hybrid_fields(settings: MegatronSettings) -> Table:
     layer_names = [HIDDEN_LAYERS[letter] for letter in pattern_letters]
     layer_tables = {name: builders[name]() for name in dict.fromkeys(layer_names)}
     mtp_layer = _mtp_layer_table(settings)
-    return _decoder_fields(settings, layer_tables, layer_names, settings.later_tokens, mtp_layer)
+    return _decoder_fields(settings, layer_tables, layer_names, settings.mtp_layers, mtp_layer)
 
 
 def _mtp_layer_table(settings: MegatronSettings) -> Table | None:
     """Returns the description of the layer in each multi-token-prediction module; None without such modules."""
-    if not settings.later_tokens:
+    if not settings.mtp_layers:
         return None
     mtp_patterns = (settings.hybrid_layer_pattern or "").split("/")[1:] or [settings.mtp_hybrid_override_pattern or ""]
     mtp_letters = mtp_patterns[0]

@@ -1,4 +1,4 @@
-"""A run of Megatron-Core whose model is named, not described by arguments, as verl and Megatron-Bridge have it."""
+"""Runs of Megatron-Core whose model is named instead of described by arguments, as in verl and Megatron-Bridge."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..launch.record import Reading, RunUnder
 
 @dataclass(frozen=True)
 class MegatronRun:
-    """The sizes of a run of Megatron-Core.
+    """The sizes of a Megatron-Core run.
 
     tp, pp, cp, ep, etp, vpp: sizes of its groups; etp None for tp.
     sequence_parallel: whether tokens are divided between tensor-parallel products.
@@ -43,14 +43,14 @@ class MegatronRun:
 
 
 def smallest_run(run: MegatronRun) -> int:
-    """The fewest devices of a run's layout."""
+    """Returns the smallest number of devices that a run's layout can have."""
     inside = run.tp * run.cp
     experts = run.ep * (run.etp or run.tp)
     return run.pp * (inside if experts <= inside else -(-experts // inside) * inside)
 
 
 def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings: dict[str, Any]) -> RunUnder:
-    """The layout and the settings of a run. settings: further settings.
+    """Returns the layout and the settings of a run. settings: further settings.
 
     Raises `InputError` for a number of devices that the groups do not divide.
     """
@@ -89,7 +89,7 @@ def megatron_run(reading: Reading, run: MegatronRun, world: int | None, settings
 
 
 def _recompute(reading: Reading, run: MegatronRun) -> str | None:
-    """The recomputation; notes one that is not modelled for a model that is named."""
+    """Returns the recomputation setting; notes a setting that is not modelled for a named model."""
     if run.recompute_granularity is None:
         return None
     if run.recompute_granularity == "selective":

@@ -105,7 +105,7 @@ def replay_rank(
 
 
 def passes_key(run: RankRun) -> tuple[object, ...]:
-    """Returns everything that determines a rank's passes, apart from its settings."""
+    """Returns a key of everything that determines a rank's passes, apart from its settings."""
     names, coordinates = run.spec.main.layer_names(), run.coordinates._replace(dp=0, pp=0, edp=0)
     if run.spec.vocab_size % run.layout.tp == 0:  # every other axis is divided evenly
         coordinates = coordinates._replace(tp=0, etp=0, ep=0, cp=0)
@@ -135,7 +135,7 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
 
 
 def steps_key(run: RankRun, meter: EventMeter) -> tuple[object, ...]:
-    """Returns everything that determines a rank's steps after set-up, apart from passes, settings and layout."""
+    """Returns a key of everything that determines a rank's steps, apart from passes, settings and layout."""
     meter.cut()
     ((steps, _),) = meter.pieces
     optimizer = run.updated_sizes, run.states_per_parameter, run.step_gather_sizes
@@ -150,7 +150,7 @@ def play_two_steps(run: RankRun, meter: EventMeter, prefix_cache: PrefixCache) -
     run.step()
     meter.place = Place("after")
     meter.cut()
-    device = prefix_cache.played(meter.pieces, meter.count, meter.opening)
+    device = prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening)
     result = ReplayResult(after=device.allocated, reserved=device.peak_reserved)
     result.peaks = {place: peak for place, peak in meter.peaks.items() if place.phase in PHASES}
     result.slop = device.peak_allocated - result.peak[1].bytes

@@ -185,7 +185,7 @@ class RankRun:
     def _chunk(self, stage: Stage | None, rank: int) -> Chunk:
         """Creates the chunk of a pipeline stage."""
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
-        lowering.include = frozenset({MTP.name} if self.settings.later_tokens else ())
+        lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
         lowering.first_layer_index = 0 if stage is None else stage.layers.start
         return Chunk(stage, partial(rank_program, self.spec, self.layout, rank, stage), lowering)
 
@@ -278,9 +278,9 @@ class RankRun:
     def _attention_layers(self) -> int:
         """Counts this rank's layers with latent attention; each has RoPE tables of its own."""
         if self.layout.pp == 1:
-            return self.spec.main.num_hidden_layers + self.settings.later_tokens
+            return self.spec.main.num_hidden_layers + self.settings.mtp_layers
         layers = sum(len(chunk.stage.layers) for chunk in self.chunks if chunk.stage is not None)
-        return layers + (self.settings.later_tokens if self.chunks[-1].last else 0)
+        return layers + (self.settings.mtp_layers if self.chunks[-1].last else 0)
 
     def _make_first_rope_tables(self) -> None:
         """Creates the RoPE tables of latent attention in the first forward pass.
@@ -374,7 +374,7 @@ class RankRun:
         tensors: list[Tensor] = []
         if chunk.last:
             tensors += [new((rows,), INT64), new((rows,), FLOAT32)]
-        if chunk.first or (chunk.last and settings.later_tokens):
+        if chunk.first or (chunk.last and settings.mtp_layers):
             tensors += [new((rows,), INT64), new((rows,), INT64)]
         if tensors and not settings.no_create_attention_mask_in_dataloader:
             tensors.append(new((self.run_config.batch * self.run_config.workload.seq, settings.tokens), BOOL))

@@ -20,70 +20,70 @@ from .arguments import MegatronArguments, flag_of
 
 @dataclass(frozen=True)
 class MegatronSettings(MegatronArguments):
-    """A run by its arguments."""
+    """Megatron-LM's arguments of a run, and the sizes that follow from them."""
 
     @property
     def tp(self) -> int:
-        """Ranks of a tensor-parallel group."""
+        """Size of the tensor-parallel group."""
         return self.tensor_model_parallel_size
 
     @property
     def pp(self) -> int:
-        """Ranks of a pipeline."""
+        """Number of pipeline ranks."""
         return self.pipeline_model_parallel_size
 
     @property
     def cp(self) -> int:
-        """Ranks that share a sequence."""
+        """Size of the context-parallel group: ranks that share a sequence."""
         return self.context_parallel_size
 
     @property
     def dp(self) -> int:
-        """Ranks that read other sequences."""
+        """Number of data-parallel replicas."""
         return max(1, self.world_size // (self.tp * self.pp * self.cp))
 
     @property
-    def divides_tokens(self) -> bool:
-        """Whether sequence parallelism runs: alone it does nothing."""
+    def uses_sequence_parallelism(self) -> bool:
+        """Whether sequence parallelism runs, which requires tensor parallelism."""
         return self.sequence_parallel and self.tp > 1
 
     @property
     def layers(self) -> int:
-        """Layers of the decoder, or of each half of an encoder-decoder; 0 where nothing says."""
+        """Number of layers of the decoder, or of each half of an encoder-decoder; 0 if no argument sets it."""
         if self.hybrid_layer_pattern is not None:
             return sum(map(len, self.segments))
         return self.num_layers or self.encoder_num_layers or 0
 
     @property
     def decoder_layers(self) -> int:
-        """Layers of the decoder of an encoder-decoder."""
+        """Number of decoder layers of an encoder-decoder."""
         return self.decoder_num_layers or self.layers
 
     @property
     def segments(self) -> list[str]:
-        """Parts of a hybrid pattern, divided where a stage ends, without what comes after them."""
+        """Segments of a hybrid layer pattern, one per pipeline stage, without multi-token prediction."""
         return (self.hybrid_layer_pattern or "").split("/")[0].split("|")
 
     @property
-    def later_tokens(self) -> int:
-        """Layers of multi-token prediction. A hybrid pattern has them after slashes."""
+    def mtp_layers(self) -> int:
+        """Number of multi-token-prediction layers, which a hybrid pattern lists after slashes."""
         if self.hybrid_layer_pattern is not None and "/" in self.hybrid_layer_pattern:
             return self.hybrid_layer_pattern.count("/")
         return self.mtp_num_layers or 0
 
     @property
     def latent(self) -> bool:
-        """Whether attention is latent. A hybrid pattern says so with a plus sign or a D."""
+        """Whether attention is multi-latent, which a hybrid pattern marks with a plus sign or a D."""
         return self.multi_latent_attention or bool(set(self.hybrid_layer_pattern or "") & {"+", "D"})
 
     @property
     def tokens(self) -> int:
-        """Tokens of a sequence; those of the encoder where there is one."""
+        """Tokens per sequence; in an encoder-decoder those of the encoder."""
         return self.seq_length or self.encoder_seq_length or 0
 
     @property
     def ffn(self) -> int:
-        """Width of a dense network: Shazeer's two thirds (arXiv:2002.05202) in multiples of 64 with SwiGLU."""
+        """Width of a dense feed-forward network. With SwiGLU two thirds (arXiv:2002.05202), in multiples of 64."""
         if self.ffn_hidden_size is not None:
             return self.ffn_hidden_size
         h = self.hidden_size or 0
@@ -91,22 +91,22 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def expert_ffn(self) -> int:
-        """Width of an expert."""
+        """Width of an expert's feed-forward network."""
         return self.moe_ffn_hidden_size or self.ffn
 
     @property
     def gated(self) -> bool:
-        """Whether networks have a gate."""
+        """Whether feed-forward networks have a gate."""
         return self.swiglu or self.quick_geglu
 
     @property
     def head_dim(self) -> int:
-        """Width of a head."""
+        """Size of an attention head."""
         return self.kv_channels or (self.hidden_size or 0) // (self.num_attention_heads or 1)
 
     @property
     def query_groups(self) -> int:
-        """Heads of keys and values."""
+        """Number of key/value heads."""
         return self.num_query_groups if self.group_query_attention else self.num_attention_heads or 0
 
     @property
@@ -118,14 +118,14 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def positions(self) -> str:
-        """The kind of position embedding."""
+        """The type of position embedding."""
         if self.use_rotary_position_embeddings:
             return "rope"
         return "none" if self.no_position_embedding else self.position_embedding_type
 
     @property
     def expert_layers(self) -> tuple[bool, ...]:
-        """Whether each layer has experts. An N as the frequency means the first of every N layers."""
+        """Returns for each layer whether it has experts. A frequency N means the first of every N layers."""
         if self.num_experts is None:
             return (False,) * self.layers
         freq = self.moe_layer_freq
@@ -135,8 +135,9 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def delta_layers(self) -> tuple[bool, ...]:
-        """Whether each layer has gated DeltaNet for its attention. An N as the frequency means all but the last of
-        every N layers (experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`).
+        """Returns for each layer whether it has gated DeltaNet. A frequency N means all but the last of every N layers.
+
+        Source: experimental_attention_variant_module_specs.py, `get_linear_attention_pattern`.
         """
         if self.experimental_attention_variant not in GATED_DELTA_NET:
             return (False,) * self.layers
@@ -149,19 +150,19 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def microbatches(self) -> int:
-        """Micro-batches per step of each pipeline."""
+        """Micro-batches per step in each pipeline."""
         micro = (self.micro_batch_size or 1) * self.dp
         return max(1, (self.batch or micro) // micro)
 
     @property
     def batch(self) -> int | None:
-        """Sequences of the first steps. A schedule gives the batch from each number of tokens on; the first is from 0.
+        """Sequences of the first steps: the first batch size of a ramp-up or a schedule, if there is one.
 
         Source: megatron/core/num_microbatches_calculator.py, `_parse_schedule`.
         """
         if self.step_batch_size_schedule is None:
             return self.global_batch_size
-        batches = dict(_scheduled(self.step_batch_size_schedule))
+        batches = dict(_parse_batch_schedule(self.step_batch_size_schedule))
         if 0 not in batches or self.global_batch_size is not None:
             raise InputError(
                 f"--step-batch-size-schedule {shown(self.step_batch_size_schedule)}: expected a batch from 0 on, such "
@@ -171,29 +172,31 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def scales_logits(self) -> bool:
-        """Whether the logits are multiplied by a number: with μP, unless the widths are those of its base
-        (transformer_config.py, `__post_init__`).
+        """Whether the logits are multiplied by a factor: with μP, unless the widths are those of its base model.
+
+        Source: transformer_config.py, `__post_init__`.
         """
         base = self.mup_base_hidden_size or self.hidden_size
         return self.use_mup and (self.mup_output_mult != 1.0 or base != self.hidden_size)
 
     @property
-    def balances(self) -> bool:
-        """Whether the router has an auxiliary loss: of tokens, of sequences or of all ranks, with a factor
-        (transformer/moe/router.py, `is_aux_loss_enabled`).
+    def has_auxiliary_loss(self) -> bool:
+        """Whether the router has an auxiliary loss, over tokens, sequences or all ranks, with a coefficient.
+
+        Source: transformer/moe/router.py, `is_aux_loss_enabled`.
         """
         losses = zip(self.moe_router_load_balancing_type, self.moe_aux_loss_coeff, strict=False)
         return any(kind.endswith("aux_loss") and factor > 0 for kind, factor in losses)
 
     @property
     def tokenizer(self) -> str:
-        """The type of the tokenizer, by default that of the script (`args_defaults`)."""
+        """The tokenizer's type; default that of the script (`args_defaults`)."""
         default_type = "BertWordPieceLowerCase" if self.kind in ("bert", "t5") else "GPT2BPETokenizer"
         return self.tokenizer_type or default_type
 
     @property
     def vocabulary(self) -> int | None:
-        """Tokens of the tokenizer before padding; None where only its files know.
+        """The tokenizer's vocabulary size before padding; None if only the tokenizer's files tell.
 
         A null tokenizer added a token for the end of a document until 2026-04-22 (commit c9dfe34798).
         """
@@ -214,13 +217,13 @@ class MegatronSettings(MegatronArguments):
         return size
 
     def _named_vocabulary(self) -> int | None:
-        """Tokens that the name of a SentencePiece model gives in thousands (`…_256k.model`)."""
+        """The vocabulary size in thousands that a SentencePiece model's name states (`…_256k.model`)."""
         match = re.search(r"[_.-](\d{2,3})k\.(?:model|vocab)", (self.tokenizer_model or "")[-200:])
         return None if match is None else int(match[1]) * 1000
 
     @property
     def padded_vocabulary(self) -> int | None:
-        """Rows of the embedding: tokens up to a multiple of `--make-vocab-size-divisible-by` · tp."""
+        """Rows of the embedding: the vocabulary, padded to a multiple of `--make-vocab-size-divisible-by` · tp."""
         if self.padded_vocab_size is not None:
             return self.padded_vocab_size
         if self.vocabulary is None or self.no_pad_vocab_size:
@@ -230,22 +233,22 @@ class MegatronSettings(MegatronArguments):
 
     @property
     def reduces_in_fp32(self) -> bool:
-        """Whether gradients are accumulated in fp32: with bf16 they are, but where another format is asked for."""
+        """Whether gradients are accumulated in fp32: by default with bf16 weights."""
         if self.bf16:
             return not self.grad_reduce_in_bf16 and self.main_grads_dtype == "fp32"
         return self.accumulate_allreduce_grads_in_fp32 or not self.fp16
 
     @property
-    def recomputes(self) -> Literal["none", "full", "selective"]:
-        """What runs again in the backward pass."""
+    def recompute_mode(self) -> Literal["none", "full", "selective"]:
+        """What the backward pass recomputes."""
         if self.recompute_activations:
             return "selective"
         return self.recompute_granularity or "none"
 
     @property
     def recomputed_modules(self) -> tuple[str, ...]:
-        """With selective recomputation, which modules run again: by default the attention's core."""
-        if self.recomputes != "selective":
+        """The modules that selective recomputation recomputes: by default the attention core."""
+        if self.recompute_mode != "selective":
             return ()
         return self.recompute_modules or ("core_attn",)
 
@@ -253,13 +256,15 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def stage_layers(self) -> tuple[int, ...] | None:
-        """Layers of each stage, in the order in which a micro-batch goes through them; None where all have as many.
+        """Layers of each stage, in the order in which a micro-batch passes them; None if all stages have equally many.
 
         Source: megatron/core/transformer/transformer_block.py, `get_num_layers_to_build`; the words of a layout are
         those of pipeline_parallel_layer_layout.py, and hybrid patterns have a bar at the end of a stage.
         """
         if self.pipeline_model_parallel_layout is not None:
-            return tuple(stage.count("t") for stage in unrolled(self.pipeline_model_parallel_layout).split("|"))
+            return tuple(
+                stage.count("t") for stage in expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")
+            )
         if self.hybrid_layer_pattern is not None and len(self.segments) > 1:
             return tuple(map(len, self.segments))
         if (self.decoder_first_pipeline_num_layers, self.decoder_last_pipeline_num_layers) != (None, None):
@@ -269,7 +274,7 @@ class MegatronSettings(MegatronArguments):
         return None
 
     def _layers_with_given_ends(self) -> tuple[int, ...]:
-        """Layers of each stage where the number of the first or the last rank is given. Raises `InputError`."""
+        """Returns the layers of each stage if the first or the last rank's are set. Raises `InputError`."""
         first_stage_layers, last_stage_layers = (
             self.decoder_first_pipeline_num_layers,
             self.decoder_last_pipeline_num_layers,
@@ -290,7 +295,7 @@ class MegatronSettings(MegatronArguments):
         return tuple(layers // self.chunks for layers in by_rank) * self.chunks
 
     def _layers_beside_embedding_and_loss(self) -> tuple[int, ...]:
-        """Layers of each stage where the embedding or the loss count as a layer. Raises `InputError`."""
+        """Returns the layers of each stage if embedding or loss count as a layer. Raises `InputError`."""
         embedding, loss = self.account_for_embedding_in_pipeline_split, self.account_for_loss_in_pipeline_split
         count, parts = self.pp * self.chunks, self.layers + embedding + loss
         if parts % count:
@@ -305,11 +310,11 @@ class MegatronSettings(MegatronArguments):
 
     @cached_property
     def chunks(self) -> int:
-        """Chunks of layers that each rank of a pipeline has."""
+        """Number of layer chunks (virtual stages) of each pipeline rank."""
         if self.pipeline_model_parallel_layout is not None:
-            return self._shared(len(unrolled(self.pipeline_model_parallel_layout).split("|")))
+            return self._stages_per_rank(len(expand_pipeline_layout(self.pipeline_model_parallel_layout).split("|")))
         if self.hybrid_layer_pattern is not None:
-            return 1 if len(self.segments) == 1 else self._shared(len(self.segments))
+            return 1 if len(self.segments) == 1 else self._stages_per_rank(len(self.segments))
         if self.pp == 1:
             return 1
         if self.num_virtual_stages_per_pipeline_rank is not None:
@@ -326,7 +331,7 @@ class MegatronSettings(MegatronArguments):
             )
         return layers // (self.pp * size)
 
-    def _shared(self, stages: int) -> int:
+    def _stages_per_rank(self, stages: int) -> int:
         if stages % self.pp:
             raise InputError(
                 f"--pipeline-model-parallel-size: {self.pp} ranks cannot share {stages} stages; expected a divisor"
@@ -334,7 +339,7 @@ class MegatronSettings(MegatronArguments):
         return stages // self.pp
 
     def layout(self) -> Layout:
-        """The layout of the run. Raises `InputError` for one that cannot be."""
+        """The layout of the run. Raises `InputError` for an impossible layout."""
         self._check_world()
         exchange = EXCHANGES.get(self.cp_comm_type[0] if self.cp_comm_type else "p2p")
         if exchange is None or len(set(self.cp_comm_type)) > 1:
@@ -355,7 +360,7 @@ class MegatronSettings(MegatronArguments):
             ep=self.expert_model_parallel_size,
             etp=self.expert_tensor_parallel_size,
             vpp=self.chunks,
-            sequence_parallel=self.divides_tokens,
+            sequence_parallel=self.uses_sequence_parallelism,
             cp_comm=exchange,
             zero=zero,
             hsdp_replicas=self.num_distributed_optimizer_instances,
@@ -384,7 +389,7 @@ class MegatronSettings(MegatronArguments):
             )
 
     def check(self) -> None:
-        """Raises `InputError`, naming the argument, for values that Megatron-LM or its model refuses."""
+        """Raises `InputError`, which names the argument, for values that Megatron-LM or the model rejects."""
         self._check_sizes()
         self._check_world()
         self._check_batch()
@@ -414,14 +419,15 @@ class MegatronSettings(MegatronArguments):
             self._refuse("num_query_groups", f"a divisor of --num-attention-heads {self.num_attention_heads}")
 
     def _check_batch(self) -> None:
-        """Raises `InputError` for a batch that replicas and micro-batches do not divide."""
+        """Raises `InputError` for a batch that replicas and micro-batches do not divide evenly."""
         micro = (self.micro_batch_size or 1) * self.dp
         if self.batch is not None and self.batch % micro:
             name = "global_batch_size" if self.step_batch_size_schedule is None else "step_batch_size_schedule"
             self._refuse(name, f"a multiple of micro-batch size · data-parallel size = {micro}")
 
     def _check_experts(self) -> None:
-        """Raises `InputError` for experts that ranks do not divide, and for patterns of another number of layers."""
+        """Raises `InputError` for experts that ranks do not divide, and for a pattern with a different number of
+        layers."""
         if self.num_experts is not None:
             if self.num_experts % self.expert_model_parallel_size:
                 self._refuse(
@@ -439,11 +445,11 @@ class MegatronSettings(MegatronArguments):
             )
 
     def _check_tokens(self) -> None:
-        """Raises `InputError` for sequences beyond the positions, or that ranks of a tensor group do not divide."""
+        """Raises `InputError` for sequences longer than the positions, or that tensor ranks do not divide."""
         longest = max(self.tokens, self.decoder_seq_length or 0)
         if self.max_position_embeddings is not None and self.max_position_embeddings < longest:
             self._refuse("max_position_embeddings", f"at least {longest}, the longest sequence")
-        for tokens in (self.tokens, self.decoder_seq_length or 0) if self.divides_tokens else ():
+        for tokens in (self.tokens, self.decoder_seq_length or 0) if self.uses_sequence_parallelism else ():
             if tokens // self.cp % self.tp:  # mappings.py, `_split_along_first_dim`
                 raise InputError(
                     f"--sequence-parallel: --tp {self.tp} does not divide {tokens // self.cp} tokens; "
@@ -451,7 +457,7 @@ class MegatronSettings(MegatronArguments):
                 )
 
     def _check_context(self) -> None:
-        """Raises `InputError` for what ranks of one sequence do not divide."""
+        """Raises `InputError` for sizes that context-parallel ranks do not divide."""
         parts = 2 * self.cp  # core/utils.py, `get_batch_on_this_cp_rank`
         for name, tokens in (("seq_length", self.tokens), ("decoder_seq_length", self.decoder_seq_length or 0)):
             if self.cp > 1 and tokens % parts:
@@ -475,8 +481,8 @@ class MegatronSettings(MegatronArguments):
         raise InputError(f"{flag_of(name)}: {shown(getattr(self, name))}; expected {expected}")
 
 
-def _scheduled(schedule_text: str) -> Iterator[tuple[int, int]]:
-    """The batches of a schedule, `0:384 200B:768`, after the tokens from which they hold. Raises `InputError`."""
+def _parse_batch_schedule(schedule_text: str) -> Iterator[tuple[int, int]]:
+    """Parses a batch schedule, `0:384 200B:768`: tokens → batch from there on. Raises `InputError`."""
     for schedule_entry in schedule_text.split():
         match = re.fullmatch(r"(\d{1,15}(?:\.\d{1,9})?)([KMBT]?):(\d{1,9})", schedule_entry, re.IGNORECASE)
         if match is None or not int(match[3]):
@@ -493,8 +499,8 @@ LONGEST_LAYOUT = 100_000
 """The most letters of a pipeline's layout, repeats written out."""
 
 
-def unrolled(layout_text: str) -> str:
-    """A layout of a pipeline with its repeats written out: `Et|(tt|)*2,L` is `Et|tt|tt|L`. Raises `InputError`.
+def expand_pipeline_layout(layout_text: str) -> str:
+    """Returns a pipeline layout with its repeats expanded: `Et|(tt|)*2,L` → `Et|tt|tt|L`. Raises `InputError`.
 
     E is the embedding, t a layer, m a layer of multi-token prediction, L the loss; a bar ends a stage.
     """

@@ -253,7 +253,7 @@ def _shape(spec: ModelSpec) -> dict[str, Any]:
     }
     arguments |= next(filter(None, (_heads(spec, mixer) for mixer in mixers)), {})
     if rope_steps and "kv_channels" in arguments:
-        arguments["rotary_percent"] = min(1.0, _turned(rope_steps[0]) / arguments["kv_channels"])
+        arguments["rotary_percent"] = min(1.0, _rotary_size(rope_steps[0]) / arguments["kv_channels"])
     expert_steps = [step for step in steps if step.verb == "experts"]
     if expert_steps:
         arguments |= {
@@ -291,6 +291,6 @@ def _heads(spec: ModelSpec, mixer: Any) -> dict[str, Any]:
     }
 
 
-def _turned(step: Any) -> int:
+def _rotary_size(step: Any) -> int:
     """Returns the number of dimensions per head that RoPE rotates."""
     return int(step.options["spec"].rotary_size(step.ins[0].axes[-1].size))

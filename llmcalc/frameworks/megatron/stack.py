@@ -1,4 +1,4 @@
-"""Which stack times a run of Megatron-LM, and the number format of its products."""
+"""The time stack of a Megatron-LM run, and the number format of its products."""
 
 from __future__ import annotations
 

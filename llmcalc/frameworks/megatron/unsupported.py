@@ -11,7 +11,7 @@ from .settings import GATED_DELTA_NET, MegatronSettings
 def unmodelled_arguments(run: MegatronSettings) -> dict[str, str]:
     """Returns argument → reason, for all arguments of a run that change memory in ways not modelled here."""
     reasons = {}
-    for name in run.given():
+    for name in run.changed_fields():
         for reason, names in NOT_MODELLED.items():
             if name in names and getattr(run, name) not in WITHOUT_EFFECT.get(name, ()):
                 reasons[flag_of(name)] = reason
@@ -25,8 +25,8 @@ def unmodelled_arguments(run: MegatronSettings) -> dict[str, str]:
     if run.experimental_attention_variant == "dsa":
         if not run.latent:
             reasons["--experimental-attention-variant"] = "selected tokens without --multi-latent-attention"
-        reasons |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in run.given()}
-        if run.recomputes == "selective":
+        reasons |= {flag_of(name): "another indexer" for name in OTHER_INDEXERS if name in run.changed_fields()}
+        if run.recompute_mode == "selective":
             reasons["--recompute-granularity"] = "recomputation inside of attention to selected tokens"
         if run.fp8_format is not None:
             reasons["--fp8-format"] = "8-bit products with an indexer"

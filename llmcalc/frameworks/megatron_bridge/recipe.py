@@ -64,13 +64,13 @@ def is_python(text: str) -> bool:
     return re.search(rf"^\s*from {re.escape(PACKAGE)}|^from megatron\.bridge ", text, re.MULTILINE) is not None
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a recipe of Megatron-Bridge."""
     return command.program == "run_recipe.py" or command.program.startswith("megatron.bridge")
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Refuses a command, whose recipe is in another file. The message names that file with the command's overrides."""
+    """Refuses a command, because its recipe is in another file, which the message names with the overrides."""
     words = list(command.words)
     place = next((i for i, word in enumerate(words) if word == "--recipe"), None)
     recipe = words[place + 1] if place is not None and place + 1 < len(words) else "RECIPE"
@@ -85,7 +85,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a recipe. The words behind the file's name are the recipe's and overrides.
+    """Reads a recipe into a launch. words: the recipe's name and overrides.
 
     Raises `InputError`, which names file and recipe.
     """
@@ -105,7 +105,7 @@ def read_python(text: str, source: Source) -> Launch:
 
 
 def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Config, str]:
-    """The configuration of a recipe, which may have its name from an import, and its own name."""
+    """Returns a recipe's configuration and its name, which may be imported from another file."""
     configurations = Configurations(module, COMMON)
     recipes = [key for key in configurations.functions if not key.startswith("_")]
     aliases = _aliases(module)
@@ -143,7 +143,7 @@ def _config(reading: Reading, module: ast.Module, name: str | None) -> tuple[Con
 
 
 def _aliases(module: ast.Module) -> dict[str, tuple[str, str]]:
-    """The names that a file gives to recipes of another one.
+    """Returns the names that a file gives to recipes of another file.
 
     Returns name → (the other file, from this one's folder; the recipe's name there).
     """
@@ -222,12 +222,12 @@ def _launch(reading: Reading, config: Config, program: Any, name: str) -> Launch
 
 
 def _names_model(key: str, config: Mapping[str, Any]) -> bool:
-    """Whether a key is the checkpoint's name in `AutoBridge.from_hf_pretrained(NAME)`."""
+    """Whether a key is the checkpoint name in `AutoBridge.from_hf_pretrained(NAME)`."""
     return re.fullmatch(r"model\.0", key) is not None and isinstance(config[key], str)
 
 
 def _optimizer(reading: Reading, config: Config) -> dict[str, Any]:
-    """The settings of the optimizer's number formats."""
+    """Returns the settings of the optimizer's number formats."""
     if config.get("optimizer.use_precision_aware_optimizer") is not True:
         return {}
     states = {_format(config.get(f"optimizer.exp_avg{end}_dtype")) for end in ("", "_sq")}

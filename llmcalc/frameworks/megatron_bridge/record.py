@@ -8,7 +8,7 @@ from ..launch.record import LaunchFile
 LAUNCH_FILE = LaunchFile(
     "megatron-bridge",
     "a recipe of Megatron-Bridge in Python",
-    runs=FromFile(__package__, "recipe:runs"),
+    runs=FromFile(__package__, "recipe:starts_program"),
     read_command=FromFile(__package__, "recipe:read_command"),
     is_python=FromFile(__package__, "recipe:is_python"),
     read_python=FromFile(__package__, "recipe:read_python"),

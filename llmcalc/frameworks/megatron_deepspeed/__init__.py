@@ -1,4 +1,4 @@
-"""Megatron-DeepSpeed: Megatron-LM's arguments with DeepSpeed's.
+"""Megatron-DeepSpeed: training with the arguments of Megatron-LM and of DeepSpeed.
 
 All of it may be changed without reading another program; a run is arguments of Megatron-LM.
 """

@@ -1,4 +1,4 @@
-"""Reads commands of Megatron-DeepSpeed (Microsoft's and bigscience's), as arguments of Megatron-LM.
+"""Reads commands of Megatron-DeepSpeed (Microsoft's and bigscience's) as arguments of Megatron-LM.
 
 Its models run on Megatron-LM's kernels of 2023 (`--transformer-impl local`), its optimizer is DeepSpeed's. ZeRO-1 is
 counted as Megatron's distributed optimizer, whose shards are the same and whose buffers differ: an estimate.
@@ -72,15 +72,15 @@ ESTIMATE = (
 )
 
 
-def runs(command: CommandLine) -> bool:
-    """Whether a command starts a pretraining script with arguments of DeepSpeed, or with those of versions before."""
+def starts_program(command: CommandLine) -> bool:
+    """Whether a command starts a pretraining script with arguments of DeepSpeed, or of old Megatron versions."""
     flags = {word.partition("=")[0] for word in command.words}
     is_pretraining = command.program.startswith(("pretrain_", "finetune_")) and command.program.endswith(".py")
     return is_pretraining and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command. Raises `InputError`, which names file and argument."""
+    """Reads a Megatron-DeepSpeed command into a launch. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -101,7 +101,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of Megatron-LM for those of a run, with notes of what they leave out."""
+    """Returns Megatron-LM's arguments for those of a run, with notes of arguments that are left out."""
     table: dict[str, Any] = {}
     for flag, value in arguments.items():
         name = flag.lstrip("-")
@@ -172,7 +172,7 @@ VOCABULARIES = {"bigscience/tokenizer": 250680, "teven/test_150k_vocab_tokenizer
 
 
 def _vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
-    """Puts the size of a tokenizer of Hugging Face's, and the multiple to which it is padded, into the arguments."""
+    """Adds the size and the padding of a Hugging Face tokenizer's vocabulary to the arguments."""
     name = str(arguments.get("--tokenizer-name-or-path", ""))
     table["--tokenizer-type"] = "NullTokenizer"
     if "--vocab-size" in arguments or "--padded-vocab-size" in arguments:

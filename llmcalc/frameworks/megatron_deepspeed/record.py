@@ -8,7 +8,7 @@ from ..launch.record import LaunchFile
 LAUNCH_FILE = LaunchFile(
     "megatron-deepspeed",
     "a command of Megatron-DeepSpeed",
-    runs=FromFile(__package__, "command:runs"),
+    runs=FromFile(__package__, "command:starts_program"),
     read_command=FromFile(__package__, "command:read_command"),
     program="Megatron-DeepSpeed",
     version="f4157be (2024-12-24)",

@@ -1,4 +1,4 @@
-"""Reads `swift sft` and `swift pt`, which run Hugging Face's Trainer with arguments of their own names.
+"""Reads `swift sft` and `swift pt`, which run Hugging Face's Trainer under their own argument names.
 
 Source: ms-swift at 3602360a (2026-08-22): swift/arguments/{sft_args,tuner_args}.py, base_args/*.py,
 swift/trainers/arguments.py for defaults, swift/config/*.json for the DeepSpeed configs that come with it.
@@ -49,7 +49,7 @@ AUTO = "auto"
 
 
 def deepspeed_config(name: str) -> dict[str, Any] | None:
-    """The DeepSpeed config that comes with ms-swift under a name such as `zero3`; None for another name."""
+    """Returns the DeepSpeed config shipped with ms-swift under a name such as `zero3`; None for another name."""
     stage = OFFLOADED.get(name)
     device = "none" if stage is None else "cpu"
     if stage is None:
@@ -81,13 +81,13 @@ def deepspeed_config(name: str) -> dict[str, Any] | None:
     }
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command is one of ms-swift's."""
     return command.program.split()[0] in ("swift", "megatron") or command.program.startswith("swift.cli")
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command of ms-swift. Raises `InputError`, which names file and argument."""
+    """Reads an ms-swift command into a launch. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -108,7 +108,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
-    """Reads a command of Megatron-SWIFT."""
+    """Reads a command of Megatron-SWIFT into a launch."""
     from .record import LAUNCH_FILE
 
     if verb == "export":
@@ -126,7 +126,7 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
 
 
 def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
-    """The Trainer's arguments that ms-swift makes of its own."""
+    """Returns the Trainer's arguments that correspond to ms-swift's."""
     known = (*READ, *IGNORED, *TRAINER_IGNORED)
     reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
     unknown_keys(reading, data, known, "", "no argument that is known")

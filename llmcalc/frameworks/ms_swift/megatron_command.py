@@ -1,4 +1,4 @@
-"""Reads `megatron sft` and `megatron pt` of ms-swift, which train a model that is named under Megatron-Core.
+"""Reads `megatron sft` and `megatron pt` of ms-swift, which train a named model with Megatron-Core.
 
 Source: ms-swift at 3602360a (2026-08-22): swift/megatron/arguments/megatron_args.py for arguments and defaults.
 """
@@ -57,7 +57,7 @@ IGNORED = frozenset(
 
 
 def run_of_megatron(reading: Reading, data: Table, more_ignored: frozenset[str]) -> RunUnder:
-    """The run of a command. more_ignored: arguments of ms-swift that change no memory.
+    """Returns the run of a command. more_ignored: ms-swift's arguments that do not change memory.
 
     Raises `InputError`, which names file and argument, for adapters.
     """

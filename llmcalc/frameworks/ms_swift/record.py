@@ -8,7 +8,7 @@ from ..launch.record import LaunchFile
 LAUNCH_FILE = LaunchFile(
     "ms-swift",
     "a command of ms-swift",
-    runs=FromFile(__package__, "command:runs"),
+    runs=FromFile(__package__, "command:starts_program"),
     read_command=FromFile(__package__, "command:read_command"),
     program="ms-swift",
     version="4.6.0.dev0",

@@ -1,4 +1,4 @@
-"""Reads nanoGPT's configurations, which are Python files of plain assignments, and the commands that start train.py.
+"""Reads nanoGPT's configurations, which are Python files of plain assignments, and commands that start train.py.
 
 Source: karpathy/nanoGPT at 3adf61e: train.py for defaults and the order configuration file, then `--key=value`;
 model.py for the model.
@@ -61,8 +61,8 @@ def is_python(text: str) -> bool:
     return len(names) > 1 and re.search(r"^\s*(def|class|from) ", text, re.MULTILINE) is None
 
 
-def runs(command: CommandLine) -> bool:
-    """Whether a command starts train.py with a configuration in Python or with its keys."""
+def starts_program(command: CommandLine) -> bool:
+    """Whether a command starts train.py with a Python configuration or with configuration keys."""
     keys = [match[1] for word in command.words if (match := re.match(r"--(\w+)=", word))]
     has_config = any(word.endswith(".py") for word in command.words[:1])
     has_keys = any(key in ("block_size", "n_layer", "n_embd", "init_from", "max_iters") for key in keys)
@@ -70,13 +70,13 @@ def runs(command: CommandLine) -> bool:
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command. Raises `InputError`, which names file and key."""
+    """Reads a nanoGPT command into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         return _launch(reading, _values(reading, {}, command.words))
 
 
 def read_python(text: str, source: Source) -> Launch:
-    """Reads a configuration, and the words that are typed behind its name."""
+    """Reads a configuration into a launch. words: configurations and `--key=value` after the file's name."""
     with reading_of(source) as reading:
         names = constants(parse_python(text, source.where).body)
         if source.where.endswith("train.py"):
@@ -85,7 +85,7 @@ def read_python(text: str, source: Source) -> Launch:
 
 
 def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """The keys of a run: those of a file, of configurations among the words, and of `--key=value`."""
+    """Returns the keys of a run: those of the file, of configurations among the words, and of `--key=value`."""
     values = dict(names)
     for word in words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", word, re.DOTALL)
@@ -148,7 +148,7 @@ def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
 
 
 def _model(reading: Reading, run: Mapping[str, Any]) -> ModelSpec:
-    """The model of model.py: GPT-2 with biases or without, whose head is the embedding."""
+    """Returns the model of model.py: GPT-2 with or without biases, whose head is tied to the embedding."""
     start = str(run["init_from"])
     if start == "resume":
         raise reading.wrong("init_from", "'resume' takes the model of a checkpoint; expected scratch or gpt2")

@@ -8,7 +8,7 @@ from ..launch.record import LaunchFile
 LAUNCH_FILE = LaunchFile(
     "nanogpt",
     "a configuration of nanoGPT in Python",
-    runs=FromFile(__package__, "config_file:runs"),
+    runs=FromFile(__package__, "config_file:starts_program"),
     read_command=FromFile(__package__, "config_file:read_command"),
     is_python=FromFile(__package__, "config_file:is_python"),
     read_python=FromFile(__package__, "config_file:read_python"),

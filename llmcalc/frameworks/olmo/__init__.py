@@ -1,4 +1,4 @@
-"""OLMo: the trainer of AI2's first models.
+"""OLMo: the trainer of AI2's first OLMo models.
 
 All of it may be changed without reading another program; `frameworks/launch/trainer.py` has the words that programs of
 the Trainer share.

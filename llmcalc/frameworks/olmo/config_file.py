@@ -1,4 +1,4 @@
-"""Reads a config of OLMo, the trainer of AI2's first models: the model, FSDP version 1 or DDP, and the step.
+"""Reads a config of OLMo, AI2's first trainer: the model, FSDP version 1 or DDP, and the training step.
 
 Source: OLMo 0.6.0 (59a53e3f), olmo/config.py, olmo/model.py, olmo/optim.py and scripts/train.py.
 """
@@ -41,7 +41,7 @@ def is_olmo(data: Table) -> bool:
 
 
 def read_olmo(data: Table, source: Source) -> Launch:
-    """Reads a config. Raises `InputError`, which names file and key."""
+    """Reads an OLMo config into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         spec = _model(reading, reading.table(data, "model"))
         world = reading.devices(source.world_size)
@@ -86,7 +86,7 @@ def read_olmo(data: Table, source: Source) -> Launch:
 
 
 def _model(reading: Reading, model: Table) -> ModelSpec:
-    """The model of the section `model`."""
+    """Returns the model of the section `model`."""
     for key, values in OFF.items():
         if model.get(key) not in values and key in model:
             reading.unknown[f"model.{key}"] = f"{shown(model[key])} is not modelled"
@@ -139,7 +139,7 @@ def _model(reading: Reading, model: Table) -> ModelSpec:
 
 
 def _step(reading: Reading, data: Table) -> dict[str, Any]:
-    """The settings of the optimizer, of recomputation, of the loss and of compilation."""
+    """Returns the settings of the optimizer, of recomputation, of the loss and of compilation."""
     words: dict[str, Any] = {"optimizer": "adamw", "optimizer_impl": "foreach"}
     name = str(reading.value(reading.table(data, "optimizer"), "name", "lionw"))
     if name != "adamw":

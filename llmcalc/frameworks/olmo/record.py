@@ -1,4 +1,4 @@
-"""OLMo: the trainer of AI2's first models."""
+"""OLMo: the record of its config files."""
 
 from __future__ import annotations
 

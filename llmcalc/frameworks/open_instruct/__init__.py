@@ -1,4 +1,4 @@
-"""open-instruct: post-training of AI2 with accelerate.
+"""open-instruct: AI2's post-training with accelerate.
 
 All of it may be changed without reading another program; `frameworks/launch/trainer.py` has the words that programs of
 the Trainer share.

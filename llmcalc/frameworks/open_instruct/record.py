@@ -1,4 +1,4 @@
-"""open-instruct: post-training of AI2 with accelerate."""
+"""open-instruct: the record of its config files."""
 
 from __future__ import annotations
 

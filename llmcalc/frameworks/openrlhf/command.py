@@ -81,13 +81,13 @@ def _verb(command: CommandLine) -> str:
     return command.program.removesuffix(".py").rpartition(".")[2]
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a module of OpenRLHF, or one of its scripts with its arguments."""
     return command.program.startswith("openrlhf.cli.")
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command. Raises `InputError`, which names file and argument."""
+    """Reads an OpenRLHF command into a launch. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -118,7 +118,7 @@ IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm
 
 
 def _name(flag: str) -> str:
-    """The argument's name since 0.10."""
+    """Returns an argument's name since version 0.10."""
     name = flag.lstrip("-")
     name = OLDER.get(name, name)
     return SFT.get(name, name)
@@ -133,7 +133,7 @@ def _refuse(reading: Reading, data: Table) -> None:
 
 
 def _actor_devices(reading: Reading, data: Table) -> int:
-    """The devices of the actor: those of its placement group."""
+    """Returns the number of devices of the actor, which are those of its placement group."""
     per_node = size_of(reading, "--actor.num_gpus_per_node", reading.value(data, "actor.num_gpus_per_node", 8))
     nodes = size_of(reading, "--actor.num_nodes", reading.value(data, "actor.num_nodes", 1))
     world = per_node * nodes
@@ -146,7 +146,7 @@ def _actor_devices(reading: Reading, data: Table) -> int:
 
 
 def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
-    """The DeepSpeed config of a trained model."""
+    """Returns the DeepSpeed config of the trained model."""
     dtype = reading.value(data, "ds.param_dtype", "bf16")
     if dtype not in ("bf16", "fp16"):
         raise reading.wrong("--ds.param_dtype", f"{shown(dtype)}; expected bf16 or fp16")
@@ -177,7 +177,7 @@ def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:
 
 
 def _settings(reading: Reading, data: Table) -> dict[str, Any]:
-    """Settings that the DeepSpeed config does not have: the length, attention, recomputation, adapters."""
+    """Returns the settings that the DeepSpeed config does not have: length, attention, recomputation, adapters."""
     settings: dict[str, Any] = {"optimizer": "adamw", "seq": _length(reading, data)}
     attention = str(reading.value(data, "ds.attn_implementation", "flash_attention_2"))
     settings["attn_implementation"] = "eager" if attention == "eager" else "flash"
@@ -197,7 +197,7 @@ def _settings(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _length(reading: Reading, data: Table) -> int:
-    """The tokens of a micro-batch's sequences, of the longest ones; divided by ring attention."""
+    """Returns the tokens per sequence in a micro-batch of the longest sequences, divided by ring attention."""
     ring = reading.size(data, "ds.ring_attn_size", 1)
     if reading.flag(data, "train.dynamic_batch_enable"):
         length = reading.size(data, "train.max_tokens_per_gpu", 16192)

@@ -1,4 +1,4 @@
-"""Reads commands of Pai-Megatron-Patch: arguments of Megatron-LM with tokenizers and data sets of its own.
+"""Reads commands of Pai-Megatron-Patch: arguments of Megatron-LM, with its own tokenizers and datasets.
 
 Source: Pai-Megatron-Patch at a098ca5: megatron_patch/arguments.py, and megatron_patch/tokenizer/__init__.py for the
 size of the vocabulary: the tokenizer's words and `--extra-vocab-size`.
@@ -37,13 +37,13 @@ WORDS = {
 """Tokenizer of the patch → the words of the models' vocabularies."""
 
 
-def runs(command: CommandLine) -> bool:
-    """Whether a command has the patch's argument of the tokenizer."""
+def starts_program(command: CommandLine) -> bool:
+    """Whether a command has the patch's tokenizer argument."""
     return any(word.partition("=")[0] == "--patch-tokenizer-type" for word in command.words)
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command. Raises `InputError`, which names file and argument."""
+    """Reads a Pai-Megatron-Patch command into a launch. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -73,7 +73,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
 
 def _vocabulary(reading: Reading, arguments: dict[str, Any], table: dict[str, Any]) -> None:
-    """Puts the size of the patch's vocabulary into Megatron-LM's arguments."""
+    """Adds the size of the patch's vocabulary to Megatron-LM's arguments."""
     if "--padded-vocab-size" in arguments or "--vocab-size" in arguments:
         return
     name = str(arguments.get("--patch-tokenizer-type", ""))

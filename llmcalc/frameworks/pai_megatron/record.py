@@ -8,7 +8,7 @@ from ..launch.record import LaunchFile
 LAUNCH_FILE = LaunchFile(
     "pai-megatron-patch",
     "a command of Pai-Megatron-Patch",
-    runs=FromFile(__package__, "command:runs"),
+    runs=FromFile(__package__, "command:starts_program"),
     read_command=FromFile(__package__, "command:read_command"),
     program="Pai-Megatron-Patch",
     version="a098ca5 (2025-12-15)",

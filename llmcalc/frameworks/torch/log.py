@@ -74,12 +74,12 @@ PROCESS = pattern("Process ", rf"Process [0-9]{{1,12}} has (?P<process_has>{AMOU
 
 
 def _processes(message: str) -> LogText:
-    """Returns the message with a line for each `Process N has …`."""
+    """Returns the out-of-memory message, with a line per `Process N has …`."""
     return LogText(message.replace("Process ", "\nProcess "))
 
 
 def _diagnosis(sizes: dict[str, int], total: int) -> tuple[str, str]:
-    """Returns the term that is in the way, and what changes it; the program's own flag where that is empty."""
+    """Returns the term that exhausts memory, and the change for it; empty to show the program's own flag."""
     requested = sizes.get("requested", 0)
     if sizes.get("other_processes", 0) > max(requested, total // 20):
         return "other_processes", "CUDA_VISIBLE_DEVICES"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from ...device_memory.training import Training, TrainingRun, replayed
+from ...device_memory.training import Training, TrainingRun, replay_steps
 from ...errors import InputError
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage, stages
@@ -396,4 +396,4 @@ def replay_rank(
 ) -> ReplayResult:
     """Replays set-up and two steps of one rank. device: as of `replay`."""
     meter = Meter(device)
-    return replayed(RankRun(spec, training, layout, rank, meter, workspace), meter)
+    return replay_steps(RankRun(spec, training, layout, rank, meter, workspace), meter)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
-from ...device_memory.training import Training, replayed_on_allocator
+from ...device_memory.training import Training, replay_steps_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout
 from ...simulator.caching_allocator import PrefixCache
@@ -85,10 +85,10 @@ def replay_rank_on_allocator(
         for chunk, parameters in zip(run.chunks, recorded_rank.parameters, strict=True):
             chunk.passes, chunk.lowering.known_parameters = passes, parameters
         try:
-            return replayed_on_allocator(run, meter, recorded_rank.prefix_cache)
+            return replay_steps_on_allocator(run, meter, recorded_rank.prefix_cache)
         except NotRepeating:
             run = new_run(meter := EventMeter())
-    return replayed_on_allocator(run, meter, PrefixCache(expandable))
+    return replay_steps_on_allocator(run, meter, PrefixCache(expandable))
 
 
 def passes_key(spec: ModelSpec, run: RankRun, rank: int, is_last_stage: bool) -> tuple[object, ...]:

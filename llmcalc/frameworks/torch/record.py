@@ -1,4 +1,4 @@
-"""torch by itself: DistributedDataParallel, tensor parallelism and pipelines of torch.distributed."""
+"""The record of torch alone: DistributedDataParallel, tensor parallelism and pipelines of torch.distributed."""
 
 from __future__ import annotations
 

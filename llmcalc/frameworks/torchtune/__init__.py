@@ -1,4 +1,4 @@
-"""torchtune: recipes of PyTorch for fine-tuning.
+"""torchtune: PyTorch's recipes for fine-tuning.
 
 All of it may be changed without reading another program; `frameworks/launch/trainer.py` has the words that programs of
 the Trainer share.

@@ -1,4 +1,4 @@
-"""Reads a recipe's config of torchtune: components, and how they are trained.
+"""Reads the config of a torchtune recipe: its components and how they are trained.
 
 Source: torchtune 0.7.0 (bd2a0fc7c), recipes/{full,lora}_finetune_{single_device,distributed}.py, and
 torchtune/modules/loss/cross_entropy_loss.py.
@@ -77,18 +77,18 @@ NETWORK = ("gate_proj", "up_proj", "down_proj")
 
 
 def is_torchtune(data: Table) -> bool:
-    """Whether a table is a recipe's config of torchtune."""
+    """Whether a table is the config of a torchtune recipe."""
     return bool(_component(data.get("model"))) and ("checkpointer" in data or "tokenizer" in data or "loss" in data)
 
 
 def _component(table: Any) -> str:
-    """The dotted name of a component; empty without one."""
+    """Returns the dotted name of a component; empty without one."""
     name = table.get(COMPONENT) if isinstance(table, Mapping) else None
     return name[:120] if isinstance(name, str) else ""
 
 
 def read_torchtune(data: Table, source: Source) -> Launch:
-    """Reads a config. Raises `InputError`, which names file and key."""
+    """Reads a torchtune config into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
@@ -141,7 +141,7 @@ def read_torchtune(data: Table, source: Source) -> Launch:
 
 
 def _length(reading: Reading, data: Table) -> dict[str, Any]:
-    """The length of sequences: the tokenizer's `max_seq_len`, to which a packed dataset fills each."""
+    """Returns the tokens per sequence: the tokenizer's `max_seq_len`, which a packed dataset fills."""
     for section in ("tokenizer", "dataset"):
         value = reading.table(data, section).get("max_seq_len")
         if value is not None:
@@ -171,7 +171,7 @@ def _loss(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _adapters(reading: Reading, model: Table, dtype: str, is_quantized: bool) -> dict[str, Any]:
-    """The settings of adapters, which have the number format of the model."""
+    """Returns the settings of adapters, which have the model's number format."""
     attention = model.get("lora_attn_modules")
     if not isinstance(attention, list) or not all(str(name) in TARGETS for name in attention):
         raise reading.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")

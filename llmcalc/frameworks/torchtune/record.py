@@ -1,4 +1,4 @@
-"""torchtune: recipes of PyTorch for fine-tuning."""
+"""torchtune: the record of its config files."""
 
 from __future__ import annotations
 

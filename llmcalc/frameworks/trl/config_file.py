@@ -1,4 +1,4 @@
-"""Reads a recipe of TRL: arguments of `SFTConfig` or `GRPOConfig` beside those of `ModelConfig` and `ScriptArguments`.
+"""Reads a recipe of TRL: arguments of `SFTConfig` or `GRPOConfig`, of `ModelConfig` and of `ScriptArguments`.
 
 open-r1 and the alignment handbook have the same arguments. Source: TRL 1.10 (f2cd57710), trainer/{base_config,
 sft_config,grpo_config,model_config}.py and scripts/utils.py.
@@ -87,7 +87,7 @@ def is_trl(data: Table) -> bool:
 
 
 def read_trl(data: Table, source: Source) -> Launch:
-    """Reads a recipe. Raises `InputError`, which names file and argument."""
+    """Reads a TRL recipe into a launch. Raises `InputError`, which names file and argument."""
     with reading_of(source) as reading:
         is_grpo = any(name in data for name in GRPO_SIGNS)
         ignored = TRAINER_IGNORED | IGNORED
@@ -117,7 +117,7 @@ def read_trl(data: Table, source: Source) -> Launch:
 
 
 def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
-    """The settings of SFT's loss: logits of a part of the tokens at a time, unless Liger-Kernel has its own."""
+    """Returns the settings of the SFT loss: chunked logits, unless Liger-Kernel replaces the loss."""
     if "cross_entropy" in words:
         return {}
     loss = str(reading.value(data, "loss_type", SFT_LOSSES[0]))[:30]
@@ -130,7 +130,7 @@ def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any
 
 
 def _grpo(reading: Reading, data: Table, has_adapters: bool) -> dict[str, Any]:
-    """The settings of GRPO's training step: prompts and completions.
+    """Returns the settings of a GRPO training step, whose sequences are prompts with completions.
 
     With a beta other than 0 it has a reference model: beside adapters the frozen weights, else a copy of all weights.
     """

@@ -1,4 +1,4 @@
-"""TRL: post-training with transformers' Trainer, as open-r1 and the alignment handbook run it."""
+"""TRL: the record of its config files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the defaults that Unsloth Studio has for a model: how it is trained, without the model's name.
+"""Reads Unsloth Studio's training defaults for a model, without the model's name.
 
 Source: unsloth, studio/backend/assets/configs/model_defaults/*.yaml. Unsloth's own kernels are not modelled: the run is
 counted as PEFT and the Trainer run it, which needs at least as much.
@@ -34,13 +34,13 @@ LORA_IGNORED = frozenset(
 
 
 def is_unsloth(data: Table) -> bool:
-    """Whether a table has the defaults of Unsloth Studio."""
+    """Whether a table has Unsloth Studio's defaults."""
     training = data.get("training")
     return isinstance(training, Mapping) and "max_seq_length" in training and isinstance(data.get("lora"), Mapping)
 
 
 def read_unsloth(data: Table, source: Source) -> Launch:
-    """Reads the defaults. Raises `InputError`, which names file and key."""
+    """Reads Unsloth Studio's defaults into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
         unknown_keys(reading, data, ("training", "lora", "logging", "inference", "audio_input", "vision"), "", "no key")
         training, lora = reading.table(data, "training"), reading.table(data, "lora")
@@ -72,7 +72,7 @@ def read_unsloth(data: Table, source: Source) -> Launch:
 
 
 def _recompute(training: Table) -> dict[str, Any]:
-    """The settings of recomputation; "unsloth" keeps the inputs of layers on the host."""
+    """Returns the settings of recomputation; "unsloth" offloads the inputs of layers to the host."""
     value = training.get("gradient_checkpointing", "unsloth")
     if value == "unsloth":
         return {"recompute": "full", "offload_activations": True}

@@ -1,4 +1,4 @@
-"""Unsloth: the defaults of Unsloth Studio for a model."""
+"""Unsloth: the record of its config files."""
 
 from __future__ import annotations
 

@@ -34,13 +34,13 @@ READ_BESIDE = frozenset(
 READ_SECTIONS = ("trainer.n_gpus", "trainer.nnodes", MODEL, ACTOR, REFERENCE, ROLLOUT, "critic.", "data.max_")
 
 
-def runs(command: CommandLine) -> bool:
+def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a trainer of verl."""
     return command.program in TRAINERS or command.program.startswith("verl.trainer.")
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
-    """Reads a command. Raises `InputError`, which names file and key."""
+    """Reads a verl command into a launch. Raises `InputError`, which names file and key."""
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
@@ -71,7 +71,7 @@ def _is_read(key: str, rollout: Rollout) -> bool:
 
 
 def _devices(reading: Reading, data: Table) -> int:
-    """The devices of the trainer, all of which train the actor."""
+    """Returns the number of devices of the trainer, all of which train the actor."""
     per_node = size_of(reading, "trainer.n_gpus_per_node", reading.value(data, "trainer.n_gpus_per_node", 8))
     nodes = size_of(reading, "trainer.nnodes", reading.value(data, "trainer.nnodes", 1))
     world_option = reading.source.world_size if reading.source.devices_typed else None
@@ -83,7 +83,7 @@ def _devices(reading: Reading, data: Table) -> int:
 
 
 def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
-    """The sequences of a micro-batch and their tokens, the longest that the run allows."""
+    """Returns the sequences of a micro-batch and their tokens, the longest that the run allows."""
     prompt = reading.size(data, "data.max_prompt_length", 512)
     response = reading.size(data, "data.max_response_length", 512)
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
@@ -98,7 +98,7 @@ def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
 
 
 def _micro_batches(reading: Reading, data: Table, batch: int, ranks: int) -> int:
-    """The micro-batches of one update: those of a mini-batch with all of its responses."""
+    """Returns the micro-batches of one update: those of a mini-batch with all of its responses."""
     mini = reading.size(data, f"{ACTOR}.ppo_mini_batch_size", 256)
     responses = size_of(reading, "actor_rollout_ref.rollout.n", reading.value(data, "actor_rollout_ref.rollout.n", 1))
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
@@ -125,7 +125,7 @@ def _common(reading: Reading, data: Table) -> dict[str, Any]:
 
 
 def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
-    """The actor under FSDP: fp32 shards, computing in bf16."""
+    """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
     strategy = str(reading.value(data, f"{ACTOR}.strategy", "fsdp"))
     if strategy not in ("fsdp", "fsdp2"):
         raise reading.wrong(f"{ACTOR}.strategy", f"{shown(strategy)}; expected fsdp, fsdp2 or megatron")
@@ -167,7 +167,7 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
 
 
 def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
-    """The actor under Megatron-Core."""
+    """Returns the actor's run under Megatron-Core."""
     section = f"{ACTOR}.megatron"
     for name in ("param_offload", "grad_offload", "optimizer_offload"):
         if reading.flag(data, f"{section}.{name}"):

@@ -1,4 +1,4 @@
-"""The formats that an answer is written in: one writer for each name. A writer's file is imported when it writes.
+"""The formats in which an answer is written: one writer per name, whose file is imported when it writes.
 
 A writer may be changed without reading the reports: it is given a `Report` and computes nothing.
 """

@@ -20,7 +20,7 @@ GAP = "  "
 
 
 def drawable(report: Report, out: IO[str]) -> bool:
-    """Whether the stream wants no colour (by rich's rules) and no column has to be broken, which only rich does."""
+    """Whether this module can write the tables: no colour is wanted (by rich's rules) and no column is too wide."""
     terminal = out.isatty() or os.environ.get("FORCE_COLOR", "") or os.environ.get("TTY_COMPATIBLE") == "1"
     return not terminal and not any(column.wrap for table in report.tables for column in table.columns)
 
@@ -44,14 +44,14 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
     width = width_of_terminal() if width is None else width
     report = readable(report)
     out.write(report.text)
-    for i, table in enumerate(drawn(report.tables, width)):
+    for i, table in enumerate(with_fitting_bars(report.tables, width)):
         if i:
             out.write("\n")
         for line in _lines(table, width):
             out.write(line.rstrip() + "\n")
 
 
-def drawn(tables: Sequence[Table], width: int) -> list[Table]:
+def with_fitting_bars(tables: Sequence[Table], width: int) -> list[Table]:
     """Returns the tables with bars of one scale, the longest that fits, or without bars if none fits."""
     lengths = [_length(table, width) for table in tables]
     length = min((bar_length for bar_length in lengths if bar_length), default=0)

@@ -83,12 +83,12 @@ def _cells(table: Table) -> Iterator[list[Any]]:
     """Yields the rows; the first cell of a nested row begins with its parents: `layers / mlp`."""
     parent_names: list[str] = []
     for row in table.rows:
-        first_cell, *other_cells = (_raw(value) for value in row.cells)
+        first_cell, *other_cells = (_csv_value(value) for value in row.cells)
         parent_names[row.depth :] = [str(first_cell)]
         yield [WITHIN.join(parent_names) if row.depth else first_cell, *other_cells]
 
 
-def _raw(value: Any) -> Any:
+def _csv_value(value: Any) -> Any:
     """Returns a value for CSV: empty text for None, and a whole number without a decimal point."""
     if isinstance(value, Shown):
         value = value.value

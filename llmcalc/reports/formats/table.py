@@ -25,7 +25,7 @@ def render(report: Report, out: IO[str], width: int | None = None) -> None:
     report = readable(report)
     out.write(report.text)
     console = Console(file=out, width=width, highlight=False)
-    for i, table in enumerate(pipe.drawn(report.tables, console.width)):
+    for i, table in enumerate(pipe.with_fitting_bars(report.tables, console.width)):
         if i:
             console.print()
         _heading(console, table)

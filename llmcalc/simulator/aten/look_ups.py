@@ -33,7 +33,7 @@ class LookUps(Products):
             "gather",
             (x,),
             lambda: self.graph.new(index.shape, x.dtype),
-            lambda g, _, *__: (self._scattered(shape, g.dtype),),
+            lambda g, _, *__: (self._new_gather_gradient(shape, g.dtype),),
             index,
             x,
         )
@@ -59,11 +59,11 @@ class LookUps(Products):
             "index_select",
             (x,),
             lambda: self.graph.new((*index.shape, *shape[1:]), x.dtype),
-            lambda g, _, index: (self._scattered(shape, g.dtype),),
+            lambda g, _, index: (self._new_gather_gradient(shape, g.dtype),),
             index,
         )
 
-    def _scattered(self, shape: Shape, dtype: Dtype) -> Tensor:
+    def _new_gather_gradient(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Allocates the gradient of a gather: zeros with added elements. A TorchDispatchMode makes it out of place."""
         zeros = self.graph.new(shape, dtype)
         return zeros if self.graph.adds_in_place else self.like(zeros)
@@ -74,7 +74,12 @@ class LookUps(Products):
         shape = (*x.shape[:axis], k, *x.shape[axis + 1 :])
         values, indices, input_shape = self.graph.new(shape, x.dtype), self.graph.new(shape, INT64), x.shape
         recorded_values = record(
-            self.graph, "topk", (x,), values, lambda g, _, indices: (self._scattered(input_shape, g.dtype),), indices
+            self.graph,
+            "topk",
+            (x,),
+            values,
+            lambda g, _, indices: (self._new_gather_gradient(input_shape, g.dtype),),
+            indices,
         )
         return recorded_values, indices
 

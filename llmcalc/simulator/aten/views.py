@@ -101,7 +101,7 @@ class Views:
             0 if is_size_one(size) and not is_size_one(expanded_size) else stride
             for size, expanded_size, stride in zip(x.shape, shape[new_axes:], x.strides, strict=True)
         )
-        return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.summed_to(input_shape, g),))
+        return self._view(x, shape, strides, "expand", lambda g, _: (self.graph.sum_to_shape(input_shape, g),))
 
     def slice(self, x: Tensor, size: Number, axis: int = -1) -> Tensor:
         """Returns a slice of an axis. Its gradient is padded with zeros."""
@@ -161,7 +161,7 @@ class Views:
     def copy(self, x: Tensor) -> Tensor:
         """Copies a tensor in the order of its axes (the default of `clone`)."""
         return record(
-            self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype, self._preserved(x)), lambda g, _: (g,)
+            self.graph, "clone", (x,), self.graph.new(x.shape, x.dtype, self._preserved_strides(x)), lambda g, _: (g,)
         )
 
     def contiguous(self, x: Tensor) -> Tensor:
@@ -172,11 +172,11 @@ class Views:
         """Casts to another number format; returns the tensor itself if it already has it."""
         if x.dtype is dtype:
             return x
-        copy = self.graph.new(x.shape, dtype, self._preserved(x))
+        copy = self.graph.new(x.shape, dtype, self._preserved_strides(x))
         input_dtype = x.dtype
         return record(self.graph, "to", (x,), copy, lambda g, _: (self.to(g, input_dtype),))
 
-    def _preserved(self, x: Tensor) -> layout.Strides:
+    def _preserved_strides(self, x: Tensor) -> layout.Strides:
         """The strides of a copy that keeps the order of axes."""
         return x.strides if is_dense(x.shape, x.strides) else layout.elementwise(((x.shape, x.strides),), x.shape)
 

@@ -89,7 +89,7 @@ class RingAttention(Eager):
         super().attention_AttentionCore(step)
 
     def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
-        """torch's ring dispatches scaled_dot_product_attention to flash attention."""
+        """Runs flash attention, to which torch's ring dispatches scaled_dot_product_attention."""
         if self.ring is None:
             return super().scaled_dot_product(step, q, k, v, crossing)
         return self.run_attention_core(self.flash, q, k, v)
@@ -164,7 +164,7 @@ class Merger:
             return
         lse = half(t, self.lse) if is_partial else self.lse
         out = half(t, self.out) if is_partial else self.out
-        out = t.like(out, self._weighed(out, lse, block_out, block_lse))
+        out = t.like(out, self._weigh(out, lse, block_out, block_lse))
         lse = t.like(lse, t.like(t.like(lse, block_lse)))
         if is_partial:
             self.lse = partial_update(t, self.lse)
@@ -172,7 +172,7 @@ class Merger:
         else:
             self.lse, self.out = lse, out
 
-    def _weighed(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
+    def _weigh(self, out: Tensor, lse: Tensor, block_out: Tensor, block_lse: Tensor) -> Tensor:
         t = self.t
         weight = t.like(t.like(block_lse, lse))
         return t.like(weight, t.like(out, block_out))
@@ -191,7 +191,7 @@ def half(t: Aten, x: Tensor) -> Tensor:
 
 
 def partial_update(t: Aten, original: Tensor) -> Tensor:
-    """A copy with one part replaced, or added to in place (`_partial_update`)."""
+    """Returns a copy with one part replaced, or adds to that part in place (`_partial_update`)."""
     parts = [half(t, original)] * CHUNKS
     return t.cat(parts, ROWS)
 
@@ -211,9 +211,9 @@ class Kernels:
         for i in range(size):
             if i > 0:
                 next_kv = rotater.next_buffer(key)
-                key, value = _two(next_kv, key.shape)
+                key, value = _split_in_two(next_kv, key.shape)
             if i < size - 1:
-                next_kv = self._joined(key, value)
+                next_kv = self._join_keys_and_values(key, value)
                 rotater.exchange_buffers(next_kv)
                 del next_kv
             if i == 0:
@@ -245,9 +245,9 @@ class Kernels:
         for i in range(size):
             if i > 0:
                 buffer = kv_rotater.next_buffer(key)
-                key, value = _two(buffer, key.shape)
+                key, value = _split_in_two(buffer, key.shape)
             if i != size - 1:
-                _next_kv = self._joined(key, value)
+                _next_kv = self._join_keys_and_values(key, value)
                 kv_rotater.exchange_buffers(_next_kv)
             if i == 0:
                 q, k, v, _lse = query, key, value, logsumexp
@@ -258,17 +258,17 @@ class Kernels:
             _grad_query, _grad_key, _grad_value = self._op_backward(q, k, v)
             if i > 0:
                 next_grad_kv = dkv_rotater.next_buffer(grad_key)
-                grad_key, grad_value = _two(next_grad_kv, grad_key.shape)
+                grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
                 if i <= rank:
                     grad_key = partial_update(t, grad_key)
                     grad_value = partial_update(t, grad_value)
-            next_grad_kv = self._joined(grad_key, grad_value)
+            next_grad_kv = self._join_keys_and_values(grad_key, grad_value)
             dkv_rotater.exchange_buffers(next_grad_kv)
             if i > rank:
                 grad_query = partial_update(t, grad_query)
         grad_query = t.to(grad_query, query.dtype)
         next_grad_kv = t.to(dkv_rotater.next_buffer(grad_key), key.dtype)
-        grad_key, grad_value = _two(next_grad_kv, grad_key.shape)
+        grad_key, grad_value = _split_in_two(next_grad_kv, grad_key.shape)
         return [grad_query, grad_key, grad_value]
 
     def _op_backward(self, q: Tensor, k: Tensor, v: Tensor) -> list[Tensor]:
@@ -283,11 +283,11 @@ class Kernels:
         """Copies the second half of the logsumexp."""
         return self.t.contiguous(self.t.slice(logsumexp, logsumexp.shape[ROWS] // CHUNKS, ROWS))
 
-    def _joined(self, key: Tensor, value: Tensor) -> Tensor:
+    def _join_keys_and_values(self, key: Tensor, value: Tensor) -> Tensor:
         """Concatenates keys and values: `torch.cat([key.flatten(), value.flatten()])`."""
         return self.t.cat([self.t.flatten(key), self.t.flatten(value)], 0)
 
 
-def _two(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
+def _split_in_two(buffer: Tensor, shape: Shape) -> tuple[Tensor, Tensor]:
     """Splits a buffer into two tensors of a shape."""
     return Tensor(shape, buffer.dtype, buffer.storage), Tensor(shape, buffer.dtype, buffer.storage)

@@ -36,7 +36,7 @@ from ..meter import Place
 from ..strides import Shape, is_size_one
 from ..tensor import BOOL, FLOAT8, FLOAT32, INT64, Backward, Dtype, Needs, Node, Tensor
 from .eager import Eager
-from .eager.scans.module_steps import Steps, own_steps
+from .eager.scans.module_steps import Steps, module_steps
 
 ENTERED = "from_local"
 """The name of the node behind what products with a divided output read."""
@@ -58,7 +58,7 @@ class Recurrence:
 
 
 class Divided(Eager):
-    """Runs a rank's program with tensor parallelism.
+    """Runs a rank's program with tensor parallelism by DTensors.
 
     entered: of every module that runs, the values that its products read, as they were before, and as they read them.
     ranks: of the tensor group. tokens: of them, those that divide the tokens between products, 1 without sequence
@@ -176,12 +176,13 @@ class Divided(Eager):
         """Whether products overlap with communication (`torch.ops.symm_mem`); default false."""
         return False
 
-    def narrows(self, step: Step) -> bool:
+    def gathers_in_8_bits(self, step: Step) -> bool:
         """Whether a product's input and output gradient are gathered in 8 bits."""
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
-        """`funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is that of one product."""
+        """Runs `funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is one product's
+        result."""
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
         results = self.graph.results
@@ -194,13 +195,13 @@ class Divided(Eager):
         del chunks
         return local_rows
 
-    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the output of a linear layer, reduced over ranks if its input is sharded (`RowwiseParallel`)."""
-        out = super().multiplied(step, x, weight, bias)
+        out = super().linear_output(step, x, weight, bias)
         if step.weight is None or not is_divided(step.ins[0].axes) or is_divided(step.outs[0].axes):
             return out
         if self.recurrence is not None and step is not self.recurrence.last:  # divided products read it
-            return record(self.graph, "redistribute", [out], self.all_reduce(out), self._summed)
+            return record(self.graph, "redistribute", [out], self.all_reduce(out), self._all_reduce_gradient)
         return self._sum_of_ranks(step, out, bias is not None)
 
     def _sum_of_ranks(self, step: Step, out: Tensor, biased: bool) -> Tensor:
@@ -209,16 +210,16 @@ class Divided(Eager):
             return record(self.graph, "redistribute", [out], self.all_reduce(out), lambda g, _: [g])
         if biased:
             raise self.unsupported("--sequence-parallel: a bias beside a sum over ranks is not modelled", step.name)
-        in_float8, reduced = self.narrows(step), self.reduce_scatter(out, product=True)
+        in_float8, reduced = self.gathers_in_8_bits(step), self.reduce_scatter(out, product=True)
         return record(self.graph, "redistribute", [out], reduced, lambda g, _: [self.all_gather(g, in_float8)])
 
     def do_linear(self, step: Step) -> None:
         super().do_linear(step)
         out = step.outs[0]
         if not self.divides_loss and self.result is not None and out.storage is self.result.storage:
-            self.bind(out, self._whole_logits(self.get(out), out))
+            self.bind(out, self._gather_logits(self.get(out), out))
 
-    def _whole_logits(self, logits: Tensor, value: Value) -> Tensor:
+    def _gather_logits(self, logits: Tensor, value: Value) -> Tensor:
         """Gathers the logits of the full vocabulary (`ColwiseParallel`, `Shard._to_replicate_tensor`).
         All parts are padded to the length of the longest.
         """
@@ -244,24 +245,26 @@ class Divided(Eager):
         super().step(step)
 
     def _enter(self, step: Step) -> None:
-        """The gradients of all products that read it are added, and then summed over ranks (`PrepareModuleInput`)."""
+        """Adds the gradients of all products that read x, and then sums them over ranks (`PrepareModuleInput`)."""
         value = step.ins[0]
         if is_divided(value.axes):
             return
         x = self.get(value)
         if self.is_by_tokens(value):
             if all(key != id(value) for key, *_ in self.entered[-1]):
-                inside = self._as_dtensor(x, self.all_gather(x, self.narrows(step)), self._scattered)
+                inside = self._wrap_in_dtensor(
+                    x, self.all_gather(x, self.gathers_in_8_bits(step)), self._reduce_scatter_gradient
+                )
                 self.entered[-1].append((id(value), x, inside))
                 self.bind(value, inside)
             return
         if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
             return
-        inside = self._as_dtensor(x, x.detached(), self._summed)
+        inside = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
         self.entered[-1].append((id(value), x, inside))
         self.bind(value, inside)
 
-    def _as_dtensor(self, x: Tensor, inside: Tensor, backward: Backward) -> Tensor:
+    def _wrap_in_dtensor(self, x: Tensor, inside: Tensor, backward: Backward) -> Tensor:
         """Wraps the input of a module's products in a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
         dtensor = record(self.graph, ENTERED, [x], inside, backward)
@@ -276,10 +279,10 @@ class Divided(Eager):
         finally:
             self.graph.subclasses = False
 
-    def _summed(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+    def _all_reduce_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.all_reduce(gradient)]
 
-    def _scattered(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
+    def _reduce_scatter_gradient(self, gradient: Tensor, needs_input_grad: Needs) -> list[Tensor]:
         return [self.reduce_scatter(gradient)]
 
     def _module(self, frame: Frame) -> None:
@@ -298,7 +301,7 @@ class Divided(Eager):
 
     def run_module_at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
         """Runs a published module between the gathering of its input and the reduction of its output."""
-        for step in own_steps(scope):
+        for step in module_steps(scope):
             if step.weight is not None and step.ins[:1] == (scope.reads,) and is_divided(step.outs[0].axes):
                 self._enter(step)
 
@@ -323,33 +326,31 @@ class Divided(Eager):
         return super().raw_weight(step)
 
     def module_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
-        """Step by step: Δ, B and C are summed over ranks between the convolution and the scan, which one published
-        kernel runs together.
-        """
+        """Runs Mamba step by step, because Δ, B and C are summed over ranks between convolution and scan."""
         by_head = steps["x_proj"].verb == "experts"
         return super().module_SelectiveScan(steps, x) if by_head else self.mamba_of_steps(steps, x)
 
     # --- the embedding ----------------------------------------------------------------------------------------------
 
-    def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
+    def look_up_rows(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table sharded by rows (`RowwiseParallel` of an embedding)."""
         weighed = () if step.weight is None else (*flat_axes(step.weight.ins), *flat_axes(step.weight.out))
         rows = [axis for axis in weighed if isinstance(axis, Shard) and axis.name == "vocab"]
         if not rows or rows[0].degree == 1:
-            return super().looked_up(step, weight, index)
+            return super().look_up_rows(step, weight, index)
         vocabulary_size, width = rows[0].full_size, weight.shape[1]
         mask, masked_tensor = self._mask_tensor(index)
         tensor = self.graph.new((*index.shape, width), weight.dtype)
         del masked_tensor, mask
         if self.tokens > 1:
-            embeddings = self._of_whole_table(weight, tensor, index, (vocabulary_size, width))
+            embeddings = self._record_full_table_gradient(weight, tensor, index, (vocabulary_size, width))
             out = self.reduce_scatter(tensor)
             return record(self.graph, "redistribute", [embeddings], out, lambda g, _: [self.all_gather(g)])
         out = self.all_reduce(tensor)
         del tensor
-        return self._of_whole_table(weight, out, index, (vocabulary_size, width))
+        return self._record_full_table_gradient(weight, out, index, (vocabulary_size, width))
 
-    def _of_whole_table(self, weight: Tensor, out: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
+    def _record_full_table_gradient(self, weight: Tensor, out: Tensor, index: Tensor, table_shape: Shape) -> Tensor:
         """Records a look-up whose gradient has all rows: `embedding_dense_backward_strategy` supports no sharding."""
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> list[Tensor]:
@@ -406,13 +407,13 @@ class Divided(Eager):
 
     def _nll_loss_forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         new, (tokens, _) = self.graph.new, x.shape
-        _safe_target = self._where_known((tokens,), INT64)
+        _safe_target = self._zero_where_ignored((tokens,), INT64)
         mask, _masked_target = self._mask_tensor(new_view((tokens, 1), _safe_target))
         result_partial = new((tokens, 1), x.dtype)
         del mask
         _result_reduced = self.all_reduce(result_partial)
         result = new((tokens,), x.dtype)
-        result = self._where_known((tokens,), x.dtype)
+        result = self._zero_where_ignored((tokens,), x.dtype)
         is_not_ignored = new((tokens,), BOOL)
         count = new((), INT64)
         del is_not_ignored
@@ -424,7 +425,7 @@ class Divided(Eager):
         result = mean
         return result, total_weight
 
-    def _where_known(self, shape: Shape, dtype: Dtype) -> Tensor:
+    def _zero_where_ignored(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Replaces ignored labels by zero: `torch.where(target != ignore_index, …, 0)`."""
         _known = self.graph.new(shape, BOOL)
         return self.graph.new(shape, dtype)
@@ -432,14 +433,14 @@ class Divided(Eager):
     def _nll_loss_and_log_softmax_backward(self, x: Tensor) -> Tensor:
         new, (tokens, _) = self.graph.new, x.shape
         grad_output = new((), x.dtype)
-        _safe_target = self._where_known((tokens, 1), INT64)
+        _safe_target = self._zero_where_ignored((tokens, 1), INT64)
         _grad_input = new(x.shape, x.dtype)
         _mask, _masked_safe_target = self._mask_tensor(new_view((tokens,), _safe_target))
         as_numbers = new((tokens,), x.dtype)
         _grad_update = new((tokens,), x.dtype)
         del as_numbers
         _arange_1d = new((tokens,), INT64)
-        grad_output = self._where_known((tokens, 1), x.dtype)
+        grad_output = self._zero_where_ignored((tokens, 1), x.dtype)
         exp = new(x.shape, x.dtype)
         _sum = new(x.shape, x.dtype)
         del exp
@@ -464,9 +465,8 @@ def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, St
 
 
 def check_divided(program: RankFlow) -> None:
-    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks: torch divides a
-    projection's rows, and no head.
-    """
+    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks, which torch cannot
+    shard."""
     layout = program.rank_axes.layout
     for step in program.root.steps():
         if step.verb == "experts":

@@ -27,14 +27,14 @@ def causal_conv1d_bwd(
         dx = t.like(x)
     dweight = t.like(weight, dtype=FLOAT32)
     dbias = None if bias is None else t.like(bias, dtype=FLOAT32)
-    _copied(t, x, dout)
+    _copy_to_strides(t, x, dout)
     dweight = t.to(dweight, weight.dtype)
     if dbias is not None and bias is not None:
         dbias = t.to(dbias, bias.dtype)
     return dx, dweight, dbias
 
 
-def _copied(t: Aten, x: Tensor, dout: Tensor) -> None:
+def _copy_to_strides(t: Aten, x: Tensor, dout: Tensor) -> None:
     """Copies a gradient whose strides differ from x's (causal_conv1d.cpp, `causal_conv1d_bwd`)."""
     channels_last = is_size_one(x.strides[1]) and not is_size_one(x.strides[2])
     if not is_size_one(dout.strides[1] if channels_last else dout.strides[2]):

@@ -105,14 +105,14 @@ def _l2norm_fwd(t: Aten, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _fwd_h(t: Aten, k: Tensor, u: Tensor, heads: Number, size: Number) -> tuple[Tensor, Tensor]:
-    """The state before each chunk, and the corrected values (fla/ops/common/chunk_delta_h.py:687)."""
+    """Computes the state before each chunk, and the corrected values (fla/ops/common/chunk_delta_h.py:687)."""
     batch, tokens = k.shape[:2]
     h = t.new((batch, ceil_div(tokens, CHUNK), heads, u.shape[-1], size), k.dtype)
     return h, t.like(u)
 
 
 def _bwd_dhu(t: Aten, q: Tensor, dv: Tensor, heads: Number, size: Number) -> tuple[Tensor, Tensor]:
-    """The gradients of the states and of the corrected values (fla/ops/common/chunk_delta_h.py:747)."""
+    """Computes the gradients of the states and of the corrected values (fla/ops/common/chunk_delta_h.py:747)."""
     batch, tokens = q.shape[:2]
     dh = t.new((batch, ceil_div(tokens, CHUNK), heads, dv.shape[-1], size), q.dtype)
     return dh, t.like(dv)

@@ -35,17 +35,17 @@ def split_halves(t: Aten, x: Tensor) -> list[Tensor]:
 
 
 def tokens_first(t: Aten, x: Tensor) -> Tensor:
-    """[batch, channels, tokens] → [batch · tokens, channels]."""
+    """Reorders [batch, channels, tokens] → [batch · tokens, channels]."""
     return t.flatten(t.transpose(x, 1, 2), 0, 1)
 
 
 def channels_first(t: Aten, x: Tensor) -> Tensor:
-    """[batch, channels, tokens] → [channels, batch · tokens]."""
+    """Reorders [batch, channels, tokens] → [channels, batch · tokens]."""
     return t.flatten(t.transpose(x, 0, 1), 1, 2)
 
 
 def split_tokens(t: Aten, x: Tensor, batch: Number) -> Tensor:
-    """[channels, batch · tokens] → [batch, channels, tokens]."""
+    """Reorders [channels, batch · tokens] → [batch, channels, tokens]."""
     return t.transpose(t.unflatten(x, 1, (batch, exact_div(x.shape[1], batch))), 0, 1)
 
 
@@ -153,12 +153,12 @@ def selective_scan_with_states(
 
 
 def _delta(t: Aten, x_dbl: Tensor, weight: Tensor, batch: Number) -> Tensor:
-    """`rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
+    """Computes `rearrange(delta_proj_weight @ x_dbl[:, :delta_rank].t(), "d (b l) -> b d l")`."""
     return split_tokens(t, t.mm(weight, t.transpose(t.slice(x_dbl, weight.shape[1]), 0, 1)), batch)
 
 
 def _dense(t: Aten, x_dbl: Tensor, state: Number, batch: Number) -> Tensor:
-    """`rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
+    """Computes `rearrange(x_dbl[:, …], "(b l) dstate -> b 1 dstate l").contiguous()`."""
     dense = t.unflatten(t.slice(x_dbl, state), 0, (batch, exact_div(x_dbl.shape[0], batch)))
     return t.contiguous(t.transpose(t.unsqueeze(dense, 1), 2, 3))
 
@@ -276,7 +276,7 @@ def mamba_inner_fn(
 
 
 def _chunk_cumsum_fwd(t: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tensor]:
-    """The sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
+    """Computes the sums of log decays, and Δ, of every chunk (ssd_chunk_state.py:718)."""
     batch, tokens, heads = dt.shape
     shape = batch, heads, ceil_div(tokens, chunk), chunk
     dt_out = t.new(shape, FLOAT32)
@@ -284,20 +284,20 @@ def _chunk_cumsum_fwd(t: Aten, dt: Tensor, chunk: Number) -> tuple[Tensor, Tenso
 
 
 def _chunk_state_fwd(t: Aten, b: Tensor, x: Tensor, dt: Tensor) -> Tensor:
-    """The state that each chunk adds, in float32 (ssd_chunk_state.py:812)."""
+    """Computes the state that each chunk adds, in float32 (ssd_chunk_state.py:812)."""
     batch, _, heads, dim = x.shape
     return t.new((batch, dt.shape[2], heads, dim, b.shape[-1]), FLOAT32)
 
 
 def _state_passing_fwd(t: Aten, states: Tensor, dtype: Dtype | None = None) -> tuple[Tensor, Tensor]:
-    """The state before each chunk, and the last one (ssd_state_passing.py:196)."""
+    """Computes the state before each chunk, and the last one (ssd_state_passing.py:196)."""
     batch, _, heads, *state_shape = states.shape
     out = t.new(states.shape, states.dtype if dtype is None else dtype)
     return out, t.new((batch, heads, *state_shape), FLOAT32)
 
 
 def _bmm_chunk_fwd(t: Aten, c: Tensor, chunk: Number) -> Tensor:
-    """C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
+    """Computes C·Bᵀ of every chunk and group, in float32 (ssd_bmm.py:165)."""
     batch, tokens, groups, _ = c.shape
     return t.new((batch, ceil_div(tokens, chunk), groups, chunk, chunk), FLOAT32)
 
@@ -339,7 +339,7 @@ def _splits(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator)
     return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))
 
 
-def _summed(t: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
+def _sum_workspace(t: Aten, shape: tuple[Number, ...], axis: int) -> Tensor:
     """Sums a workspace along an axis."""
     return t.sum(t.new(shape, FLOAT32), axis)
 
@@ -393,12 +393,12 @@ def _combined_bwd(
     dx, _ddt, dd_from_x = _dx(t, x, d, (batch, heads, chunks, chunk), dx)
     splits = _splits(x, chunks, groups, accelerator)
     dda_next = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_state_bwd_db, ssd_chunk_state.py:902
-    _db = _summed(t, (batch, tokens, splits, groups, state), 2)
+    _db = _sum_workspace(t, (batch, tokens, splits, groups, state), 2)
     dda_prev = t.new((batch, heads, chunks, chunk), FLOAT32)  # _chunk_scan_bwd_dC, ssd_chunk_scan.py:1451
-    _dc = _summed(t, (batch, tokens, splits, groups, state), 2)
-    _dcb = _summed(t, (batch, chunks, splits, groups, chunk, chunk), 2)
+    _dc = _sum_workspace(t, (batch, tokens, splits, groups, state), 2)
+    _dcb = _sum_workspace(t, (batch, chunks, splits, groups, chunk, chunk), 2)
     _dda_before = t.like(t.like(t.like(dda_prev)))  # flip, cumsum, flip
-    _dda = _summed(t, (batch, heads, chunks, chunk_blocks, chunk), 3)
+    _dda = _sum_workspace(t, (batch, heads, chunks, chunk_blocks, chunk), 3)
     t.like(dda_next)  # ddA_next + ddA_prev
     dbias, da = t.like(dt_bias, dtype=FLOAT32), t.like(a, dtype=FLOAT32)
     return dx, ddt, da, db, dc, dd_from_x if dd is None else dd, dz, dbias, outz
@@ -415,11 +415,12 @@ def _dx(t: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) 
 
 
 def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of the states, of the chunks' decays, and the states in that type (ssd_state_passing.py:227)."""
+    """Computes the gradients of the states and of the chunks' decays, and casts the states
+    (ssd_state_passing.py:227)."""
     batch, chunks, heads, dim, state = states.shape
     dstates = t.like(dout, dtype=dtype)
     states_copy = states if states.dtype is dtype else t.like(states, dtype=dtype)
-    return dstates, _summed(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
+    return dstates, _sum_workspace(t, (batch, heads, chunks, ceil_div(dim * state, 64)), 3), states_copy
 
 
 def mamba_chunk_scan_combined(t: Aten, *xs: Any) -> Tensor:
@@ -473,7 +474,7 @@ def mamba_chunk_scan_with_state(
     return record_function(graph, "MambaChunkScanCombinedFn", ins, out, backward, saves), final
 
 
-def _projected(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
+def _linear(t: Aten, x: Tensor, weight: Optional, bias: Optional) -> Tensor:
     """Computes x·Wᵀ + b; returns x without a weight."""
     return x if weight is None else t.linear(x, weight, bias)
 
@@ -506,27 +507,28 @@ def mamba_split_conv1d_scan_combined(
     conv_widths = [inner_width, groups * state, groups * state]
 
     def parts(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z, xBC and Δ, side by side."""
+        """Splits z, xBC and Δ, which are stored side by side."""
         z, u, dt = t.split(x, [inner_width, inner_width + 2 * groups * state, heads])
         return z, u, dt
 
-    def convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x, B and C after the convolution (`ensure_stride` copies nothing where widths are multiples of 8)."""
+    def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Splits x, B and C after the convolution (`ensure_stride` copies nothing for widths that are multiples of
+        8)."""
         x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), conv_widths)
         return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
 
     def forward() -> tuple[Tensor, Tensor, Optional]:
         z, u, dt = parts(zxbcdt)
-        x, b, c = convolved(u)
+        x, b, c = split_convolved(u)
         z = by_size(t, dim, z)
         if rmsnorm_weight is None:
             out, out_x, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, z)
             assert out_x is not None
-            return _projected(t, t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
+            return _linear(t, t.flatten(out, 2), outproj_weight, outproj_bias), out_x, None
         out_x, _, _dt, _da_cumsum, _states, _final = _combined_fwd(t, x, dt, b, c, chunk, None)
         out, rstd = _layer_norm_fwd(t, t.flatten(t.flatten(out_x, 2), 0, 1), groups)
         out = t.unflatten(out, 0, zxbcdt.shape[:2])
-        return _projected(t, out, outproj_weight, outproj_bias), out_x, rstd
+        return _linear(t, out, outproj_weight, outproj_bias), out_x, rstd
 
     def backward(
         dout: Tensor,
@@ -545,7 +547,7 @@ def mamba_split_conv1d_scan_combined(
         rows = out.shape[:2]
         out_recompute = None if outproj_weight is None else t.new((*rows, inner_width), out.dtype)
         z, u, dt = parts(zxbcdt)
-        x, b, c = convolved(u)
+        x, b, c = split_convolved(u)
         dzxbcdt = t.like(zxbcdt)
         dz, du, ddt = parts(dzxbcdt)
         dxbc = t.like(u)
@@ -553,7 +555,7 @@ def mamba_split_conv1d_scan_combined(
         z, dx, db, dc = by_size(t, dim, z), by_size(t, dim, dx), by_size(t, state, db), by_size(t, state, dc)
         dout_og = dout
         outproj_transposed = None if outproj_weight is None else t.transpose(outproj_weight, 0, 1)
-        dout = by_size(t, dim, _projected(t, dout, outproj_transposed, None))
+        dout = by_size(t, dim, _linear(t, dout, outproj_transposed, None))
         drmsnorm_weight: Optional = None
         _recomputed_out: Optional = out_recompute
         if rmsnorm_weight is None:
@@ -618,7 +620,7 @@ def _layer_norm_fwd(t: Aten, x: Tensor, groups: Number) -> tuple[Tensor, Tensor]
 
 
 def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> Tensor:
-    """layernorm_gated.py:306 (in `_layer_norm_bwd`): the gradient of the weight, summed over that of each program."""
+    """Computes the gradient of the weight, summed over all programs (layernorm_gated.py:306, in `_layer_norm_bwd`)."""
     warps = min(max(power_of_two(exact_div(x.shape[1], groups)) // 256, 1), 8)
     programs = ceil_div(accelerator.multiprocessors * ceil_div(4, warps), groups)
     parts = t.new((programs, x.shape[1]), FLOAT32)
@@ -626,7 +628,7 @@ def _dw(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Acceler
 
 
 def _norm_bwd(t: Aten, x: Tensor, weight: Tensor, groups: Number, accelerator: Accelerator) -> tuple[Tensor, Tensor]:
-    """layernorm_gated.py:272 (`_layer_norm_bwd`), where the gate's gradient has a place already. x: as by the scan."""
+    """Runs `_layer_norm_bwd` (layernorm_gated.py:272) with an allocated gradient of the gate. x: as in the scan."""
     flat = t.flatten(t.flatten(x, 2), 0, 1)
     dx = t.like(flat)
     return dx, _dw(t, flat, weight, groups, accelerator)

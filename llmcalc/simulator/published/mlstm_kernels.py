@@ -17,19 +17,19 @@ LEAST, WHOLE = 16, 128
 """The fewest tokens of a chunk. Sequences of fewer than `WHOLE` tokens are one chunk."""
 
 
-def padded(tokens: Number, chunk: Number) -> Number:
+def pad_to_chunks(tokens: Number, chunk: Number) -> Number:
     """Rounds a number of tokens up to complete chunks (kernel_wrappers.py, `wrap_chunkwise__pad_zeros`)."""
     return ceil_div(tokens, chunk) * chunk
 
 
 def supports(tokens: Number, chunk: Number) -> bool:
     """Whether the kernel supports these sizes: powers of two (kernel_param_heuristics.py:44)."""
-    rows = padded(tokens, chunk)
+    rows = pad_to_chunks(tokens, chunk)
     return bool(chunk >= LEAST and power_of_two(chunk) == chunk and (rows >= WHOLE or power_of_two(rows) == rows))
 
 
 def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tensor, Tensor]:
-    """The memory, its normalizer and the largest exponent before each chunk and after the last (fw_recurrent.py)."""
+    """Allocates memory, normalizer and largest exponent before each chunk and after the last (fw_recurrent.py)."""
     batch, heads, tokens, size = k.shape
     state_count = exact_div(tokens, chunk) + 1
     shape = batch, heads, state_count * size
@@ -41,7 +41,7 @@ def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tens
     sigmoid.
     """
     tokens = q.shape[2]
-    rows = padded(tokens, chunk)
+    rows = pad_to_chunks(tokens, chunk)
     chunk = chunk if rows >= WHOLE else rows
     if same(rows, tokens):
         return _chunkwise(t, (q, k, v, i, f), chunk)[0]

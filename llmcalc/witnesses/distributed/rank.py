@@ -103,7 +103,7 @@ class OnRank(CpuStorageTracker):
         super()._gone(key, self.sizes.pop(key, size))
 
     @contextmanager
-    def resized(self) -> Iterator[None]:
+    def track_resizes(self) -> Iterator[None]:
         """Tracks `resize_` of storages, which dispatch modes do not see; FSDP frees unsharded parameters with it."""
         original_resize = torch.UntypedStorage.resize_
 
@@ -206,7 +206,7 @@ class Rank:
         quantities: dict[str, int] = {}
         losses: list[float] = []
         mode.seen.add(ids.untyped_storage()._cdata)
-        with mode.resized(), mode:
+        with mode.track_resizes(), mode:
             self.build(module)
             del module
             mode.follow(map(local, (*self.module.parameters(), *self.module.buffers())))

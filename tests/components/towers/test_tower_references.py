@@ -106,7 +106,7 @@ def test_a_windowed_conformer_sees_no_further_than_its_contexts() -> None:
     changed[:, 80:84] += 1
     with torch.no_grad():
         out, other = net(frames), net(changed)
-    assert out.shape == (1, 40, spec.gives)
+    assert out.shape == (1, 40, spec.output_width)
     differs = (out != other).any(-1)[0].nonzero().flatten().tolist()
     back, ahead = spec.attention.context_left, spec.attention.context_right
     assert back is not None

@@ -13,7 +13,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Context, HeadDim, Heads, HeadSizes, KVHeads, TokenMixer, Window
-from ..runtime import Run, allowed, cache_class, vector
+from ..runtime import Run, attention_mask, cache_class, vector
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -109,7 +109,7 @@ def _reference() -> type[nn.Module]:
             group = self.spec.num_attention_heads // self.spec.num_key_value_heads
             queries, keys, end = x.shape[1], k.shape[-2], run.past + x.shape[1]
             window = self.spec.sliding_window
-            mask = allowed(run, end, queries, keys, x.device, causal=self.causal, window=window)
+            mask = attention_mask(run, end, queries, keys, x.device, causal=self.causal, window=window)
             q = heads(self.q_proj(x)) * self.temperature.weight[:, None, None]
             y = self.core(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
             out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))

@@ -179,7 +179,7 @@ def test_experts_weight_a_squared_relu_in_one_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "factors", "balances"),
+    ("kinds", "factors", "has_auxiliary_loss"),
     [
         (("aux_loss",), (0.01,), True),
         (("aux_loss",), (0.0,), False),
@@ -189,12 +189,12 @@ def test_experts_weight_a_squared_relu_in_one_kernel() -> None:
     ],
 )
 def test_losses_of_the_router_keep_its_scores(
-    kinds: tuple[str, ...], factors: tuple[float, ...], balances: bool
+    kinds: tuple[str, ...], factors: tuple[float, ...], has_auxiliary_loss: bool
 ) -> None:
     more = {"moe_router_load_balancing_type": kinds, "moe_aux_loss_coeff": factors}
-    assert settings(**EXPERTS, **more).balances is balances
+    assert settings(**EXPERTS, **more).has_auxiliary_loss is has_auxiliary_loss
     without = of_a_layer(**EXPERTS, moe_router_load_balancing_type=("none",))
-    assert of_a_layer(**EXPERTS, **more) - without == (4 * 2 * SEQ * 8 if balances else 0)
+    assert of_a_layer(**EXPERTS, **more) - without == (4 * 2 * SEQ * 8 if has_auxiliary_loss else 0)
 
 
 def test_a_repeated_layer_of_later_tokens_has_its_weights_once() -> None:

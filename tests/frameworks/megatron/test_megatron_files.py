@@ -14,7 +14,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch, Source
 from llmcalc.frameworks.megatron.launch_file import read_megatron
-from llmcalc.frameworks.megatron.settings import MegatronSettings, unrolled
+from llmcalc.frameworks.megatron.settings import MegatronSettings, expand_pipeline_layout
 from llmcalc.parallel.layout import Layout
 
 LAUNCHES = Path(__file__).parents[2] / "data" / "launches"
@@ -174,11 +174,11 @@ def test_uneven_stages(more: dict[str, Any], stages: tuple[int, ...]) -> None:
 
 
 def test_a_layout_with_repeats() -> None:
-    assert unrolled("Et|(tt|)*2,m|L") == "Et|tt|tt|m|L"
+    assert expand_pipeline_layout("Et|(tt|)*2,m|L") == "Et|tt|tt|m|L"
     with pytest.raises(InputError, match="too long"):
-        unrolled("(t)*999999")
+        expand_pipeline_layout("(t)*999999")
     with pytest.raises(InputError, match="not understood"):
-        unrolled("Ex|L")
+        expand_pipeline_layout("Ex|L")
 
 
 def test_the_null_tokenizer_added_a_token_until_2026() -> None:

@@ -24,7 +24,7 @@ class ExpertKernels(HeadKernels):
 
     def _look_for_readers(self, scope: Scope, module: Scope) -> None:
         """Moves shared experts before the router, or in versions before 2025-10-11 after the dispatch."""
-        shared = _shared(scope)
+        shared = _shared_experts(scope)
         if shared:
             other_items = [item for item in scope.items if item not in shared]
             position = 0
@@ -588,7 +588,7 @@ class ExpertKernels(HeadKernels):
         return self.t.to(out, BFLOAT16)
 
 
-def _shared(scope: Scope) -> list[Item]:
+def _shared_experts(scope: Scope) -> list[Item]:
     """Returns the shared experts of a module, with the steps of their output gate."""
     items = scope.items
     positions = [

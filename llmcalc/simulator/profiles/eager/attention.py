@@ -28,10 +28,10 @@ class AttentionKernels(Lowering):
     def do_rope(self, step: Step) -> None:
         x = self.get(step.ins[0])
         by_head = len(x.shape) == 4
-        rotated_x = self.rotated(self.heads_first(x) if by_head else x, step)
+        rotated_x = self.rotate(self.heads_first(x) if by_head else x, step)
         self.set(step.outs[0], self.heads_first(rotated_x) if by_head else rotated_x)
 
-    def rotated(self, x: Tensor, step: Step) -> Tensor:
+    def rotate(self, x: Tensor, step: Step) -> Tensor:
         """Applies RoPE to the first dimensions of x's last axis; the axis before it has the rows."""
         t, spec, all_dimensions = self.t, step.options["spec"], step.options["every"]
         dim = spec.rotary_size(x.shape[-1])
@@ -84,7 +84,7 @@ class AttentionKernels(Lowering):
     @compared(BY_TORCH)
     def do_cache(self, step: Step) -> None:
         if self.missing(step.ins[0]):
-            all_rows: Sequence[Tensor] = self._gathered(self.cached(step.name) or ())
+            all_rows: Sequence[Tensor] = self._read_pages(self.cached(step.name) or ())
         else:
             all_rows = self._with_new(step.name, [self.get(value) for value in step.ins], step.options["limit"])
         if self.store is not None:
@@ -100,7 +100,9 @@ class AttentionKernels(Lowering):
             return self._in_pages(name, new_rows, cached, limit)
         if cached is not None and limit is not None:  # the oldest token leaves the window when a new one enters
             cached = tuple(self.t.slice(h, min(h.shape[1], limit - 1), 1) for h in cached)
-        all_rows = new_rows if cached is None else [self._appended(h, n) for h, n in zip(cached, new_rows, strict=True)]
+        all_rows = (
+            new_rows if cached is None else [self._append_to_cache(h, n) for h, n in zip(cached, new_rows, strict=True)]
+        )
         self.keep(
             name, *(all_rows if limit is None else [self.t.slice(t, min(t.shape[1], limit), 1) for t in all_rows])
         )
@@ -109,9 +111,8 @@ class AttentionKernels(Lowering):
     def _in_pages(
         self, name: str, new_rows: list[Tensor], cached: Sequence[Tensor] | None, limit: int | None
     ) -> Sequence[Tensor]:
-        """Writes the new keys and values into the pool. They live until the module returns, as a server's forward pass
-        names them; a first pass reads no others.
-        """
+        """Writes new keys and values into the pool. They live until the module returns, as in a server's forward pass;
+        a first pass reads no others."""
         frame = self.frames[-1]
         (frame.callers[0] if frame.callers else frame.local_tensors)[f"written to {name}"] = new_rows
         cached_rows = 0 if cached is None else cached[0].shape[1]
@@ -119,13 +120,13 @@ class AttentionKernels(Lowering):
         rows = cached_rows + new_rows[0].shape[1]
         all_rows = [self.in_pool((x.shape[0], rows, *x.shape[2:]), x.dtype) for x in new_rows]
         self.keep(name, *(all_rows if limit is None else [self.t.slice(x, min(rows, limit), 1) for x in all_rows]))
-        return new_rows if cached is None else self._gathered(all_rows)
+        return new_rows if cached is None else self._read_pages(all_rows)
 
-    def _gathered(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
+    def _read_pages(self, cached: Sequence[Tensor]) -> Sequence[Tensor]:
         """Returns the paged cache as attention reads it: the pages themselves for fused kernels, otherwise a copy."""
         return [self.t.copy(x) for x in cached] if self.paged and self.choices.attention != "flash" else cached
 
-    def _appended(self, cached: Tensor, new_rows: Tensor) -> Tensor:
+    def _append_to_cache(self, cached: Tensor, new_rows: Tensor) -> Tensor:
         """Concatenates cached and new keys or values, heads first."""
         if len(new_rows.shape) < 4:
             return self.t.cat([cached, new_rows], 1)
@@ -178,7 +179,9 @@ class AttentionKernels(Lowering):
         """Runs an attention core, which is checkpointed if the run recomputes attention."""
         present_tensors = [x for x in tensors if x is not None]
         return (
-            self.checkpointed(lambda xs: core(*xs), present_tensors) if self.recompute.core else core(*present_tensors)
+            self.run_checkpointed(lambda xs: core(*xs), present_tensors)
+            if self.recompute.core
+            else core(*present_tensors)
         )
 
     def sink(self, sinks: Tensor, scores: Tensor) -> Tensor:
@@ -233,5 +236,5 @@ class AttentionKernels(Lowering):
             sink = self.sink(sinks, scores)
             keys = scores.shape[-1]
             probs = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), FLOAT32)), keys), v.dtype)
-            return t.matmul(self.dropped(probs, dropout), v)
-        return t.matmul(self.dropped(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)
+            return t.matmul(self.apply_dropout(probs, dropout), v)
+        return t.matmul(self.apply_dropout(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)

@@ -67,17 +67,17 @@ class AttentionVariantKernels(AttentionKernels):
             index = t.unsqueeze(t.select(selected, 1), -1)
             selected_rows = [t.gather(k, t.expand(index, (*index.shape[:-1], k.shape[-1]))) for k in keys]
             self.bind(step.outs[0], t.slice(mask, index.shape[1]))
-            self._read(step, selected_rows)
+            self._bind_selected(step, selected_rows)
             return
         selected_mask = t.scatter(t.expand(t.like(mask), (q.shape[0], *mask.shape)), selected)
         self.bind(step.outs[0], t.unsqueeze(t.like(mask, selected_mask), 1))
-        self._read(step, keys)
+        self._bind_selected(step, keys)
 
     def reads_selected(self, queries: Any) -> bool:
         """Whether the reference reads only selected keys, as in decoding one token."""
-        return self.continues and is_size_one(queries)
+        return self.has_earlier_tokens and is_size_one(queries)
 
-    def _read(self, step: Step, keys: Sequence[Tensor]) -> None:
+    def _bind_selected(self, step: Step, keys: Sequence[Tensor]) -> None:
         """Binds the selected keys and values, and drops all others."""
         for value, out, tensor in zip(step.ins[1:], step.outs[1:], keys, strict=True):
             self.values.pop(id(value), None)
@@ -125,7 +125,7 @@ class AttentionVariantKernels(AttentionKernels):
             visible_mask = t.like(t.slice(visible_mask, rows_read))
         self.values.pop(id(step.ins[0]), None)
         self.bind(step.outs[0], visible_mask)
-        self._read(step, [self.heads_first(k) for k in keys])
+        self._bind_selected(step, [self.heads_first(k) for k in keys])
 
     @compared(BY_TORCH)
     def attention_BlockCore(self, step: Step) -> None:
@@ -146,11 +146,11 @@ class AttentionVariantKernels(AttentionKernels):
             step.ins[: options["parts"]],
             (self.get(value) for value in step.ins[options["parts"] :]),
         )
-        scores = self._joined(parts)
+        scores = self._join_scores(parts)
         scores = t.scale(scores)
         if options["cap"] is not None:
             scores = t.scale(t.function("tanh", t.scale(scores)))
-        visible_mask = local_tensors["seen"] = self._seen_in_all(
+        visible_mask = local_tensors["seen"] = self._joint_mask(
             self.mask(step, q.shape[1], v.shape[1]), scores, selection
         )
         if options["sinks"]:
@@ -159,19 +159,19 @@ class AttentionVariantKernels(AttentionKernels):
         if options["sinks"]:
             all_probs = t.softmax(t.to(t.cat([scores, local_tensors["sink"]]), FLOAT32))
             probs = t.to(t.slice(all_probs, scores.shape[-1]), v.dtype)
-            self.bind(step.outs[0], self.dropped(probs, options["dropout"]))
+            self.bind(step.outs[0], self.apply_dropout(probs, options["dropout"]))
             return
         probs = t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype)
-        self.bind(step.outs[0], self.dropped(probs, options["dropout"]))
+        self.bind(step.outs[0], self.apply_dropout(probs, options["dropout"]))
 
-    def _joined(self, score_values: Sequence[Value]) -> Tensor:
+    def _join_scores(self, score_values: Sequence[Value]) -> Tensor:
         """Concatenates all scores, and drops the separate tensors."""
         scores = [self.get(value) for value in score_values]
         for value in score_values:
             self.forget(value.storage)
         return scores[0] if len(scores) == 1 else self.t.cat(scores)
 
-    def _seen_in_all(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
+    def _joint_mask(self, mask: Tensor, scores: Tensor, selection: Sequence[Tensor]) -> Tensor:
         """Returns the mask of all scores: of the sequence's own keys, then of the other keys."""
         t, other_keys = self.t, scores.shape[-1] - mask.shape[-1]
         if selection:

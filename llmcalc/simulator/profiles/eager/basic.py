@@ -37,7 +37,7 @@ class BasicKernels(Lowering):
         if len(x.shape) == 3 and x.shape[1] != rows:
             x = self.t.slice(x, rows, 1)
         self.modules[id(out)] = self.module_path(), step.name
-        self.set(out, self.multiplied(step, x, self.matrix(step), bias))
+        self.set(out, self.linear_output(step, x, self.matrix(step), bias))
 
     @compared(BY_TORCH)
     def do_again(self, step: Step) -> None:
@@ -46,9 +46,9 @@ class BasicKernels(Lowering):
         module, name = self.modules[id(step.options["like"])]
         bias = self.weight(f"{name}.bias", (out.width,), module) if step.options["bias"] else None
         weight = self.weight(f"{name}.weight", (out.width, x.shape[-1]), module)
-        self.set(out, self.multiplied_again(name, module, x, weight, bias))
+        self.set(out, self.repeat_linear(name, module, x, weight, bias))
 
-    def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def repeat_linear(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b with the linear layer of a name and a module."""
         return self.t.linear(x, weight, bias)
 
@@ -56,7 +56,7 @@ class BasicKernels(Lowering):
         """Whether a linear layer has an adapter; never without adapters."""
         return False
 
-    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Returns the output of a linear layer."""
         return self.product(x, weight, bias, step.outs[0].width)
 
@@ -71,13 +71,13 @@ class BasicKernels(Lowering):
             self.set(out, self.table(step))
             return
         index_kind = step.options["by"]
-        embeddings = self.looked_up(step, self.table(step), self._index(out.rows, index_kind))
+        embeddings = self.look_up_rows(step, self.table(step), self._index(out.rows, index_kind))
         if index_kind in BY_TOKEN:
             self.set(out, embeddings)
         else:
             self.bind(out, embeddings)  # [rows, …]: all sequences share it
 
-    def looked_up(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
+    def look_up_rows(self, step: Step, weight: Tensor, index: Tensor) -> Tensor:
         """Looks up rows of a table by index."""
         return self.t.embedding(weight, index)
 
@@ -133,11 +133,11 @@ class BasicKernels(Lowering):
 
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """Runs NormReference.forward. module: the module with its parameters, by default the one that runs."""
-        y = x if spec.type == "affine" else self._normed(x, spec, groups)
+        y = x if spec.type == "affine" else self._normalize(x, spec, groups)
         y = self.t.mul(y, self.weight(f"{name}.weight", shape, module)) if spec.weight else y
         return self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
 
-    def _normed(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
+    def _normalize(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
         t, width = self.t, x.shape[-1]
         y = t.unflatten(t.to(x, FLOAT32), -1, (groups, width // groups))
         if spec.type == "layernorm":
@@ -148,9 +148,9 @@ class BasicKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_act(self, step: Step) -> None:
-        self.set(step.outs[0], self.activated(self.get(step.ins[0]), step.options["kind"]))
+        self.set(step.outs[0], self.apply_activation(self.get(step.ins[0]), step.options["kind"]))
 
-    def activated(self, x: Tensor, kind: str) -> Tensor:
+    def apply_activation(self, x: Tensor, kind: str) -> Tensor:
         """Applies an activation function by its name."""
         if kind == "relu2":
             return self.t.square(self.t.function("relu", x))
@@ -198,17 +198,17 @@ class BasicKernels(Lowering):
             axis = -1
         needs_transpose = len(shape) == 4 and axis == 3
         if needs_transpose:  # heads first
-            xs = [self._expanded(x, shape) for x in xs]
-        concatenated = self._beside(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
+            xs = [self._expand_heads(x, shape) for x in xs]
+        concatenated = self._join_in_pages(xs, axis) if all(map(self.pooled, xs)) else self.t.cat(xs, axis)
         self.set(step.outs[0], self.t.transpose(concatenated, 1, 2) if needs_transpose else concatenated)
 
-    def _beside(self, xs: list[Tensor], axis: int) -> Tensor:
+    def _join_in_pages(self, xs: list[Tensor], axis: int) -> Tensor:
         """Joins adjacent tensors in the pages of a cache, which are read in place."""
         shape = list(xs[0].shape)
         shape[axis] = sum(x.shape[axis] for x in xs)
         return self.in_pool(tuple(shape), xs[0].dtype)
 
-    def _expanded(self, x: Tensor, shape: Any) -> Tensor:
+    def _expand_heads(self, x: Tensor, shape: Any) -> Tensor:
         """Returns a tensor as [batch, heads, rows, size], expanded to all heads if necessary."""
         if len(x.shape) == 4:
             return self.t.transpose(x, 1, 2)

@@ -21,10 +21,10 @@ class ConvolutionKernels(Lowering):
         if not isinstance(op, Conv1d) or not is_zero(op.padding):
             raise self.unsupported("no kernels for a causal convolution", step.name)
         x = self.t.transpose(self.flat(step.ins[0]), 1, 2)
-        result = self.convolved(x, step, self.run_config.new(out.rows))
+        result = self.convolve(x, step, self.run_config.new(out.rows))
         self.set(out, self.t.transpose(result, 1, 2))
 
-    def convolved(self, x: Tensor, step: Step, length: Number) -> Tensor:
+    def convolve(self, x: Tensor, step: Step, length: Number) -> Tensor:
         """Convolves [batch, channels, rows] → [batch, out, length]."""
         options, width = step.options, step.outs[0].width
         weight = self.weight(f"{step.name}.weight", (width, x.shape[1] // options["groups"], options["kernel"]))

@@ -18,21 +18,21 @@ class ElementwiseKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_add(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.add(*self._aligned(step)))
+        self.set(step.outs[0], self.t.add(*self._align_axes(step)))
 
     @compared(BY_TORCH)
     def do_mul(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.mul(*self._aligned(step)))
+        self.set(step.outs[0], self.t.mul(*self._align_axes(step)))
 
     @compared(BY_TORCH)
     def do_sub(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.sub(*self._aligned(step)))
+        self.set(step.outs[0], self.t.sub(*self._align_axes(step)))
 
     @compared(BY_TORCH)
     def do_div(self, step: Step) -> None:
-        self.set(step.outs[0], self.t.div(*self._aligned(step)))
+        self.set(step.outs[0], self.t.div(*self._align_axes(step)))
 
-    def _aligned(self, step: Step) -> tuple[Tensor, Tensor]:
+    def _align_axes(self, step: Step) -> tuple[Tensor, Tensor]:
         """Returns both operands, with size 1 along axes of the result that they lack."""
         a, b = (self.get(value) for value in step.ins)
         longest, axes = max(len(a.shape), len(b.shape)), step.outs[0].axes

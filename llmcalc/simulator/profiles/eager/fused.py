@@ -105,8 +105,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Flash attention. q: [batch, heads, queries, size]; k and v may have fewer heads. Saves these, the output and
-        one number per query. sinks: the score per head of one more key, which its kernel reads and saves.
+        """Runs flash attention, which saves queries, keys, values, output and logsumexp. q: [batch, heads, queries,
+        size]; k and v may have fewer heads. sinks: the score per head of one more key, which the kernel reads and
+        saves.
 
         Source: derivatives.yaml, `_scaled_dot_product_flash_attention`. On a GPU the backward pass accumulates dQ in
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
@@ -141,9 +142,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(SDPA, attention="sdpa")
     def scaled_dot_product(self, step: Step, q: Tensor, k: Tensor, v: Tensor, crossing: bool) -> Tensor:
-        """F.scaled_dot_product_attention as transformers calls it: with a mask where causality alone does not say which
-        keys a query may attend to, and then with keys and values of every head.
-        """
+        """Runs F.scaled_dot_product_attention as transformers calls it: with a mask unless causality determines the
+        keys, and then with keys and values of every head."""
         if step.options["cap"] is not None:
             raise self.unsupported("--attn-implementation sdpa takes no soft cap; expected eager", step.name)
         t, choices, queries, keys, heads = self.t, self.choices, q.shape[2], k.shape[2], q.shape[1]
@@ -172,7 +172,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return self.run_attention_core(lambda q, k, v: self.sdpa_kernel(q, k, v, mask, backend == "efficient"), q, k, v)
 
     def sdpa_kernel(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, efficient: bool) -> Tensor:
-        """`_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
+        """Runs `_scaled_dot_product_efficient_attention` or `_scaled_dot_product_cudnn_attention`.
 
         Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
         inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
@@ -211,7 +211,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(graph, name, (q, k, v), out, back, q, k, v, *bias, out, sums, *seeds)
 
     def cpu_attention(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
-        """`_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
+        """Runs `_scaled_dot_product_flash_attention_for_cpu` (aten/src/ATen/native/transformers/attention.cpp)."""
         graph, name = self.graph, "flash_attention_for_cpu"
         batch, heads, queries = q.shape[:3]
         bias = [] if mask is None else [self._additive(mask, q.dtype, False)]
@@ -225,7 +225,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(graph, name, (q, k, v), out, back, q, k, v, out, sums, *bias)
 
     def _by_token(self, name: str, shape: Sizes, dtype: Dtype) -> Tensor:
-        """A tensor [batch, heads, tokens, size] whose heads lie side by side. name: the operation that makes it."""
+        """Allocates a tensor [batch, heads, tokens, size] in the order [batch, tokens, heads]. name: its operation."""
         _, heads, tokens, size = shape
         strides = (tokens * heads * size, size, heads * size, 1)
         return (
@@ -233,12 +233,13 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         )
 
     def _as_queries(self, name: str, q: Tensor, v: Tensor) -> Tensor:
-        """The output of cuDNN's kernel, in the order of the queries' axes."""
+        """Allocates the output of cuDNN's kernel, in the order of the queries' axes."""
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         return self.graph.operation_result(name, (*q.shape[:-1], v.shape[-1]), q.dtype, strides)
 
     def _additive(self, mask: Tensor, dtype: Dtype, aligned: bool) -> Tensor:
-        """`convert_boolean_attn_mask`: 0 and −∞ in a number format; a copy of rows of a multiple of 16 if aligned."""
+        """Runs `convert_boolean_attn_mask`: 0 and −∞ in a number format; aligned, also a copy with rows of a multiple
+        of 16."""
         t = self.t
         low = t.new((), dtype)
         bias = t.new(mask.shape, dtype)
@@ -259,7 +260,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         scores = t.matmul(scaled, t.scale(t.transpose(k, -1, -2)))
         if mask is not None:
             scores = t.add(scores, mask)
-        scores = self.dropped(t.softmax(scores), dropout)
+        scores = self.apply_dropout(t.softmax(scores), dropout)
         returned = t.to(scores, dtype)
         out = t.to(t.matmul(scores, v), dtype)
         del returned
@@ -277,7 +278,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     # --- norms ------------------------------------------------------------------------------------------------------
 
     def norms_heads_first(self, value: Value, normed_shape: Shape) -> bool:
-        """Whether a norm's input is stored heads first: the fused kernel keeps the order of axes."""
+        """Whether a norm's input is stored heads first: the fused kernel preserves the order of axes."""
         fused = self.choices.norm == "fused" or self.choices.compiled
         return fused and len(value.axes) == 2 and len(normed_shape) == 1 and value.axes[0].name in HEADS
 
@@ -329,7 +330,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def do_mul(self, step: Step) -> None:
         """Computes act(gate) · up; torch.compile recomputes pointwise results in the backward pass."""
         graph = self.graph
-        if not (self.choices.compiled and any(self._made_by_act(value) for value in step.ins)):
+        if not (self.choices.compiled and any(self._is_activation_output(value) for value in step.ins)):
             super().do_mul(step)
             return
         gate, up = (self.get(value) for value in step.ins)
@@ -348,7 +349,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == verb and value in item.ins for item in items)
 
-    def _made_by_act(self, value: Value) -> bool:
+    def _is_activation_output(self, value: Value) -> bool:
         items = self.frames[-1].scope.items
         return any(isinstance(item, Step) and item.verb == "act" and value in item.outs for item in items)
 
@@ -372,12 +373,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self.choices.cross_entropy == "fused":
             loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
-            return self._over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
+            return self._loss_over_logits(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1), labels)
         if self.head is not None:
             (weight, bias), self.head = self.head, None
             if self.choices.cross_entropy == "split":
-                return self._chunk_by_chunk(logits, weight, bias, labels)
-            return self._in_chunks(self.t.flatten(logits, 0, 1), weight, bias, labels)
+                return self._loss_chunk_by_chunk(logits, weight, bias, labels)
+            return self._fused_linear_loss(self.t.flatten(logits, 0, 1), weight, bias, labels)
         if self.choices.compiles_loss:
             loss_dtype = DTYPES[self.choices.logits_dtype or logits.dtype.name]
             return self._compiled_loss(self.t.flatten(self.t.to(logits, loss_dtype), 0, 1))
@@ -396,7 +397,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(graph, "cross_entropy", (logits,), out, backward, logits, highest, total)
 
     @compared(LIGER, cross_entropy="fused")
-    def _over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
+    def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py: the forward pass writes the gradient over the
         logits, and the host reads how many labels count and whether they are within the vocabulary.
         """
@@ -413,7 +414,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return record(self.graph, "cross_entropy", (logits,), out, lambda g, _, gradient: (gradient,), logits)
 
     @compared(CHUNKS_KEPT, cross_entropy="split")
-    def _chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    def _loss_chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
         transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
 
@@ -443,7 +444,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         return total
 
     @compared(LIGER, cross_entropy="chunked")
-    def _in_chunks(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
+    def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
         """Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are made in the forward
         pass. A chunk's logits, over which their gradient is written, are still named while those of the next are made.
 

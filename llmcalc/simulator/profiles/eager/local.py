@@ -40,7 +40,7 @@ class LocalKernels(PositionKernels):
         if not step.options["around"]:
             self.bind(out, self._by_head(self._blocks(x, block), heads))
             return
-        neighbour_blocks = self._by_head(self._with_neighbours(self._blocks(self._first(x, tokens), block)), heads)
+        neighbour_blocks = self._by_head(self._with_neighbours(self._blocks(self._first_rows(x, tokens), block)), heads)
         self.bind(
             out, neighbour_blocks if value.rows == out.rows else self._with_sums(neighbour_blocks, x, heads, tokens)
         )
@@ -51,7 +51,7 @@ class LocalKernels(PositionKernels):
         block_sums = t.unsqueeze(self._by_head(t.slice(x, x.shape[1] - tokens, 1), heads), 1)
         return t.cat([neighbour_blocks, t.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2)
 
-    def _first(self, x: Tensor, rows: Any) -> Tensor:
+    def _first_rows(self, x: Tensor, rows: Any) -> Tensor:
         """Returns the first rows; x itself if it has no others."""
         return x if x.shape[1] == rows else self.t.slice(x, rows, 1)
 
@@ -91,7 +91,7 @@ class LocalKernels(PositionKernels):
     def _local_mask(
         self, tokens: Any, radius: Any, block_size: Any, tables: list[Tensor]
     ) -> tuple[Tensor, Tensor | None]:
-        """Runs LocalReference._seen."""
+        """Runs LocalReference._mask_and_bias."""
         t, block = self.t, radius + 1
         token_positions = self._blocks(t.like(t.unsqueeze(self.span(tokens), 0)), block)
         keys = self._with_neighbours(token_positions)
@@ -128,7 +128,7 @@ class LocalKernels(PositionKernels):
             lambda q, k, v, *bias: self._local_core(q, k, v, mask, dropout, *bias), q, k, v, bias
         )
         output = self.t.flatten(self.t.transpose(output, -2, -3), 1, 2)
-        self.set(step.outs[0], self._first(output, tokens))
+        self.set(step.outs[0], self._first_rows(output, tokens))
 
     def _local_core(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, dropout: float, bias: Tensor | None = None
@@ -139,4 +139,4 @@ class LocalKernels(PositionKernels):
             scores = t.masked_fill(scores, t.like(mask))
         else:
             scores = t.masked_fill(t.add(scores, t.to(bias, scores.dtype)), t.like(mask))
-        return t.matmul(self.dropped(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)
+        return t.matmul(self.apply_dropout(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)

@@ -33,9 +33,9 @@ class LoraKernels(BasicKernels):
     def matrix(self, step: Step) -> Tensor:
         """Returns the weight of a linear layer; in 4 bits if the base model is quantized."""
         weight = step.weight
-        if weight is None or not self._narrow(step):
+        if weight is None or not self._is_stored_in_4_bits(step):
             return self._trained_copy(step, super().matrix(step))
-        return self._in_4_bits(step.name, extent(weight.out) * extent(weight.ins))
+        return self._new_4_bit_weight(step.name, extent(weight.out) * extent(weight.ins))
 
     def table(self, step: Step) -> Tensor:
         return self._trained_copy(step, super().table(step))
@@ -52,7 +52,7 @@ class LoraKernels(BasicKernels):
             rows = self.get(step.outs[0])
             rows.leaf = self.graph.enabled and rows.node is None
 
-    def _narrow(self, step: Step) -> bool:
+    def _is_stored_in_4_bits(self, step: Step) -> bool:
         """Whether a weight is stored in 4 bits: those of layers, and on request the output head's."""
         adapters = self.adapters
         if adapters is None or adapters.base == "none":
@@ -62,7 +62,7 @@ class LoraKernels(BasicKernels):
         tied = ("", id(step.weight)) in self.weights
         return adapters.quantized_head and step.outs[0] is self.result and not tied
 
-    def _in_4_bits(self, name: str, weights: Number) -> Tensor:
+    def _new_4_bit_weight(self, name: str, weights: Number) -> Tensor:
         assert self.adapters is not None
         size = self.adapters.stored_bytes(weights)
         return self.parameter((*self.module_path(), f"{name}.weight"), (size,), UINT8, trained=False)
@@ -82,9 +82,9 @@ class LoraKernels(BasicKernels):
         """Whether a linear layer has an adapter."""
         return self.adapters is not None and self.layer_name(step) in self.adapters.targets
 
-    def never_read(self, name: str, use: Use) -> list[Tensor]:
+    def unread_parameters(self, name: str, use: Use) -> list[Tensor]:
         """Returns unread parameters, with adapters: PEFT selects layers by name, whether they run or not."""
-        adapters, tensors = self.adapters, super().never_read(name, use)
+        adapters, tensors = self.adapters, super().unread_parameters(name, use)
         if (
             adapters is None
             or adapters.library != "peft"
@@ -105,13 +105,13 @@ class LoraKernels(BasicKernels):
 
     @compared(BY_TORCH)
     def do_linear(self, step: Step) -> None:
-        fused_steps = self._together(step)
+        fused_steps = self._fused_projections(step)
         if not fused_steps:
             super().do_linear(step)
         elif step is fused_steps[0]:  # the others have their values from it
-            self._as_one_product(fused_steps)
+            self._run_as_one_product(fused_steps)
 
-    def _together(self, step: Step) -> list[Step]:
+    def _fused_projections(self, step: Step) -> list[Step]:
         """Returns the projections fused with this one, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
         if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv):
@@ -126,15 +126,15 @@ class LoraKernels(BasicKernels):
         ]
         return groups if len(groups) > 1 and groups[0].name == PROJECTIONS[0] else []
 
-    def _as_one_product(self, steps: list[Step]) -> None:
+    def _run_as_one_product(self, steps: list[Step]) -> None:
         x, widths = self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
         total = sum(widths)
         biased = [step for step in steps if step.options["bias"]]
         if len(biased) not in (0, len(steps)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
         bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased else None
-        if self._narrow(steps[0]):
-            weight = self._in_4_bits(TOGETHER, total * x.shape[-1])
+        if self._is_stored_in_4_bits(steps[0]):
+            weight = self._new_4_bit_weight(TOGETHER, total * x.shape[-1])
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
         product = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
@@ -148,13 +148,13 @@ class LoraKernels(BasicKernels):
         if adapters is None or not adapted:
             return product
         if adapters.library == "litgpt":
-            return self._grouped(x, product, [step.outs[0].width for step in adapted])
+            return self._run_grouped_adapter(x, product, [step.outs[0].width for step in adapted])
         if len(adapted) < len(steps):
             names = ", ".join(step.name for step in steps)
             raise self.unsupported(f"one product has one adapter; expected all of {names} in --lora-targets, or none")
-        return self._adapted(TOGETHER, x, product, weight)
+        return self._add_adapter(TOGETHER, x, product, weight)
 
-    def _grouped(self, x: Tensor, pretrained: Tensor, widths: list[Any]) -> Tensor:
+    def _run_grouped_adapter(self, x: Tensor, pretrained: Tensor, widths: list[Any]) -> Tensor:
         """Runs one adapter for several fused projections (lit_gpt/lora.py, `LoRAQKVLinear.forward`, `zero_pad`)."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
@@ -165,10 +165,10 @@ class LoraKernels(BasicKernels):
         after_b = t.convolution(t.transpose(after_a, -1, -2), t.unsqueeze(lora_b, -1), None, x.shape[1])
         after_b = t.transpose(after_b, -1, -2)
         width = pretrained.shape[-1]
-        lora = t.scale(after_b if same(total, width) else self._padded(after_b, width))
+        lora = t.scale(after_b if same(total, width) else self._pad_adapter_output(after_b, width))
         return t.add(pretrained, lora)
 
-    def _padded(self, x: Tensor, width: Number) -> Tensor:
+    def _pad_adapter_output(self, x: Tensor, width: Number) -> Tensor:
         """Pads an adapter's output [batch, tokens, …] with zeros; saves a copy for the gradient's shape.
 
         Source: derivatives.yaml, `index_copy`.
@@ -188,23 +188,23 @@ class LoraKernels(BasicKernels):
 
     # --- products ---------------------------------------------------------------------------------------------------
 
-    def multiplied(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def linear_output(self, step: Step, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ plus the adapter's output, if the layer has one."""
         width = step.outs[0].width
         if not self.has_adapter(step):
             return self.product(x, weight, bias, width)
-        return self._adapted(step.name, x, self.product(x, weight, bias, width), weight)  # which frees the product
+        return self._add_adapter(step.name, x, self.product(x, weight, bias, width), weight)  # which frees the product
 
-    def multiplied_again(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def repeat_linear(self, name: str, module: Path, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         adapters = self.adapters
         if adapters is not None and adapters.library == "litgpt" and name in adapters.targets:
             raise self.unsupported("no adapters of LitGPT on a layer that runs twice", name)
         width = weight.shape[0]
         if adapters is None or name not in adapters.targets:
             return self.product(x, weight, bias, width)
-        return self._adapted(name, x, self.product(x, weight, bias, width), weight, module)
+        return self._add_adapter(name, x, self.product(x, weight, bias, width), weight, module)
 
-    def _adapted(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
+    def _add_adapter(self, name: str, x: Tensor, result: Tensor, weight: Tensor, module: Path | None = None) -> Tensor:
         """Adds the adapter's output to a linear layer's. module: default the current one."""
         t, adapters = self.t, self.adapters
         assert adapters is not None
@@ -244,12 +244,12 @@ class LoraKernels(BasicKernels):
         input_shape, dtype = x.shape, x.dtype
 
         def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
-            decoded_weight = self._decoded(shape, dtype)
+            decoded_weight = self._decode_weight(shape, dtype)
             out = graph.new(input_shape, dtype)
             del decoded_weight
             return (out,)
 
-        decoded_weight = self._decoded(shape, dtype)
+        decoded_weight = self._decode_weight(shape, dtype)
         out = graph.new((*input_shape[:-1], width), dtype)
         del decoded_weight
         product = record(graph, "matmul_4bit", (x,), out, backward, weight)
@@ -257,7 +257,7 @@ class LoraKernels(BasicKernels):
             product.node.attributes.append(x.detached())
         return product
 
-    def _decoded(self, shape: Shape, dtype: Dtype) -> Tensor:
+    def _decode_weight(self, shape: Shape, dtype: Dtype) -> Tensor:
         """Decodes a 4-bit weight to a number format (bitsandbytes/functional.py, `dequantize_4bit`)."""
         adapters, graph = self.adapters, self.graph
         assert adapters is not None

@@ -15,7 +15,7 @@ from .attention_variants import AttentionVariantKernels
 class PositionKernels(AttentionVariantKernels):
     """Kernels of relative positions: tensors that depend on the distance between a query and a key."""
 
-    def _away(self, queries: Any, keys: Any) -> Tensor:
+    def _distances(self, queries: Any, keys: Any) -> Tensor:
         """Computes the distance [queries, keys] of every key from every query."""
         return self.t.like(self.t.unsqueeze(self.span(queries), 1), self.t.unsqueeze(self.span(keys), 0))
 
@@ -39,12 +39,12 @@ class PositionKernels(AttentionVariantKernels):
         """Computes the bias [heads, queries, keys] in float32 (`alibi_bias`)."""
         t = self.t
         slopes = t.like(t.like(t.like(t.new((heads,), INT64), dtype=FLOAT32)))
-        return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._away(queries, keys)))
+        return t.like(t.like(t.unsqueeze(t.unsqueeze(slopes, 1), 2)), t.like(self._distances(queries, keys)))
 
     @compared(BY_TORCH)
     def do_distance_bias(self, step: Step) -> None:
         table, q = step.ins
-        queries, keys = self.span(self.run_config.new(q.rows)), self.span(self.run_config.held(q.rows))
+        queries, keys = self.span(self.run_config.new(q.rows)), self.span(self.run_config.available(q.rows))
         self.bind(step.outs[0], self.bias_by_distance(self.get(table), queries, keys, step.options["causal"]))
 
     def bias_by_distance(self, table: Tensor, queries: Tensor, keys: Tensor, causal: bool) -> Tensor:
@@ -105,17 +105,17 @@ class PositionKernels(AttentionVariantKernels):
         if key in self.memo:
             index = self.memo[key]
         else:
-            index = self._binned(queries, keys) if options["binned"] else self._away(queries, keys)
-        if options["kept"]:
+            index = self._bin_distances(queries, keys) if options["binned"] else self._distances(queries, keys)
+        if options["stored"]:
             self.memo[key] = index
         for changes in (options["shifted"], options["clamped"]):
             index = t.like(index) if changes else index
         self.bind(step.outs[0], index)
 
-    def _binned(self, queries: Any, keys: Any) -> Tensor:
+    def _bin_distances(self, queries: Any, keys: Any) -> Tensor:
         """Assigns distances to bins; far distances share logarithmic bins."""
         t = self.t
-        distance = self._away(queries, keys)
+        distance = self._distances(queries, keys)
         log_bins = t.like(t.like(t.like(distance)), dtype=FLOAT32)
         binned = t.like(t.like(t.like(t.like(t.like(t.like(log_bins)))), dtype=INT64))
         is_near = t.compare(t.like(distance))

@@ -1,4 +1,4 @@
-"""Attention of inference engines: terms of the scores, masks, selections and sinks are computed inside the kernel.
+"""Attention of inference engines, whose kernel computes score terms, masks, selections and sinks itself.
 
 FlashAttention 2 and 3 take windows, soft caps and ALiBi's slopes, and the FlashAttention of vLLM and FlashInfer take
 sinks (flash_attn/flash_attn_interface.py; vllm/v1/attention/backends/flash_attn.py; flashinfer/prefill.py). A bias by
@@ -26,7 +26,7 @@ INDEXER_LOGITS = 512 << 20
 
 
 class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
-    """Kernels of inference that make no tensor with an element for each query and key.
+    """Kernels of inference without a tensor for each query-key pair.
 
     joint_output: the first sum of values of the last joint softmax, which its kernel has computed; None before.
     selectable_entries: number of the entries that the current module may select from.
@@ -37,11 +37,11 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @property
     def scores_in_kernel(self) -> bool:
-        """Whether one kernel computes all of attention, whatever changes its scores."""
+        """Whether one kernel computes all of attention, with every change of its scores."""
         return self.choices.attention == "flash" and not self.trained
 
     def branch(self, item: Alternatives) -> Scope:
-        """Latent attention to selected keys runs on the latents themselves, in a prefill too."""
+        """Returns the absorbed form of latent attention to selected keys, in a prefill too."""
         absorbed = item.branches.get("absorbed")
         if absorbed is None or not self.scores_in_kernel or self.run_config.execution.mla != "auto":
             return super().branch(item)
@@ -79,7 +79,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
     # --- selections -------------------------------------------------------------------------------------------------
 
     def indexer_logits(self, queries: Number, keys: Number) -> Tensor:
-        """The logits of the queries that an indexer scores at once. queries: those of all sequences."""
+        """Allocates the logits of the queries that an indexer scores at once. queries: those of all sequences."""
         return self.t.new((minimum(queries * keys, INDEXER_LOGITS // 4),), FLOAT32)
 
     @compared(BY_TORCH)
@@ -98,11 +98,11 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if not self.scores_in_kernel:
             super().do_selected(step)
             return
-        self._read(step, [self.get(value) for value in step.ins[1:]])
+        self._bind_selected(step, [self.get(value) for value in step.ins[1:]])
 
     @compared(BY_TORCH)
     def do_select_blocks(self, step: Step) -> None:
-        """The largest score of each block, and the indices of the selected blocks."""
+        """Allocates the largest score of each block, and the indices of the selected blocks."""
         if not self.scores_in_kernel:
             super().do_select_blocks(step)
             return
@@ -118,7 +118,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if not self.scores_in_kernel:
             super().do_only_selected(step)
             return
-        self._read(step, [self.get(value) for value in step.ins[1:]])
+        self._bind_selected(step, [self.get(value) for value in step.ins[1:]])
 
     @compared(BY_TORCH)
     def do_choose_entries(self, step: Step) -> None:
@@ -152,7 +152,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @compared(BY_TORCH)
     def do_joint_softmax(self, step: Step) -> None:
-        """The kernel runs where its first sum of values is read; until then it needs the queries."""
+        """Keeps the queries until the first sum of values is read, which is when the kernel runs."""
         if not self.scores_in_kernel:
             super().do_joint_softmax(step)
             return
@@ -164,7 +164,7 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
 
     @compared(BY_TORCH)
     def do_weighted(self, step: Step) -> None:
-        """The output of the kernel, which adds up the values of all kinds of keys."""
+        """Allocates the output of the kernel, which sums the values of all kinds of keys."""
         if not self.scores_in_kernel:
             super().do_weighted(step)
             return

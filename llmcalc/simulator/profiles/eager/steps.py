@@ -1,7 +1,7 @@
 """Decoding one token of a recurrence from its state, line by line as the references do.
 
-A method `one_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one whose
-name begins with an underscore is only held.
+A method `decode_<Op>` runs a whole module. Its local variables stand for those of the reference's forward pass; one
+whose name begins with an underscore is only held.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class StepKernels(ScanKernels):
         assert cached is not None
         return cached[0]
 
-    def own_norm(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
-        """Norms a module's output, by groups where it has groups."""
+    def norm_output(self, steps: Steps, x: Tensor, width: Any) -> Tensor:
+        """Runs a norm on a module's output, by groups if the norm has groups."""
         norm = steps["norm"]
         groups = norm.options.get("groups")
         return self.norm(x, norm.options["spec"], norm.name, (width,), 1 if groups is None else groups.size)
@@ -39,38 +39,38 @@ class StepKernels(ScanKernels):
     # --- Mamba --------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
-    def one_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_SelectiveScan(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs MambaReference.forward."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, SelectiveScan)
         by_head = steps["x_proj"].verb == "experts"
         heads = steps["x_proj"].options["experts"].size if by_head else 1
-        inner_states, gate = t.split(self.projected(steps["in_proj"], x), [op.inner, op.inner])
+        inner_states, gate = t.split(self.project(steps["in_proj"], x), [op.inner, op.inner])
         inner_states = self.conv_with_state(steps["conv1d"], t.transpose(inner_states, 1, 2), "conv_state")
-        inner_states = t.transpose(self.activated(inner_states, kind), 1, 2)
+        inner_states = t.transpose(self.apply_activation(inner_states, kind), 1, 2)
         projected_width = steps["x_proj"].outs[0].width
         rank = projected_width - 2 * op.state
         dt_b_c = (
             self._head_map(steps["x_proj"], inner_states, heads, projected_width)
             if by_head
-            else self.projected(steps["x_proj"], inner_states)
+            else self.project(steps["x_proj"], inner_states)
         )
         step, b, c = t.split(t.unflatten(dt_b_c, -1, (heads, projected_width)), [rank, op.state, op.state])
         del dt_b_c
         if "dt_norm" in steps:
-            step, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
+            step, b, c = (self._normalize_with(steps[name], y) for name, y in zip(NORMS, (step, b, c), strict=True))
         step = t.function("softplus", self._delta(steps["dt_proj"], t.flatten(step, 2), heads, by_head))
         shape = (heads, exact_div(op.inner, heads), op.state) if by_head else (op.inner, op.state)
         _cached_state = self.cached("ssm_state")
-        y, last_state = self._one_scan(
+        y, last_state = self._decode_scan(
             inner_states, step, t.repeat_interleave(b, exact_div(op.inner, heads), 2), c, shape
         )
         self.keep("ssm_state", last_state)
-        return self.projected(steps["out_proj"], t.mul(y, self.activated(gate, kind)))
+        return self.project(steps["out_proj"], t.mul(y, self.apply_activation(gate, kind)))
 
     def _delta(self, step: Step, x: Tensor, heads: Any, by_head: bool) -> Tensor:
         """Projects to the time step Δ."""
-        return self._head_map(step, x, heads, step.outs[0].width) if by_head else self.projected(step, x)
+        return self._head_map(step, x, heads, step.outs[0].width) if by_head else self.project(step, x)
 
     def _head_map(self, step: Step, x: Tensor, heads: Any, output_width: Any) -> Tensor:
         """Runs HeadMap.forward."""
@@ -81,7 +81,7 @@ class StepKernels(ScanKernels):
             y = t.add(y, t.unsqueeze(self.weight(f"{step.name}.bias", (heads, output_width)), 1))
         return t.flatten(t.transpose(y, 1, 2), 2)
 
-    def _one_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
+    def _decode_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor, shape: Any) -> tuple[Tensor, Tensor]:
         """Runs Scan.forward."""
         t, previous_state = self.t, self.state_before("ssm_state")
         decay = t.exp(
@@ -102,7 +102,7 @@ class StepKernels(ScanKernels):
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
-    def one_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_ChunkedScan(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs Mamba2Reference.forward."""
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, ChunkedScan)
@@ -110,29 +110,29 @@ class StepKernels(ScanKernels):
         shared = exact_div(steps["conv1d"].outs[0].width - inner_width, 2)
         groups = exact_div(shared, op.state)
         gate, conv_input, step = t.split(
-            self.projected(steps["in_proj"], x), [inner_width, inner_width + 2 * shared, op.heads]
+            self.project(steps["in_proj"], x), [inner_width, inner_width + 2 * shared, op.heads]
         )
         conv_input = self.conv_with_state(steps["conv1d"], t.transpose(conv_input, 1, 2), "conv_state")
-        conv_input = t.transpose(self.activated(conv_input, kind), 1, 2)
+        conv_input = t.transpose(self.apply_activation(conv_input, kind), 1, 2)
         x, b, c = t.split(conv_input, [inner_width, shared, shared])
         b, c = (t.repeat_interleave(self.by_head(y, op.state), exact_div(op.heads, groups), 2) for y in (b, c))
         _cached_state = self.cached("ssm_state")
-        y, last_state = self._one_of_heads(self.by_head(x, op.head_dim), step, b, c)
+        y, last_state = self._decode_chunked_scan(self.by_head(x, op.head_dim), step, b, c)
         self.keep("ssm_state", last_state)
-        return self.projected(steps["out_proj"], self._gated(steps, t.flatten(y, 2), gate, kind, inner_width))
+        return self.project(steps["out_proj"], self._gated(steps, t.flatten(y, 2), gate, kind, inner_width))
 
-    def _one_of_heads(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    def _decode_chunked_scan(self, x: Tensor, step: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
         """Runs ChunkedScan.forward of Mamba-2's reference."""
         t, heads = self.t, x.shape[2:3]
         step = t.to(t.function("softplus", t.add(step, self.weight("dt_bias", heads))), FLOAT32)
         log = t.mul(step, self.decay(heads))
         scaled_input = t.mul(t.to(x, FLOAT32), t.unsqueeze(step, -1))
-        y, last_state = self._updated(scaled_input, log, t.to(b, FLOAT32), t.to(c, FLOAT32))
+        y, last_state = self._chunked_scan_step(scaled_input, log, t.to(b, FLOAT32), t.to(c, FLOAT32))
         skipped_to = t.to(y, x.dtype)
         return t.add(skipped_to, t.mul(t.unsqueeze(self.weight("D", heads), 1), x)), last_state
 
-    def _updated(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """Runs ChunkedScan._one."""
+    def _chunked_scan_step(self, x: Tensor, log: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+        """Runs ChunkedScan._decode_step."""
         t, previous_state = self.t, self.state_before("ssm_state")
         decayed = t.mul(previous_state, t.unsqueeze(t.unsqueeze(t.select(t.exp(log), 1), -1), -1))
         state = t.add(decayed, t.mul(t.unsqueeze(t.select(x, 1), -1), t.unsqueeze(t.select(b, 1), -2)))
@@ -141,64 +141,64 @@ class StepKernels(ScanKernels):
 
     def _gated(self, steps: Steps, y: Tensor, gate: Tensor, kind: str, inner_width: Any) -> Tensor:
         """Runs Mamba2Reference._gated."""
-        activated_gate = self.activated(gate, kind)
+        activated_gate = self.apply_activation(gate, kind)
         for step in steps.all:
             if step.verb == "mul":
                 y = self.t.mul(y, activated_gate)
             if step.verb == "norm":
-                y = self.own_norm(steps, y, inner_width)
+                y = self.norm_output(steps, y, inner_width)
         return y
 
     # --- the delta rules ----------------------------------------------------------------------------------------------
 
     @compared(DECODED)
-    def one_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_DeltaRule(self, steps: Steps, x: Tensor) -> Tensor:
         assert isinstance(steps["core"].op, DeltaRule)
-        return (self._one_kimi_delta if steps["core"].op.by_channel else self._one_gated_delta)(steps, x)
+        return (self._decode_kimi_delta if steps["core"].op.by_channel else self._decode_gated_delta)(steps, x)
 
-    def _one_gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
+    def _decode_gated_delta(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs GatedDeltaNetReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
-        qkv = t.transpose(t.cat([self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
+        qkv = t.transpose(t.cat([self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
         convolved_qkv = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
         convolved_qkv = t.transpose(convolved_qkv, 1, 2)
         widths = [steps[name].outs[0].width for name in ("q_proj", "k_proj", "v_proj")]
         q, k, v = t.split(convolved_qkv, widths)
         group = exact_div(op.heads * op.key_dim, widths[0])
-        q, k = (self._of_heads(y, op.key_dim, group) for y in (q, k))
+        q, k = (self._split_and_repeat_heads(y, op.key_dim, group) for y in (q, k))
         speed = t.scale(t.exp(t.to(self.weight("A_log", (op.heads,)), FLOAT32)), "neg")
-        raw = t.to(self.projected(steps["a_proj"], x), FLOAT32)
+        raw = t.to(self.project(steps["a_proj"], x), FLOAT32)
         raw = t.add(raw, t.to(self.weight("dt_bias", (op.heads,)), FLOAT32))
         raw = t.function("softplus", raw)
         decay = t.mul(speed, raw)
         del speed, raw
-        beta = t.scale(t.function("sigmoid", self.projected(steps["b_proj"], x)))
+        beta = t.scale(t.function("sigmoid", self.project(steps["b_proj"], x)))
         v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
         decay, beta = t.unsqueeze(t.transpose(decay, 1, 2), -1), t.transpose(beta, 1, 2)
         out = self._delta_rule(q, k, v, decay, beta)
-        gate = t.function("silu", self.by_head(self.projected(steps["g_proj"], x), op.value_dim))
-        normed = t.mul(self._normed_by(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype)), gate)
-        return self.projected(steps["o_proj"], t.flatten(normed, 2))
+        gate = t.function("silu", self.by_head(self.project(steps["g_proj"], x), op.value_dim))
+        normed = t.mul(self._normalize_with(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype)), gate)
+        return self.project(steps["o_proj"], t.flatten(normed, 2))
 
-    def _of_heads(self, x: Tensor, size: Any, group: Any) -> Tensor:
+    def _split_and_repeat_heads(self, x: Tensor, size: Any, group: Any) -> Tensor:
         return self.t.repeat_interleave(self.t.transpose(self.by_head(x, size), 1, 2), group, 1)
 
-    def _one_kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
+    def _decode_kimi_delta(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs KimiDeltaAttentionReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
-        qkv = t.transpose(t.cat([self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
+        qkv = t.transpose(t.cat([self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]), 1, 2)
         convolved_qkv = t.function("silu", self.conv_with_state(steps["conv1d"], qkv, "conv_state"))
         width = op.heads * op.key_dim
         q, k, v = t.split(t.transpose(convolved_qkv, 1, 2), [width, width, width])
         del convolved_qkv
-        beta = t.transpose(t.function("sigmoid", self.projected(steps["b_proj"], x)), 1, 2)
+        beta = t.transpose(t.function("sigmoid", self.project(steps["b_proj"], x)), 1, 2)
         q_heads, k_heads, v_heads = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k, v))
         out = self._delta_rule(q_heads, k_heads, v_heads, self._log_decay(steps, x), beta)
-        normed = self._normed_by(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype))
+        normed = self._normalize_with(steps["norm"], t.to(t.transpose(out, 1, 2), x.dtype))
         normed = t.mul(t.flatten(normed, 2), t.function("sigmoid", self._gate("g", steps, x)))
-        return self.projected(steps["o_proj"], normed)
+        return self.project(steps["o_proj"], normed)
 
     def _log_decay(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs KimiDeltaAttentionReference._log_decay."""
@@ -222,7 +222,7 @@ class StepKernels(ScanKernels):
         q_unit = t.scale(self._unit(q))
         q, k = q_unit, self._unit(k)
         del q_unit
-        out, next_state = self._corrected(q, k, v, g, beta, self.state_before("recurrent_state"))
+        out, next_state = self._delta_rule_step(q, k, v, g, beta, self.state_before("recurrent_state"))
         self.keep("recurrent_state", next_state)
         return out
 
@@ -230,7 +230,7 @@ class StepKernels(ScanKernels):
         t = self.t
         return t.mul(x, t.rsqrt(t.add_number(t.sum(t.square(x), keep=True))))
 
-    def _corrected(
+    def _delta_rule_step(
         self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Runs DeltaRule._step."""
@@ -244,11 +244,11 @@ class StepKernels(ScanKernels):
     # --- lightning attention, mLSTM, RWKV-4 ---------------------------------------------------------------------------
 
     @compared(DECODED)
-    def one_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
-        return self.by_token(steps, x)
+    def decode_LightningCore(self, steps: Steps, x: Tensor) -> Tensor:
+        return self.decode_tokens(steps, x)
 
     @compared(DECODED)
-    def one_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_MatrixMemory(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs MLSTMReference.forward."""
         t, op = self.t, steps["core"].op
         assert isinstance(op, MatrixMemory)
@@ -259,26 +259,26 @@ class StepKernels(ScanKernels):
             q,
             k,
             v,
-            self._gate_of(steps["igate"], x, op.heads),
-            self._gate_of(steps["fgate"], x, op.heads),
+            self._float_gate(steps["igate"], x, op.heads),
+            self._float_gate(steps["fgate"], x, op.heads),
             [t.to(y, FLOAT32) for y in cached],
         )
         state_copies = [t.to(y, x.dtype) for y in state]
         self.keep("recurrent_state", *state_copies)
         del state_copies
         flat = t.to(t.flatten(t.transpose(h, 1, 2), 2), x.dtype)
-        normed = self.own_norm(steps, flat, op.heads * op.value_dim)
+        normed = self.norm_output(steps, flat, op.heads * op.value_dim)
         del flat
-        out = t.mul(t.function("sigmoid", self.projected(steps["ogate"], x)), normed)
-        return self.projected(steps["out_proj"], out)
+        out = t.mul(t.function("sigmoid", self.project(steps["ogate"], x)), normed)
+        return self.project(steps["out_proj"], out)
 
     def _float_heads(self, step: Step, x: Tensor, heads: Any) -> Tensor:
         """Runs MLSTMReference._heads_of."""
         t = self.t
-        y = t.to(self.projected(step, x), FLOAT32)
+        y = t.to(self.project(step, x), FLOAT32)
         return t.transpose(t.unflatten(y, -1, (heads, exact_div(y.shape[-1], heads))), 1, 2)
 
-    def _gate_of(self, step: Step, x: Tensor, heads: Any) -> Tensor:
+    def _float_gate(self, step: Step, x: Tensor, heads: Any) -> Tensor:
         """Runs MLSTMReference._gate."""
         scaled_gate = self.t.scale(self.t.select(self._float_heads(step, x, heads), -1), "div")
         scaled_gate = self.t.function("tanh", scaled_gate)
@@ -290,7 +290,7 @@ class StepKernels(ScanKernels):
         """Runs Core.forward of mLSTM's reference, for one token."""
         t = self.t
         log_f, q = self._log_sigmoid(f), t.scale(q)
-        h, next_states = self._remembered(q, k, v, i, log_f, states)
+        h, next_states = self._matrix_memory_step(q, k, v, i, log_f, states)
         return t.cat([h], 2), next_states
 
     def _log_sigmoid(self, x: Tensor) -> Tensor:
@@ -298,7 +298,7 @@ class StepKernels(ScanKernels):
         out, _buffer = self.t.like(x), self.t.like(x)
         return out
 
-    def _remembered(
+    def _matrix_memory_step(
         self, q: Tensor, k: Tensor, v: Tensor, i: Tensor, log_f: Tensor, states: list[Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
         """Runs Core._token."""
@@ -335,13 +335,13 @@ class StepKernels(ScanKernels):
         peak = t.like(largest, t.add(k, time_first))
         past = t.exp(t.sub(largest, peak))
         current_weight = t.exp(t.sub(t.add(k, time_first), peak))
-        out = [t.div(self._mixed(past, top, current_weight, v), t.add(t.mul(past, bottom), current_weight))]
+        out = [t.div(self._weighted_sum(past, top, current_weight, v), t.add(t.mul(past, bottom), current_weight))]
         peak = t.like(t.add(largest, decay), k)
         past_next = t.exp(t.sub(t.add(largest, decay), peak))
         now_next = t.exp(t.sub(k, peak))
         past, current_weight = past_next, now_next
         del past_next, now_next
-        top = self._mixed(past, top, current_weight, v)
+        top = self._weighted_sum(past, top, current_weight, v)
         bottom = t.add(t.mul(past, bottom), current_weight)
         largest = peak
         self.keep("recurrent_state", top, bottom, largest)
@@ -349,20 +349,20 @@ class StepKernels(ScanKernels):
         del out, past, current_weight, top, bottom, largest, peak, time_first, decay, k, v, key, value, _zero, cached
         return t.to(average, dtype)
 
-    def _mixed(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:
+    def _weighted_sum(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:
         """Computes past_weight · past_sum + current_weight · value."""
         return self.t.add(self.t.mul(past_weight, past_sum), self.t.mul(current_weight, value))
 
     # --- RG-LRU -------------------------------------------------------------------------------------------------------
 
     @compared(DECODED)
-    def one_rglru(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_rglru(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs RGLRUReference.forward."""
         t, conv = self.t, steps["conv_1d"]
-        gate = self.activated(self.projected(steps["linear_y"], x), steps.acts[0])
-        u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
+        gate = self.apply_activation(self.project(steps["linear_y"], x), steps.acts[0])
+        u = t.transpose(self.project(steps["linear_x"], x), 1, 2)
         u = t.transpose(self.conv_with_state(conv, u, "conv_state", conv.options["kernel"] - 1), 1, 2)
-        speed = t.to(t.function("sigmoid", self._of_blocks(steps["recurrent_gate"], u)), FLOAT32)
+        speed = t.to(t.function("sigmoid", self._block_linear(steps["recurrent_gate"], u)), FLOAT32)
         speed = t.scale(speed)
         param = self.weight("recurrent_param", (u.shape[-1],))
         log_a = t.mul(speed, t.function("softplus", t.to(param, FLOAT32)))
@@ -371,16 +371,16 @@ class StepKernels(ScanKernels):
         decay = t.like(log_a)
         saved = t.like(_is_first_token, decay, t.sqrt(t.scale(t.expm1(t.scale(log_a)), "neg")), dtype=FLOAT32)
         del decay
-        gated_input = t.mul(t.to(t.mul(u, self._opened(steps["input_gate"], u)), FLOAT32), saved)
+        gated_input = t.mul(t.to(t.mul(u, self._sigmoid_gate(steps["input_gate"], u)), FLOAT32), saved)
         _cached_state = self.cached("recurrent_state")
-        states = self._scanned(t.exp(log_a), gated_input, self.state_before("recurrent_state"))
+        states = self._recurrence_step(t.exp(log_a), gated_input, self.state_before("recurrent_state"))
         self.keep("recurrent_state", t.select(states, 1))
-        return self.projected(steps["linear_out"], t.mul(t.to(states, x.dtype), gate))
+        return self.project(steps["linear_out"], t.mul(t.to(states, x.dtype), gate))
 
-    def _opened(self, step: Step, x: Tensor) -> Tensor:
-        return self.t.function("sigmoid", self._of_blocks(step, x))
+    def _sigmoid_gate(self, step: Step, x: Tensor) -> Tensor:
+        return self.t.function("sigmoid", self._block_linear(step, x))
 
-    def _of_blocks(self, step: Step, x: Tensor) -> Tensor:
+    def _block_linear(self, step: Step, x: Tensor) -> Tensor:
         """Runs BlockMap.forward."""
         t, op = self.t, step.op
         assert isinstance(op, BlockLinear)
@@ -391,7 +391,7 @@ class StepKernels(ScanKernels):
         out = t.baddbmm(t.unsqueeze(bias, 1), parts, t.transpose(weight, 1, 2))
         return t.unflatten(t.flatten(t.transpose(out, 0, 1), 1), 0, x.shape[:2])
 
-    def _scanned(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    def _recurrence_step(self, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         """Computes a·h + b."""
         t = self.t
         next_state = t.add(t.slice(b, 1, 1), t.mul(t.slice(a, 1, 1), t.unsqueeze(h, 1)))

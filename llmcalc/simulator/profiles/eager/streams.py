@@ -50,7 +50,7 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def core_StreamOffsets(self, step: Step) -> None:
-        """Each kind of weight has a scale, and each weight an offset (Offsets.forward)."""
+        """Applies a scale per kind of weight and an offset per weight (Offsets.forward)."""
         t, sizes = self.t, [out.width for out in step.outs]
         parts = t.split(self.get(step.ins[0]), sizes)
         base, scale = self.weight(f"{step.name}.base", (sum(sizes),)), self.weight(f"{step.name}.scale", (len(sizes),))
@@ -67,14 +67,14 @@ class StreamKernels(Lowering):
 
     @compared(BY_TORCH)
     def do_sinkhorn(self, step: Step) -> None:
-        """HyperLayer's Connection.forward: each division allocates a new matrix."""
+        """Runs HyperLayer's Connection.forward: each division allocates a new matrix."""
         matrix = self.take(step, step.ins[0])
-        matrix = self._divided(matrix, -2)
+        matrix = self._divide_by_sums(matrix, -2)
         for _ in range(step.options["steps"] - 1):
-            matrix = self._divided(matrix, -1)
-            matrix = self._divided(matrix, -2)
+            matrix = self._divide_by_sums(matrix, -1)
+            matrix = self._divide_by_sums(matrix, -2)
         self.set(step.outs[0], matrix)
 
-    def _divided(self, matrix: Tensor, axis: int) -> Tensor:
+    def _divide_by_sums(self, matrix: Tensor, axis: int) -> Tensor:
         t = self.t
         return t.div(matrix, t.add_number(t.sum(matrix, axis, keep=True)))

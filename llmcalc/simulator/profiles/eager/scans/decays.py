@@ -22,34 +22,34 @@ class DecayKernels(ScanModules):
         """Runs `LightningAttention.forward` of the reference, with the library's kernel."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
         assert isinstance(op, LightningCore)
-        if self.continues:
-            return self.by_token(steps, x)
-        projections = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in projections)
+        if self.has_earlier_tokens:
+            return self.decode_tokens(steps, x)
+        projections = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = (t.transpose(self.by_head(self.apply_activation(y, kind), op.head_dim), 1, 2) for y in projections)
         del projections
         out = lightning_attn.lightning_attn_func(t, q, k, v, t.new((op.heads, 1, 1), FLOAT32))
         if self.store is not None:  # the kernel returns no state
             self.states(steps["recurrent_state"], (op.heads, op.head_dim, op.head_dim))
             _state = t.matmul(t.transpose(t.like(k), -1, -2), v)
             del _state
-        normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
-        gate = t.function("sigmoid", self.projected(steps["g_proj"], x))
-        return self.projected(steps["o_proj"], t.mul(gate, normed))
+        normed = self._normalize_with(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
+        gate = t.function("sigmoid", self.project(steps["g_proj"], x))
+        return self.project(steps["o_proj"], t.mul(gate, normed))
 
-    def by_token(self, steps: Steps, x: Tensor) -> Tensor:
+    def decode_tokens(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs one token after the other from a state (LightningReference.forward)."""
         t, op, kind = self.t, steps["core"].op, steps.acts[0]
         assert isinstance(op, DecayScan)
         _cached_state = self.cached("recurrent_state")
-        projections = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
-        q, k, v = (t.transpose(self.by_head(self.activated(y, kind), op.head_dim), 1, 2) for y in projections)
+        projections = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+        q, k, v = (t.transpose(self.by_head(self.apply_activation(y, kind), op.head_dim), 1, 2) for y in projections)
         del projections
         out, state = self._tokens(q, k, v)
         self.keep("recurrent_state", state)
-        normed = self._normed_by(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
-        gated = t.function("sigmoid", self.projected(steps["g_proj"], x))
+        normed = self._normalize_with(steps["norm"], t.flatten(t.transpose(out, 1, 2), 2))
+        gated = t.function("sigmoid", self.project(steps["g_proj"], x))
         gated = t.mul(gated, normed)
-        return self.projected(steps["o_proj"], gated)
+        return self.project(steps["o_proj"], gated)
 
     def _tokens(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Runs Core.forward of the reference. The outputs of all tokens but the last are one tensor here."""
@@ -82,9 +82,9 @@ class DecayKernels(ScanModules):
             raise self.unsupported(
                 f"mlstm_kernels has no kernel for {lengths}; expected powers of two from {smallest_chunk}", "core"
             )
-        q, k, v = (self.projected(steps[name], x) for name in "qkv")
-        output_gate = self.projected(steps["ogate"], x)
-        input_gate, forget_gate = (self._capped(self.projected(steps[name], x)) for name in ("igate", "fgate"))
+        q, k, v = (self.project(steps[name], x) for name in "qkv")
+        output_gate = self.project(steps["ogate"], x)
+        input_gate, forget_gate = (self._soft_cap(self.project(steps[name], x)) for name in ("igate", "fgate"))
         q, k = (t.transpose(self.by_head(y, op.key_dim), 1, 2) for y in (q, k))
         v = t.transpose(self.by_head(v, op.value_dim), 1, 2)
         input_gate, forget_gate = t.transpose(input_gate, 1, 2), t.transpose(forget_gate, 1, 2)
@@ -99,7 +99,7 @@ class DecayKernels(ScanModules):
         norm = steps["norm"]
         normed = self.norm(t.flatten(h, 2), norm.options["spec"], norm.name, (op.heads * op.value_dim,), op.heads)
         out = t.mul(t.function("sigmoid", output_gate), normed)
-        return self.projected(steps["out_proj"], out)
+        return self.project(steps["out_proj"], out)
 
     def memory_shapes(self, op: MatrixMemory) -> tuple[Any, ...]:
         """Returns the shapes of the memory, its normalizer and the largest exponent of each head."""
@@ -110,14 +110,14 @@ class DecayKernels(ScanModules):
         cached = self.cached(state.name)
         return None if cached is None else [self.t.to(x, FLOAT32) for x in cached]
 
-    def _capped(self, x: Tensor) -> Tensor:
+    def _soft_cap(self, x: Tensor) -> Tensor:
         """Computes cap · tanh(x / cap)."""
         return self.t.scale(self.t.function("tanh", self.t.scale(x, "div")))
 
     @compared(PUBLISHED)
     def scan_wkv(self, step: Step) -> None:
         key, value, time_first, decay = map(self.get, step.ins)
-        state, size = self.step_named("recurrent_state"), key.shape[-1:]
+        state, size = self.find_step("recurrent_state"), key.shape[-1:]
         self.states(state, size, size, size)
         has_cache = self.store is not None
         self.set(step.outs[0], rwkv.rwkv_linear_attention(self.t, decay, time_first, key, value, has_cache))

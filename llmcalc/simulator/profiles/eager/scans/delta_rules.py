@@ -26,7 +26,7 @@ class DeltaRuleKernels(ScanModules):
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         if self.store is None:
-            parts = [self.projected(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
+            parts = [self.project(steps[name], x) for name in ("q_proj", "k_proj", "v_proj")]
             widths = [projection.shape[-1] for projection in parts]
             qkv = t.cat(parts)
             del parts
@@ -36,11 +36,11 @@ class DeltaRuleKernels(ScanModules):
             q, k, v = t.split(qkv, widths)
         else:
             self._keep_convolved(steps)
-            q, k, v = (self._convolved(name, steps, x) for name in "qkv")
+            q, k, v = (self._convolve(name, steps, x) for name in "qkv")
         q, k, v = self.by_head(q, op.key_dim), self.by_head(k, op.key_dim), self.by_head(v, op.value_dim)
-        beta = self.projected(steps["b_proj"], x)
+        beta = self.project(steps["b_proj"], x)
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads,))
-        gate = self.projected(steps["a_proj"], x)
+        gate = self.project(steps["a_proj"], x)
         _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
         if self.store is not None and x.shape[1] <= fla.FEW:
             o = fla.fused_recurrent(t, v)
@@ -48,13 +48,13 @@ class DeltaRuleKernels(ScanModules):
             o = fla.chunk_gated_delta_rule(t, q, k, v, gate, beta, a_log, dt_bias, self.accelerator)
         if self.store is None:
             del gate
-        g = self.by_head(self.projected(steps["g_proj"], x), op.value_dim)
+        g = self.by_head(self.project(steps["g_proj"], x), op.value_dim)
         has_bias = steps["norm"].options["spec"].has_bias
         weight = self.weight("norm.weight", (op.value_dim,))
         bias = self.weight("norm.bias", (op.value_dim,)) if has_bias else None
         o = fla.layer_norm_gated(t, o, g, weight, bias, self.accelerator)
         o = t.flatten(o, 2)
-        return self.projected(steps["o_proj"], o)
+        return self.project(steps["o_proj"], o)
 
     def _keep_convolved(self, steps: Steps) -> None:
         """Caches the last inputs of a layer's three convolutions as one tensor."""
@@ -70,9 +70,9 @@ class DeltaRuleKernels(ScanModules):
         t, op = self.t, steps["core"].op
         assert isinstance(op, DeltaRule)
         self._keep_convolved(steps)
-        q, k, v = (self._convolved(name, steps, x) for name in "qkv")
+        q, k, v = (self._convolve(name, steps, x) for name in "qkv")
         g = self._gate("f", steps, x)
-        beta = self.projected(steps["b_proj"], x)
+        beta = self.project(steps["b_proj"], x)
         q, k, v, g = (self.by_head(tensor, op.key_dim) for tensor in (q, k, v, g))
         a_log, dt_bias = self.weight("A_log", (op.heads,)), self.weight("dt_bias", (op.heads * op.key_dim,))
         _state = self.final_state(steps["recurrent_state"], op.heads, op.key_dim, op.value_dim)
@@ -81,14 +81,14 @@ class DeltaRuleKernels(ScanModules):
         weight = self.weight("norm.weight", (op.value_dim,))
         o = fla.rms_norm_gated(t, o, self.by_head(self._gate("g", steps, x), op.value_dim), weight, self.accelerator)
         o = t.flatten(o, 2)
-        return self.projected(steps["o_proj"], o)
+        return self.project(steps["o_proj"], o)
 
-    def _convolved(self, name: str, steps: Steps, x: Tensor) -> Tensor:
-        y = self.projected(steps[f"{name}_proj"], x)
+    def _convolve(self, name: str, steps: Steps, x: Tensor) -> Tensor:
+        y = self.project(steps[f"{name}_proj"], x)
         return fla.causal_conv1d(self.t, y, self._filter(name, y.shape[-1], steps["conv1d"].options["kernel"]))
 
     def _gate(self, name: str, steps: Steps, x: Tensor) -> Tensor:
         """Projects to a gate, by one linear layer or two of low rank."""
         if f"{name}_proj" in steps:
-            return self.projected(steps[f"{name}_proj"], x)
-        return self.projected(steps[f"{name}_b_proj"], self.projected(steps[f"{name}_a_proj"], x))
+            return self.project(steps[f"{name}_proj"], x)
+        return self.project(steps[f"{name}_b_proj"], self.project(steps[f"{name}_a_proj"], x))

@@ -58,7 +58,7 @@ class MambaKernels(ScanModules):
         u, z = mamba_ssm.split_halves(t, xz)
         self.keep_inputs(steps["conv_state"], u)
         u = self.causal_conv(conv, u)
-        x_dbl = self.projected(steps["x_proj"], mamba_ssm.tokens_first(t, u))
+        x_dbl = self.project(steps["x_proj"], mamba_ssm.tokens_first(t, u))
         dt, b, c = t.split(x_dbl, [steps["x_proj"].outs[0].width - 2 * op.state, op.state, op.state])
         dt = t.mm(self.raw_weight(steps["dt_proj"]), t.transpose(dt, 0, 1))
         dt = mamba_ssm.split_tokens(t, dt, batch)
@@ -70,7 +70,7 @@ class MambaKernels(ScanModules):
             del _last_state
         self.states(steps["ssm_state"], (op.inner, op.state))
         y = t.transpose(y, 1, 2)
-        return self.projected(out_proj, y)
+        return self.project(out_proj, y)
 
     def _dense(self, x: Tensor, batch: Any) -> Tensor:
         """Reorders and copies a tensor: rearrange(x, "(b l) dstate -> b dstate l").contiguous()."""
@@ -82,14 +82,14 @@ class MambaKernels(ScanModules):
         """
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, SelectiveScan)
-        projected = t.transpose(self.projected(steps["in_proj"], x), 1, 2)
+        project = t.transpose(self.project(steps["in_proj"], x), 1, 2)
         a = self.decay((op.inner, op.state))
-        u, gate = mamba_ssm.split_halves(t, projected)
+        u, gate = mamba_ssm.split_halves(t, project)
         u = t.transpose(self._after_state(steps, u, kind), 1, 2)
         rank = steps["x_proj"].outs[0].width - 2 * op.state
-        dt, b, c = t.split(self.projected(steps["x_proj"], u), [rank, op.state, op.state])
+        dt, b, c = t.split(self.project(steps["x_proj"], u), [rank, op.state, op.state])
         if "dt_norm" in steps:
-            dt, b, c = (self._normed_by(steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
+            dt, b, c = (self._normalize_with(steps[name], y) for name, y in zip(NORMS, (dt, b, c), strict=True))
         dt = t.contiguous(t.transpose(t.linear(dt, self.raw_weight(steps["dt_proj"])), 1, 2))
         dt_bias = self.bias(steps["dt_proj"])
         assert dt_bias is not None
@@ -103,8 +103,8 @@ class MambaKernels(ScanModules):
             del _last_state
         self.states(steps["ssm_state"], (op.inner, op.state))
         if kind != "silu":
-            y = t.mul(y, self.activated(gate, kind))
-        return self.projected(steps["out_proj"], t.transpose(y, 1, 2))
+            y = t.mul(y, self.apply_activation(gate, kind))
+        return self.project(steps["out_proj"], t.transpose(y, 1, 2))
 
     def _after_state(self, steps: Steps, x: Tensor, kind: str) -> Tensor:
         """Convolves after cached inputs (transformers/cache_utils.py, `update_conv_state`)."""
@@ -127,8 +127,8 @@ class MambaKernels(ScanModules):
         heads = steps["x_proj"].options["experts"].size
         (batch, tokens), size = x.shape[:2], exact_div(op.inner, heads)
         rank = steps["x_proj"].outs[0].width - 2 * op.state
-        projected = t.transpose(self.projected(steps["in_proj"], x), 1, 2)
-        u, gate = t.split(t.unflatten(projected, 1, (op.inner, 2)), [1, 1], 2)
+        project = t.transpose(self.project(steps["in_proj"], x), 1, 2)
+        u, gate = t.split(t.unflatten(project, 1, (op.inner, 2)), [1, 1], 2)
         u = t.contiguous(t.reshape(u, (batch, op.inner, tokens)))
         gate = t.transpose(t.reshape(gate, (batch, heads, size, tokens)), 0, 1)
         u = self._after_state(steps, u, kind)
@@ -153,13 +153,13 @@ class MambaKernels(ScanModules):
                 t.select(gate, 0) if kind == "silu" else None,
                 t.select(dt_bias, 0),
             )
-            outs.append(y if kind == "silu" else t.mul(y, self.activated(t.select(gate, 0), kind)))
+            outs.append(y if kind == "silu" else t.mul(y, self.apply_activation(t.select(gate, 0), kind)))
             if self.store is not None:
                 _states.append(last_state)
             del last_state
         y = t.cat(outs, 1)
         self.states(steps["ssm_state"], (op.inner, op.state))
-        return self.projected(steps["out_proj"], t.transpose(y, 1, 2))
+        return self.project(steps["out_proj"], t.transpose(y, 1, 2))
 
     # --- Mamba-2 ------------------------------------------------------------------------------------------------------
 
@@ -178,7 +178,7 @@ class MambaKernels(ScanModules):
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         shared = exact_div(conv.outs[0].width - inner_width, 2)
         groups = exact_div(shared, op.state)
-        zxbcdt = self.projected(steps["in_proj"], x)
+        zxbcdt = self.project(steps["in_proj"], x)
         a, d, dt_bias = self.decay(heads), self.weight("D", heads), self.weight("dt_bias", heads)
         norm = self.weight("norm.weight", (inner_width,)) if "norm" in steps else None
         if self.choices.mamba2 == "combined" and self.store is None:
@@ -221,7 +221,7 @@ class MambaKernels(ScanModules):
         y = t.flatten(y, 2)
         if norm is not None:
             y = mamba_ssm.rmsnorm_fn(t, y, norm, z, groups, self.accelerator)
-        return self.projected(out_proj, y)
+        return self.project(out_proj, y)
 
     def mamba2_of_steps(self, steps: Steps, x: Tensor) -> Tensor:
         """Runs `Mamba2.forward` of the reference, with the library's convolution and scan."""
@@ -229,7 +229,7 @@ class MambaKernels(ScanModules):
         assert isinstance(op, ChunkedScan)
         inner_width, heads = op.heads * op.head_dim, (op.heads,)
         shared = exact_div(conv.outs[0].width - inner_width, 2)
-        gate, xbc, dt = t.split(self.projected(steps["in_proj"], x), [inner_width, inner_width + 2 * shared, op.heads])
+        gate, xbc, dt = t.split(self.project(steps["in_proj"], x), [inner_width, inner_width + 2 * shared, op.heads])
         self.keep_inputs(steps["conv_state"], t.transpose(xbc, 1, 2))
         xbc = t.transpose(self.causal_conv(conv, t.transpose(xbc, 1, 2), kind), 1, 2)
         x, b, c = t.split(xbc, [inner_width, shared, shared])
@@ -242,10 +242,10 @@ class MambaKernels(ScanModules):
             del _last_state
         self.states(steps["ssm_state"], (op.heads, op.head_dim, op.state))
         y = t.flatten(y, 2)
-        activated_gate = self.activated(gate, kind)
+        activated_gate = self.apply_activation(gate, kind)
         for step in steps.all:
             if step.verb == "mul":
                 y = t.mul(y, activated_gate)
             if step.verb == "norm":
                 y = self.norm(y, step.options["spec"], step.name, (inner_width,), exact_div(shared, op.state))
-        return self.projected(steps["out_proj"], y)
+        return self.project(steps["out_proj"], y)

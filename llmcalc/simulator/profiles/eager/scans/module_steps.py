@@ -14,7 +14,7 @@ class Steps:
     """
 
     def __init__(self, scope: Scope) -> None:
-        self.all = list(own_steps(scope))
+        self.all = list(module_steps(scope))
         self.named = {step.name: step for step in self.all if step.name}
         self.acts = [step.options["kind"] for step in self.all if step.verb == "act"]
 
@@ -25,11 +25,11 @@ class Steps:
         return self.named[name]
 
 
-def own_steps(scope: Scope) -> Iterator[Step]:
+def module_steps(scope: Scope) -> Iterator[Step]:
     """Returns the steps of a module without its submodules; of alternatives, the first branch."""
     for item in scope.items:
         if isinstance(item, Alternatives):
-            yield from own_steps(next(iter(item.branches.values())))
+            yield from module_steps(next(iter(item.branches.values())))
         elif isinstance(item, Step):
             yield item
 

@@ -17,7 +17,7 @@ from ....strides import is_size_one
 from ....tensor import FLOAT32, Tensor
 from ..basic import BasicKernels
 from ..convolution import ConvolutionKernels
-from .module_steps import Steps, every_step, own_steps
+from .module_steps import Steps, every_step, module_steps
 
 
 class ScanModules(ConvolutionKernels, BasicKernels):
@@ -35,24 +35,24 @@ class ScanModules(ConvolutionKernels, BasicKernels):
 
     def module_kernel(self, scope: Scope) -> Callable[[], None] | None:
         """Returns the kernel that runs the recurrent module as a whole."""
-        for step in own_steps(scope):
+        for step in module_steps(scope):
             if step.verb not in ("core", "scan"):
                 continue
             kind = type(step.op).__name__ if step.verb == "core" else step.options.get("kind", "")
-            run = getattr(self, f"{'one' if self.one_further else 'module'}_{kind}", None)
+            run = getattr(self, f"{'decode' if self.decodes_one_token else 'module'}_{kind}", None)
             if run is not None:
                 return lambda: self.run_module_at_once(scope, run)
         return super().module_kernel(scope)
 
     @property
-    def one_further(self) -> bool:
+    def decodes_one_token(self) -> bool:
         """Whether the pass decodes a single token after earlier passes."""
-        return self.continues and is_size_one(self.run_config.new(TOKENS))
+        return self.has_earlier_tokens and is_size_one(self.run_config.new(TOKENS))
 
     def run_module_at_once(self, scope: Scope, run: Callable[[Steps, Tensor], Tensor]) -> None:
         """Runs all steps of a module by `run`, and binds the output of the last."""
         assert scope.reads is not None
-        self._trains()
+        self._check_number_formats()
         steps = Steps(scope)
         self.set(steps.all[-1].outs[0], run(steps, self.flat(scope.reads)))
         for step in steps.all:
@@ -63,14 +63,14 @@ class ScanModules(ConvolutionKernels, BasicKernels):
                 if self.last.get(id(value.storage)) == id(step):
                     self.forget(value.storage)
 
-    def _trains(self) -> None:
+    def _check_number_formats(self) -> None:
         """Raises `Unsupported` for number formats that the kernels do not support."""
         if self.graph.autocast is not None:
             raise self.unsupported("no published kernels under autocast; expected weights in the type of activations")
 
-    def projected(self, step: Step, x: Tensor) -> Tensor:
+    def project(self, step: Step, x: Tensor) -> Tensor:
         """Runs a linear layer."""
-        return self.multiplied(step, x, self.matrix(step), self.bias(step))
+        return self.linear_output(step, x, self.matrix(step), self.bias(step))
 
     def raw_weight(self, step: Step) -> Tensor:
         """Returns the weight of a linear layer that a published module reads without calling the layer."""
@@ -106,23 +106,23 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         t, kernel = self.t, step.options["kernel"]
         if 2 <= kernel <= 4:
             y = causal_conv1d.causal_conv1d_fn(t, x, self.filters(step), self.bias(step))
-            return y if kind in (None, "silu") else self.activated(y, kind)
+            return y if kind in (None, "silu") else self.apply_activation(y, kind)
         weight = self.weight(f"{step.name}.weight", (step.outs[0].width, 1, kernel))
         y = t.slice(t.convolution(x, weight, self.bias(step), x.shape[2] + kernel - 1), x.shape[2])
-        return y if kind is None else self.activated(y, kind)
+        return y if kind is None else self.apply_activation(y, kind)
 
     @compared(BY_TORCH)
     def do_conv(self, step: Step) -> None:
         if is_zero(getattr(step.op, "padding", 0)):
             super().do_conv(step)
             return
-        self._trains()
+        self._check_number_formats()
         x, state = self.channels(step), step.options["state"]
-        by_kernel = 2 <= step.options["kernel"] <= 4 and not self.one_further
+        by_kernel = 2 <= step.options["kernel"] <= 4 and not self.decodes_one_token
         if self.store is None or not by_kernel:
             y = self.causal_conv(step, x) if self.store is None else self.conv_with_state(step, x, state)
         else:
-            self.keep_inputs(self.step_named(state), x)
+            self.keep_inputs(self.find_step(state), x)
             y = self.causal_conv(step, x)
         self.set(step.outs[0], self.t.transpose(y, 1, 2))
 
@@ -168,21 +168,21 @@ class ScanModules(ConvolutionKernels, BasicKernels):
         """Returns the input of a convolution as [batch, channels, tokens]."""
         return self.t.transpose(self.flat(step.ins[0]), 1, 2)
 
-    def _normed_by(self, step: Step, x: Tensor) -> Tensor:
+    def _normalize_with(self, step: Step, x: Tensor) -> Tensor:
         return self.norm(x, step.options["spec"], step.name, x.shape[-1:])
 
     @compared(PUBLISHED)
     def do_scan(self, step: Step) -> None:
         """Runs an elementwise recurrence by the method `scan_<kind>`."""
-        run = getattr(self, f"{'next' if self.one_further else 'scan'}_{step.options['kind']}", None)
+        run = getattr(self, f"{'next' if self.decodes_one_token else 'scan'}_{step.options['kind']}", None)
         if run is None:
             raise self.unsupported(f"no kernels for a scan of the kind '{step.options['kind']}'", step.name)
-        self._trains()
+        self._check_number_formats()
         run(step)
 
-    def step_named(self, name: str) -> Step:
+    def find_step(self, name: str) -> Step:
         """Returns a step of the current module by its name."""
-        return next(step for step in own_steps(self.frames[-1].scope) if step.name == name)
+        return next(step for step in module_steps(self.frames[-1].scope) if step.name == name)
 
     @compared(BY_TORCH)
     def do_shift(self, step: Step) -> None:

@@ -28,8 +28,8 @@ class RgLruKernels(ScanModules):
         No library publishes a kernel of this scan: it runs as a loop over the tokens.
         """
         t = self.t
-        y = self.activated(self.projected(steps["linear_y"], x), steps.acts[0])
-        u = t.transpose(self.projected(steps["linear_x"], x), 1, 2)
+        y = self.apply_activation(self.project(steps["linear_y"], x), steps.acts[0])
+        u = t.transpose(self.project(steps["linear_x"], x), 1, 2)
         conv = steps["conv_1d"]
         weight = self.weight("conv_1d.weight", (conv.outs[0].width, 1, conv.options["kernel"]))
         self.states(steps["recurrent_state"], (conv.outs[0].width,))
@@ -37,7 +37,7 @@ class RgLruKernels(ScanModules):
         u = t.convolution(u, weight, self.bias(conv), u.shape[2] + conv.options["kernel"] - 1)
         u = self._rglru(t.transpose(t.slice(u, x.shape[1]), 1, 2), steps["input_gate"])
         out = t.mul(u, y)
-        return self.projected(steps["linear_out"], out)
+        return self.project(steps["linear_out"], out)
 
     def _rglru(self, u: Tensor, gate: Step) -> Tensor:
         """Runs `RecurrentGemmaRglru.forward`."""
