@@ -76,14 +76,14 @@ class ContextAttention(WindowedMixer):
         keys = f.linear("k_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
         normed = self._normed(f, "k_norm", keys, dim)
         values = f.linear("v_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
-        context_keys = f.again(context, keys, bias)
+        context_keys = f.apply_again(context, keys, bias)
         if self.norm is not None:
             context_keys = f.normalized(context_keys, self.norm, (dim,), like=normed)
         context_keys, context_values = f.cache(
             "cache",
             self.cache_kind,
             f.rope(context_keys, self.position),
-            f.again(context, values, bias),
+            f.apply_again(context, values, bias),
             limit=self.sliding_window,
         )
         sizes = heads.size, dim.size, dim.size
