@@ -88,6 +88,7 @@ class LMHead(Component):
         if change.bottleneck_size is not None:
             bottleneck = Axis("bottleneck", change.bottleneck_size)
             x = f.act(f.linear("bottleneck", x, bottleneck, bias=change.bias, rows=LOGITS), change.hidden_act)
+            f.hold(x=x)
         y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=LOGITS), change.hidden_act)
         f.hold(x=y)
         y = y if change.norm is None else f.norm("norm", y, change.norm)

@@ -178,7 +178,7 @@ def test_gradients_are_added_where_torch_adds_them(name: str) -> None:
     ours = without_values(model, dtype="float32", adds_in_place=True, on_sum=add)
     cpu = seen(model)
     assert cpu.sums == sums
-    assert sums.out_of_place > 0
+    assert sums.out_of_place > 0 or name.startswith("GatedCrossLayer")  # which adds nothing to a text
     assert cpu.passes() == (ours.live, ours.forward, ours.backward)
 
 

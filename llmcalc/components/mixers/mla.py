@@ -219,7 +219,10 @@ class MLA(TokenMixer):
         f.hold(latent=latent_and_rope)
         c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
         c = self._normalize(f, "kv_a_norm", c)
-        k_rope = self._rotated(f, self._normalize(f, "k_rope_norm", k_rope) if self.key_norm else k_rope)
+        if self.key_norm:
+            k_rope = self._normalize(f, "k_rope_norm", k_rope)
+            f.hold(latent=c, k_rope=k_rope)
+        k_rope = self._rotated(f, k_rope)
         c, k_rope = f.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
         f.hold(latent=c, k_rope=k_rope)
         return c, k_rope
