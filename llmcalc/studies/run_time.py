@@ -25,7 +25,7 @@ from ..timing.inference import InferencePass, decode, prefill
 from ..timing.price import QUANTIZED, Formats, Line
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
-from ..timing.stack import find_stack, with_overlap
+from ..timing.stack import find_stack, with_attention, with_overlap
 from ..timing.step import Step, StepPlan, StepPrices, host_wait
 from ..timing.work import Adapters, RankPass, rank_work
 from ..units import signed_percent
@@ -253,7 +253,8 @@ class TrainingTimes:
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
         self.adapters = _adapters(memory)
         self.memory, self.hardware, self.settings = memory, hardware, settings
-        self.device, self.stack = settings.device(hardware), settings.stack_for("training")
+        self.device = settings.device(hardware)
+        self.stack = with_attention(settings.stack_for("training"), memory.settings.attn_implementation)
         self.prices = StepPrices(memory.spec, self.device, self.stack)
         self.share, self.core = recomputed_share(memory.settings.recomputed())
         self.dtype = settings.product_format or _training_format(memory)
@@ -464,7 +465,7 @@ def time_inference(
 
     sizes = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
     time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
-    stack = settings.stack_for(time_phase)
+    stack = with_attention(settings.stack_for(time_phase), memory.settings.attn_implementation)
     timed = _timed_inference(
         memory, hardware, device, stack, time_phase, layout, sizes, formats, answer_on(device, stack)
     )

@@ -20,13 +20,16 @@ from .records import Generation, generations
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
 PEAKS = {
-    "fp32": ("tfloat32", "float32"),
+    "fp32": ("float32", "tfloat32"),
     "bf16": ("bfloat16", "float16"),
     "fp8": ("float8",),
     "int8": ("int8",),
     "fp4": ("float4",),
 }
-"""Format of products → names of its peak in an accelerator's record, the first that it has."""
+"""Format of products → names of its peak in an accelerator's record, the first that it has.
+
+torch multiplies float32 in full precision unless it is told otherwise (`torch.backends.cuda.matmul.allow_tf32`).
+"""
 
 UNKNOWN_DOMAIN = 8
 """Accelerators of a scale-up domain whose size no source states."""
@@ -78,6 +81,14 @@ class Device:
         """FLOP/s of large products. sustained: under load for hours, false by default."""
         name = self.format_of(dtype)
         return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
+
+    def aligned_share(self, *sizes: Number) -> float:
+        """The share of a 16-bit product's rate that sizes leave: kernels of older units read them where they are no
+        multiple of 8 elements. sizes: of the axes that lie side by side.
+        """
+        whole = [size for size in sizes if isinstance(size, int)]
+        odd, even = self.generation.unaligned
+        return odd if any(size % 2 for size in whole) else even if any(size % 8 for size in whole) else 1.0
 
     def sustained(self, dtype: str = "bf16") -> float:
         """The share of a benchmark's rate that lasts under load."""

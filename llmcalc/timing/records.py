@@ -57,6 +57,7 @@ class Generation(Record):
     attention: tuple[Share, float]
     attention_backward: tuple[Share, float]
     older_attention: dict[str, Share]
+    unaligned: tuple[Share, Share]
     kernel_start: float
     launch_gap: float
     latency: float
@@ -140,6 +141,8 @@ class Stack(Record):
     latency: float = 1.0
     layer_wait: float = 0.0
     unaligned_heads: float = 1.0
+    unpadded: bool = False
+    reads_masks: bool = False
     shared_experts: Share = 0.0
     mixed_steps: bool = True
     host_update: float = 0.0
