@@ -342,11 +342,11 @@ class Block(Layer):
             base.model_copy(
                 update={"norm_placement": "sandwich", "cross_attention": attention, "idle_cross_attention": True}
             ),
+            with_layernorm.model_copy(update={"parallel": "shared"}),
+            with_layernorm.model_copy(update={"parallel": "separate"}),
             base.model_copy(
                 update={"cross_attention": attention, "idle_cross_attention": True, "idle_source_size": 24}
             ),
-            with_layernorm.model_copy(update={"parallel": "shared"}),
-            with_layernorm.model_copy(update={"parallel": "separate"}),
             with_layernorm.model_copy(
                 update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}
             ),

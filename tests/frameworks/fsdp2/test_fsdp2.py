@@ -96,7 +96,7 @@ def family(name: str) -> ModelSpec:
 # --- a drawn grid -----------------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "family": (*FAMILIES, "Block-14"),
+    "family": (*FAMILIES, "Block-15"),
     "ranks": (2, 3, 4, 5, 7, 8, 16),
     "replicas": (1, 1, 2),
     "recompute": ("none", "full", "attention+matmuls", "selective-op", "every:2", "full-reentrant", "attention"),
@@ -128,7 +128,7 @@ class Case:
         of = dict(self.values)
         (batch, seq), (count, every), (dtype, reduced) = of["sizes"], of["micro-batches"], of["formats"]
         optimizer, _, implementation = of["optimizer"].partition(" ")
-        attention = "eager" if of["family"] in ("gemma2-9b", "Block-14") else of["attention"]
+        attention = "eager" if of["family"] in ("gemma2-9b", "Block-15") else of["attention"]
         training = Training(
             batch=batch,
             seq=seq,

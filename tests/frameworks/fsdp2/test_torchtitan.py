@@ -34,7 +34,8 @@ DATA = Path(__file__).parents[2] / "data"
 ROWS = DATA / "measured_training.json"
 GIB = 2**30
 
-EAGER, COMPILED = Choices(attention="flash"), Choices(attention="flash", compiled=True)
+EAGER = Choices(attention="flash", workspace=True)
+COMPILED = Choices(attention="flash", compiled=True, workspace=True)
 
 
 class Run(NamedTuple):
