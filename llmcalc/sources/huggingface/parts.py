@@ -37,6 +37,16 @@ def rmsnorm(eps: float = 1e-6, **fields: Any) -> Table:
     return {"type": "rmsnorm", "eps": eps, **fields}
 
 
+def float32_rmsnorm(eps: float, **fields: Any) -> Table:
+    """Returns an RMSNorm whose product with the weight is in float32, too (OLMo 2)."""
+    return rmsnorm(eps, float32_product=True, **fields)
+
+
+def offset_rmsnorm(eps: float) -> Table:
+    """Returns Gemma's RMSNorm: its factor is 1 + weight, and the product with it is in float32."""
+    return float32_rmsnorm(eps, unit_offset=True)
+
+
 def layernorm(eps: float = 1e-5, **fields: Any) -> Table:
     return {"type": "layernorm", "eps": eps, **fields}
 

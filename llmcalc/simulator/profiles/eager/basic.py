@@ -134,15 +134,24 @@ class BasicKernels(Lowering):
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """Runs NormReference.forward. module: the module with its parameters, by default the one that runs."""
         y = x if spec.type == "affine" else self._normalize(x, spec, groups)
-        y = self.t.mul(y, self.weight(f"{name}.weight", shape, module)) if spec.weight else y
-        return self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
+        y = self.t.mul(y, self.norm_factor(spec, name, shape, module, spec.float32_product)) if spec.weight else y
+        y = self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
+        return self.t.to(y, x.dtype) if spec.float32_product else y
+
+    def norm_factor(self, spec: Norm, name: str, shape: Any, module: Path | None, in_float32: bool = False) -> Tensor:
+        """Returns the factor of normalized values: the weight, or 1 + weight."""
+        weight = self.weight(f"{name}.weight", shape, module)
+        if not spec.unit_offset:
+            return weight
+        return self.t.add_number(self.t.to(weight, FLOAT32) if in_float32 else weight)
 
     def _normalize(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
         t, width = self.t, x.shape[-1]
         y = t.unflatten(t.to(x, FLOAT32), -1, (groups, width // groups))
         if spec.type == "layernorm":
             y = t.sub(y, t.mean(y))
-        return t.to(t.flatten(t.mul(y, t.rsqrt(t.add_number(t.mean(t.square(y))))), -2), x.dtype)
+        dtype = y.dtype if spec.float32_product else x.dtype
+        return t.to(t.flatten(t.mul(y, t.rsqrt(t.add_number(t.mean(t.square(y))))), -2), dtype)
 
     # --- elementwise ------------------------------------------------------------------------------------------------
 
