@@ -95,14 +95,6 @@ def low_softmax(cores: int, heads: int, queries: int | None = None, keys: int | 
     return Difference("softmax in bfloat16", lambda b, t: -cores * 4 * b * heads * (queries or t) * (keys or t))
 
 
-def gelu(networks: int, width: int) -> Difference:
-    """Half the input, the hyperbolic tangent, and one plus that; one kernel keeps none of them.
-
-    networks: feed-forward networks. width: their intermediate size.
-    """
-    return Difference("GELU step by step", lambda b, t: networks * 3 * 2 * b * t * width)
-
-
 def positions(count: int) -> Difference:
     """The positions (or segments) of all tokens, 8 bytes each, instead of those of one sequence. count: tables."""
     return Difference("positions of every sequence", lambda b, t: count * 8 * (b - 1) * t)
@@ -218,12 +210,10 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     # GPT and kin
-    "gpt2-medium": Family(2, (mask(2), low_softmax(2, 16), gelu(2, 4096))),
-    "gpt1": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), no_positions())),
-    "gpt-neo-125m": Family(2, (mask(2), gelu(2, 3072), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
-    "gpt-j-6b": Family(
-        2, (mask(2), rope_repeated(8, 64), gelu(2, 16384), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))
-    ),
+    "gpt2-medium": Family(2, (mask(2), low_softmax(2, 16))),
+    "gpt1": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
+    "gpt-neo-125m": Family(2, (mask(2), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
+    "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))),
     "pythia-160m": Family(2, (mask(2),)),
     "opt-6.7b": Family(2, (mask(2), positions(1))),
     "xglm-564m": Family(
@@ -240,13 +230,13 @@ FAMILIES: dict[str, Family] = {
     "starcoder-15b": Family(2, (mask(2),)),
     "starcoder2-15b": Family(2, (mask(2),)),
     "stablelm-2-1.6b": Family(2, (mask(2),)),
-    "phi-2": Family(2, (mask(2), gelu(2, 10240))),
+    "phi-2": Family(2, (mask(2),)),
     "nemotron-mini-4b": Family(2, (mask(2),)),
     # encoders, and models of both stacks
     "bert-base-uncased": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
     "roberta-base": Family(2, (mask(2), low_softmax(2, 12), positions(2))),
     "electra-small": Family(2, (mask(2), low_softmax(2, 4), no_positions())),
-    "albert-base-v2": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), gelu(1, 128), no_positions())),
+    "albert-base-v2": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
     "deberta-v3-base": Family(
         2,
         (

@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, str] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
+    "gelu_new": "gelu_new",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python": "gelu",

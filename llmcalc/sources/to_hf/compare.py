@@ -126,4 +126,4 @@ def _plain_values(value: Any, width: int) -> Any:
         return {name: _plain_values(item, width) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain_values(item, width) for item in value]
-    return value
+    return "gelu_tanh" if value == "gelu_new" else value

@@ -165,6 +165,8 @@ class BasicKernels(Lowering):
             return self.t.square(self.t.function("relu", x))
         if kind == "square":
             return self.t.square(x)
+        if kind == "gelu_new":
+            return self._gelu_by_steps(x)
         if kind == "identity":
             return x
         if kind == "exp":
@@ -174,6 +176,17 @@ class BasicKernels(Lowering):
         if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus"):
             raise self.unsupported(f"no kernels for '{kind}'")
         return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
+
+    def _gelu_by_steps(self, x: Tensor) -> Tensor:
+        """Computes x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))."""
+        t = self.t
+        half = t.scale(x)
+        return t.mul(half, t.add_number(t.function("tanh", t.scale(t.add(x, t.scale(self._cube(x)))))))
+
+    def _cube(self, x: Tensor) -> Tensor:
+        """Computes x³; on a GPU autocast runs powers in float32 (autocast_mode.h)."""
+        in_float32 = self.graph.autocast is not None and self.choices.workspace
+        return self.t.square(self.t.to(x, FLOAT32) if in_float32 else x)
 
     @compared(BY_TORCH)
     def do_flat(self, step: Step) -> None:
