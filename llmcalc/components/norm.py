@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -114,7 +114,7 @@ def _reference() -> type[nn.Module]:
             normed: torch.Tensor = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
             return normed
 
-        def factor(self, in_float32: bool = False) -> torch.Tensor | None:
+        def factor(self, in_float32: bool = False) -> Any:
             """The factor of the normalized values: the weight, or 1 + weight."""
             if self.weight is None or not self.unit_offset:
                 return self.weight
