@@ -79,10 +79,10 @@ class Norm(Component):
             cls(type="rmsnorm"),
             cls(type="rmsnorm", bias=True),
             cls(type="rmsnorm", weight=False),
+            cls(type="affine"),
             cls(type="rmsnorm", float32_product=True),
             cls(type="rmsnorm", unit_offset=True, float32_product=True),
             cls(type="layernorm", unit_offset=True),
-            cls(type="affine"),
         ]
 
 

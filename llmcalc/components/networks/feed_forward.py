@@ -127,12 +127,12 @@ class FeedForward(Network):
         return [
             cls(intermediate_size=40, hidden_act="relu", up_bias=True, down_bias=True),
             cls(intermediate_size=24, hidden_act="relu2"),
-            cls(intermediate_size=24, hidden_act="gelu_new"),
             cls(intermediate_size=24, hidden_act="silu", gated=True),
             cls(intermediate_size=20, hidden_act="gelu", gated=True, gate_bias=True),
             cls(intermediate_size=20, hidden_act="relu", gated=True, up_bias=True, down_bias=True),
             cls(intermediate_size=24, hidden_act="xielu"),
             cls(intermediate_size=20, hidden_act="relu2", gated=True, sub_norm=Norm(type="rmsnorm")),
+            cls(intermediate_size=24, hidden_act="gelu_new"),
         ]
 
 
