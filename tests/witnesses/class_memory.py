@@ -95,27 +95,6 @@ def low_softmax(cores: int, heads: int, queries: int | None = None, keys: int | 
     return Difference("softmax in bfloat16", lambda b, t: -cores * 4 * b * heads * (queries or t) * (keys or t))
 
 
-def gelu(networks: int, width: int) -> Difference:
-    """Half the input, the hyperbolic tangent, and one plus that; one kernel keeps none of them.
-
-    networks: feed-forward networks. width: their intermediate size.
-    """
-    return Difference("GELU step by step", lambda b, t: networks * 3 * 2 * b * t * width)
-
-
-def late_weight(norms: int, width: int, rows: int = 1) -> Difference:
-    """The normalized input is kept in 4 bytes for the product with the weight, instead of in 2.
-
-    rows: the heads of a token, for norms of heads.
-    """
-    return Difference("norms multiply by their weight in float32", lambda b, t: norms * 2 * b * t * rows * width)
-
-
-def one_plus_weight(norms: int, width: int) -> Difference:
-    """The factor of the product, in 4 bytes."""
-    return Difference("norms keep 1 + weight", lambda b, t: norms * 4 * width)
-
-
 def positions(count: int) -> Difference:
     """The positions (or segments) of all tokens, 8 bytes each, instead of those of one sequence. count: tables."""
     return Difference("positions of every sequence", lambda b, t: count * 8 * (b - 1) * t)
@@ -191,8 +170,8 @@ FAMILIES: dict[str, Family] = {
     "minicpm3-4b": Family(2, (mask(2), constant("the scale of the embedding", 2))),
     "glm-4-32b-0414": Family(2, (mask(2), rope_repeated(4, 64))),
     "olmo-1b": Family(2, (mask(2), rope_in_float32(128), per_token("norms keep the mean", 5 * 4))),
-    "olmo-2-7b": Family(2, (mask(2), rope_in_float32(128), late_weight(9, 4096))),
-    "olmo-3-32b": Family(4, (mask(4), rope_in_float32(128, 2), late_weight(13, 5120), late_weight(4, 128, 8))),
+    "olmo-2-7b": Family(2, (mask(2), rope_in_float32(128))),
+    "olmo-3-32b": Family(4, (mask(4), rope_in_float32(128, 2))),
     "command-r-v01": Family(
         2,
         (
@@ -209,30 +188,20 @@ FAMILIES: dict[str, Family] = {
             constant("norms' weight in float32", 5 * 4 * 12288),
         ),
     ),
-    "gemma-2b": Family(2, (mask(2), late_weight(5, 2048), one_plus_weight(5, 2048))),
+    "gemma-2b": Family(2, (mask(2),)),
     "gemma-2-9b": Family(
         2,
-        (mask(2), late_weight(9, 3584), one_plus_weight(9, 3584), per_token("caps its logits", 2 * 256000)),
+        (mask(2), per_token("caps its logits", 2 * 256000)),
     ),
     "gemma-3-27b": Family(
         6,
-        (
-            mask(6),
-            late_weight(25, 5376),
-            late_weight(6, 128, 32),
-            late_weight(6, 128, 16),
-            one_plus_weight(25, 5376),
-            one_plus_weight(12, 128),
-        ),
+        (mask(6),),
     ),
     "gemma-4-26b-a4b": Family(
         6,
         (
             mask(6),
             Difference("cos and sin of what a head does not rotate", lambda b, t: 2 * 2 * t * (512 - 128)),
-            late_weight(43, 2816),
-            late_weight(5, 256, 16 + 8),
-            late_weight(1, 512, 16 + 2),
             per_token("norms keep the mean square", 4 * (49 + 5 * (16 + 8 + 8) + 16 + 2 + 2)),
             constant("norms' weight in float32", 4 * (43 * 2816 + 10 * 256 + 2 * 512)),
             per_token("caps its logits", 2 * 262144),
@@ -241,12 +210,10 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     # GPT and kin
-    "gpt2-medium": Family(2, (mask(2), low_softmax(2, 16), gelu(2, 4096))),
-    "gpt1": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), no_positions())),
-    "gpt-neo-125m": Family(2, (mask(2), gelu(2, 3072), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
-    "gpt-j-6b": Family(
-        2, (mask(2), rope_repeated(8, 64), gelu(2, 16384), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))
-    ),
+    "gpt2-medium": Family(2, (mask(2), low_softmax(2, 16))),
+    "gpt1": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
+    "gpt-neo-125m": Family(2, (mask(2), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
+    "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))),
     "pythia-160m": Family(2, (mask(2),)),
     "opt-6.7b": Family(2, (mask(2), positions(1))),
     "xglm-564m": Family(
@@ -263,13 +230,13 @@ FAMILIES: dict[str, Family] = {
     "starcoder-15b": Family(2, (mask(2),)),
     "starcoder2-15b": Family(2, (mask(2),)),
     "stablelm-2-1.6b": Family(2, (mask(2),)),
-    "phi-2": Family(2, (mask(2), gelu(2, 10240))),
-    "nemotron-mini-4b": Family(2, (mask(2), constant("norms keep 1 + weight", 5 * 2 * 3072))),
+    "phi-2": Family(2, (mask(2),)),
+    "nemotron-mini-4b": Family(2, (mask(2),)),
     # encoders, and models of both stacks
     "bert-base-uncased": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
     "roberta-base": Family(2, (mask(2), low_softmax(2, 12), positions(2))),
     "electra-small": Family(2, (mask(2), low_softmax(2, 4), no_positions())),
-    "albert-base-v2": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), gelu(1, 128), no_positions())),
+    "albert-base-v2": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
     "deberta-v3-base": Family(
         2,
         (
@@ -346,9 +313,6 @@ FAMILIES: dict[str, Family] = {
             mask(8),
             unsorted(2, 4, 3072),
             float32_weights(2, 4),
-            late_weight(33, 3072),
-            late_weight(8, 128, 48),
-            late_weight(8, 128, 8),
         ),
     ),
     "llama-4-scout": Family(4, reason="every expert on every token"),
@@ -360,7 +324,6 @@ FAMILIES: dict[str, Family] = {
             Difference(
                 "softmax with sinks in bfloat16", lambda b, t: 2 * b * 64 * t * (2 * (t + 1) - 2 * t - 4 * (t + 1) + 8)
             ),
-            late_weight(5, 2880),
             unsorted(2, 4, 2880),
             scores_of_chosen(2, 128),
             routed("experts' weights in bfloat16", 2, 4, -2),

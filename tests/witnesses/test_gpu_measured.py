@@ -25,10 +25,9 @@ from llmcalc.witnesses.memory import reference_settings
 MEASURED = Path(__file__).parents[1] / "data" / "gpu" / "h200"
 
 OTHER = {
-    "gpt2": "its class computes GELU step by step, and torch 2.11 lets cuDNN drop attention",
-    "gemma2-2b": "norms multiply by their weight in float32",
-    "gemma3-1b": "norms multiply by their weight in float32",
-    "olmo2-7b": "norms multiply by their weight in float32",
+    "gpt2": "its class computes eager softmax in bfloat16",
+    "gemma2-2b": "its class caps the logits",
+    "gemma3-1b": "not explained: 0.3 %",
     "phi3-mini": "one product makes gate and up, and another queries, keys and values, which the class splits",
     "qwen3-30b-a3b": "experts' rows are put back into the order of tokens by an index",
     "mixtral-8x7b": "experts' rows are put back into the order of tokens by an index",

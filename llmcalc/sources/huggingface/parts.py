@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, str] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
+    "gelu_new": "gelu_new",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python": "gelu",
@@ -35,6 +35,16 @@ ACTIVATIONS: dict[str, str] = {
 
 def rmsnorm(eps: float = 1e-6, **fields: Any) -> Table:
     return {"type": "rmsnorm", "eps": eps, **fields}
+
+
+def float32_rmsnorm(eps: float, **fields: Any) -> Table:
+    """Returns an RMSNorm whose product with the weight is in float32, too (OLMo 2)."""
+    return rmsnorm(eps, float32_product=True, **fields)
+
+
+def offset_rmsnorm(eps: float) -> Table:
+    """Returns Gemma's RMSNorm: its factor is 1 + weight, and the product with it is in float32."""
+    return float32_rmsnorm(eps, unit_offset=True)
 
 
 def layernorm(eps: float = 1e-5, **fields: Any) -> Table:

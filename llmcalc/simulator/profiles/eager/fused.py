@@ -292,7 +292,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module)
         graph, rows = self.graph, (*x.shape[:-1], 1)
-        weight = self.weight(f"{name}.weight", shape, module) if spec.weight else None
+        weight = self.norm_factor(spec, name, shape, module) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module) if spec.has_bias else None
         ins = [present for present in (x, weight, None if spec.type == "rmsnorm" else bias) if present is not None]
         shapes = [(present.shape, present.dtype) for present in ins]

@@ -18,18 +18,18 @@ from ...parts import (
     combined_kinds,
     decoder,
     dense_or_moe,
+    float32_rmsnorm,
     glu,
     listed_kinds,
     moe,
     qk_norm,
-    rmsnorm,
     rope,
 )
 from ..deepseek.deepseek import SIGMOID
 
 
 def _beam(config: Config) -> Table:
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
         position=rope(config, kind="sliding_attention"),

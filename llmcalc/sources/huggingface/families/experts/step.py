@@ -24,8 +24,8 @@ from ...parts import (
     glu,
     length_hint,
     moe,
+    offset_rmsnorm,
     qk_norm,
-    rmsnorm,
     uncounted_prediction,
 )
 from ..deepseek.deepseek import SIGMOID
@@ -33,7 +33,7 @@ from ..deepseek.deepseek import SIGMOID
 
 def _step3p5(config: Config) -> Table:
     uncounted_prediction(config)
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config,
         output_gate={"per": "head"},

@@ -21,6 +21,7 @@ from ...parts import (
     decoder,
     glu,
     listed_kinds,
+    offset_rmsnorm,
     qk_norm,
     rmsnorm,
     rope,
@@ -43,7 +44,7 @@ def _muse_glimmer_text(config: Config) -> Table:
     block = {
         "attention": mixer,
         "feed_forward": glu(config, act="hidden_activation"),
-        "norm": rmsnorm(eps),
+        "norm": offset_rmsnorm(eps),
         "norm_placement": "sandwich",
     }
     layers = [
@@ -51,7 +52,7 @@ def _muse_glimmer_text(config: Config) -> Table:
         for kind, position in zip(kinds, _positions(config, full), strict=True)
     ]
     stack = {**stack_of_layers(layers), "embedding_norm": unweighted}
-    return decoder(config, block, rmsnorm(eps), stack=stack)
+    return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 
 
 def _positions(config: Config, full: list[bool]) -> list[Table]:

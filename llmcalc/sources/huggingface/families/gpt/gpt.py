@@ -123,7 +123,7 @@ def _openai_gpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     network = mlp(
         4 * config.size("hidden_size"),
-        config.choice({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
+        config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
     block = {
         "attention": full_width_heads(config, **biases(True, *QKVO)),
@@ -226,7 +226,7 @@ NO_COUNT = frozenset(
 
 def _activation_name(facts: Facts) -> str:
     """Returns GPT-1's name of the activation: its `gelu` is the approximate GELU."""
-    return {"gelu_tanh": "gelu"}.get(facts.network.hidden_act, facts.network.hidden_act)
+    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(facts.network.hidden_act, facts.network.hidden_act)
 
 
 def _attention_types(facts: Facts) -> list[Any]:
