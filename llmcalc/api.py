@@ -947,13 +947,15 @@ def schema() -> dict[str, Any]:
 def plot(picture: Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
     """Draws an answer, as a figure of matplotlib, which a notebook shows.
 
-    picture: memory, schedule, params, kv, flops, shape or aspect. models: one for memory, none for schedule and aspect.
-    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture.
+    picture: memory, schedule, time, serve, roofline, params, kv, flops, shape or aspect.
+    models: one for memory, time, serve and roofline, none for schedule and aspect.
+    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture; the
+        tokens of an answer of serve are `output_tokens`.
     Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
     """
     from .drawing import draw
 
-    return draw(picture, models, output, options)
+    return draw(picture, models, output, options, {"time": time, "serve": serve})
 
 
 def web(
