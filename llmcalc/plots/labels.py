@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..characters import printable
-from ..reports.palette import INK
+from ..reports.palette import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,6 +83,9 @@ def place_names(
                 box.left < x < box.right and box.bottom < y < box.top for x, y in dots if (x, y) != tuple(own_point)
             )
             if inside and not covers and not any(box.overlaps(text_box) for text_box in taken):
+                if (right, up, alignment) not in PLACES:
+                    line = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
+                    ax.annotate("", point, xytext=(right, up), textcoords="offset points", arrowprops=line, zorder=1)
                 taken.append(box)
                 annotations.append(text)
                 break
