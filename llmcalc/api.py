@@ -726,24 +726,35 @@ def compare(
     sort: str | None = None,
     seq: int | str | None = None,
     kv_dtype: str = "bf16",
+    hardware: str | None = None,
+    users: int | str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
     """Compares models: sizes, ratios of sizes, cost per token; `.result` has a pair (preset, quantities) of each.
 
     all: every preset that the filters take: kind, attention, moe, min_params, max_params.
     sort: quantity to order by, smallest first; default the order given. options: `set`, `head`, `allow_unknown`.
+    hardware: accelerator on which a token of each of `users` sequences (default 1) is timed.
     """
     from .questions.comparisons import ask_compare, check_compared
     from .questions.listings import select_presets
+    from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
     check_compared(bool(models), all, selection)
-    if all and not (parsed.reading.get("set") or parsed.reading.get("head")):
-        return ask_compare(select_presets(selection), tokens_of(seq), cache_format_of(kv_dtype), sort)
-    chosen = [preset.name for preset, _ in select_presets(selection)] if all else models
+    compared: list[tuple[Any, Any]] = select_presets(selection) if all else []
+    if not all or parsed.reading.get("set") or parsed.reading.get("head"):
+        chosen = [preset.name for preset, _ in compared] if all else models
+        compared = [(parsed.read(model), None) for model in chosen]
+    accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
-        [(parsed.read(model), None) for model in chosen], tokens_of(seq), cache_format_of(kv_dtype), sort
+        compared,
+        tokens_of(seq),
+        cache_format_of(kv_dtype),
+        sort,
+        hardware=accelerator,
+        users=number("--users", users),
     )
 
 
