@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,7 +39,7 @@ def command(
     from ..sources.hardware import find_hardware
 
     check_compared(bool(targets), everything, selection)
-    models = select_presets(selection) if everything else []
+    models: list[tuple[Any, Any]] = select_presets(selection) if everything else []
     if not everything or reading.changes:  # the filters of --all apply to the models without overrides
         names = [preset.name for preset, _ in models] if everything else targets or []
         models = [(reading.load(name), None) for name in names]
