@@ -726,24 +726,35 @@ def compare(
     sort: str | None = None,
     seq: int | str | None = None,
     kv_dtype: str = "bf16",
+    hardware: str | None = None,
+    users: int | str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
     """Compares models: sizes, ratios of sizes, cost per token; `.result` has a pair (preset, quantities) of each.
 
     all: every preset that the filters take: kind, attention, moe, min_params, max_params.
     sort: quantity to order by, smallest first; default the order given. options: `set`, `head`, `allow_unknown`.
+    hardware: accelerator on which a token of each of `users` sequences (default 1) is timed.
     """
     from .questions.comparisons import ask_compare, check_compared
     from .questions.listings import select_presets
+    from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
     check_compared(bool(models), all, selection)
-    if all and not (parsed.reading.get("set") or parsed.reading.get("head")):
-        return ask_compare(select_presets(selection), tokens_of(seq), cache_format_of(kv_dtype), sort)
-    chosen = [preset.name for preset, _ in select_presets(selection)] if all else models
+    compared: list[tuple[Any, Any]] = select_presets(selection) if all else []
+    if not all or parsed.reading.get("set") or parsed.reading.get("head"):
+        chosen = [preset.name for preset, _ in compared] if all else models
+        compared = [(parsed.read(model), None) for model in chosen]
+    accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
-        [(parsed.read(model), None) for model in chosen], tokens_of(seq), cache_format_of(kv_dtype), sort
+        compared,
+        tokens_of(seq),
+        cache_format_of(kv_dtype),
+        sort,
+        hardware=accelerator,
+        users=number("--users", users),
     )
 
 
@@ -947,13 +958,15 @@ def schema() -> dict[str, Any]:
 def plot(picture: Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
     """Draws an answer, as a figure of matplotlib, which a notebook shows.
 
-    picture: memory, schedule, params, kv, flops, shape or aspect. models: one for memory, none for schedule and aspect.
-    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture.
+    picture: memory, schedule, time, serve, roofline, params, kv, flops, shape or aspect.
+    models: one for memory, time, serve and roofline, none for schedule and aspect.
+    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture; the
+        tokens of an answer of serve are `output_tokens`.
     Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
     """
     from .drawing import draw
 
-    return draw(picture, models, output, options)
+    return draw(picture, models, output, options, {"time": time, "serve": serve})
 
 
 def web(

@@ -200,6 +200,21 @@ def test_a_conversion_and_the_schema_are_the_commands(run: Any) -> None:
 PICTURES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "memory": (("gpt2",), {"phase": "training", "seq": 64}, "gpt2 --phase training --seq 64"),
     "schedule": ((), {"pp": 2, "num_microbatches": 4}, "--pp 2 --num-microbatches 4"),
+    "time": (
+        ("gpt2",),
+        {"hardware": "h100", "seq": 64, "global_batch": 4, "by_node": 2},
+        "gpt2 --hardware h100 --seq 64 --global-batch 4 --by-node 2",
+    ),
+    "serve": (
+        ("gpt2",),
+        {"hardware": "h100", "input": 64, "output_tokens": 32, "tpot": "20ms"},
+        "gpt2 --hardware h100 --input 64 --output 32 --tpot 20ms",
+    ),
+    "roofline": (
+        ("gpt2",),
+        {"hardware": "h100", "seq": 64, "users": 4, "set": ["num_hidden_layers=2"]},
+        "gpt2 --hardware h100 --seq 64 --users 4 --set num_hidden_layers=2",
+    ),
     "params": (("gpt2", "gpt2-xl"), {}, "gpt2 gpt2-xl"),
     "kv": (("gpt2",), {"kv_dtype": "fp8"}, "gpt2 --kv-dtype fp8"),
     "flops": (("gpt2",), {}, "gpt2"),
@@ -318,6 +333,12 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.hardware("h1000"), "no accelerator"),
     (lambda: llmcalc.plot("bars", "gpt2"), "PICTURE: 'bars' is not known"),  # type: ignore[arg-type]
     (lambda: llmcalc.plot("aspect", "gpt2"), "plot aspect: too many positional arguments"),
+    (
+        lambda: llmcalc.plot("roofline", "gpt2", hardware="h100", phase="training"),
+        "--phase training: has no roofline; expected prefill or decode",
+    ),
+    (lambda: llmcalc.plot("serve", "gpt2", hardware="h100", input=64), "plot serve: missing a required"),
+    (lambda: llmcalc.plot("time", "gpt2"), "--hardware: missing"),
     (lambda: llmcalc.plot("params", "gpt2", output="x.gif"), "--output x.gif: "),
     (lambda: llmcalc.web(port=-1, browser=False, export="."), "--export: .: is not empty"),
 ]

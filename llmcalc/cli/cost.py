@@ -10,7 +10,7 @@ from .hardware import OneAccelerator
 from .layout_options import takes_layout
 from .options import TableOption, Target, count_option, size
 from .run_options import takes_settings
-from .serve import EngineName, Price
+from .serve_options import EngineName, Price
 from .target_options import Reading, Writing, takes_target
 from .time_options import NicRate, Overlap, Stack
 

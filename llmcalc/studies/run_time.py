@@ -22,12 +22,13 @@ from ..parallel.layout import Layout
 from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
-from ..timing.price import QUANTIZED, Formats, Line
+from ..timing.price import QUANTIZED, Formats, Line, Pricing
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from ..timing.stack import find_stack, with_attention, with_overlap
 from ..timing.step import Step, StepPlan, StepPrices, host_wait
-from ..timing.work import Adapters, RankPass, rank_work
+from ..timing.traffic import Traffic, traffic
+from ..timing.work import Adapters, RankPass, RankWork, rank_work
 from ..units import signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
@@ -94,6 +95,7 @@ class TimedRun:
     range: the estimate with its range.
     parts: part → seconds, which add up to the estimate.
     lines: the priced kernels and messages, each with how often it runs in the estimate.
+    passes: the passes of inference; none in training.
     hidden_host: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; 0 in training.
     alternatives: description of other settings → seconds with them.
@@ -114,6 +116,7 @@ class TimedRun:
     range: Range
     parts: dict[str, float]
     lines: tuple[tuple[float, Line], ...] = field(repr=False)
+    passes: tuple[RankWork, ...] = field(default=(), repr=False)
     hidden_host: float = 0.0
     resident_bytes: int = 0
     include: frozenset[str] = frozenset()
@@ -203,6 +206,20 @@ class TimedRun:
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = [_node(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Returns the matrix products of a pass of inference by their paths in the model, those of all layers together.
+
+        Raises `InputError` for a training step.
+        """
+        if self.plan is not None:
+            raise InputError("--phase training: has no roofline; expected prefill or decode")
+        kernels: dict[str, Traffic] = {}
+        for work in self.passes:
+            pricing = Pricing(self.device, self.stack, self.formats, work.rank_pass)
+            for path, kernel in traffic(work, pricing):
+                kernels[path] = kernels[path] + kernel if path in kernels else kernel
+        return kernels
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
         """Yields the parts that belong to no node of the model, each with its bound."""
@@ -504,6 +521,7 @@ def _timed_inference(
         expected_range(float(answer.seconds), phase, device, stack, memory.spec),
         parts,
         lines,
+        tuple(priced.work for priced in answer.priced),
         hidden_host=max(0.0, parts["kernels"] - float(by_kernels)),
         resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )

@@ -315,6 +315,9 @@ class ServeStudy:
         experts = routed_experts(self.preset.model)
         layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
         for sizes in self.sizes.candidates(experts):
+            if sizes.pp > layers:
+                why_not["more pipeline stages than layers"] += 1
+                continue
             flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(sizes).values())
             if flags is None:
                 why_not[f"{self.engine.title} has no such layout"] += 1

@@ -161,7 +161,7 @@ class Pricing:
         """Prices all kernels and messages of a rank."""
         lines: list[Line] = []
         for kernel in work.kernels:
-            lines += self._kernel_lines(kernel)
+            lines += self.kernel_lines(kernel)
         for layer, message in work.messages:
             seconds = self._message_seconds(message)
             lines.append(
@@ -169,7 +169,7 @@ class Pricing:
             )
         return Priced(work, lines)
 
-    def _kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
+    def kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
         """The lines of a kernel's passes. A backward product is two kernels, for the input and for the weight."""
         parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
         launched: set[bool] = set()

@@ -60,6 +60,7 @@ SCREENS = {
     "plot-schedule-dualpipe": "plot schedule --pp 4 --schedule dualpipe --num-microbatches 8",
     "compare": "compare llama3-8b gpt3-175b",
     "compare-six": "compare gpt3-175b llama3-8b deepseek-v3 mixtral-8x7b bart-large gpt2",
+    "compare-on-hardware": "compare llama3-8b mixtral-8x7b gpt-oss-20b --hardware h100 --users 16",
     "shape": "shape llama3-8b",
     "shape-params": "shape --params 8e9 --rows 4",
     "shape-flops": "shape --flops 1e24 --rows 4",
