@@ -31,6 +31,7 @@ FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
 OTHER_NAMES = {
     "minimax_m3": "minimax_m3_vl",
     "aria_moe_lm": "aria_text",
+    "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
 }
