@@ -235,10 +235,24 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     if family.generates:
         architectures = {"architectures": []}
     fields = {**architectures, **family.filled, **section, **_tying_field(family, data), **_passed(family, data)}
+    if family.decodes:
+        fields["architectures"] = [_causal_class(text_type, f"{name}.", data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
         path, fields_below, text_type = text_of({**fields, "model_type": text_type})
         return f"{name}.{path}", fields_below, text_type
     return f"{name}.", fields, text_type
+
+
+def _causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
+    """Returns the class of a model type that `AutoModelForCausalLM` builds.
+
+    Raises `InputError` for a model type without such a class.
+    """
+    family_of(kind, location, config)
+    name = next((name for name in classes().get(kind, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
+    if not name:
+        raise InputError(f"{location}model_type: '{kind}' has no class for causal language models; expected one that has")
+    return name
 
 
 def _passed(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -341,7 +355,8 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
         raise InputError(
             f"{location}model_type: '{kind}' wraps a text model, but the config has no {family.text_section}"
         )
-    stated_head = "lm" if family_of(wrapper).generates else head_of(wrapper_config)
+    generates = family_of(wrapper).generates or family_of(wrapper).decodes
+    stated_head = "lm" if generates else head_of(wrapper_config)
     config = config_of(data, kind, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
