@@ -125,7 +125,10 @@ def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
         if "tie_word_embeddings" in shape and family.ties == "wrapper":
             untold = {k: v for k, v in shape.items() if k not in ("model_type", "tie_word_embeddings")}
             outer = {**wrapper, "tie_word_embeddings": shape["tie_word_embeddings"]}
-            assert _text(read_config({**outer, family.text_section: untold})[0]) == read_config({**family.filled, **shape})[0]
+            assert (
+                _text(read_config({**outer, family.text_section: untold})[0])
+                == read_config({**family.filled, **shape})[0]
+            )
 
 
 OF_NO_CLASS: dict[str, tuple[Any, ...]] = {

@@ -79,9 +79,9 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     Raises `InputError` if the class belongs to another family than the model type.
     """
     data, draft_notes = as_draft(data)
-    if data.get("model_type") in CLASSES:
-        return data, draft_notes
     name, model_type = architecture_of(data), data.get("model_type")
+    if isinstance(model_type, str) and model_type in CLASSES:
+        return data, draft_notes
     kind = kind_of_class(name) if name else ""
     if not kind:
         return data, []
@@ -251,7 +251,9 @@ def _causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
     family_of(kind, location, config)
     name = next((name for name in classes().get(kind, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
     if not name:
-        raise InputError(f"{location}model_type: '{kind}' has no class for causal language models; expected one that has")
+        raise InputError(
+            f"{location}model_type: '{kind}' has no class for causal language models; expected one that has"
+        )
     return name
 
 

@@ -12,7 +12,18 @@ from typing import Any
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
 from ...family import Family
-from ...parts import ACTIVATIONS, IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layernorm, learned_positions, mlp, rmsnorm
+from ...parts import (
+    ACTIVATIONS,
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    biases,
+    decoder,
+    layernorm,
+    learned_positions,
+    mlp,
+    rmsnorm,
+)
 from .bart import BART_MODULES, IGNORED
 
 
