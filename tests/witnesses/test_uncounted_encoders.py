@@ -114,7 +114,7 @@ def test_the_decoder_of_an_encoder_decoder_has_its_cross_attention(kind: str, de
 
 def test_a_decoder_without_a_causal_class_is_refused() -> None:
     config = {**_config("vision-encoder-decoder"), "decoder": {"model_type": "distilbert"}}
-    with pytest.raises(InputError, match="decoder.model_type: 'distilbert' has no class for causal language models"):
+    with pytest.raises(InputError, match=r"decoder\.model_type: 'distilbert' has no class for causal language models"):
         read_config(config)
 
 

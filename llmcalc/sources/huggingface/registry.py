@@ -251,9 +251,7 @@ def _causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
     family_of(kind, location, config)
     name = next((name for name in classes().get(kind, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
     if not name:
-        raise InputError(
-            f"{location}model_type: '{kind}' has no class for causal language models; expected one that has"
-        )
+        raise InputError(f"{location}model_type: '{kind}' has no class for causal language models; expected a decoder")
     return name
 
 
