@@ -302,7 +302,7 @@ def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **
 
 
 IDLE_CROSS_ATTENTION = (
-    "cross-attention: its parameters are counted; what it computes from the encoder's output is not counted"
+    "cross-attention: its parameters are counted; its products with the encoder's output are not counted"
 )
 """The remark on a decoder whose encoder is not described."""
 
