@@ -250,13 +250,19 @@ COUNTS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
+MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
+
+
 def config(r: random.Random) -> Input:
     table = damaged(r.choice(CONFIGS), r)
     content = broken(json_of(table), r) if r.random() < 0.2 else json_of(table)
     command = r.choice(COUNTS)
     if r.random() < 0.1:
         return Input((command[0], "-", *command[1:]), {}, stdin=content)
-    return Input((command[0], "config.json", *command[1:]), {"config.json": content})
+    files = {"config.json": content}
+    if r.random() < 0.1:  # how ModelOpt stores the weights
+        files["hf_quant_config.json"] = broken(json_of(damaged(MODELOPT, r)), r)
+    return Input((command[0], "config.json", *command[1:]), files)
 
 
 def description(r: random.Random) -> Input:

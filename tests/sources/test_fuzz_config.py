@@ -253,7 +253,7 @@ def damage_all(config: Config, found: list[tuple[Place, Any]], file: Path, sever
             message = read(file, replaced(config, path, value))
             refusals += bool(message)
             if message and type(value) is not type(before) and value is not ENDLESS and path[-1] not in CHOOSES:
-                assert re.search(rf"\b{re.escape(name_of(path))}\b", message), (path, value, message)
+                assert re.search(rf"(?<!\w){re.escape(name_of(path))}(?!\w)", message), (path, value, message)
     return refusals
 
 

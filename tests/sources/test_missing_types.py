@@ -30,7 +30,7 @@ MISSING = {
     mistral_large4 moonshine_streaming moshi muse_spark qwen4_exp voxtral_realtime
     """,
     "a wrapper of supported text models that is not read yet": """
-    encoder-decoder speech-encoder-decoder vision-encoder-decoder
+    encoder-decoder
     """,
     "a draft model for speculative decoding": """
     gemma4_assistant gemma4_unified_assistant

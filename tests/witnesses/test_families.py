@@ -119,13 +119,16 @@ def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
     for shape in shapes:
         wrapper = {"model_type": kind, "architectures": ["ForConditionalGeneration"], "image_token_id": 7}
         assert (
-            _text(read_config({**wrapper, "text_config": shape})[0])
+            _text(read_config({**wrapper, family.text_section: shape})[0])
             == read_config({**family.filled, **shape, **never})[0]
         )
         if "tie_word_embeddings" in shape and family.ties == "wrapper":
             untold = {k: v for k, v in shape.items() if k not in ("model_type", "tie_word_embeddings")}
             outer = {**wrapper, "tie_word_embeddings": shape["tie_word_embeddings"]}
-            assert _text(read_config({**outer, "text_config": untold})[0]) == read_config({**family.filled, **shape})[0]
+            assert (
+                _text(read_config({**outer, family.text_section: untold})[0])
+                == read_config({**family.filled, **shape})[0]
+            )
 
 
 OF_NO_CLASS: dict[str, tuple[Any, ...]] = {

@@ -151,7 +151,8 @@ def torchao(c: Fields) -> Scheme:
         "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
     }
     if word not in formats:
-        raise c.wrong("quant_type", kind, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
+        stated = c.get("quant_type")
+        raise c.wrong("quant_type", stated, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
     label, stored = formats[word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(stored),), everywhere=True)
     return replace(scheme, kept=_kept(c, "modules_to_not_convert"))

@@ -53,13 +53,15 @@ def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
     """
     name, stated = architecture_of(config), config.get("speculators_model_type")
-    if config.get("model_type") in CLASSES and not any(name in config for name in ("architectures", *SECTIONS)):
+    model_type = config.get("model_type")
+    is_draft = isinstance(model_type, str) and model_type in CLASSES
+    if is_draft and not any(name in config for name in ("architectures", *SECTIONS)):
         return config, []
     kind = next((kind for kind, pattern in CLASSES.items() if pattern.search(name)), "")
     if isinstance(stated, str):
         kind = stated if stated in CLASSES else ""
-    elif not kind and config.get("model_type") in CLASSES:
-        kind = str(config["model_type"])
+    elif not kind and is_draft:
+        kind = str(model_type)
     if not kind and not OTHER_CLASS.search(name):
         kind = next((kind for field, kind in FIELDS.items() if config.get(field) is not None), "")
     if kind == "dflash":

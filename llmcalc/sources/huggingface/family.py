@@ -116,6 +116,8 @@ class Family:
     text: the family of its text model, for a model that wraps one.
     text_section: the section of its config with the text model, or with a wrapper of it (`thinker_config`); by default
         `text_config`.
+    decodes: whether its text model is the decoder of an encoder-decoder, which `AutoModelForCausalLM` builds whatever
+        class the decoder's config names.
     generates: whether its classes generate text whatever their names end with (`InternVLChatModel`).
     aliases: usual name → name in its configs (`hidden_size` → `n_embd`), beside those of its class's `attribute_map`,
         which `classes.json` lists; also the usual names of `unread`.
@@ -156,6 +158,7 @@ class Family:
     published_as: frozenset[str] = frozenset()
     text: str | None = None
     text_section: str = "text_config"
+    decodes: bool = False
     generates: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()

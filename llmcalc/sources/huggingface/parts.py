@@ -181,10 +181,19 @@ def encoder(
     """
     table = {**decoder(config, block, None, head, stack, score, labels(config)), **model}
     if "is_decoder" in config.defaults and config.flag("is_decoder"):
-        config.must("add_cross_attention", False)
+        if config.flag("add_cross_attention"):
+            _add_idle_cross_attention(config, table["decoder"]["block"])
         return table
     table["encoder"] = table.pop("decoder")
     return table
+
+
+def _add_idle_cross_attention(config: Config, block: Table) -> None:
+    """Adds BERT's cross-attention, with the heads of self-attention, to the block of a decoder without its encoder."""
+    if block["norm_placement"] != "post":
+        raise config.wrong("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
+    block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
+    config.notes.append(IDLE_CROSS_ATTENTION)
 
 
 def token_types(types: int, tasks: int | None = None) -> Table:
@@ -301,6 +310,11 @@ def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **
     table = {"type": "moe", "num_experts": experts, "num_experts_per_tok": top_k, "expert": expert, **fields}
     return table if shared is None else {**table, "shared_expert": shared}
 
+
+IDLE_CROSS_ATTENTION = (
+    "cross-attention: its parameters are counted; its products with the encoder's output are not counted"
+)
+"""The remark on a decoder whose encoder is not described."""
 
 FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 

@@ -31,6 +31,7 @@ FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
 OTHER_NAMES = {
     "minimax_m3": "minimax_m3_vl",
     "aria_moe_lm": "aria_text",
+    "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
 }
@@ -78,9 +79,9 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     Raises `InputError` if the class belongs to another family than the model type.
     """
     data, draft_notes = as_draft(data)
-    if data.get("model_type") in CLASSES:
-        return data, draft_notes
     name, model_type = architecture_of(data), data.get("model_type")
+    if isinstance(model_type, str) and model_type in CLASSES:
+        return data, draft_notes
     kind = kind_of_class(name) if name else ""
     if not kind:
         return data, []
@@ -234,10 +235,24 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     if family.generates:
         architectures = {"architectures": []}
     fields = {**architectures, **family.filled, **section, **_tying_field(family, data), **_passed(family, data)}
+    if family.decodes:
+        fields["architectures"] = [_causal_class(text_type, f"{name}.", data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
         path, fields_below, text_type = text_of({**fields, "model_type": text_type})
         return f"{name}.{path}", fields_below, text_type
     return f"{name}.", fields, text_type
+
+
+def _causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
+    """Returns the class of a model type that `AutoModelForCausalLM` builds.
+
+    Raises `InputError` for a model type without such a class.
+    """
+    family_of(kind, location, config)
+    name = next((name for name in classes().get(kind, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
+    if not name:
+        raise InputError(f"{location}model_type: '{kind}' has no class for causal language models; expected a decoder")
+    return name
 
 
 def _passed(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -340,7 +355,8 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
         raise InputError(
             f"{location}model_type: '{kind}' wraps a text model, but the config has no {family.text_section}"
         )
-    stated_head = "lm" if family_of(wrapper).generates else head_of(wrapper_config)
+    generates = family_of(wrapper).generates or family_of(wrapper).decodes
+    stated_head = "lm" if generates else head_of(wrapper_config)
     config = config_of(data, kind, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)

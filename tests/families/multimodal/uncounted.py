@@ -24,7 +24,24 @@ class UncountedModules(NamedTuple):
 VISION = {"hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 BLIP = "vision_model + qformer + language_projection + query_tokens"
 
+VIT: dict[str, object] = {"model_type": "vit", **VISION, "image_size": 16, "patch_size": 8}
+WAV2VEC2: dict[str, object] = {
+    "model_type": "wav2vec2",
+    **VISION,
+    "conv_dim": [8],
+    "conv_kernel": [4],
+    "conv_stride": [2],
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+
 WRAPPERS = {
+    "vision-encoder-decoder": UncountedModules(
+        "VisionEncoderDecoderModel", "encoder + enc_to_dec_proj", {"encoder": VIT}, text_model="decoder"
+    ),
+    "speech-encoder-decoder": UncountedModules(
+        "SpeechEncoderDecoderModel", "encoder + enc_to_dec_proj", {"encoder": WAV2VEC2}, text_model="decoder"
+    ),
     "qwen2_5_omni": UncountedModules(
         "Qwen2_5OmniForConditionalGeneration",
         "thinker.model.visual + thinker.model.audio_tower + talker + token2wav",

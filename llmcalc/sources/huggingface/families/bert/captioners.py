@@ -12,7 +12,7 @@ from typing import Any
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import Family
-from ...parts import QKVO, Table, biases, decoder, layernorm
+from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layernorm
 from .bert import BERT_MODULES, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions
 
 
@@ -27,7 +27,7 @@ def _git(config: Config) -> Table:
 
 def _blip_text_model(config: Config) -> Table:
     config.must("is_decoder", True)
-    config.notes.append("cross-attention: to the image, of which nothing is counted but its parameters")
+    config.notes.append(IDLE_CROSS_ATTENTION)
     attention = {"num_attention_heads": config.size("num_attention_heads"), **biases(True, *QKVO)}
     source, width = config.size("encoder_hidden_size"), config.size("hidden_size")
     return _captioner(

@@ -30,7 +30,7 @@ def _mllama_text_model(config: Config) -> Table:
     names = ["image" if i in chosen else "block" for i in range(depth)]
     if "image" in names:
         config.notes.append(
-            "cross_attention_layers: attend to the image, of which nothing is counted but their parameters"
+            "cross_attention_layers: their parameters are counted; their products with the image are not counted"
         )
     stack = {"variants": {"image": image}, **layer_pattern(names)} if "image" in names else {}
     return decoder(config, layer, norm, stack=stack, additional_vocab_size=IMAGE_TOKENS)

@@ -18,7 +18,18 @@ from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks
-from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, decoder, head_table, layernorm, mlp
+from ...parts import (
+    ACTIVATIONS,
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    architecture,
+    biases,
+    decoder,
+    head_table,
+    layernorm,
+    mlp,
+)
 from ...writes import UNPADDED, Writes
 
 if TYPE_CHECKING:
@@ -91,7 +102,7 @@ def _bigbird_pegasus(config: Config) -> Table:
 def _pp_formulanet_text(config: Config) -> Table:
     """Reads PP-FormulaNet's decoder, mBART's, whose cross-attention reads an image and does not run on text alone."""
     norm, layer = layernorm(), block(config, "decoder", "pre")
-    config.notes.append("cross-attention: to the image, of which nothing is counted but its parameters")
+    config.notes.append(IDLE_CROSS_ATTENTION)
     stack = {
         "num_hidden_layers": config.size("decoder_layers"),
         "position": learned_positions(config, 2),

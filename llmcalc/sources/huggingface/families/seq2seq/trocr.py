@@ -12,10 +12,19 @@ from typing import Any
 from ...config import Config
 from ...dropout import BART_DROPOUT, T5_DROPOUT
 from ...family import Family
-from ...parts import ACTIVATIONS, QKVO, Table, biases, decoder, layernorm, learned_positions, mlp, rmsnorm
+from ...parts import (
+    ACTIVATIONS,
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    biases,
+    decoder,
+    layernorm,
+    learned_positions,
+    mlp,
+    rmsnorm,
+)
 from .bart import BART_MODULES, IGNORED
-
-CROSS = "cross-attention: to the image, of which nothing is counted but its parameters"
 
 
 def _trocr(config: Config) -> Table:
@@ -38,7 +47,7 @@ def _trocr(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "post",
     }
-    config.notes.append(CROSS)
+    config.notes.append(IDLE_CROSS_ATTENTION)
     return decoder(config, block, None, stack=stack)
 
 
@@ -62,7 +71,7 @@ def _pix2struct_text_model(config: Config) -> Table:
         "norm": norm,
         "norm_placement": "pre",
     }
-    config.notes.append(CROSS)
+    config.notes.append(IDLE_CROSS_ATTENTION)
     return decoder(config, block, norm, stack={"relative_bias": bias})
 
 
