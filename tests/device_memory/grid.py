@@ -149,8 +149,8 @@ def parts_in(model: str) -> frozenset[str]:
     return frozenset(parts_of(models()[model])) & PARTS
 
 
-PARTS = frozenset(name.rpartition("-")[0] for name in EXAMPLES)
-"""The kinds of parts that have examples."""
+PARTS = frozenset(name.rpartition("-")[0] for name in EXAMPLES) - {"GatedCrossLayer"}
+"""The kinds of parts that have examples, without the layer that is idle on text."""
 
 
 # --- what torch cannot run --------------------------------------------------------------------------------------------

@@ -38,8 +38,10 @@ KEPT = ("set_up", "after_backward", "after")
 SCALARS = 64
 """Bytes of norms, flags and counts that are kept, which are not replayed; a pass or a step has twice as many."""
 
-TABLES = 288
-"""Bytes of RoPE's cos and sin beyond those of the reference when it was recorded, which had one of each for a pair."""
+TABLES = 576
+"""Bytes of RoPE's cos and sin beyond those of the reference when it was recorded, which had one of each for a pair: 288
+in 16 bits.
+"""
 
 OF_A_CLASS = 256
 """Bytes of the buffers of the class in transformers, and of tensors that it makes and the reference does not."""
