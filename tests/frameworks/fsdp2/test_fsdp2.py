@@ -464,9 +464,10 @@ def test_master_weights_are_the_shards() -> None:
     before, since = (
         torchtitan_training(spec, training, day) for day in (SEPARATE_HEAD_SINCE - timedelta(1), SEPARATE_HEAD_SINCE)
     )
-    assert before == (replace(training, master=False), Fsdp(copies_gathered=True))
-    assert since == (replace(training, master=False), replace(SINCE, copies_gathered=True))
-    assert torchtitan_training(spec, training) == (replace(training, master=False), SINCE)
+    sharded = replace(training, master=False, choices=replace(training.choices, joined_rope=True))
+    assert before == (sharded, Fsdp(copies_gathered=True))
+    assert since == (sharded, replace(SINCE, copies_gathered=True))
+    assert torchtitan_training(spec, training) == (sharded, SINCE)
     assert torchtitan_training(spec, replace(training, master=False))[1] == replace(SINCE, dtype="bfloat16")
     assert torchtitan_training(family("gpt2"), training)[1] == Fsdp(keeps_last=False)  # its head is the embedding
 
