@@ -290,15 +290,17 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
         "accelerators": question.accelerators,
         "workspace": question.workspace,
     }
-    from ..frameworks.registry import framework, framework_of, layout_of
-
     if launch is None and not layout.has_options:
         if question.settings.recompute == SELECTIVE:  # without a framework
             question = replace(question, settings=question.settings.with_(recompute="attention"))
-        check_precision(question.settings, framework_of(layout))
+        if question.settings.precision in NARROW_PRODUCTS:  # the page has no frameworks at first
+            from ..frameworks.registry import framework_of
+
+            check_precision(question.settings, framework_of(layout))
         on_one_device = question.on_one_device()
         return DeviceUse.of_result(on_one_device, **context, draft=_draft_of(question, on_one_device))
     from ..frameworks.ranks import Cluster
+    from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse
 
