@@ -105,7 +105,9 @@ def kernel_context(choices: Choices) -> Iterator[None]:
     changed: list[tuple[Any, str, Any]] = []
     if choices.attention != "eager":
         mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
-        changed = [(module, "attention_mask", lambda *_, **__: None) for module in mixers if hasattr(module, "allowed")]
+        changed = [
+            (module, "attention_mask", lambda *_, **__: None) for module in mixers if hasattr(module, "attention_mask")
+        ]
     if choices.attention in ("flash", "sdpa"):
         repeat = torch.Tensor.repeat_interleave
         changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))
