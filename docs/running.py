@@ -46,6 +46,7 @@ CONFIG = {
 LOGS = Path(__file__).resolve().parent.parent / "tests/data/logs"
 
 TEXTS = {
+    "rows.csv": "users,seq,seconds\n1,2048,9.1ms\n8,2048,10.2ms\n64,2048,21ms\n64,8192,44ms\n",
     "config.json": json.dumps(CONFIG),
     "my-gpu.toml": "memory_bytes = 25769803776\n",
     "deepspeed.json": json.dumps(
@@ -62,6 +63,11 @@ TEXTS = {
         "torchrun --nproc_per_node 2 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 2 --hidden-size 64 "
         "--num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 128 --micro-batch-size 1 "
         "--global-batch-size 2 --bf16 --use-mcore-models --train-iters 1\n"
+    ),
+    "serve.sh": "vllm serve Qwen/Qwen3-8B --max-num-seqs 64 --max-model-len 16384\n",
+    "grpo.yaml": (
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_vllm: true\nnum_generations: 8\nmax_prompt_length: 256\n"
+        "max_completion_length: 256\nper_device_train_batch_size: 8\noutput_dir: out\n"
     ),
     "server.log": (LOGS / "vllm_v1.log").read_text(),
     "oom.log": (LOGS / "torch_other_processes.log").read_text(),

@@ -33,7 +33,7 @@ from .errors import InputError
 from .optional import included
 from .workload.counting import Pairs
 from .workload.execution import AttentionImplementation, LatentForm
-from .workload.setting import checked_values, declared, length_of
+from .workload.setting import checked_values, declared, length_of, option
 from .workload.validation import one_of, text, whole
 from .workload.workload import Phase
 
@@ -62,6 +62,7 @@ __all__ = [
     "check",
     "compare",
     "convert",
+    "cost",
     "diff",
     "explain",
     "explain_log",
@@ -77,6 +78,7 @@ __all__ = [
     "preset_of",
     "presets",
     "schema",
+    "serve",
     "shape",
     "spec_of",
     "time",
@@ -86,12 +88,19 @@ __all__ = [
 
 
 def params(
-    model: Model, with_mtp: bool = False, with_towers: bool = False, *, measure: bool = False, **options: Any
+    model: Model,
+    with_mtp: bool = False,
+    with_towers: bool = False,
+    *,
+    measure: bool = False,
+    draft: Model | None = None,
+    **options: Any,
 ) -> Params:
     """Counts parameters, as exact integers: `.total`, `.active`, `.embedding`, `.by_component`.
 
     model: in any form; also a checkpoint (.safetensors, .gguf), whose header is counted. Of that there is `.total`.
     measure: whether to count by instantiating its class of transformers. Of that there is `.total`.
+    draft: a draft of speculative decoding beside the model, in any form; `.draft` says what it adds.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank holds.
     """
     from .questions.counts import ParamsQuestion, params_of_file
@@ -101,11 +110,13 @@ def params(
     if isinstance(model, str | Path):
         changed = bool(parsed.reading.get("set") or parsed.reading.get("head") or include)
         file_params = params_of_file(str(model), measure, changed=changed, rank=rank)
+        if file_params is not None and draft is not None:
+            raise InputError(f"--draft: {model} is counted as it is; expected a model")
         if file_params is not None:
             return cast("Params", file_params)  # a checkpoint and a class have `total`, their report and nothing else
     elif measure:
         raise InputError("--measure: expected a path of a config.json or a hub id")
-    return ParamsQuestion(include, rank).answer(parsed.read(model))
+    return ParamsQuestion(include, rank, parsed.read_draft(draft)).answer(parsed.read(model))
 
 
 def flops(
@@ -127,6 +138,7 @@ def flops(
     hardware: str | None = None,
     devices: int | None = None,
     dtype: str | None = None,
+    draft: Model | None = None,
     **options: Any,
 ) -> Flops:
     """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
@@ -146,6 +158,7 @@ def flops(
     conventions: whether the report compares with rules of thumb.
     tokens_per_second: of a measured run, of all `devices` together (`"12k"`), on `hardware`.
     dtype: number format of the run's products, whose peak counts; default bf16.
+    draft: a draft of speculative decoding beside the model, in any form; `.draft` has its FLOPs in the same pass.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank computes.
     Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
@@ -168,6 +181,7 @@ def flops(
         included(with_mtp),
         parsed.rank_request(),
         MeasuredRun(tokens_per_second, hardware, number("--devices", devices), dtype),
+        parsed.read_draft(draft),
     )
     return question.answer(parsed.read(model))
 
@@ -182,6 +196,7 @@ def kv(
     users: int | None = None,
     engine: str | Iterable[str] | None = None,
     hardware: str | None = None,
+    draft: Model | None = None,
     **options: Any,
 ) -> Cache | ReportedAnswer:
     """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
@@ -192,13 +207,14 @@ def kv(
     kv_dtype: format of the cache; `dtype` is another name of it.
     source: tokens that the encoder of an encoder-decoder has read; default seq.
     engine: a serving engine (`vllm==0.19`), or several: what it allocates on `hardware`, by its own flags in `options`.
+    draft: a draft of speculative decoding beside the model, in any form; `.draft` has its cache.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank caches.
     Raises `InputError` for an encoder-only model and for an unknown format.
     """
     if engine is not None:
         from .questions.engines import ask_engine_cache
 
-        _check_engine_options(batch=batch, users=users, seq=seq, source=source)
+        _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft)
         return ask_engine_cache(_engine_question(model, engine, hardware, options))
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
@@ -212,6 +228,7 @@ def kv(
         cache_format_of(kv_dtype),
         number("--source", source),
         parsed.rank_request(),
+        parsed.read_draft(draft),
     )
     return question.answer(parsed.read(model))
 
@@ -280,6 +297,7 @@ def memory(
     cublas_workspace: str | None = None,
     engine: str | Iterable[str] | None = None,
     receipt: str | Path | None = None,
+    draft: Model | None = None,
     **options: Any,
 ) -> DeviceUse | RanksUse | ReportedAnswer:
     """Computes the memory of one device, in bytes: `.device.peak_bytes`, `.device.device_bytes`, `.device.by_kind`,
@@ -295,17 +313,18 @@ def memory(
     engine: a serving engine (`vllm==0.19`), or several. `options` are its own flags then (max_model_len="32k"), and
         `.result` has the terms of its memory, the tokens of the cache, and whether it starts.
     receipt: with engine, a start-up log, whose measured terms stand in place of estimates.
+    draft: a draft of speculative decoding beside the model, in any form, which the bytes count too.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
     if launch is not None and (engine is not None or _starts_servers(launch)):
         from .questions.engines import ask_engine_memory, ask_servers
 
-        _check_engine_options(phase=phase, receipt=receipt, with_mtp=with_mtp, with_towers=with_towers)
+        _check_engine_options(phase=phase, receipt=receipt, with_mtp=with_mtp, with_towers=with_towers, draft=draft)
         return ask_servers(_launched_questions(launch, model, engine, hardware, options), ask_engine_memory)
     if engine is not None:
         from .questions.engines import ask_engine_memory
 
-        _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers)
+        _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers, draft=draft)
         return ask_engine_memory(_engine_question(_require_model(model), engine, hardware, options, receipt))
     _require_no_receipt(receipt)
     from .questions.runs import ask_memory, memory_question
@@ -323,7 +342,7 @@ def memory(
         with_mtp=with_mtp,
         with_towers=with_towers,
     )
-    return ask_memory(question)
+    return ask_memory(question, parsed.read_draft(draft))
 
 
 def _require_model(model: Model | None) -> Model:
@@ -470,6 +489,7 @@ def plan(
     stack: str | None = None,
     overlap: str | None = None,
     nic: float | str | None = None,
+    calibrate: str | Path | None = None,
     with_mtp: bool = False,
     with_towers: bool = False,
     cublas_workspace: str | None = None,
@@ -479,11 +499,11 @@ def plan(
 
     global_batch: sequences of a step of all devices; default a micro-batch of each. rows: layouts that are replayed.
     by: order of the layouts; default time where it can be estimated. where: sizes of a layout whose place in the order
-        is asked for, such as "tp=8,pp=16". stack, overlap, nic: as of `time`.
+        is asked for, such as "tp=8,pp=16". stack, overlap, nic, calibrate: as of `time`.
     options: as of `memory`; sizes of groups that are given hold for all layouts.
     """
-    from .questions.runs import RunQuestion, ask_plan, plan_settings
-    from .questions.times import TimeOptions, layout_time_settings
+    from .questions.runs import RunQuestion, plan_settings
+    from .questions.times import TimeOptions, ask_timed_plan
     from .studies.plan import Order
 
     parsed = options_of(options, run=True, layout=True)
@@ -495,14 +515,16 @@ def plan(
         stack=None if stack is None else text("--stack", stack, "maxtext"),
         overlap=None if overlap is None else text("--overlap", overlap, "none"),
         nic=nic,
+        calibrate=calibrate,
     )
-    return ask_plan(
+    return ask_timed_plan(
         question,
+        time_options,
         number("--global-batch", global_batch),
         whole("--rows", rows),
         by,
         None if where is None else text("--where", where, "tp=8"),
-        layout_time_settings(question, by, time_options),
+        parsed.read,
     )
 
 
@@ -521,6 +543,7 @@ def time(
     nic: float | str | None = None,
     by_node: int | None = None,
     measured: float | str | None = None,
+    calibrate: str | Path | None = None,
     with_mtp: bool = False,
     **options: Any,
 ) -> ReportedAnswer:
@@ -535,6 +558,7 @@ def time(
     stack: software that is priced; default that of the framework or the engine. overlap: none, dp, tp or all.
     nic: GB/s of each device's network. by_node: levels of the model's tree that the report lists.
     measured: a measured time (8.1, "35ms"), which the report compares with the range.
+    calibrate: a .csv file of measured runs, on which the stack is fitted.
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.
     """
@@ -564,8 +588,131 @@ def time(
         server=server,
         by_node=None if by_node is None else whole("--by-node", by_node),
         measured=measured,
+        calibrate=calibrate,
     )
-    return ask_time(question, time_options, is_given)
+    return ask_time(question, time_options, is_given, parsed.read)
+
+
+def serve(
+    model: Model,
+    hardware: str,
+    input: int | str,
+    output: int | str,
+    *,
+    engine: str | None = None,
+    quantize: str | None = None,
+    kv_dtype: str | None = None,
+    price: float | str | None = None,
+    concurrency: int | str | None = None,
+    rate: float | str | None = None,
+    ttft: float | str | None = None,
+    tpot: float | str | None = None,
+    prefix_hit: float | str | None = None,
+    devices: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
+    dp: int | None = None,
+    ep: int | None = None,
+    stack: str | None = None,
+    nic: float | str | None = None,
+    calibrate: str | Path | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Finds servers under load: `.result.chosen` is the cheapest that keeps the limits, `.ok` whether there is one;
+    `.result.servers` are all that fit by the engine's own rule, `.result.curves` their times by concurrency,
+    `.result.front` the Pareto front.
+
+    input, output: tokens of a prompt and of an answer. engine: vllm (default), sglang or tensorrt-llm.
+    quantize, kv_dtype: formats to try, with commas between them; `auto` is the published one.
+    price: money of a device and hour. concurrency: requests at any time. rate: requests per second, in its place.
+    ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
+        that is cached.
+    devices, tp, pp, dp, ep: the layout, which is the only one then; devices alone are those of the whole server.
+    stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.
+    Raises `InputError` for what is not modelled.
+    """
+    from .questions.serving import ServeOptions, ask_serve
+    from .sources.hardware import find_hardware
+
+    parsed = options_of(options)
+    sizes = {"devices": devices, "tp": tp, "pp": pp, "dp": dp, "ep": ep}
+    texts = {"engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack}
+    checked: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
+    checked |= {name: None if value is None else text(option(name), value, "auto") for name, value in texts.items()}
+    serve_options = ServeOptions(
+        whole("--input", length_of("--input", input)),
+        whole("--output", length_of("--output", output)),
+        number("--concurrency", concurrency),
+        rate,
+        ttft,
+        tpot,
+        price=price,
+        prefix_hit=prefix_hit,
+        nic=nic,
+        calibrate=calibrate,
+        **checked,
+    )
+    accelerator = find_hardware(text("--hardware", hardware, "h100"))
+    return ask_serve(parsed.read(model), accelerator, serve_options, parsed.read)
+
+
+def cost(
+    model: Model,
+    hardware: str,
+    phase: MemoryPhase | None = None,
+    *,
+    tokens: int | str | None = None,
+    requests: int | str | None = None,
+    input: int | str | None = None,
+    output: int | str | None = None,
+    concurrency: int | str | None = None,
+    price: float | str | None = None,
+    power: float | str | None = None,
+    step: float | str | None = None,
+    global_batch: int | str | None = None,
+    engine: str | None = None,
+    stack: str | None = None,
+    overlap: str | None = None,
+    nic: float | str | None = None,
+    **options: Any,
+) -> ReportedAnswer:
+    """Computes days, device hours, energy and money of a run: `.result.cost.days` and so on, each with `.estimate`,
+    `.low` and `.high`.
+
+    tokens: of a training run ("15T"), with the fastest layout of `devices` that fits. step: seconds of a measured step.
+    requests: to serve, each with `input` and `output` tokens, on the cheapest server. concurrency, engine: of it.
+    price: money of a device and hour. power: watts of a device; default its TDP.
+    global_batch: sequences of a step; default about 4M tokens. stack, overlap, nic: as of `time`.
+    options: as of `memory`.
+    Raises `InputError` for what is not modelled, and where nothing fits.
+    """
+    from .questions.costs import CostOptions, ask_cost
+    from .questions.runs import RunQuestion
+
+    parsed = options_of(options, run=True, layout=True)
+    run = run_of(parsed, text("--hardware", hardware, "h100"), phase, frozenset(), None)
+    texts = {"engine": engine, "stack": stack, "overlap": overlap}
+    cost_options = CostOptions(
+        tokens=_count_of("--tokens", tokens),
+        requests=_count_of("--requests", requests),
+        input=number("--input", input),
+        output=number("--output", output),
+        concurrency=number("--concurrency", concurrency),
+        price=price,
+        power=power,
+        step=step,
+        global_batch=number("--global-batch", global_batch),
+        nic=nic,
+        **{name: None if value is None else text(option(name), value, "none") for name, value in texts.items()},
+    )
+    return ask_cost(RunQuestion(**vars(run), preset=parsed.read(model)), cost_options)
+
+
+def _count_of(where: str, value: Any) -> int | None:
+    """A count such as 15T; None for none."""
+    from .units import parse_count
+
+    return None if value is None else parse_count(str(value), where)
 
 
 def compare(
@@ -579,24 +726,35 @@ def compare(
     sort: str | None = None,
     seq: int | str | None = None,
     kv_dtype: str = "bf16",
+    hardware: str | None = None,
+    users: int | str | None = None,
     **options: Any,
 ) -> ReportedAnswer:
     """Compares models: sizes, ratios of sizes, cost per token; `.result` has a pair (preset, quantities) of each.
 
     all: every preset that the filters take: kind, attention, moe, min_params, max_params.
     sort: quantity to order by, smallest first; default the order given. options: `set`, `head`, `allow_unknown`.
+    hardware: accelerator on which a token of each of `users` sequences (default 1) is timed.
     """
     from .questions.comparisons import ask_compare, check_compared
     from .questions.listings import select_presets
+    from .sources.hardware import find_hardware
 
     kv_dtype = options.pop("dtype", kv_dtype)
     parsed, selection = options_of(options), selection_of(kind, attention, moe, min_params, max_params)
     check_compared(bool(models), all, selection)
-    if all and not (parsed.reading.get("set") or parsed.reading.get("head")):
-        return ask_compare(select_presets(selection), tokens_of(seq), cache_format_of(kv_dtype), sort)
-    chosen = [preset.name for preset, _ in select_presets(selection)] if all else models
+    compared: list[tuple[Any, Any]] = select_presets(selection) if all else []
+    if not all or parsed.reading.get("set") or parsed.reading.get("head"):
+        chosen = [preset.name for preset, _ in compared] if all else models
+        compared = [(parsed.read(model), None) for model in chosen]
+    accelerator = None if hardware is None else find_hardware(text("--hardware", hardware, "h100"))
     return ask_compare(
-        [(parsed.read(model), None) for model in chosen], tokens_of(seq), cache_format_of(kv_dtype), sort
+        compared,
+        tokens_of(seq),
+        cache_format_of(kv_dtype),
+        sort,
+        hardware=accelerator,
+        users=number("--users", users),
     )
 
 
@@ -800,13 +958,15 @@ def schema() -> dict[str, Any]:
 def plot(picture: Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:
     """Draws an answer, as a figure of matplotlib, which a notebook shows.
 
-    picture: memory, schedule, params, kv, flops, shape or aspect. models: one for memory, none for schedule and aspect.
-    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture.
+    picture: memory, schedule, time, serve, roofline, params, kv, flops, shape or aspect.
+    models: one for memory, time, serve and roofline, none for schedule and aspect.
+    output: a .svg, .png or .pdf file that is written too. options: those of `llmcalc plot` with that picture; the
+        tokens of an answer of serve are `output_tokens`.
     Raises `InputError` for an option that the picture does not have, and `MissingExtra` without matplotlib.
     """
     from .drawing import draw
 
-    return draw(picture, models, output, options)
+    return draw(picture, models, output, options, {"time": time, "serve": serve})
 
 
 def web(

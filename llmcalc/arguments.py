@@ -101,6 +101,12 @@ class Options(NamedTuple):
         """Returns the model, with the changes that the call requests."""
         return preset_of(model, **self.reading)
 
+    def read_draft(self, draft: Model | None) -> Preset | None:
+        """A draft beside the model, without the changes of the call; None without one."""
+        if draft is None:
+            return None
+        return preset_of(draft, allow_unknown=self.reading.get("allow_unknown", False))
+
     def gives(self, phase: Any) -> Callable[[str], bool]:
         """Whether the call sets a setting of this name. phase: its phase; None for no phase."""
         return lambda name: (phase if name == "phase" else self.settings.get(name)) is not None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .arguments import Model, cache_format_of, options_of, run_of, selection_of, tokens_of
+from .arguments import READING, Model, cache_format_of, options_of, run_of, selection_of, tokens_of
 from .errors import InputError
 from .optional import included
 from .plots import pictures
@@ -19,11 +20,29 @@ if TYPE_CHECKING:
 
     from .device_memory.settings import MemoryPhase
     from .parallel.layout import Schedule
+    from .reports.answer import ReportedAnswer
+
+Ask: TypeAlias = "Callable[..., ReportedAnswer]"
 
 
-def draw(picture: str, models: Sequence[Model], output: str | Path | None, options: Mapping[str, Any]) -> Figure:
-    """Draws a picture, and optionally writes it to a file. Its arguments are those of `llmcalc.plot`."""
-    function = DRAWN[one_of("PICTURE", picture, pictures.Picture)]
+def draw(
+    picture: str,
+    models: Sequence[Model],
+    output: str | Path | None,
+    options: Mapping[str, Any],
+    answers: Mapping[str, Ask],
+) -> Figure:
+    """Draws a picture, and optionally writes it to a file. Its arguments are those of `llmcalc.plot`.
+
+    answers: the functions of the API whose answers are drawn, by name.
+    """
+    drawn: dict[str, Callable[..., Figure]] = {
+        **DRAWN,
+        "time": partial(_time, answers["time"]),
+        "serve": partial(_serve, answers["serve"]),
+        "roofline": partial(_roofline, answers["time"]),
+    }
+    function = drawn[one_of("PICTURE", picture, pictures.Picture)]
     path = None if output is None else Path(output)
     if path is not None:
         format_of(path)
@@ -108,6 +127,20 @@ def _schedule(*, pp: int, num_microbatches: int, vpp: int = 1, schedule: Schedul
     return pictures.schedule_picture(layout, timetable)
 
 
+def _time(ask: Ask, model: Model | None = None, *, by_node: int = 3, **options: Any) -> Figure:
+    return pictures.time_picture(lambda: ask(model, **options), whole("--by-node", by_node, 1, 8))
+
+
+def _roofline(ask: Ask, model: Model, *, phase: MemoryPhase | None = None, **options: Any) -> Figure:
+    preset = options_of({name: options.pop(name) for name in READING if name in options}).read(model)
+    phases = pictures.roofline_phases(preset.model.kind, phase or "inference")
+    return pictures.roofline_picture(lambda phase: ask(preset, phase=phase, **options), phases)
+
+
+def _serve(ask: Ask, model: Model, *, input: int | str, output_tokens: int | str, **options: Any) -> Figure:
+    return pictures.serve_picture(lambda: ask(model, input=input, output=output_tokens, **options))
+
+
 DRAWN: Mapping[str, Callable[..., Figure]] = {
     "memory": _memory,
     "schedule": _schedule,
@@ -117,4 +150,4 @@ DRAWN: Mapping[str, Callable[..., Figure]] = {
     "shape": _shape,
     "aspect": _aspect,
 }
-"""Name of a picture → the function that draws it."""
+"""Name of a picture → the function that draws it; those of time ask a function of the API."""

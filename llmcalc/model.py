@@ -24,7 +24,7 @@ from .components.towers import Tower, TowerName, check_widths
 from .components.towers import record as record_towers
 from .flow.axis import Axis
 from .flow.record import Flow
-from .flow.tree import Node
+from .flow.tree import Node, Role
 from .flow.value import Value, Weight
 from .optional import TOWERS
 from .workload.rows import LOGITS, SOURCE, TOKENS, Rows
@@ -38,8 +38,10 @@ if TYPE_CHECKING:
     from .components.idle import UnusedEmbedding
     from .components.mtp import MultiTokenPrediction
     from .components.pooler import Pooler
+    from .components.proposal import Proposal
 else:
     Pooler, ContactHead = only("pooler:Pooler"), only("contact_head:ContactHead")
+    Proposal = only("proposal:Proposal")
     MultiTokenPrediction, UnusedEmbedding = only("mtp:MultiTokenPrediction"), only("idle:UnusedEmbedding")
 
 
@@ -47,6 +49,8 @@ class ModelSpec(Part):
     """A model architecture: all fields that are needed to count it and to run it.
 
     vocab_size: the size of the vocabulary.
+    additional_vocab_size: the number of further rows of the embedding, of tokens that the head does not score (image
+        tokens of Llama 3.2 Vision and Molmo 2); none by default.
     hidden_size: the width of the residual stream.
     tie_word_embeddings: whether the head uses the embedding's weight.
     embedding_size: the width of a factorized embedding, with a projection to hidden_size, and one back before whatever
@@ -64,11 +68,15 @@ class ModelSpec(Part):
     pooler: one vector per sequence, with optional scores of it, beside the head (BERT); none by default.
     contact_head: scores of token pairs from all attention maps (ESM); none by default.
     mtp: multi-token-prediction modules (DeepSeek-V3); none by default.
+    proposal: the terms of a block draft's logits beside its head (DSpark, Domino); none by default.
+    from_target: the parts of a draft of speculative decoding that are its target's, `embed_tokens`, `lm_head` or both:
+        they run with the target's weights, and the draft's totals leave these out; none by default.
     towers: name → vision encoder, audio encoder or projector beside the text model; none by default. Totals exclude
         them by default.
     """
 
     vocab_size: Vocab
+    additional_vocab_size: Vocab | None = None
     hidden_size: HiddenSize
     tie_word_embeddings: Flag
     embedding_size: Width | None = None
@@ -83,6 +91,8 @@ class ModelSpec(Part):
     pooler: Pooler | None = None
     contact_head: ContactHead | None = None
     mtp: MultiTokenPrediction | None = None
+    proposal: Proposal | None = None
+    from_target: tuple[Literal["embed_tokens", "lm_head"], ...] = ()
     towers: dict[TowerName, Tower] = Field(default={}, max_length=100)
 
     renamed: ClassVar[Mapping[str, str]] = {"pooler_labels": "pooler = { num_labels = … }"}
@@ -101,6 +111,11 @@ class ModelSpec(Part):
         if self.encoder is not None and self.decoder is not None and not self.decoder.block.reads_encoder():
             raise ValueError("decoder.block.cross_attention: an encoder-decoder needs one")
         self._check_main()
+        self._check_from_target()
+        if self.additional_vocab_size is not None and (self.tie_word_embeddings or self.kind == "encoder-decoder"):
+            raise ValueError(
+                "additional_vocab_size: is for a model of one stack with tie_word_embeddings = false; expected none"
+            )
         if self.encoder is not None and self.decoder is not None:
             self._check_encoder(self.encoder)
         elif self.shared_positions:
@@ -129,6 +144,27 @@ class ModelSpec(Part):
             )
         if self.main.stem is not None:
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
+
+    def _check_from_target(self) -> None:
+        """Raises `ValueError` if another model than a draft takes parts of a target."""
+        streams = None if self.decoder is None else self.decoder.streams
+        if not self.from_target:
+            return
+        if getattr(streams, "type", "") != "target_states":
+            raise ValueError(
+                "from_target: only a draft takes parts of a target; expected decoder.streams of type 'target_states'"
+            )
+        if "lm_head" in self.from_target and (
+            not isinstance(self.head, LMHead) or self.head.draft_vocab_size is not None or self.tie_word_embeddings
+        ):
+            raise ValueError(
+                "from_target: 'lm_head' is an untied language-model head over the target's vocabulary; expected one, "
+                "or from_target without it"
+            )
+
+    def _role(self, name: str) -> Role:
+        """The role of the embedding or of the head: `shared` if it is the target's."""
+        return "shared" if name in self.from_target else "own"
 
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the encoder of an encoder-decoder has no input of its width."""
@@ -185,7 +221,7 @@ class ModelSpec(Part):
 
     def on_output(self) -> list[OutputPart]:
         """The parts that read the model's output in addition to the head."""
-        parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp)
+        parts: tuple[OutputPart | None, ...] = (self.pooler, self.contact_head, self.mtp, self.proposal)
         return [part for part in parts if part is not None]
 
     @property
@@ -211,6 +247,7 @@ class ModelSpec(Part):
         """Returns a copy with changed fields, which records its own tree."""
         copy = super().model_copy(update=update, deep=deep)
         copy.__dict__.pop("recorded", None)
+        copy.__dict__.pop("shared_program", None)
         return copy
 
     def with_dropout(self, probability: float | None) -> Self:
@@ -220,6 +257,11 @@ class ModelSpec(Part):
         places = ATTENTION_ALONE if self.dropout is None else self.dropout
         return self.model_copy(update={"dropout": places.with_probability(probability)})
 
+    @cached_property
+    def shared_program(self) -> Flow:
+        """The program, recorded once for callers that only read it."""
+        return self.program()
+
     def program(self, flow: Flow | None = None) -> Flow:
         """The program of the model: its steps from tokens to output.
 
@@ -228,14 +270,18 @@ class ModelSpec(Part):
         f = Flow() if flow is None else flow
         f.dropouts = {} if self.dropout is None else self.dropout.probabilities()
         hidden, vocab = Axis("hidden", self.hidden_size), Axis("vocab", self.vocab_size)
+        rows = (
+            vocab if self.additional_vocab_size is None else Axis("vocab", self.vocab_size + self.additional_vocab_size)
+        )
         narrow = hidden if self.embedding_size is None else Axis("embedding", self.embedding_size)
         two = self.kind == "encoder-decoder"
         if two and self._reads_own_input:
             table = f.unread_table("embed_tokens", vocab, narrow, kind="embedding")
             x = Value(self._source_rows, (narrow,))
         else:
-            rows = self._source_rows if two else TOKENS
-            x, table = f.table("embed_tokens", vocab, narrow, of=rows, kind="embedding")
+            source = self._source_rows if two else TOKENS
+            role = self._role("embed_tokens")
+            x, table = f.table("embed_tokens", rows, narrow, of=source, kind="embedding", role=role)
         if self.unused_embedding is not None:
             f.part("unused_embedding", self.unused_embedding, x, role="idle", vocab=vocab)
         x = x if two else self._widened(f, x, hidden)
@@ -303,7 +349,12 @@ class ModelSpec(Part):
             output = table if self.tie_word_embeddings else None
             if self.mtp is not None and output is None:
                 output = Weight("lm_head", (vocab,), x.axes)
-            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=narrow, output=output)
+            role = self._role("lm_head")
+            f.result = f.part("lm_head", self.head, x, vocab=vocab, width=narrow, output=output, role=role)
+            if self.proposal is not None:
+                tokens = self.head.draft_vocab_size
+                proposed = vocab if tokens is None else Axis("vocab", tokens)
+                f.part("proposal", self.proposal, last, vocab=vocab, proposed=proposed)
             if self.mtp is not None:
                 assert output is not None
                 self.mtp.flow(f, last, self.main, vocab, table, output)
@@ -327,7 +378,8 @@ def _reference() -> type[nn.Module]:
 
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.
-        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]).
+        with_mtp: whether to return (logits, [logits of each multi-token-prediction module]); of a block's draft,
+            (logits, [score of acceptance]), with an empty list where it has none.
         with_pooled: whether to return (logits, output of the pooler).
         mla, grouped_experts, expert_capacity: as in `Run`.
         """
@@ -339,7 +391,7 @@ def _reference() -> type[nn.Module]:
             last = spec.encoder if spec.decoder is None else spec.decoder  # the stack that computes the output
             assert last is not None
             top = self._mapped_back(spec, last)
-            self.embed_tokens = nn.Embedding(spec.vocab_size, width)
+            self.embed_tokens = nn.Embedding(spec.vocab_size + (spec.additional_vocab_size or 0), width)
             nn.init.normal_(self.embed_tokens.weight, std=0.02)
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(Context(width), spec.vocab_size)
@@ -370,8 +422,16 @@ def _reference() -> type[nn.Module]:
                 output: Any = self.lm_head if spec.head.transform is None else self.lm_head.decoder
                 if spec.tie_word_embeddings:
                     output.weight = self.embed_tokens.weight
+                if spec.proposal is not None:
+                    tokens = spec.head.draft_vocab_size or spec.vocab_size
+                    self.proposal = spec.proposal.reference(Context(hidden), spec.vocab_size, tokens)
                 if spec.mtp is not None:
                     self.mtp = spec.mtp.reference(Context(hidden), last, output.weight)
+            for name in spec.from_target:  # not a parameter of this model
+                module: Any = self.get_submodule(name)
+                weight = module.weight
+                del module.weight
+                module.weight = weight.detach().requires_grad_()
             if spec.towers:
                 self.towers = nn.Module()
                 for name, tower in spec.towers.items():
@@ -438,6 +498,10 @@ def _reference() -> type[nn.Module]:
             if hasattr(self, "pooler"):
                 pooled, scores = self.get_submodule("pooler")(x)
             out = self._output(pooled if self.scores_pooled else None, x, last_only)
+            if hasattr(self, "proposal"):
+                term, score = self.get_submodule("proposal")(x[:, -1:] if last_only else x, ids[:, -out.shape[1] :])
+                out = out + term
+                return (out, [] if score is None else [score]) if with_mtp else out
             if with_pooled:
                 return out, scores
             return (out, self.mtp(x, ids, self.embed_tokens, mla, **experts)) if with_mtp else out

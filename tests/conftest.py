@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -14,6 +15,8 @@ from llmcalc.cli.main import main
 from tests.quick import QUICK, SLOW
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # tests start hundreds of processes: the first compiles, for all
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -17,6 +17,7 @@ import io
 import json
 import os
 import random
+import re
 import struct
 import sys
 import tempfile
@@ -249,13 +250,19 @@ COUNTS: tuple[tuple[str, ...], ...] = (
 )  # fmt: skip
 
 
+MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
+
+
 def config(r: random.Random) -> Input:
     table = damaged(r.choice(CONFIGS), r)
     content = broken(json_of(table), r) if r.random() < 0.2 else json_of(table)
     command = r.choice(COUNTS)
     if r.random() < 0.1:
         return Input((command[0], "-", *command[1:]), {}, stdin=content)
-    return Input((command[0], "config.json", *command[1:]), {"config.json": content})
+    files = {"config.json": content}
+    if r.random() < 0.1:  # how ModelOpt stores the weights
+        files["hf_quant_config.json"] = broken(json_of(damaged(MODELOPT, r)), r)
+    return Input((command[0], "config.json", *command[1:]), files)
 
 
 def description(r: random.Random) -> Input:
@@ -322,7 +329,7 @@ def launch(r: random.Random) -> Input:
     elif r.random() < 0.5 and name.endswith(".toml"):
         content = toml_bytes(damaged(tomllib.loads(content.decode()), r))
     elif r.random() < 0.5 and name.endswith((".yaml", ".yml")):
-        content = yaml_bytes(damaged(yaml_table(content), r))
+        content = b"\n---\n".join(yaml_bytes(damaged(document, r)) for document in yaml_documents(content))
     else:
         content = broken(content, r)
     target_ = ("gpt2",) if name.startswith(("trainer", "accelerate", "deepspeed", "unsloth")) else ()
@@ -332,10 +339,10 @@ def launch(r: random.Random) -> Input:
     return Input(("memory", *target_, "--launch", name, *seconds, *unknown), {**more, name: content})
 
 
-def yaml_table(text: bytes) -> Any:
+def yaml_documents(text: bytes) -> list[Any]:
     import yaml
 
-    return yaml.safe_load(text)
+    return list(yaml.safe_load_all(text))
 
 
 def yaml_bytes(table: Any) -> bytes:
@@ -478,6 +485,18 @@ def log(r: random.Random) -> Input:
     return Input(words, {name: content})
 
 
+def measured_runs(r: random.Random) -> Input:
+    rows = "phase,users,seq,tp,seconds\ndecode,1,64,1,9ms\ndecode,8,64,,11ms\nprefill,1,64,1,0.2s\n"
+    cells = (*WEIRD, "seconds", "9" * 5000, "-1", "nan", '"', ",", "")
+    for _ in range(r.randrange(4)):
+        cell = r.choice(re.findall(r"[^,\n]+", rows) or ["a"])
+        rows = rows.replace(cell, str(r.choice(cells)), r.randrange(1, 3))
+    content = rows.encode("utf-8", "surrogatepass")
+    content = broken(content, r) if r.random() < 0.4 else content
+    words = ("time", "gpt2", "--hardware", "h100", "--calibrate", "rows.csv")
+    return Input(words, {"rows.csv": content}, size=r.choice((0, 0, 2**34)))
+
+
 READERS: dict[str, Callable[[random.Random], Input]] = {
     "config": config,
     "description": description,
@@ -491,6 +510,7 @@ READERS: dict[str, Callable[[random.Random], Input]] = {
     "index": index,
     "diff": difference,
     "log": log,
+    "measured runs": measured_runs,
 }
 
 

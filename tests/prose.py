@@ -9,12 +9,17 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import cache
+from typing import Any
 
 import llmcalc
+from llmcalc.accelerator import Hardware
 from llmcalc.flow.tree import Node, Place
 from llmcalc.model import ModelSpec
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import model_names
 from llmcalc.studies.compare import StackShape, stack_shape
+from llmcalc.studies.plan import bubble
 from llmcalc.studies.selection import attention_kinds, has_experts
 from llmcalc.workload.counting import Pairs
 from llmcalc.workload.execution import LatentForm
@@ -107,6 +112,35 @@ def dense_decoders(least: float) -> tuple[str, ...]:
         and attention_kinds(spec(name)) <= heads
         and total(name) >= least
     )
+
+
+@cache
+def accelerator(name: str) -> Hardware:
+    """The record of an accelerator."""
+    return find_hardware(name)
+
+
+def balance(name: str) -> float:
+    """FLOPs that an accelerator computes in 16 bits in the time in which it reads a byte."""
+    hardware = accelerator(name)
+    return hardware.peak("bfloat16") / hardware.bandwidth()
+
+
+def time_of(name: str, hardware: str, part: str = "", **options: Any) -> float:
+    """Seconds of a step, a prompt or a token as `llmcalc time` estimates them, or of one of its parts."""
+    document = llmcalc.time(spec(name), hardware=hardware, **options).document
+    return float(document["parts"][part] if part else document["seconds"]["estimate"])
+
+
+def idle_share(stages: int, micro_batches: int, chunks: int = 1) -> str:
+    """The share of a step in which a rank of a pipeline waits, in percent."""
+    layout = Layout(pp=stages, vpp=chunks, schedule="interleaved" if chunks > 1 else "1f1b")
+    return percent(bubble(layout, micro_batches))
+
+
+def milliseconds(seconds: float, digits: int = 1) -> str:
+    """In units of 10⁻³ s: 4.8 ms."""
+    return f"{seconds * 1e3:,.{digits}f} ms"
 
 
 def number(value: float | Fraction, digits: int = 2) -> str:

@@ -18,9 +18,11 @@ LAUNCH = Path(__file__).parent / "data" / "launches" / "llama3_70b_2026.toml"
 ANSWERED: dict[str, tuple[str, ...]] = {
     "a plan for the most devices": ("plan", "llama3-8b", "--hardware", "h100", "--devices", "1048576"),
     "a plan of a large mixture for the most devices": (
-        "plan", "deepseek-v3", "--hardware", "h100", "--devices", "1048576",
+        "plan", "deepseek-v3", "--hardware", "h100", "--devices", "1048576", "--rows", "1",
     ),
-    "a plan for a large prime": ("plan", "llama3-8b", "--hardware", "h100", "--devices", "1048573"),
+    "a plan for a large prime": (
+        "plan", "llama3-8b", "--hardware", "h100", "--devices", "1048573", "--rows", "1",
+    ),
     "a fit for the most devices": ("fit", "llama3-8b", "--hardware", "h100", "--devices", "1048576"),
     "serving on the most devices": (
         "fit", "llama3-8b", "--hardware", "h100", "--devices", "1048576", "--phase", "decode",

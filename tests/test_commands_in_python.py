@@ -82,6 +82,23 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: llmcalc.time(hardware="h100", launch="run.sh"),
         "time --hardware h100 --launch run.sh",
     ),
+    "serve": (
+        lambda: llmcalc.serve("gpt2", "h100", "256", 64, concurrency=8, tpot="20ms", price=2.5, tp=1, kv_dtype="fp8"),
+        "serve gpt2 --hardware h100 --input 256 --output 64 --concurrency 8 --tpot 20ms --price 2.5 --tp 1 "
+        "--kv-dtype fp8",
+    ),
+    "cost": (
+        lambda: llmcalc.cost("gpt2", "h100", tokens="1B", devices=2, seq=512, step="0.5s", price=2, power=400),
+        "cost gpt2 --hardware h100 --tokens 1B --devices 2 --seq 512 --step 0.5s --price 2 --power 400",
+    ),
+    "cost of requests": (
+        lambda: llmcalc.cost("gpt2", "h100", requests="1M", input=256, output=64, devices=1, concurrency=4),
+        "cost gpt2 --hardware h100 --requests 1M --input 256 --output 64 --devices 1 --concurrency 4",
+    ),
+    "time, calibrated": (
+        lambda: llmcalc.time("gpt2", "h100", seq=64, calibrate="rows.csv"),
+        "time gpt2 --hardware h100 --seq 64 --calibrate rows.csv",
+    ),
     "plan by time": (
         lambda: llmcalc.plan("gpt2", "h100", devices=2, seq=64, rows=1, where="tp=2", nic=50, stack="maxtext"),
         "plan gpt2 --hardware h100 --devices 2 --seq 64 --rows 1 --where tp=2 --nic 50 --stack maxtext",
@@ -134,6 +151,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "llmcalc.toml").write_text(BUDGET)
     (tmp_path / "run.sh").write_text(LAUNCH)
     (tmp_path / "server.log").write_text(LOG)
+    (tmp_path / "rows.csv").write_text("users,seconds\n1,2ms\n2,2ms\n8,3ms\n")
     header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
     (tmp_path / "gpt2.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(32))
     git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org")
@@ -182,6 +200,21 @@ def test_a_conversion_and_the_schema_are_the_commands(run: Any) -> None:
 PICTURES: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "memory": (("gpt2",), {"phase": "training", "seq": 64}, "gpt2 --phase training --seq 64"),
     "schedule": ((), {"pp": 2, "num_microbatches": 4}, "--pp 2 --num-microbatches 4"),
+    "time": (
+        ("gpt2",),
+        {"hardware": "h100", "seq": 64, "global_batch": 4, "by_node": 2},
+        "gpt2 --hardware h100 --seq 64 --global-batch 4 --by-node 2",
+    ),
+    "serve": (
+        ("gpt2",),
+        {"hardware": "h100", "input": 64, "output_tokens": 32, "tpot": "20ms"},
+        "gpt2 --hardware h100 --input 64 --output 32 --tpot 20ms",
+    ),
+    "roofline": (
+        ("gpt2",),
+        {"hardware": "h100", "seq": 64, "users": 4, "set": ["num_hidden_layers=2"]},
+        "gpt2 --hardware h100 --seq 64 --users 4 --set num_hidden_layers=2",
+    ),
     "params": (("gpt2", "gpt2-xl"), {}, "gpt2 gpt2-xl"),
     "kv": (("gpt2",), {"kv_dtype": "fp8"}, "gpt2 --kv-dtype fp8"),
     "flops": (("gpt2",), {}, "gpt2"),
@@ -218,7 +251,7 @@ def test_the_page_is_served_and_copied(tmp_path: Path, monkeypatch: pytest.Monke
     server.close()
 
 
-OF_THE_OUTPUT = {"format", "output", "notes", "table", "junit", "offline", "help_all"}
+OF_THE_OUTPUT = {"format", "output", "output_file", "notes", "table", "junit", "offline", "help_all"}
 """Options that the command line has alone; `convert` returns its text, and `plot` has an output."""
 
 
@@ -236,7 +269,7 @@ def options_of(command: str) -> set[str]:
 
 
 WITH_ANY = {"params": {"rank": True}, "flops": {"rank": True}, "kv": {"rank": True}, "explain": {"rank": True}}
-WITH_ANY |= {name: {"run": True, "layout": True} for name in ("memory", "fit", "plan", "time")}
+WITH_ANY |= {name: {"run": True, "layout": True} for name in ("memory", "fit", "plan", "time", "cost")}
 WITH_ANY |= {"verify": {"layout": True}}
 """Command → the groups of options that its function takes as `**options`."""
 
@@ -300,6 +333,12 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
     (lambda: llmcalc.hardware("h1000"), "no accelerator"),
     (lambda: llmcalc.plot("bars", "gpt2"), "PICTURE: 'bars' is not known"),  # type: ignore[arg-type]
     (lambda: llmcalc.plot("aspect", "gpt2"), "plot aspect: too many positional arguments"),
+    (
+        lambda: llmcalc.plot("roofline", "gpt2", hardware="h100", phase="training"),
+        "--phase training: has no roofline; expected prefill or decode",
+    ),
+    (lambda: llmcalc.plot("serve", "gpt2", hardware="h100", input=64), "plot serve: missing a required"),
+    (lambda: llmcalc.plot("time", "gpt2"), "--hardware: missing"),
     (lambda: llmcalc.plot("params", "gpt2", output="x.gif"), "--output x.gif: "),
     (lambda: llmcalc.web(port=-1, browser=False, export="."), "--export: .: is not empty"),
 ]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Iterable
 from functools import cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,8 @@ import documents  # noqa: E402
 import running  # noqa: E402
 
 TOLD = documents.described()
+FOLDER = ROOT
+"""The folder of the documents that are printed; `shared_documents` sets it."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +34,23 @@ def files(tmp_path: Path) -> Any:
         yield
 
 
+@pytest.fixture(autouse=True, scope="session")
+def shared_documents(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Puts the documents where all processes of a test run find them."""
+    global FOLDER
+    folder = tmp_path_factory.getbasetemp()
+    FOLDER = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @cache
 def found(command: str) -> list[dict[str, Any]]:
-    return documents.documents_of(command)
+    """The documents that a command prints, from whichever process of the test run printed them first."""
+    file = FOLDER / f"documents-{sha256(command.encode()).hexdigest()}.json"
+    if not file.exists():
+        written = file.with_suffix(f".{os.getpid()}")
+        written.write_text(json.dumps(documents.documents_of(command)))
+        written.replace(file)
+    return json.loads(file.read_text())
 
 
 def entries(command: str) -> list[Any]:

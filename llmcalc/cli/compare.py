@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ..studies.compare import SORT_KEYS
 from ..studies.selection import Selection
-from .options import CacheDtype, Seq, TargetsOrNone
+from .hardware import accelerator_option
+from .options import CacheDtype, Seq, TargetsOrNone, size
 from .target_options import Reading, Writing, takes_target
 
 MOST_ON_A_SCREEN = 3
@@ -22,6 +23,8 @@ def command(
     sort: Annotated[str | None, typer.Option("--sort", metavar="KEY", help=SORT_HELP, show_default=False)] = None,
     seq: Seq = None,
     kv_dtype: CacheDtype = "bf16",
+    hardware: Annotated[str | None, accelerator_option(" Adds the time of a token and tokens/s on it.")] = None,
+    users: Annotated[int | None, size("--users", text="Sequences at once on --hardware; default 1.")] = None,
     *,
     selection: Selection,
     reading: Reading,
@@ -33,12 +36,13 @@ def command(
     from ..questions.comparisons import ask_compare, check_compared
     from ..questions.listings import select_presets
     from ..reports.compare import LAYOUTS
+    from ..sources.hardware import find_hardware
 
     check_compared(bool(targets), everything, selection)
-    counted = select_presets(selection) if everything else []
+    models: list[tuple[Any, Any]] = select_presets(selection) if everything else []
     if not everything or reading.changes:  # the filters of --all apply to the models without overrides
-        names = [preset.name for preset, _ in counted] if everything else targets or []
-        answer = ask_compare([(reading.load(name), None) for name in names], seq, kv_dtype, sort, LAYOUTS[writing.fmt])
-    else:
-        answer = ask_compare(counted, seq, kv_dtype, sort, LAYOUTS[writing.fmt])
+        names = [preset.name for preset, _ in models] if everything else targets or []
+        models = [(reading.load(name), None) for name in names]
+    accelerator = None if hardware is None else find_hardware(hardware)
+    answer = ask_compare(models, seq, kv_dtype, sort, LAYOUTS[writing.fmt], accelerator, users)
     writing.show(answer.report(), listing=everything or len(answer.result) > MOST_ON_A_SCREEN)

@@ -15,6 +15,7 @@ from .hardware import accelerator_option
 from .layout_options import takes_rank
 from .options import (
     Batch,
+    DraftOption,
     PairsOption,
     RecomputeOption,
     Source,
@@ -78,6 +79,7 @@ def command(
     devices: Annotated[int | None, size("--devices", text="Number of them; 1 if not given.")] = None,
     dtype: Annotated[str | None, typer.Option("--dtype", metavar="FORMAT", help=DTYPE_HELP, show_default=False)] = None,
     with_mtp: WithMtp = False,
+    draft: DraftOption = None,
     rank_request: RankRequest = NO_RANK_OPTIONS,
     table: TableOption = None,
     *,
@@ -106,6 +108,7 @@ def command(
         include,
         rank_request,
         MeasuredRun(tokens_per_second, hardware, devices, dtype),
+        reading.load_draft(draft),
     )
     reports = []
     for preset in [reading.load(target, include) for target in targets]:

@@ -12,7 +12,7 @@ from ..workload.lengths import MOST_CONTEXT, USUAL
 from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
 from .layout_options import takes_rank
-from .options import Batch, CacheDtype, Source, TableOption, Targets, Users, size
+from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, size
 from .target_options import Reading, Writing, takes_target
 
 SEQ_HELP = (
@@ -34,6 +34,7 @@ def command(
     seq: Annotated[int | None, size("--seq", "-s", text=SEQ_HELP)] = None,
     source: Source = None,
     kv_dtype: CacheDtype = "bf16",
+    draft: DraftOption = None,
     rank_request: RankRequest = NO_RANK_OPTIONS,
     engine: EngineOption = None,
     hardware: Annotated[str | None, accelerator_option(" For --engine.")] = None,
@@ -65,7 +66,8 @@ def command(
         return
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
-    question = CacheQuestion(batch_of(batch, users, "decode") or 1, seq, kv_dtype, source, rank_request)
+    sequences = batch_of(batch, users, "decode") or 1
+    question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, reading.load_draft(draft))
     for preset in [reading.load(target) for target in targets]:
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())

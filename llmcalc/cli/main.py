@@ -25,6 +25,8 @@ COMMANDS = (
     "fit",
     "plan",
     "time",
+    "serve",
+    "cost",
     "plot",
     "compare",
     "diff",
@@ -61,6 +63,10 @@ class LazyGroup(TyperGroup):
 
     def get_help(self, ctx: Any) -> str:
         return printable_help(super().get_help(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Takes `--help-all` as `--help`, which lists all that a group has."""
+        return super().parse_args(ctx, ["--help", *args[1:]] if args[:1] == ["--help-all"] else args)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.names)

@@ -22,7 +22,7 @@ from .engine_options import (
 )
 from .hardware import complete_name
 from .layout_options import takes_layout
-from .options import TableOption, TargetOrNone, WithMtp, WithTowers, is_given
+from .options import DraftOption, TableOption, TargetOrNone, WithMtp, WithTowers, is_given
 from .output import remark
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import Reading, Writing, takes_target
@@ -57,6 +57,7 @@ def command(
     ] = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
+    draft: DraftOption = None,
     hardware: Annotated[
         list[str] | None,
         typer.Option(
@@ -125,7 +126,7 @@ def command(
         with_towers=with_towers,
     )
     with name_in_errors(question.preset):
-        answer = ask_memory(question)
+        answer = ask_memory(question, reading.load_draft(draft))
         report = answer.report()
     writing.show(report, table)
     for fit in answer.fits if answer.accelerators else ():

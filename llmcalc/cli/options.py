@@ -304,27 +304,31 @@ FormatOption: TypeAlias = Annotated[
 ]
 
 
-def _output(path: Path | None) -> Path | None:
-    """Checks the path of --output before anything is computed. `-` is standard output."""
-    if path == Path("-"):
-        return None
-    if path is not None:
-        check_writable(path, "--output")
-    return path
+def _file_option(name: str) -> Any:
+    """Returns the option for the file of the answer, whose path is checked before anything is computed."""
 
+    def checked(path: Path | None) -> Path | None:
+        """`-` is standard output."""
+        if path == Path("-"):
+            return None
+        if path is not None:
+            check_writable(path, name)
+        return path
 
-Output: TypeAlias = Annotated[
-    Path | None,
-    typer.Option(
-        "--output",
+    return typer.Option(
+        name,
         "-o",
         metavar="FILE",
-        callback=_output,
+        callback=checked,
         help="Write to FILE instead of the terminal. - is the terminal.",
         show_default=False,
         rich_help_panel="Output",
-    ),
-]
+    )
+
+
+Output: TypeAlias = Annotated[Path | None, _file_option("--output")]
+OutputFile: TypeAlias = Annotated[Path | None, _file_option("--output-file")]
+"""The file of a command whose `--output` is the tokens of an answer."""
 
 
 def _include_option(part: OptionalPart) -> Any:
@@ -334,6 +338,18 @@ def _include_option(part: OptionalPart) -> Any:
 JunitOption: TypeAlias = Annotated[
     Path | None,
     typer.Option("--junit", metavar="FILE", help="Also write JUnit XML, for CI systems.", show_default=False),
+]
+DraftOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option(
+        "--draft",
+        metavar="TARGET",
+        help="A draft of speculative decoding beside it. Another model, or a draft that reads hidden states (EAGLE, "
+        "DFlash, …): what it adds to the model for which it drafts.",
+        autocompletion=complete_target,
+        show_default=False,
+        rich_help_panel="Model",
+    ),
 ]
 WithMtp: TypeAlias = Annotated[bool, _include_option(MTP)]
 WithTowers: TypeAlias = Annotated[bool, _include_option(TOWERS)]

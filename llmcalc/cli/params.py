@@ -4,11 +4,12 @@ from typing import Annotated
 
 import typer
 
+from ..errors import InputError
 from ..optional import included
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import joined
 from .layout_options import takes_rank
-from .options import TableOption, Targets, WithMtp, WithTowers
+from .options import DraftOption, TableOption, Targets, WithMtp, WithTowers
 from .target_options import Reading, Writing, takes_target
 
 
@@ -18,6 +19,7 @@ def command(
     targets: Targets,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
+    draft: DraftOption = None,
     rank_request: RankRequest = NO_RANK_OPTIONS,
     measure: Annotated[
         bool,
@@ -38,10 +40,12 @@ def command(
     from ..sources.preset import name_in_errors
 
     include = included(with_mtp, with_towers)
-    question = ParamsQuestion(include, rank_request)
+    question = ParamsQuestion(include, rank_request, reading.load_draft(draft))
     reports = []
     for target in targets:
         file_params = params_of_file(target, measure, changed=reading.changes or bool(include), rank=rank_request)
+        if file_params is not None and draft is not None:
+            raise InputError(f"--draft: {target} is counted as it is; expected a model")
         if file_params is not None:
             reports.append(file_params.report())
             continue

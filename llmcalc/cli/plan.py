@@ -12,7 +12,7 @@ from .layout_options import takes_layout
 from .options import TableOption, Target, WithMtp, WithTowers, is_given, size
 from .run_options import CublasWorkspace, takes_settings
 from .target_options import Reading, Writing, takes_target
-from .time_options import NicRate, Overlap, Stack
+from .time_options import Calibrate, NicRate, Overlap, Stack
 
 
 @takes_settings
@@ -46,6 +46,7 @@ def command(
     stack: Stack = None,
     overlap: Overlap = None,
     nic: NicRate = None,
+    calibrate: Calibrate = None,
     with_mtp: WithMtp = False,
     with_towers: WithTowers = False,
     cublas_workspace: CublasWorkspace = None,
@@ -57,8 +58,8 @@ def command(
     """Layouts over many devices that fit, the best first.
     Of training; given group sizes apply to all layouts. Exit code 1 if none fits.
     """
-    from ..questions.runs import RunQuestion, ask_plan, plan_settings
-    from ..questions.times import TimeOptions, layout_time_settings
+    from ..questions.runs import RunQuestion, plan_settings
+    from ..questions.times import TimeOptions, ask_timed_plan
     from ..sources.hardware import find_hardware
     from ..sources.preset import name_in_errors
 
@@ -72,8 +73,10 @@ def command(
         workspace=cublas_workspace,
     )
     with name_in_errors(question.preset):
-        time_settings = layout_time_settings(question, by, TimeOptions(stack=stack, overlap=overlap, nic=nic))
-        answer = ask_plan(question, global_batch, rows, by, where, time_settings)
+        options = TimeOptions(stack=stack, overlap=overlap, nic=nic, calibrate=calibrate)
+        answer = ask_timed_plan(
+            question, options, global_batch, rows, by, where, lambda name: reading.load(name, include)
+        )
         report = answer.report()
     writing.show(report, table)
     if not answer.ok:

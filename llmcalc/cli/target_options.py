@@ -24,6 +24,7 @@ from .options import (
     NotesOption,
     OfflineOption,
     Output,
+    OutputFile,
     Overrides,
     open_output,
 )
@@ -61,6 +62,10 @@ class Reading(NamedTuple):
         for note in (*preset.notes, *missing):
             remark(f"note: {preset.name}: {note}")
         return preset
+
+    def load_draft(self, target: str | None) -> Preset | None:
+        """Reads a draft, without the options that change the TARGET; None without one."""
+        return None if target is None else Reading(allow_unknown=self.allow_unknown).load(target)
 
 
 class Writing(NamedTuple):
@@ -127,8 +132,19 @@ OPTIONS: dict[str, tuple[dict[str, OptionOfCommand], Callable[[dict[str, Any]], 
         },
         lambda chosen: Writing(**chosen),
     ),
+    "writing_file": (
+        {
+            "notes": OptionOfCommand(NotesOption, False),
+            "fmt": OptionOfCommand(FormatOption, "table"),
+            "output_file": OptionOfCommand(OutputFile, None),
+        },
+        lambda chosen: Writing(*chosen.values()),
+    ),
 }
-"""Parameter of a command → (options that replace it, function that combines their values)."""
+"""Parameter of a command → (options that replace it, function that combines their values).
+
+`writing_file` is of commands whose option `--output` is a number of tokens.
+"""
 
 
 def takes_target(command: CommandFunction) -> CommandFunction:

@@ -306,12 +306,15 @@ class TokenMixer(Component):
     """The base class of token mixers: parts that mix information between tokens.
 
     reads_encoder: whether it attends to the encoder's output as well as to its own tokens (class attribute).
+    sees_whole_pass: whether its tokens attend to all tokens of the same pass, as those of a drafted block do (class
+        attribute).
     uncounted: the part of its recurrence that is not a matrix multiplication, which FLOPs leave out; empty where it has
         no recurrence (class attribute).
     """
 
     noun: ClassVar[str] = "mixer"
     reads_encoder: ClassVar[bool] = False
+    sees_whole_pass: ClassVar[bool] = False
     uncounted: ClassVar[str] = ""
 
     def heads(self, width: Any) -> HeadSizes | None:

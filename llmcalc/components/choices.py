@@ -32,6 +32,8 @@ MIXERS = PartChoice(
         "dynamic_mask": "mixers.dynamic_mask:DynamicMaskAttention",
         "merged": "mixers.merged:MergedAttention",
         "relative": "mixers.relative:RelativeAttention",
+        "context": "mixers.context:ContextAttention",
+        "fourier": "mixers.fourier:FourierMixer",
         "none": "base:Nothing",
     },
 )
@@ -70,12 +72,23 @@ LAYERS = PartChoice(
         "altup": "layers.altup:AltUpLayer",
         "shortcut": "layers.shortcut:ShortcutLayer",
         "gated_norm": "layers.gated_norm:GatedNormLayer",
+        "draft": "layers.draft:DraftLayer",
+        "gated_cross": "layers.gated_cross:GatedCrossLayer",
     },
 )
 """Every kind of layer in a stack."""
 
-STREAMS = PartChoice("altup", {"altup": "layers.altup:AltUp", "hyper": "layers.hyper:HyperStreams"})
-"""Parts that split the residual stream into several before the first layer, and merge them after the last."""
+STREAMS = PartChoice(
+    "altup",
+    {
+        "altup": "layers.altup:AltUp",
+        "hyper": "layers.hyper:HyperStreams",
+        "target_states": "target_states:TargetStates",
+    },
+)
+"""Parts that start the residual stream from something else than the embedding alone, or split it into several before
+the first layer and merge them after the last.
+"""
 
 OTHERS = PartChoice(
     "norm",
@@ -91,6 +104,7 @@ OTHERS = PartChoice(
         "contact_head": "contact_head:ContactHead",
         "unused_embedding": "idle:UnusedEmbedding",
         "mtp": "mtp:MultiTokenPrediction",
+        "proposal": "proposal:Proposal",
         "token_types": "token_types:TokenTypes",
         "second_stream": "idle:SecondStream",
     },

@@ -17,7 +17,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.rows import LOGITS, SEQUENCES, Rows
-from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Width
+from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Vocab, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 
@@ -36,6 +36,8 @@ class Transform(Part):
     bias: whether the linear layer has a bias, true by default.
     size: the output width; by default the width of the embedding. Only an untied head can differ (RemBERT).
     norm: the norm, a LayerNorm by default.
+    bottleneck_size: the width of another linear layer with its activation before the linear layer (Ultrabert); none by
+        default.
     """
 
     witness = BY_TORCH
@@ -44,12 +46,15 @@ class Transform(Part):
     bias: Flag = True
     size: Width | None = None
     norm: Norm | None = Norm(type="layernorm")
+    bottleneck_size: Width | None = None
 
 
 class LMHead(Component):
     """A language-model head: logits = x·Wᵀ (+ b) at every requested position.
 
     bias: whether it has a bias, tied or not (GPT-J, BERT); false by default.
+    draft_vocab_size: the number of tokens that a draft can propose, the most frequent ones of the target's vocabulary
+        (EAGLE-3); by default all of the model's.
     transform: the layers before the vocabulary (BERT); none by default.
     """
 
@@ -59,6 +64,7 @@ class LMHead(Component):
 
     type: Literal["lm"] = "lm"
     bias: Flag = False
+    draft_vocab_size: Vocab | None = None
     transform: Transform | None = None
 
     def source(self) -> str:
@@ -71,6 +77,7 @@ class LMHead(Component):
 
         output: the weight that gives the logits, the embedding's if the head is tied; a separate weight by default.
         """
+        vocab = vocab if self.draft_vocab_size is None else Axis("vocab", self.draft_vocab_size)
         if self.transform is None:
             if output is not None and output.is_counted:
                 f.here.about["source"] = "Press & Wolf 2017"
@@ -78,6 +85,10 @@ class LMHead(Component):
         change, dense_axes = self.transform, (x.axes if width is None else (width,))
         if change.size is not None:
             dense_axes = (Axis("transform", change.size),)
+        if change.bottleneck_size is not None:
+            bottleneck = Axis("bottleneck", change.bottleneck_size)
+            x = f.act(f.linear("bottleneck", x, bottleneck, bias=change.bias, rows=LOGITS), change.hidden_act)
+            f.hold(x=x)
         y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=LOGITS), change.hidden_act)
         f.hold(x=y)
         y = y if change.norm is None else f.norm("norm", y, change.norm)
@@ -85,7 +96,7 @@ class LMHead(Component):
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
-        return _reference()(self, context, vocab_size, width or context.hidden_size)
+        return _reference()(self, context, self.draft_vocab_size or vocab_size, width or context.hidden_size)
 
     @classmethod
     def examples(cls) -> list[Self]:
@@ -95,6 +106,8 @@ class LMHead(Component):
             cls(bias=True, transform=Transform()),
             cls(transform=Transform(norm=None, bias=False)),
             cls(transform=Transform(size=7)),
+            cls(draft_vocab_size=5),
+            cls(transform=Transform(bottleneck_size=9, bias=False, norm=None)),
         ]
 
 
@@ -122,6 +135,8 @@ class Classifier(Component):
     def _check(self) -> Self:
         if self.transform is not None and self.transform.size is not None:
             raise ValueError("transform.size: only an untied language-model head can have one; expected none")
+        if self.transform is not None and self.transform.bottleneck_size is not None:
+            raise ValueError("transform.bottleneck_size: only a language-model head can have one; expected none")
         return self
 
     def source(self) -> str:
@@ -168,12 +183,16 @@ def _reference() -> Callable[..., nn.Module]:
             super().__init__()
             assert spec.transform is not None
             self.act, width = spec.transform.hidden_act, spec.transform.size or width
-            self.dense = nn.Linear(context.hidden_size, width, bias=spec.transform.bias)
+            bottleneck, bias = spec.transform.bottleneck_size, spec.transform.bias
+            if bottleneck is not None:
+                self.bottleneck = nn.Linear(context.hidden_size, bottleneck, bias=bias)
+            self.dense = nn.Linear(bottleneck or context.hidden_size, width, bias=bias)
             if spec.transform.norm is not None:
                 self.norm = spec.transform.norm.reference(Context(width))
             self.decoder = nn.Linear(width, vocab_size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
+            x = activate(self.act, self.bottleneck(x)) if hasattr(self, "bottleneck") else x
             x = activate(self.act, self.dense(x))
             logits: Tensor = self.decoder(self.norm(x) if hasattr(self, "norm") else x)
             return logits

@@ -44,7 +44,9 @@ class UnusedEmbedding(Component):
 
 
 class SecondStream(StackPart):
-    """XLNet's initial query-stream vector (mask_emb), used only in pretraining."""
+    """An initial vector that stands beside the tokens: XLNet's query stream, used only in pretraining, or HRM-Text's
+    low-level state.
+    """
 
     witness = BY_TORCH
     kind: ClassVar[str] = "embedding"

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from .. import ops
 from ..algebra import Number
@@ -29,6 +29,10 @@ class Norm(Component):
     weight: whether it has a weight, true by default. OLMo's LayerNorm has neither weight nor bias.
     bias: whether it has a bias; by default only where it has a weight and is not an RMSNorm.
     eps: added to the variance or the mean square, 1e-5 by default.
+    unit_offset: whether the factor is 1 + weight (Gemma), false by default.
+    float32_product: whether the product with the weight is in float32 too, and only the result is in the format of x
+        (Gemma, OLMo 2); by default the product is in the format of x. The backward pass then keeps the normalized
+        values in float32.
     """
 
     witness: ClassVar[Mapping[str, Witness]] = dict.fromkeys(("layernorm", "rmsnorm", "affine"), BY_TORCH)
@@ -39,6 +43,15 @@ class Norm(Component):
     weight: Flag = True
     bias: Flag | None = None
     eps: Real = Field(default=1e-5, ge=0)
+    unit_offset: Flag = False
+    float32_product: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("unit_offset", "float32_product"):
+            if getattr(self, name) and not self.weight:
+                raise ValueError(f"{name}: there is no weight to multiply by; expected false, or weight = true")
+        return self
 
     @property
     def has_bias(self) -> bool:
@@ -67,6 +80,9 @@ class Norm(Component):
             cls(type="rmsnorm", bias=True),
             cls(type="rmsnorm", weight=False),
             cls(type="affine"),
+            cls(type="rmsnorm", float32_product=True),
+            cls(type="rmsnorm", unit_offset=True, float32_product=True),
+            cls(type="layernorm", unit_offset=True),
         ]
 
 
@@ -85,6 +101,7 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: Norm, *shape: int, groups: int = 1) -> None:
             super().__init__()
             self.kind, self.eps, self.groups = spec.type, spec.eps, groups
+            self.unit_offset, self.float32_product = spec.unit_offset, spec.float32_product
             bias = spec.bias if spec.bias is not None else (spec.type != "rmsnorm" and spec.weight)
             self.weight = nn.Parameter(torch.ones(shape)) if spec.weight else None
             self.bias = nn.Parameter(torch.zeros(shape)) if bias else None
@@ -93,15 +110,21 @@ def _reference() -> type[nn.Module]:
             y = x.float().unflatten(-1, (self.groups, -1))
             if self.kind == "layernorm":
                 y = y - y.mean(-1, keepdim=True)
-            normed: torch.Tensor = (
-                (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(x.dtype)
-            )
+            dtype = y.dtype if self.float32_product else x.dtype
+            normed: torch.Tensor = (y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)).flatten(-2).to(dtype)
             return normed
+
+        def factor(self, in_float32: bool = False) -> Any:
+            """The factor of the normalized values: the weight, or 1 + weight."""
+            if self.weight is None or not self.unit_offset:
+                return self.weight
+            return 1 + (self.weight.float() if in_float32 else self.weight)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             y = x if self.kind == "affine" else self._normalize(x)
-            y = y if self.weight is None else y * self.weight
-            return y if self.bias is None else y + self.bias
+            y = y if self.weight is None else y * self.factor(self.float32_product)
+            y = y if self.bias is None else y + self.bias
+            return y.to(x.dtype) if self.float32_product else y
 
     return NormReference
 

@@ -29,7 +29,7 @@ def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool =
         return _cos_sin(run.span(start, end, x.device), dim, theta, x)
 
     cos, sin = run.once(("rope", start, end, dim, theta, x.dtype), turns)
-    return _rotated_back(x, dim, cos, sin) if back else _rotated(x, dim, cos, sin)
+    return _rotated(x, dim, cos, -sin if back else sin)
 
 
 def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
@@ -38,19 +38,25 @@ def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
 
 
 def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor) -> tuple[Tensor, Tensor]:
+    import torch
+
     angles = angles_of(positions, dim, theta)
+    angles = torch.cat([angles, angles], -1)
     return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 
 
 def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates as the classes of transformers do, whose result keeps the order of x's axes."""
     import torch
 
-    first_half, second_half, unrotated = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
-    return torch.cat([first_half * cos - second_half * sin, second_half * cos + first_half * sin, unrotated], -1)
+    turned = x if dim == x.shape[-1] else x[..., :dim]
+    turned = turned * cos + _quarter_turned(turned) * sin
+    return turned if dim == x.shape[-1] else torch.cat([turned, x[..., dim:]], -1)
 
 
-def _rotated_back(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+def _quarter_turned(x: Tensor) -> Tensor:
+    """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second."""
     import torch
 
-    first_half, second_half, unrotated = x[..., : dim // 2], x[..., dim // 2 : dim], x[..., dim:]
-    return torch.cat([first_half * cos + second_half * sin, second_half * cos - first_half * sin, unrotated], -1)
+    half = x.shape[-1] // 2
+    return torch.cat([-x[..., half:], x[..., :half]], -1)

@@ -73,8 +73,8 @@ class Stack(Component):
     relative_embedding: the table of relative positions that every layer projects (DeBERTa); none by default.
     side_convolution: the convolution beside the first layer (DeBERTa); none by default.
     per_layer_embedding: the embedding that gives every layer a small vector per token (Gemma 3n); none by default.
-    streams: the part that splits the residual stream into several and merges them (AltUp, hyper-connections); none by
-        default.
+    streams: the part that splits the residual stream into several and merges them (AltUp, hyper-connections), or
+        starts it from the hidden states of a target model (drafts of speculative decoding); none by default.
     second_stream: XLNet's initial query-stream vector; none by default.
     final_norm: the norm on the last layer's output; none by default.
     """
@@ -316,9 +316,11 @@ class Stack(Component):
     @classmethod
     def examples(cls) -> list[Self]:
         from .layers.altup import AltUp, AltUpLayer
+        from .layers.draft import draft_example
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
+        from .target_states import TargetStates
 
         block = Block.examples()[0]
         kinds: dict[str, AnyLayer] = {
@@ -364,6 +366,25 @@ class Stack(Component):
                 num_hidden_layers=2,
                 block=hyper_example(hc_sinkhorn_iters=None, hc_magnitude=1.5),
                 streams=HyperStreams(hc_mult=3),
+            ),
+            cls(
+                num_hidden_layers=2,
+                block=block,
+                streams=TargetStates(states=1, start="joined", bias=True),
+            ),
+            cls(
+                num_hidden_layers=1,
+                block=draft_example(),
+                streams=TargetStates(states=3, size=12, state_norm=rms),
+                final_norm=rms,
+            ),
+            cls(
+                num_hidden_layers=3,
+                block=block,
+                variants={"first": draft_example(norm_before_residual=True)},
+                first_layers=("first",),
+                streams=TargetStates(states=2, joined_norm=rms, masked=True),
+                final_norm=rms,
             ),
             cls(num_hidden_layers=3, block=block, shared_layers=(BASE,), embedding_norm=Norm(type="layernorm")),
             cls(
@@ -479,7 +500,7 @@ def _reference() -> type[nn.Module]:
                 run.per_layer = self.get_submodule("per_layer_embedding")(x, run)
             run.embedded, run.lends = x, self.lends
             for streams in self._streams:
-                x = streams.split_streams(x)
+                x = streams.split_streams(x, run)
             for i, layer in enumerate(self.layers):
                 run.layer = i
                 y = layer(x, run)

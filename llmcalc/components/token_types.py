@@ -1,5 +1,8 @@
 """Token type embeddings: segments (BERT, Devlin 2019, §3) and tasks (ERNIE 2.0, Sun 2019, arXiv:1907.12412, §4.1).
 
+Further tables: coordinates on a page (LayoutLM: Xu 2019, arXiv:1912.13318), columns and rows (TAPAS: Herzig 2020,
+arXiv:2004.02349).
+
 A row of each table is added to every token embedding.
 """
 
@@ -8,7 +11,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
@@ -24,6 +27,7 @@ class TokenTypes(StackPart):
 
     type_vocab_size: the number of segments (BERT); none by default.
     task_type_vocab_size: the number of tasks (ERNIE); none by default.
+    other_vocab_sizes: the numbers of rows of further tables (LayoutLM, TAPAS); none by default.
     """
 
     witness = BY_TORCH
@@ -31,10 +35,11 @@ class TokenTypes(StackPart):
 
     type_vocab_size: Positions | None = None
     task_type_vocab_size: Positions | None = None
+    other_vocab_sizes: tuple[Positions, ...] = Field(default=(), max_length=64)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.type_vocab_size is None and self.task_type_vocab_size is None:
+        if self.type_vocab_size is None and self.task_type_vocab_size is None and not self.other_vocab_sizes:
             raise ValueError(
                 "type_vocab_size: missing; token_types have a type_vocab_size or a task_type_vocab_size, or are left "
                 "out"
@@ -43,7 +48,12 @@ class TokenTypes(StackPart):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the token embeddings plus a row of each table. x: the token embeddings."""
-        for name, types in (("embed_types", self.type_vocab_size), ("embed_tasks", self.task_type_vocab_size)):
+        others = ((f"embed_other_{i}", size) for i, size in enumerate(self.other_vocab_sizes))
+        for name, types in (
+            ("embed_types", self.type_vocab_size),
+            ("embed_tasks", self.task_type_vocab_size),
+            *others,
+        ):
             if types is not None:
                 row, _ = f.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)
                 x = f.add(x, row)
@@ -55,7 +65,12 @@ class TokenTypes(StackPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(type_vocab_size=2), cls(task_type_vocab_size=3), cls(type_vocab_size=4, task_type_vocab_size=5)]
+        return [
+            cls(type_vocab_size=2),
+            cls(task_type_vocab_size=3),
+            cls(type_vocab_size=4, task_type_vocab_size=5),
+            cls(other_vocab_sizes=(7, 3)),
+        ]
 
 
 @cache
@@ -72,6 +87,8 @@ def _reference() -> type[nn.Module]:
                 self.embed_types = nn.Embedding(spec.type_vocab_size, width)
             if spec.task_type_vocab_size is not None:
                 self.embed_tasks = nn.Embedding(spec.task_type_vocab_size, width)
+            for i, size in enumerate(spec.other_vocab_sizes):
+                self.add_module(f"embed_other_{i}", nn.Embedding(size, width))
 
         def forward(self, x: Tensor) -> Tensor:
             zero_ids = torch.zeros(x.shape[1], dtype=torch.long, device=x.device)

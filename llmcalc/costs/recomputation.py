@@ -99,7 +99,7 @@ def _last_product_flops(scope: Scope, place: Place) -> Number:
 def _layers(spec: ModelSpec, run_config: RunConfig) -> Iterator[tuple[Place, Scope]]:
     """Returns (node, steps) of every kind of layer."""
     places = [place for place in spec.tree().walk(run_config) if place.node.kind == "layer"]
-    scopes = [scope for scope in spec.program().root.scopes() if scope.about.get("kind") == "layer"]
+    scopes = [scope for scope in spec.shared_program.root.scopes() if scope.about.get("kind") == "layer"]
     return zip(places, scopes, strict=True)
 
 

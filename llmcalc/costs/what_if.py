@@ -43,7 +43,7 @@ def changed_models(spec: ModelSpec) -> Iterator[tuple[ModelChange, ModelSpec]]:
     changes.append((ModelChange("no_windows", "without windows"), lambda mixer, _: mixer.without_window()))
     for model_change, change in changes:
         changed = with_mixers(spec, change)
-        if changed != spec:
+        if any(getattr(changed, name) != getattr(spec, name) for name in type(spec).model_fields):
             yield model_change, changed
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,6 +14,8 @@ from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..ops.recurrent import State
 from ..optional import TOWERS
+from ..parallel.rank_model import RankModel
+from ..simulator.event_log import RecordedEvents
 from ..simulator.evidence import every_step
 from ..simulator.lowering import Unsupported
 from ..workload.execution import AttentionImplementation
@@ -22,7 +24,7 @@ from .cuda_runtime import HOPPER, Runtime
 from .device_memory import TENSORS, DeviceMemory, Run, Term, UnreplayedBytes, check_layers, device_memory, with_evidence
 from .evidence import evidence_of_run
 from .host import host_terms
-from .inference import record_inference
+from .inference import Inference, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
@@ -46,6 +48,7 @@ class Memory:
     published: number format of the published weights, default bfloat16.
     config: the model's `config.json`; None if it has none.
     runtime: memory of the accelerator's runtime, default that of an H100.
+    beside: bytes that another model keeps on the device, such as a draft of speculative decoding; default none.
     """
 
     spec: ModelSpec
@@ -54,6 +57,8 @@ class Memory:
     published: str = "bfloat16"
     config: Mapping[str, Any] | Checkpoint | None = None
     runtime: Runtime = HOPPER
+    beside: Sequence[UnreplayedBytes] = ()
+    _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _by_runtime: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -85,7 +90,13 @@ class Memory:
         """Returns the memory of the same model with other settings. Raises `InputError` for contradictory settings."""
         count = self.states.count
         return memory(
-            self.spec, self.settings.with_(**changes), self.published, count.include, self.config, self.runtime
+            self.spec,
+            self.settings.with_(**changes),
+            self.published,
+            count.include,
+            self.config,
+            self.runtime,
+            self.beside,
         )
 
     def on(self, runtime: Runtime) -> DeviceMemory:
@@ -138,9 +149,16 @@ class Memory:
             replace(inference_pass, choices=replace(inference_pass.choices, capability=runtime.capability))
             for inference_pass in passes
         ]
-        return lambda layers, workspace: [
-            record_inference(self.spec, inference, layers, workspace) for inference in passes
-        ]
+        return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
+
+    def _recorded(self, inference: Inference, layers: Mapping[int, int], workspace: int) -> RecordedEvents:
+        """The recorded passes. Ranks of the same model share them where their shortened runs are the same."""
+        if not isinstance(self.spec, RankModel):
+            return record_inference(self.spec, inference, layers, workspace)
+        key = shortened_rank(self.spec, layers), inference, workspace
+        if key not in self._recordings:
+            self._recordings[key] = record_inference(self.spec, inference, layers, workspace)
+        return self._recordings[key]
 
     def _unreplayed(self) -> list[UnreplayedBytes]:
         """Returns bytes outside the replay: weights in a storage format, a paged cache, image and audio encoders."""
@@ -149,7 +167,8 @@ class Memory:
             return self._towers()
         block = cache_block(settings, use)
         paged = [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
-        return [*paged, *([UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers())]
+        stored = [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers()
+        return [*paged, *stored, *self.beside]
 
     def _towers(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
@@ -218,7 +237,7 @@ def changes_scores(spec: ModelSpec) -> bool:
     """Whether attention has sinks, a term added to the scores, or a part that selects keys."""
     return any(
         step.verb == "joint_softmax" or (step.verb == "attention" and (step.options.get("sinks") or len(step.ins) > 3))
-        for step in every_step(spec.program().root.items)
+        for step in every_step(spec.shared_program.root.items)
     )
 
 
@@ -229,14 +248,16 @@ def memory(
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
+    beside: Sequence[UnreplayedBytes] = (),
 ) -> Memory:
     """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
     published, include, config: as in `static.memory`.
     runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
+    beside: as in `Memory`.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
     states = resident.memory(spec, settings, published, include, config)
-    return Memory(spec, settings, states, published, config, runtime)
+    return Memory(spec, settings, states, published, config, runtime, beside)

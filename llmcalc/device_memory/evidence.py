@@ -24,5 +24,5 @@ def evidence_of_run(
 
     optimizer: that of training; None (default) without one. include: the names of optional parts that run too.
     """
-    evidence = [*evidence_of_parts(spec, include), *evidence_of_kernels(Eager, spec.program(), choices)]
+    evidence = [*evidence_of_parts(spec, include), *evidence_of_kernels(Eager, spec.shared_program, choices)]
     return evidence if optimizer is None else [*evidence, evidence_of_optimizer(optimizer)]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
+from weakref import WeakKeyDictionary
 
 from ..errors import InputError
 from ..flow.record import Flow
@@ -14,6 +16,8 @@ from ..parallel.rank_program import RankFlow
 from ..simulator.autograd import Graph
 from ..simulator.choices import EAGER, Choices
 from ..simulator.event_log import RecordedEvents, Recorder
+from ..simulator.frame import ParameterSet
+from ..simulator.layer_pattern import shortened
 from ..simulator.meter import Device, Meter, NoMeter, Place
 from ..simulator.profiles.dtensor import Divided
 from ..simulator.profiles.eager import Eager
@@ -110,7 +114,7 @@ class InferenceRun:
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
         self.meter = Meter() if meter is None else meter
-        self.program: Flow = spec.program()
+        self.program: Flow = spec.shared_program
         self.caches = spec.kind != "encoder"
         self.lowering = self._lowering(Graph(self.meter))
 
@@ -165,15 +169,24 @@ class InferenceRun:
         """Allocates the parameters in the order in which the program uses them; in `decode` also the prompt's cache."""
         self.meter.place = Place("set-up")
         if self.inference.weights:
-            self.lowering.prepare(self.program)
+            self._prepare(self.lowering)
         else:
             unmetered = self._lowering(Graph(NoMeter()))
-            unmetered.prepare(self.program)
+            self._prepare(unmetered)
             self.lowering.weights = unmetered.weights
         if self.caches:
             self.lowering.store = {}
         if self.inference.phase == "decode":
             self.fill_cache(self.chunks)
+
+    def _prepare(self, lowering: Eager) -> None:
+        """Allocates the parameters. Which ones they are depends on no size of the run."""
+        inference, known = self.inference, _known_parameters.setdefault(self.program, {})
+        key = tuple(self.layers.items()), inference.dtype, inference.choices, inference.mla, inference.include
+        lowering.known_parameters = known.get(key)
+        lowering.prepare(self.program)
+        assert lowering.known_parameters is not None
+        known[key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
         """Allocates the cache after the first chunks of the prompt, without the other tensors of these passes.
@@ -252,6 +265,9 @@ class InferenceRun:
         inputs.clear()
 
 
+_known_parameters: WeakKeyDictionary[Flow, dict[Hashable, ParameterSet]] = WeakKeyDictionary()
+"""Program → the parameters that its passes read, by what they depend on."""
+
 MOST_CHUNKS = 4
 """The largest number of chunks of a prompt that all run."""
 
@@ -282,6 +298,22 @@ def replay_inference(
     if device is not None:
         result.read(device, meter.now, meter.peak)
     return result
+
+
+def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
+    """Returns everything that a recorded run of a rank depends on, apart from the run's settings.
+
+    layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same.
+    """
+    layout, place = spec.layout, spec.layout.coordinates(spec.rank)
+    names = [sys.intern(name) for _, stack in spec.stacks() for name in stack.layer_names()]
+    run = [names[i] for i in spec.chunks.layers]
+    if len(spec.stacks()) == 1:
+        run = shortened(run, layers.get(0))
+    return (
+        *(layout.tp, layout.ep, layout.expert_tp, place.tp, place.ep, place.etp, spec.chunks.first, spec.chunks.last),
+        *(tuple(layers.items()), *run),
+    )
 
 
 def record_inference(

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 MemoryPhase: TypeAlias = Literal["training", "prefill", "decode", "inference"]
 MasterWeights: TypeAlias = Literal["fp32", "none"]
-Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32"]
+Precision: TypeAlias = Literal["bf16", "bf16-master", "autocast", "fp32", "fp8", "mxfp8", "nvfp4"]
 ZeroGrad: TypeAlias = Literal["none", "zeros"]
 Allocator: TypeAlias = Literal["segments", "expandable"]
 
@@ -51,11 +51,21 @@ PRECISIONS: Mapping[Precision, tuple[str, MasterWeights]] = {
     "bf16-master": ("bfloat16", "fp32"),
     "autocast": ("float32", "none"),
     "fp32": ("float32", "none"),
+    "fp8": ("bfloat16", "fp32"),
+    "mxfp8": ("bfloat16", "fp32"),
+    "nvfp4": ("bfloat16", "fp32"),
 }
 """Training precision → number format of the weights, and format of the master copy that the optimizer updates.
 
 bf16-master is mixed precision as in Megatron and DeepSpeed (Micikevicius 2018, arXiv:1710.03740, §3.1, in bf16).
 autocast is torch.amp: matrix products run in bf16 and the weights stay in fp32.
+fp8, mxfp8 and nvfp4 are bf16-master whose matrix products run in 8 or 4 bits (`NARROW_PRODUCTS`).
+"""
+
+NARROW_PRODUCTS: Mapping[str, str] = {"fp8": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+"""Training precision → number format of its matrix products, where that is narrower than the weights'.
+
+fp8 has a scale per tensor, mxfp8 one per 32 elements, nvfp4 one per 16 (Transformer Engine's recipes).
 """
 
 KV_BLOCK = 16
@@ -187,8 +197,9 @@ class Settings:
     precision: Annotated[
         Precision | None,
         Setting(
-            "In training bf16, bf16-master, autocast or fp32. bf16-master has bf16 weights and gradients and fp32 "
-            "master weights and states; autocast keeps weights in fp32.",
+            "In training bf16, bf16-master, autocast, fp32, fp8, mxfp8 or nvfp4. bf16-master has bf16 weights and "
+            "gradients and fp32 master weights and states; autocast keeps weights in fp32; the last three are "
+            "bf16-master with products in 8 or 4 bits.",
             "Precision and kernels",
             "bf16-master",
             TRAINING,
@@ -466,7 +477,11 @@ class Settings:
     ] = None
     norm: Annotated[
         NormImplementation | None,
-        Setting("Norms step by step or as one kernel.", "Precision and kernels", "fused in inference, else eager"),
+        Setting(
+            "Norms step by step or as one kernel.",
+            "Precision and kernels",
+            "fused in inference, else RMSNorm step by step and LayerNorm as one kernel",
+        ),
     ] = None
     cross_entropy: Annotated[
         CrossEntropy | None,

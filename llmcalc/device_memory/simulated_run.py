@@ -38,6 +38,8 @@ def kernel_choices(settings: Settings, attention: AttentionImplementation | None
         fused_qkv=bool(settings.fused_qkv),
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
+        fused_layer_norm=settings.norm is None,
+        workspace=True,
     )
 
 
@@ -60,7 +62,7 @@ def supports_sdpa(spec: ModelSpec) -> bool:
             and (len(step.ins) > 3 or any(step.options.get(name) is not None for name in ("cap", "selected")))
         )
         and not step.options.get("sinks")
-        for step in every_step(spec.program().root.items)
+        for step in every_step(spec.shared_program.root.items)
     )
 
 

@@ -27,7 +27,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .optimizers.record import Optimizer, OptimizerState
 from .optimizers.registry import DEFAULT, optimizer, optimizers
-from .settings import PRECISIONS, MemoryPhase, Settings
+from .settings import NARROW_PRODUCTS, PRECISIONS, MemoryPhase, Settings
 
 DEFAULT_TARGETS = ("q_proj", "v_proj")
 """Linear layers that have an adapter by default: queries and values (Hu et al. 2021, arXiv:2106.09685, §7.1)."""
@@ -330,6 +330,8 @@ def _adapters(settings: Settings, count: ParameterCount) -> tuple[LowRank | None
 
 def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
     """Returns the name of the training precision that results from the settings."""
+    if settings.precision in NARROW_PRODUCTS and has_master and weights == "bfloat16":
+        return str(settings.precision)
     if DTYPE_BITS[weights] >= 32:
         return "autocast" if settings.precision == "autocast" else short_dtype(weights)
     return short_dtype(weights) + ("-master" if has_master else "")

@@ -123,7 +123,7 @@ class TrainingRun:
                 phase="training",
             )
         )
-        self.program: Flow = spec.program() if program is None else program
+        self.program: Flow = spec.shared_program if program is None else program
         self._check_choices()
         self.lowering = self.profile(
             self.graph,

@@ -120,7 +120,8 @@ class ModuleNames:
         layers, layer_nodes = self._layers.get((match[1], int(match[2])), ((), {}))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
         names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
-        return tuple(f"{layer}.{name}" if name else layer for layer in layers for name in names) or (path,)
+        joined = (_in_layer(layer, name) for layer in layers for name in names)
+        return tuple(name for name in joined if name) or (path,)
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         sides = [f"{root}{side}." for side in _alternatives(self._names.get(name, name)) for root in roots]
@@ -146,7 +147,8 @@ class ModuleNames:
                 }
             for i in layer.indices or ():
                 number = len(numbers) + i if layer in predictors else numbers.get(i, i)
-                layer_names = [name.replace("*", str(number)) if "*" in name else f"{name}.{number}" for name in lists]
+                sides = [side for name in lists for side in name.split(" & ")]
+                layer_names = [_layer_name(side, number, len(numbers)) for side in sides]
                 self._layers[f"{side}{layer.name}", i] = (
                     tuple(f"{root}{name}" for root in roots for name in layer_names),
                     part_names,
@@ -199,6 +201,27 @@ class ModuleNames:
     def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
         entry = self._table_entry(keys)
         return (word for option in _options(entry or "", None) for word in option)
+
+
+def _in_layer(layer: str, name: str) -> str:
+    """Returns the name of a module of a layer; empty if it is one of the layer's modules, and another one of them."""
+    if name.startswith("&"):
+        return layer if name[1:] in layer.split(".") else ""
+    return f"{layer}.{name}" if name else layer
+
+
+def _layer_name(lists: str, number: int, layers: int) -> str:
+    """Returns the name of a layer, in one list of modules or in several of equal length, joined by ` + `.
+
+    number: its number among the layers with parameters of their own.
+    layers: how many these are.
+    """
+    parts = lists.split(" + ")
+    length = max(1, layers // len(parts))
+    name, number = (
+        (parts[0], number) if len(parts) == 1 else (parts[min(number // length, len(parts) - 1)], number % length)
+    )
+    return name.replace("*", str(number)) if "*" in name else f"{name}.{number}"
 
 
 def _parts(layer: Node) -> Iterator[Node]:

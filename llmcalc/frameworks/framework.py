@@ -143,6 +143,7 @@ class Framework:
         (`presets/timing/stacks.toml`).
     product_format: own settings → number format of matrix products, `bf16`, `fp8` or `fp4`; None (default) for the
         format of the run's precision.
+    narrow_precisions: training precisions with products in 8 or 4 bits whose memory it has; none by default.
     """
 
     name: str
@@ -167,6 +168,7 @@ class Framework:
     selective_recompute: str = "attention"
     stack: Callable[[Launch | None, bool], str] = _no_stack
     product_format: Callable[[Any], str] | None = None
+    narrow_precisions: frozenset[str] = frozenset()
 
     def evidence_for(self, layout: Layout, trains: bool) -> FrameworkEvidence:
         """Returns the witnesses of runs in a layout. trains: whether the run is training."""

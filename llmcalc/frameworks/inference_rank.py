@@ -34,14 +34,9 @@ def inference_rank(whole_model: Memory, layout: Layout, rank: int, runtime: Runt
     """
     check_layout(layout)
     model = rank_model(whole_model.spec, layout, rank)
-    return memory(
-        model,
-        whole_model.settings,
-        whole_model.published,
-        whole_model.states.count.include,
-        whole_model.config,
-        runtime,
-    )
+    include = whole_model.states.count.include
+    divided = memory(model, whole_model.settings, whole_model.published, include, whole_model.config, runtime)
+    return replace(divided, _recordings=whole_model._recordings)
 
 
 def rank_memory(memory: Memory) -> DeviceMemory:

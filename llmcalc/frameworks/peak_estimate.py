@@ -22,7 +22,7 @@ from ..flow.tree import Place, Use
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
-from ..parallel.rank_program import rank_program
+from ..parallel.rank_program import shared_rank_program
 from ..parallel.schedules import Pipeline, pipeline
 from ..parallel.search import routed_experts
 from ..simulator.event_log import Recorder
@@ -208,7 +208,7 @@ class PeakEstimate:
     @cached_property
     def kinds(self) -> list[Scope]:
         """The kind of each layer, those of the encoder first."""
-        root = self.spec.program().root
+        root = self.spec.shared_program.root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [
             [item for item in parent.items if isinstance(item, Scope) and item.name == "layers"] for parent in parents
@@ -320,7 +320,7 @@ class PeakEstimate:
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
         """Counts the parameters of a stage. The `dense` parameters include those of experts here."""
-        tree = rank_program(self.spec, layout, 0, stage).node()
+        tree = shared_rank_program(self.spec, layout, 0, stage).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
         layers = [place for place in places if place.node.name == "layers"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -16,7 +17,7 @@ from ..device_memory.simulated_run import default_attention
 from ..errors import InputError
 from ..evidence import Evidence
 from ..model import ModelSpec
-from ..parallel.layout import Layout, rank_chunks
+from ..parallel.layout import Layout, stages
 from ..parallel.messages import Message, rank_messages
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
@@ -91,20 +92,24 @@ class Cluster:
 
     @cached_property
     def ranks_that_may_need_most(self) -> tuple[int, ...]:
-        """The `ranks` that may need the most device memory in training.
+        """The `ranks` that may need the most device memory.
 
-        A stage that begins later in the pipeline has no more micro-batches in flight than an earlier one, so of stages
-        with the same layers, apart from the first and the last of all, the earliest needs the most. Under DualPipe
-        micro-batches enter at both ends, so every rank may.
+        A rank that comes later in the pipeline has no more micro-batches in flight than an earlier one. So apart from
+        the first and the last of all, it needs no more than an earlier one with the same layers in each of its chunks,
+        or with further ones. Under DualPipe micro-batches enter at both ends, so every rank may need the most.
         """
         if self.layout.schedule == "dualpipe":
             return self.ranks
         kinds = [name for _, stack in self.spec.stacks() for name in stack.layer_names()]
-        earliest: dict[tuple[object, ...], int] = {}
-        for rank in self.ranks[:-1]:
-            layers, first, last = rank_chunks(self.layout, len(kinds), self.layout.coordinates(rank).pp)[1:]
-            earliest.setdefault((first, last, *(kinds[layer] for layer in layers)), rank)
-        return *earliest.values(), self.ranks[-1]
+        chunks: list[list[Counter[str]]] = [[] for _ in range(self.layout.pp)]
+        for stage in stages(self.layout, len(kinds)):
+            chunks[stage.rank].append(Counter(kinds[layer] for layer in stage.layers))
+        middle: list[int] = []
+        for pp in range(1, self.layout.pp - 1):
+            if not any(_contains(chunks[earlier], chunks[pp]) for earlier in middle):
+                middle.append(pp)
+        ranks = {self.layout.rank(pp=pp) for pp in (0, *middle, self.layout.pp - 1)}
+        return tuple(sorted({*ranks, self.ranks[-1]}))
 
     def on(self, runtime: Runtime) -> tuple[RankMemory, ...]:
         """Returns the memory of each of `ranks` on an accelerator with this runtime.
@@ -204,6 +209,11 @@ class Cluster:
             include=use.count.include,
             recompute=self.settings.recomputed(),
         )
+
+
+def _contains(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
+    """Whether each chunk has the layers of the chunk in its place, or more."""
+    return all(layers >= fewer for layers, fewer in zip(chunks, smaller_chunks, strict=True))
 
 
 def attention_of(memory: Memory, framework: Framework) -> AttentionImplementation:

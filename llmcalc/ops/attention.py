@@ -49,7 +49,8 @@ class AttentionCore(Op):
         if run.pairs == "full":
             return new * (new + self._cached_keys(past, run))
         if not self.causal:
-            return _centred_pairs(new, self.window)
+            pairs = _centred_pairs(new, self.window)
+            return pairs if is_zero(past) else pairs + new * self._cached_keys(past, run)
         window = self.window if self.selected is None else self.selected  # as many keys, selected or last
         return _causal_pairs(past + new, window, self.chunk) - _causal_pairs(past, window, self.chunk)
 

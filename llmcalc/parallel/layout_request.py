@@ -95,6 +95,15 @@ class LayoutRequest:
     hsdp_replicas: Annotated[
         int | None, Setting("Groups of --fsdp ranks, each with all of the weights.", "Layout", "1", TRAINING)
     ] = None
+    zero_group: Annotated[
+        int | None,
+        Setting(
+            "Ranks that share what --zero shards, of those of --dp and --cp. Each group of them has all of it.",
+            "Layout",
+            "all",
+            TRAINING,
+        ),
+    ] = None
     reshard: Annotated[
         bool | None,
         Setting(
@@ -181,6 +190,8 @@ class LayoutRequest:
         sizes["zero"] = self.zero_stage()
         sizes["schedule"] = self.schedule or ("interleaved" if (self.vpp or 1) > 1 else "1f1b")
         sizes["dp"] = self._replicas((self.tp or 1) * (self.pp or 1) * (self.cp or 1))
+        if self.zero_group is not None:
+            sizes["hsdp_replicas"] = self.groups(sizes["dp"], self.cp or 1, sizes["zero"])
         layout = Layout(**sizes)
         self.check(layout)
         return layout
@@ -192,6 +203,25 @@ class LayoutRequest:
                 raise InputError(
                     f"{option}: layers are gathered where weights are divided; expected --fsdp or --zero 3 too"
                 )
+
+    def groups(self, dp: int, cp: int, zero: int) -> int:
+        """The number of groups that `--zero-group` makes of data-parallel and context-parallel ranks.
+
+        Raises `InputError` without a ZeRO stage, beside `--hsdp-replicas`, and for a size that does not divide them.
+        """
+        assert self.zero_group is not None
+        if zero == 0:
+            raise InputError(f"--zero-group {self.zero_group}: nothing is sharded; expected --zero 1, 2 or 3 too")
+        if self.hsdp_replicas is not None:
+            raise InputError(
+                f"--zero-group {self.zero_group}: --hsdp-replicas says it already; expected one of the two"
+            )
+        groups, remainder = divmod(dp * cp, self.zero_group) if self.zero_group > 0 else (0, 1)
+        if remainder or dp % groups:
+            raise ImpossibleLayout(
+                f"--zero-group {self.zero_group}: expected a divisor of dp · cp = {dp * cp}, a multiple of cp = {cp}"
+            )
+        return groups
 
     def zero_stage(self) -> int:
         """The ZeRO stage. Raises `InputError` for an unknown stage, and for one that --fsdp contradicts."""

@@ -27,7 +27,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
 from .placements import FLOAT32, Collective, CollectiveKind, Group, Placements
-from .rank_program import RankFlow, is_divided, rank_program
+from .rank_program import RankFlow, is_divided, shared_rank_program
 from .weight_shards import WeightShard, weight_shards
 
 BFLOAT16 = 2
@@ -156,7 +156,7 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
 def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> Iterator[Chunk]:
     """Yields the stages of a rank. Under DualPipe it has two stages, each for half of the micro-batches."""
     if layout.pp == 1:
-        yield Chunk(None, rank_program(spec, layout, rank), micro_batches)
+        yield Chunk(None, shared_rank_program(spec, layout, rank), micro_batches)
         return
     pp, layers = layout.coordinates(rank).pp, spec.main.num_hidden_layers
     all_stages = list(stages(layout, layers))
@@ -166,7 +166,7 @@ def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> I
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
         batches = (micro_batches + 1 - chunk_index) // 2 if two_way else micro_batches
-        yield Chunk(stage, rank_program(spec, layout, rank, stage), batches)
+        yield Chunk(stage, shared_rank_program(spec, layout, rank, stage), batches)
 
 
 # --- per micro-batch -------------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def _tensor_group_gradients(
         return
     for chunk in chunks:
         stage = chunk.stage
-        undivided_program = rank_program(spec, ONE_DEVICE, 0, stage)
+        undivided_program = shared_rank_program(spec, ONE_DEVICE, 0, stage)
         pairs = zip(weight_shards(chunk.program, include), weight_shards(undivided_program, include), strict=True)
         partial_sums = [
             shard

@@ -7,10 +7,10 @@ undivided.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from pydantic import PrivateAttr
 
@@ -25,7 +25,7 @@ from ..ops.base import Op
 from ..ops.shares import ExpertShare, IdentityShare, LinearShare
 from ..workload.run_config import RunConfig
 from .layout import ONE_DEVICE, Chunks, Layout, rank_chunks
-from .rank_program import RankAxes, RankFlow, flat_axes, rank_program
+from .rank_program import RankAxes, RankFlow, flat_axes, shared_rank_program
 
 
 class RankModel(ModelSpec):
@@ -34,6 +34,7 @@ class RankModel(ModelSpec):
     _layout: Layout = PrivateAttr(default=ONE_DEVICE)
     _rank: int = PrivateAttr(default=0)
     _symbolic_layout: Layout | None = PrivateAttr(default=None)
+    _divided_model: ModelSpec | None = PrivateAttr(default=None)
 
     @property
     def layout(self) -> Layout:
@@ -50,6 +51,11 @@ class RankModel(ModelSpec):
         layers = sum(stack.num_hidden_layers for _, stack in self.stacks())
         return rank_chunks(self._layout, layers, self._layout.coordinates(self._rank).pp)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copy = super().model_copy(update=update, deep=deep)
+        copy._divided_model = None
+        return copy
+
     def with_symbols(self, symbolic_layout: Layout) -> RankModel:
         """Returns the same rank with symbolic group sizes."""
         copy = self.model_copy()
@@ -60,7 +66,7 @@ class RankModel(ModelSpec):
         if flow is not None:
             return super().program(flow)
         if self._symbolic_layout is None:
-            return rank_program(self, self._layout, self._rank, self._stage)
+            return shared_rank_program(self._divided_model or self, self._layout, self._rank, self._stage)
         rank_flow = RankFlow(RankAxes(self._symbolic_layout, self._layout.coordinates(self._rank)), self._stage)
         super().program(rank_flow)
         rank_flow.cut()
@@ -78,7 +84,7 @@ class RankModel(ModelSpec):
     @property
     def undivided_tree(self) -> Node:
         """The tree of the rank's layers with undivided sizes; it has the same nodes as the rank's tree."""
-        return rank_program(self, ONE_DEVICE, 0, self._stage).node()
+        return shared_rank_program(self._divided_model or self, ONE_DEVICE, 0, self._stage).node()
 
     @cached_property
     def recorded(self) -> Node:
@@ -164,7 +170,7 @@ def rank_model(spec: ModelSpec, layout: Layout, rank: int) -> RankModel:
     """Returns the model of one rank of a layout. Counting a size that the layout does not divide raises
     `InputError`."""
     model = RankModel.model_construct(**{name: getattr(spec, name) for name in ModelSpec.model_fields})
-    model._layout, model._rank = layout, rank
+    model._layout, model._rank, model._divided_model = layout, rank, spec
     return model
 
 
@@ -183,7 +189,7 @@ def heaviest_rank(spec: ModelSpec, layout: Layout, cost: Callable[[RankModel], N
 
 def model_axes(spec: ModelSpec) -> set[Axis]:
     """Returns all axes of the values that a model computes."""
-    return {axis for step in spec.program().root.steps() for value in step.outs for axis in flat_axes(value.axes)}
+    return {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
 
 
 def _layers(spec: ModelSpec) -> Iterator[Any]:

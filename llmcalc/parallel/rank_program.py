@@ -337,6 +337,7 @@ WITH_AXES = (
     "take",
     "flat",
     "copies",
+    "received",
     "cat",
     "sum",
     "joint_softmax",
@@ -355,17 +356,56 @@ def _is_frame(item: Item) -> bool:
 
 
 def rank_program(spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None) -> RankFlow:
-    """Returns the program of one rank of a layout.
+    """Returns the program of one rank of a layout, newly recorded.
 
     stage: the stage whose layers are recorded; None (default) for the whole model.
     Raises `InputError` for sizes that the layout does not divide, and for what is not modelled.
     """
+    return _record(spec, RankAxes(layout, layout.coordinates(rank)), stage)
+
+
+def _record(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) -> RankFlow:
     if stage is not None and not (stage.first and stage.last) and (reason := no_pipeline_reason(spec)):
-        raise InputError(f"--pp {layout.pp}: {reason}; expected --pp 1")
-    flow = RankFlow(RankAxes(layout, layout.coordinates(rank)), stage)
+        raise InputError(f"--pp {rank_axes.layout.pp}: {reason}; expected --pp 1")
+    flow = RankFlow(rank_axes, stage)
     spec.program(flow)
     flow.cut()
     return flow
+
+
+_shared_programs: dict[tuple[object, ...], tuple[ModelSpec, RankFlow]] = {}
+"""Recorded programs; the model is kept so that no other one gets its id."""
+
+MAX_SHARED_PROGRAMS = 128
+"""Number of recorded programs that are kept."""
+
+
+def shared_rank_program(
+    spec: ModelSpec, layout: Layout, rank: int = 0, stage: Stage | Chunks | None = None
+) -> RankFlow:
+    """The program of one rank, recorded once for all layouts that divide the model's sizes alike.
+
+    It is for callers that only read it. Its layout has the groups that divide sizes; replicas are left out.
+    Arguments and errors are those of `rank_program`.
+    """
+    experts, coordinates = layout.ep * layout.expert_tp, layout.coordinates(rank)
+    divided = Layout(
+        tp=layout.tp,
+        pp=layout.pp,
+        cp=layout.cp,
+        dp=experts,
+        ep=layout.ep,
+        etp=layout.expert_tp,
+        sequence_parallel=layout.sequence_parallel,
+        cp_comm=layout.cp_comm,
+    )
+    rank_axes = RankAxes(divided, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
+    key = id(spec), rank_axes, stage and (stage.layers, stage.first, stage.last)
+    if key not in _shared_programs:
+        if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
+            _shared_programs.clear()
+        _shared_programs[key] = spec, _record(spec, rank_axes, stage)
+    return _shared_programs[key][1]
 
 
 def no_pipeline_reason(spec: ModelSpec) -> str:

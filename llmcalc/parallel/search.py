@@ -88,7 +88,7 @@ def search(
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
-    axes = {axis for step in spec.program().root.steps() for value in step.outs for axis in flat_axes(value.axes)}
+    axes = {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
     tensors = _sizes(request.tp, devices, node)
     sequences = _sizes(request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
     for tp, cp, pp in product(tensors, sequences, _sizes(request.pp, devices, layers)):
@@ -196,6 +196,8 @@ def _layout(
         schedule="interleaved" if sizes["vpp"] > 1 else "1f1b",
     )
     options = {name: value for name in FIXED_OPTIONS if (value := getattr(request, name)) is not None}
+    if request.zero_group is not None:
+        options["hsdp_replicas"] = request.groups(layout.dp, layout.cp, layout.zero)
     if rules.keeps_gathered(layout.pp, layout.zero):
         options.setdefault("reshard", False)
     layout = replace(layout, **options)
@@ -255,7 +257,7 @@ def refusal(axes: Iterable[Axis], layout: Layout, layers: int, micro_batches: in
 
 def routed_experts(spec: ModelSpec) -> int:
     """Returns the largest number of routed experts in a layer; 0 without experts."""
-    counts = (step.options["experts"].size for step in spec.program().root.steps() if step.verb == "experts")
+    counts = (step.options["experts"].size for step in spec.shared_program.root.steps() if step.verb == "experts")
     return max(counts, default=0)
 
 

@@ -70,12 +70,12 @@ def panels(axes: Any, count: int) -> list[Axes]:
     return axes_list
 
 
-def format_of(path: Path) -> str:
-    """Returns the format of a file's suffix. Raises `InputError` for an unknown suffix."""
+def format_of(path: Path, option: str = "--output") -> str:
+    """Returns the format of a file's suffix. Raises `InputError` for an unknown suffix. option: that names the file."""
     suffix = path.suffix.lower().removeprefix(".")
     if suffix not in FORMATS:
         known_suffixes = ", ".join(f".{suffix_name}" for suffix_name in FORMATS)
-        raise InputError(f"--output {path}: its suffix names no format of a picture; expected {known_suffixes}")
+        raise InputError(f"{option} {path}: its suffix names no format of a picture; expected {known_suffixes}")
     return suffix
 
 

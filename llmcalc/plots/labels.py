@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..characters import printable
-from ..reports.palette import INK
+from ..reports.palette import FAINT, INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 GAP = 6
 """Points (1/72 inch) between a point and its name."""
+
+PLACES = ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center"))
+"""Places of a name: offset from its point in points (1/72 inch), and the name's alignment."""
+
+FAR_PLACES = ((0, 4 * GAP, "center"), (0, -4 * GAP, "center"), (3 * GAP, -3 * GAP, "left"), (3 * GAP, 3 * GAP, "left"))
+"""Places farther away, for pictures of few points."""
 
 
 def label(name: str) -> str:
@@ -42,11 +48,13 @@ def place_names(
     points: Sequence[tuple[float, float]],
     names: Sequence[str],
     other_points: Sequence[tuple[float, float]] = (),
+    places: Sequence[tuple[float, float, Any]] = PLACES,
 ) -> list[Annotation]:
     """Writes names beside points, in their order; a name without room is left out.
 
-    at: the points, in data coordinates.
-    others: other points that no name may cover; default none.
+    points: the points, in data coordinates.
+    other_points: other points that no name may cover; default none.
+    places: places of a name, the preferred one first.
     The figure's layout must not change afterwards.
     """
     taken: list[Box] = []
@@ -65,9 +73,9 @@ def place_names(
             color=INK,
         )
         own_point = ax.transData.transform(point)
-        for offset in ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center")):
-            text.set_position(offset[:2])
-            text.set_horizontalalignment(offset[2])
+        for right, up, alignment in places:
+            text.set_position((right, up))
+            text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
             box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
             inside = frame.x0 <= box.left and box.right <= frame.x1 and frame.y0 <= box.bottom and box.top <= frame.y1
@@ -75,6 +83,9 @@ def place_names(
                 box.left < x < box.right and box.bottom < y < box.top for x, y in dots if (x, y) != tuple(own_point)
             )
             if inside and not covers and not any(box.overlaps(text_box) for text_box in taken):
+                if (right, up, alignment) not in PLACES:
+                    line = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
+                    ax.annotate("", point, xytext=(right, up), textcoords="offset points", arrowprops=line, zorder=1)
                 taken.append(box)
                 annotations.append(text)
                 break

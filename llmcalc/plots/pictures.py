@@ -5,7 +5,7 @@ Each function raises `MissingExtra` without matplotlib, before anything is compu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..costs.context_length import usual_sequence
@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from ..parallel.layout import Layout
     from ..parallel.schedules import Timetable
     from ..questions.runs import RunQuestion
+    from ..reports.answer import ReportedAnswer
+    from ..workload.workload import Phase
 
-Picture: TypeAlias = Literal["memory", "schedule", "params", "kv", "flops", "shape", "aspect"]
+Picture: TypeAlias = Literal[
+    "memory", "schedule", "time", "serve", "roofline", "params", "kv", "flops", "shape", "aspect"
+]
 
 MOST_PASSES = 100_000
 """Largest number of forward passes in a drawn schedule, which takes seconds."""
@@ -120,3 +124,52 @@ def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
     from .schedule import schedule as picture
 
     return picture(layout, timetable)
+
+
+def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
+    """Draws the time of a run by its parts and by what bounds them. ask: returns the answer of `time`.
+
+    depth: levels of the model's tree that are drawn.
+    """
+    needs_matplotlib()
+    from .breakdown import breakdown
+
+    answer = ask()
+    parts = answer.report().tables[0]
+    return breakdown(parts.heading, parts.aside, answer.result, depth)
+
+
+def roofline_picture(ask: Callable[[Phase], ReportedAnswer], phases: Sequence[Phase]) -> Figure:
+    """Draws the products of passes under the roof of an accelerator. ask: returns the answer of `time` in a phase."""
+    needs_matplotlib()
+    from .roofline import roofline
+
+    answers = [ask(phase) for phase in phases]
+    tables = [answer.report().tables[0] for answer in answers]
+    runs = [(answer.result, table.aside) for answer, table in zip(answers, tables, strict=True)]
+    return roofline(tables[0].title, runs)
+
+
+def roofline_phases(kind: str, phase: str) -> tuple[Phase, ...]:
+    """Returns the passes of a roofline: those of inference are a prompt and, of a model that decodes, a token.
+
+    kind: of the model. Raises `InputError` for a phase that is no single pass of inference.
+    """
+    if phase == "inference":
+        return ("prefill",) if kind == "encoder" else ("prefill", "decode")
+    if phase not in ("prefill", "decode"):
+        raise InputError(f"--phase {phase}: has no roofline; expected prefill or decode")
+    return (phase,)  # type: ignore[return-value]
+
+
+def serve_picture(ask: Callable[[], ReportedAnswer]) -> Figure:
+    """Draws servers under load. ask: returns the answer of `serve`. Raises `InputError` where no server fits."""
+    needs_matplotlib()
+    from ..studies.serving import Limits
+    from .servers import servers
+
+    answer = ask()
+    table = answer.report().tables[0]
+    if not answer.result.servers:
+        raise InputError(f"{table.heading}: there is nothing to draw; expected more --devices or a shorter request")
+    return servers(table.heading, table.aside, answer.result, Limits(**answer.document["limits"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ..costs.context_length import usual_sequence
@@ -15,7 +15,9 @@ from ..studies.selection import EVERY_MODEL, Selection
 from ..units import parse_count
 
 if TYPE_CHECKING:
+    from ..accelerator import Hardware
     from ..reports.compare import Layout
+    from ..studies.run_time import TimedRun
 
 
 def check_compared(targets: bool, everything: bool, selection: Selection) -> None:
@@ -34,6 +36,8 @@ def ask_compare(
     kv_dtype: str = "bfloat16",
     sort: str | None = None,
     layout: Layout = "terminal",
+    hardware: Hardware | None = None,
+    users: int | None = None,
 ) -> ReportedAnswer:
     """Compares models side by side.
 
@@ -42,17 +46,41 @@ def ask_compare(
     kv_dtype: format of the KV cache.
     sort: the quantity to order by, smallest first; default the given order.
     layout: the layout of the tables.
+    hardware: accelerator on which a token of every user is timed; default none. users: sequences at once; default 1.
+    Raises `InputError` for users without an accelerator.
     """
-    from ..reports.compare import report
+    from ..reports.compare import Load, report
     from ..studies.compare import quantities, sort_order
 
     tokens = min(usual_sequence(preset.model) for preset, _ in compared) if seq is None else seq  # the same for all
+    if users is not None and hardware is None:
+        raise InputError("--users: is of the time of a token; expected --hardware too")
+    load = None if hardware is None else Load(hardware.title, users or 1)
     models = []
     for preset, count in compared:
         with name_in_errors(preset):
-            models.append(quantities(preset.model, tokens, kv_dtype, count))
+            model = quantities(preset.model, tokens, kv_dtype, count)
+            if hardware is not None:
+                model = replace(model, decoding=_decoding(preset, hardware, users or 1, tokens, kv_dtype))
+            models.append(model)
     pairs = [(compared[i][0], models[i]) for i in sort_order(models, sort)]
-    return ReportedAnswer(tuple(pairs), lambda: report(pairs, layout))
+    return ReportedAnswer(tuple(pairs), lambda: report(pairs, layout, load=load))
+
+
+def _decoding(preset: Preset, hardware: Hardware, users: int, tokens: int, kv_dtype: str) -> TimedRun | None:
+    """The time of a token of every user; None for an encoder, and where weights and cache do not fit the accelerator.
+
+    tokens: of each sequence in the cache.
+    """
+    from ..device_memory.settings import settings_of
+    from .runs import RunQuestion
+    from .times import TimeOptions, timed_run
+
+    if preset.model.kind == "encoder":
+        return None
+    settings = settings_of(phase="decode", batch=users, seq=tokens, kv_dtype=kv_dtype)
+    run = timed_run(RunQuestion(preset=preset, settings=settings, accelerators=(hardware,)), TimeOptions())
+    return run if run.resident_bytes <= hardware.capacity_bytes else None
 
 
 @dataclass(frozen=True)

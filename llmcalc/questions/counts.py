@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import InputError
 from ..optional import OPTIONAL_PARTS
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..reports.kv import Cache
     from ..reports.measured import MeasuredParams
     from ..reports.params import Params
+    from ..studies.draft import Draft
     from ..studies.utilization import MeasuredRun
     from ..symbolic.formulas import RecomputeChoice
     from ..workload.run_config import RunConfig
@@ -38,10 +39,15 @@ class ParamsQuestion:
 
     include: optional parts of the model that count.
     rank: the rank of a layout; None (default) for the whole model.
+    draft: a draft of speculative decoding beside the model; None (default) without one.
     """
 
     include: frozenset[str] = frozenset()
     rank: RankRequest | None = None
+    draft: Preset | None = None
+
+    def __post_init__(self) -> None:
+        _refuse_rank_of_draft(self.draft, self.rank)
 
     def answer(self, preset: Preset) -> Params:
         """Counts the parameters of a model."""
@@ -54,7 +60,22 @@ class ParamsQuestion:
             else self.rank.share(preset.model, lambda model: params(model, self.include).total, "holds")
         )
         count = params(preset.model if share is None else share.model, self.include)
-        return Params.of_result(count, preset=preset, share=share)
+        return Params.of_result(count, preset=preset, share=share, draft=_draft(preset, self.draft))
+
+
+def _draft(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | None:
+    """Returns the draft beside its target; None without one. pass_fields: as in `draft_of`."""
+    if draft is None:
+        return None
+    from ..studies.draft import draft_of
+
+    return draft_of(target, draft, **pass_fields)
+
+
+def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> None:
+    """Raises `InputError` for a draft beside one rank of a layout."""
+    if draft is not None and rank is not None and rank.has_options:
+        raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
 
 
 def params_of_file(
@@ -109,6 +130,7 @@ class FlopsQuestion:
     conventions: whether to compare with rules of thumb.
     rank: the rank of a layout; None (default) for the whole model.
     measured: a measured run, whose utilization is computed; None (default) without one.
+    draft: a draft of speculative decoding beside the model; None (default) without one.
     """
 
     batch: int = 1
@@ -124,8 +146,12 @@ class FlopsQuestion:
     include: frozenset[str] = frozenset()
     rank: RankRequest | None = None
     measured: MeasuredRun | None = None
+    draft: Preset | None = None
 
     def __post_init__(self) -> None:
+        _refuse_rank_of_draft(self.draft, self.rank)
+        if self.draft is not None and (self._is_measured or self.phase == "training"):
+            raise InputError("--draft: drafts tokens in inference; expected --phase forward, prefill or decode")
         for option, is_given in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
             if is_given and self.rank is not None and self.rank.has_options:
                 raise InputError(f"{option}: rules of thumb count whole models; expected no layout")
@@ -169,11 +195,13 @@ class FlopsQuestion:
         if self.measured is not None and self.measured.is_given:
             once = flops(preset.model, self._run_config(preset, "eager", "none"), self.include)
             return Flops.of_result(count, preset=preset, utilization=self.measured.compare(once, count))
+        workload = run.workload
+        draft = _draft(preset, self.draft, batch=workload.batch, seq=workload.seq + workload.context, run_config=run)
         if not self.conventions:
-            return Flops.of_result(count, preset=preset, share=share)
+            return Flops.of_result(count, preset=preset, share=share, draft=draft)
         from ..studies.rules import conventions
 
-        return Flops.of_result(count, preset=preset, rules=tuple(conventions(count)))
+        return Flops.of_result(count, preset=preset, rules=tuple(conventions(count)), draft=draft)
 
 
 @dataclass(frozen=True)
@@ -181,6 +209,7 @@ class CacheQuestion:
     """The question of `llmcalc kv`. The fields are the arguments of `llmcalc.kv`.
 
     rank: the rank of a layout; None (default) for the whole model.
+    draft: a draft of speculative decoding beside the model; None (default) without one.
     """
 
     batch: int = 1
@@ -188,8 +217,10 @@ class CacheQuestion:
     kv_dtype: str = "bfloat16"
     source: int | None = None
     rank: RankRequest | None = None
+    draft: Preset | None = None
 
     def __post_init__(self) -> None:
+        _refuse_rank_of_draft(self.draft, self.rank)
         if self.rank is not None and "cp" in self.rank.sizes:
             raise InputError(f"--cp {self.rank.sizes['cp']}: splits the sequences of training; expected no --cp")
 
@@ -202,7 +233,9 @@ class CacheQuestion:
             return kv(model, self.batch, self.seq, self.kv_dtype, self.source)
 
         share = None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
-        return Cache.of_result(cache(preset.model if share is None else share.model), preset=preset, share=share)
+        size = cache(preset.model if share is None else share.model)
+        sequences = {"batch": size.workload.batch, "seq": size.workload.seq, "kv_dtype": self.kv_dtype}
+        return Cache.of_result(size, preset=preset, share=share, draft=_draft(preset, self.draft, **sequences))
 
 
 @dataclass(frozen=True)

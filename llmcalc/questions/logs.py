@@ -199,13 +199,51 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
         except InputError as second:
             run.missing.append(str(second))
             return version, None, ""
+    if record.budgets_free_memory and reading.free is not None:
+        flags[FIELD] = Receipt(run.question.file, in_use_before(reading, hardware), memory.settings)
+        memory = record.memory_on(preset, hardware, version, flags)
+    word = _fp8_word(record, flags)
+    if word and _halves_the_cache(reading, memory):
+        flags["kv_cache_dtype"] = word
+        memory = record.memory_on(preset, hardware, version, flags)
+        run.notes.append(
+            f"the cache has half the bytes per token: computed with {record.typed('kv_cache_dtype')} {word}, which the "
+            "log does not show; the checkpoint may say so"
+        )
     run.notes.extend(memory.notes)
     if not reading.refused:
         return version, memory, ""
     measured = {term.name: term.value for term in reading.terms if term.unit == "bytes"}
-    receipt = Receipt(run.question.file, measured, memory.settings)
+    receipt = Receipt(run.question.file, in_use_before(reading, hardware) | measured, memory.settings)
     changes = record.changes_on(preset, hardware, version, {**flags, FIELD: receipt})
     return version, memory, next((change.flag for change in changes if change.starts), "")
+
+
+def in_use_before(reading: LogReading, hardware: Hardware) -> dict[str, int]:
+    """Returns the term of the memory that was in use before loading; empty where the log does not say what was free."""
+    return {} if reading.free is None else {"non_torch": hardware.capacity_bytes - reading.free}
+
+
+def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
+    """The word of the flag for a cache in fp8; empty where the format is known, or where there is no such flag."""
+    known = {flag.field: flag for flag in record.known_flags()}
+    if "kv_cache_dtype" in flags or "kv_cache_dtype" not in known:
+        return ""
+    return next((word for word in known["kv_cache_dtype"].words if word.startswith("fp8")), "")
+
+
+def _halves_the_cache(reading: LogReading, memory: EngineMemory) -> bool:
+    """Whether the log has half the bytes per token of cache that are computed, as a cache in fp8 has."""
+    sizes = {term.name: term.value for term in reading.terms}
+    cache, tokens = sizes.get("kv_cache", 0), sizes.get("kv_tokens", 0)
+    computed = memory.bytes_of("kv_cache")
+    if not (cache and tokens and computed and memory.kv_tokens):
+        return False
+    return abs(computed / memory.kv_tokens / (cache / tokens) - 2) < FP8_TOLERANCE
+
+
+FP8_TOLERANCE = 0.08
+"""How far from 2 the ratio of the bytes per token may be: what a log prints is rounded."""
 
 
 def _compared(

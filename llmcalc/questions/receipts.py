@@ -15,7 +15,7 @@ from ..frameworks.logs.reading import LogReading
 from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_text
 from ..sources.preset import Preset
-from .logs import known_model, read_flags
+from .logs import in_use_before, known_model, read_flags
 
 MEASURED = ("weights", "profile_run", "non_torch", "cuda_graphs")
 """Terms of a log that stand in place of computed ones."""
@@ -83,7 +83,11 @@ class ReceiptFile:
             memory = self.engine.memory_on(self.preset, hardware, self.version, run)
         except InputError:  # flags of the log that do not hold for this model
             memory = self.engine.memory_on(self.preset, hardware, self.version, flags)
-        return {**flags, FIELD: Receipt(self.file, self.terms, memory.settings)}
+        return {**flags, FIELD: Receipt(self.file, self._in_use_before(hardware) | self.terms, memory.settings)}
+
+    def _in_use_before(self, hardware: Hardware) -> dict[str, int]:
+        """The memory in use before loading, for an engine whose budget is a share of what is free then."""
+        return in_use_before(self.reading, hardware) if self.engine.budgets_free_memory else {}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
         """Yields remarks: terms that are not used and why, and what the log does not state."""

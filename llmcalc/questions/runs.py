@@ -11,7 +11,7 @@ from ..accelerator import Hardware
 from ..costs.context_length import usual_sequence
 from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.estimate import Memory, memory
-from ..device_memory.settings import Settings
+from ..device_memory.settings import NARROW_PRODUCTS, Settings
 from ..errors import InputError, shown
 from ..parallel.layout_request import NO_LAYOUT_OPTIONS, LayoutRequest, version_date
 from ..reports.answer import ReportedAnswer
@@ -22,9 +22,11 @@ from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
 
 if TYPE_CHECKING:
+    from ..device_memory.device_memory import UnreplayedBytes
     from ..frameworks.framework import Framework
     from ..frameworks.launch.record import Launch
     from ..reports.ranks_answer import RanksUse
+    from ..studies.draft import Draft
     from ..studies.plan import Order
     from ..studies.run_time import TimeSettings
 
@@ -49,10 +51,16 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuestion(RunOptions):
-    """A run of a model. preset: the model. launch: the file that starts the run; default None."""
+    """A run of a model.
+
+    preset: the model.
+    launch: the file that starts the run; default None.
+    draft: a draft of speculative decoding beside the model; default None.
+    """
 
     preset: Preset
     launch: Launch | None = None
+    draft: Preset | None = None
 
     def under(self, record: Framework) -> RunQuestion:
         """Returns the question with `--recompute selective` replaced by its meaning in a framework."""
@@ -73,7 +81,12 @@ class RunQuestion(RunOptions):
     def on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
         preset, runtime = self.preset, self.runtime_on(self.hardware)
-        return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime)
+        beside: list[UnreplayedBytes] = []
+        if self.draft is not None:
+            from ..studies.draft import bytes_of_draft
+
+            beside = bytes_of_draft(self.draft, self.settings)
+        return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, beside)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
         """Returns the CUDA runtime of the run on an accelerator; None for one that is not named."""
@@ -226,28 +239,71 @@ def with_published_weights(launch: Launch, preset: Preset) -> Launch:
     )
 
 
-def ask_memory(question: RunQuestion) -> DeviceUse | RanksUse:
+def check_precision(settings: Settings, record: Framework) -> None:
+    """Raises `InputError` for products in 8 or 4 bits whose memory the framework's record does not have."""
+    precision = settings.precision or ""
+    if precision in NARROW_PRODUCTS and precision not in record.narrow_precisions:
+        from ..frameworks.registry import NAMES, framework
+
+        known = [name for name in NAMES if precision in framework(name).narrow_precisions]
+        expected = f"--framework {' or '.join(known)}" if known else "llmcalc time, which has it, or bf16-master"
+        raise InputError(
+            f"--precision {precision}: the memory of its products is not modelled under {record.title}; "
+            f"expected {expected}"
+        )
+
+
+def _with_draft(question: RunQuestion, draft: Preset) -> RunQuestion:
+    """Returns the question with a draft. Raises `InputError` where a draft does not apply."""
+    from ..costs.draft import check_draft
+
+    if question.launch is not None or question.settings.phase == "training":
+        raise InputError("--draft: drafts tokens in inference; expected --phase inference, prefill or decode")
+    if question.layout.has_options:
+        raise InputError("--draft: counts a whole draft beside a whole model; expected no layout")
+    check_draft(question.preset.model, draft.model, question.preset.name, f"--draft {draft.name}")
+    return replace(question, draft=draft)
+
+
+def _draft_of(question: RunQuestion, answer: Memory) -> Draft | None:
+    """Returns the draft beside the model, with its cache in the run; None without one."""
+    if question.draft is None:
+        return None
+    from ..studies.draft import draft_of
+
+    workload = answer.states.workload
+    seq = workload.seq + (answer.states.phase == "decode")
+    return draft_of(question.preset, question.draft, workload.batch, seq, answer.states.kv_dtype or "bfloat16")
+
+
+def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse | RanksUse:
     """Computes the memory of one device or of the ranks of a layout, and the accelerators on which it fits.
 
+    draft: a draft of speculative decoding beside the model; default None.
     Raises `InputError` for settings that contradict each other or the model, and for a framework that has no kernels
     for the model.
     """
+    question = question if draft is None else _with_draft(question, draft)
     layout, launch = question.layout, question.launch
     context: dict[str, Any] = {
         "preset": question.preset,
         "accelerators": question.accelerators,
         "workspace": question.workspace,
     }
+    from ..frameworks.registry import framework, framework_of, layout_of
+
     if launch is None and not layout.has_options:
         if question.settings.recompute == SELECTIVE:  # without a framework
             question = replace(question, settings=question.settings.with_(recompute="attention"))
-        return DeviceUse.of_result(question.on_one_device(), **context)
+        check_precision(question.settings, framework_of(layout))
+        on_one_device = question.on_one_device()
+        return DeviceUse.of_result(on_one_device, **context, draft=_draft_of(question, on_one_device))
     from ..frameworks.ranks import Cluster
-    from ..frameworks.registry import framework, framework_of, layout_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.ranks_answer import RanksUse
 
     record = framework_of(layout) if launch is None else framework(launch.framework)
+    check_precision(question.settings, record)
     version = layout.framework_version or ""
     with suggest_nearest_layouts(
         question.preset.model, layout if launch is None else NO_LAYOUT_OPTIONS, question.tokens
@@ -297,10 +353,12 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
         if layout.devices is not None and settings.phase == "training":
             memory_on_one, layout = planned_run(question)
+            check_precision(settings, framework_of(layout))
             over_devices = fit_devices(memory_on_one, question.hardware, layout, global_batch)
             return ReportedAnswer(
                 over_devices, lambda: reports.devices_report(preset, over_devices), over_devices.fit.verdict != "no"
             )
+        check_precision(settings, framework_of(layout))
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         if layout.devices is None:
             fitting = fit(memory_on_one, question.hardware)
@@ -329,6 +387,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
     if global_batch is not None:
         raise InputError("--global-batch: only applies to one kind of accelerator; add --hardware")
     with suggest_nearest_layouts(preset.model, layout, question.tokens):
+        check_precision(question.settings, framework_of(layout))
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         accelerators = map(load_hardware, COMMON_HARDWARE)
         options = hardware_options(memory_on_one, accelerators, layout, question.runtime_on)
@@ -374,6 +433,7 @@ def ask_plan(
     time_settings: see `plan_of`.
     Raises `InputError` without a number of devices, for another phase, and if no layout is possible.
     """
+    from ..frameworks.registry import framework_of
     from ..parallel.nearest import nearest_layouts_text
     from ..reports.plan import report
     from ..studies.plan import parse_sizes, plan_of
@@ -389,6 +449,7 @@ def ask_plan(
             "layouts for inference)"
         )
     memory_on_one, layout = planned_run(question)
+    check_precision(question.settings, framework_of(layout))
     planned = plan_of(memory_on_one, question.hardware, layout, global_batch, rows, by=by, time_settings=time_settings)
     none_possible = not planned.plan.feasible and planned.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""

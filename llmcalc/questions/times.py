@@ -12,12 +12,16 @@ from ..device_memory.settings import Settings
 from ..errors import InputError, shown
 from ..parallel.layout import ONE_DEVICE, Layout
 from ..reports.answer import ReportedAnswer
+from ..sources.preset import Preset
+from ..sources.target import load
+from ..timing.calibration import UNCHANGED, Calibration, Factors
 from ..workload.setting import option
 from .runs import RunQuestion
 
 if TYPE_CHECKING:
     from ..device_memory.estimate import Memory
     from ..frameworks.framework import Framework
+    from ..studies.plan import Order
     from ..studies.run_time import TimedRun, TimeSettings
 
 DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(us|ms|s|min|h)?")
@@ -62,6 +66,7 @@ class TimeOptions:
     server: whether a server's time before the first token counts.
     by_node: levels of the model's tree that nodes are listed by.
     measured: a measured duration.
+    calibrate: a file of measured runs. factors: what was fitted to them.
     """
 
     global_batch: int | None = None
@@ -73,6 +78,8 @@ class TimeOptions:
     server: bool = False
     by_node: int | None = None
     measured: Any = None
+    calibrate: Any = None
+    factors: Factors = UNCHANGED
 
 
 def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool]) -> Settings:
@@ -96,12 +103,17 @@ def time_phase(question: RunQuestion, options: TimeOptions, is_given: Callable[[
 
 
 def ask_time(
-    question: RunQuestion, options: TimeOptions, is_given: Callable[[str], bool] = lambda name: False
+    question: RunQuestion,
+    options: TimeOptions,
+    is_given: Callable[[str], bool] = lambda name: False,
+    read_model: Callable[[str], Preset] = load,
 ) -> ReportedAnswer:
     """Computes the time of a training step, a prompt batch or a token, with its range.
 
+    read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
     """
+    from ..reports.calibration import with_calibration
     from ..reports.seconds import report
     from ..studies.run_time import explain_measured
 
@@ -113,9 +125,29 @@ def ask_time(
     if len(question.accelerators) > 1:
         raise InputError("--hardware: the time is of one accelerator; expected it once")
     question = replace(question, settings=time_phase(question, options, is_given))
-    run = _training(question, options) if question.settings.phase == "training" else _inference(question, options)
+    options, calibration = calibrated(question, options, read_model)
+    run = timed_run(question, options)
     explanation = None if measured is None else (measured, explain_measured(run, measured))
-    return ReportedAnswer(run, lambda: report(question.preset, run, options.by_node, explanation))
+    return ReportedAnswer(
+        run, lambda: with_calibration(report(question.preset, run, options.by_node, explanation), calibration)
+    )
+
+
+def calibrated(
+    question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
+) -> tuple[TimeOptions, Calibration | None]:
+    """Returns the options with what `--calibrate` fits, and the fit; None without the option."""
+    if options.calibrate is None:
+        return options, None
+    from .measured_rows import calibration_of
+
+    calibration = calibration_of(options.calibrate, question, options, read_model)
+    return replace(options, factors=calibration.factors), calibration
+
+
+def timed_run(question: RunQuestion, options: TimeOptions) -> TimedRun:
+    """Returns the time of a run. Raises `InputError` as `ask_time` does."""
+    return _training(question, options) if question.settings.phase == "training" else _inference(question, options)
 
 
 def _training(question: RunQuestion, options: TimeOptions) -> TimedRun:
@@ -183,6 +215,7 @@ def time_settings(question: RunQuestion, record: Framework, options: TimeOptions
         options.overlap,
         None if options.nic is None else parse_nic("--nic", options.nic),
         record.product_format(own_settings) if has_format and record.product_format is not None else "",
+        options.factors,
     )
 
 
@@ -193,10 +226,32 @@ def layout_time_settings(
 
     Raises `InputError` for options of time in a plan by memory.
     """
-    for name in ("stack", "overlap", "nic"):
+    for name in ("stack", "overlap", "nic", "calibrate"):
         if by == "memory" and getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of the order by time; expected --by time")
     return lambda record: time_settings(question, record, options)
+
+
+def ask_timed_plan(
+    question: RunQuestion,
+    options: TimeOptions,
+    global_batch: int | None = None,
+    rows: int = 10,
+    by: Order | None = None,
+    where: str | None = None,
+    read_model: Callable[[str], Preset] = load,
+) -> ReportedAnswer:
+    """Finds the layouts of `ask_plan` with these options of time, calibrated on measured runs if a file is named.
+
+    Raises `InputError` as that does, and for options of time in a plan by memory.
+    """
+    from ..reports.calibration import with_calibration
+    from .runs import ask_plan
+
+    layout_time_settings(question, by, options)  # refuses options of time in a plan by memory
+    options, calibration = calibrated(question, options, read_model)
+    answer = ask_plan(question, global_batch, rows, by, where, layout_time_settings(question, by, options))
+    return replace(answer, make_report=lambda: with_calibration(answer.report(), calibration))
 
 
 def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
@@ -221,6 +276,7 @@ def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
             options.stack or stack_of_engine(options.engine),
             options.overlap,
             None if options.nic is None else parse_nic("--nic", options.nic),
+            factors=options.factors,
         )
         return time_inference(memory, question.hardware, layout, settings, context, options.server)
 

@@ -12,6 +12,7 @@ from ..frameworks.launch.record import Launch
 from ..frameworks.ranks import Cluster, RankMemory
 from ..parallel.layout import stages
 from ..sources.preset import Preset
+from ..studies.rollout_phases import RolloutPhase
 from ..workload.expert_capacity import CAPACITY, DROPLESS
 from ..workload.setting import option
 from . import bars, palette
@@ -35,6 +36,7 @@ from .memory import (
     workload_data,
 )
 from .notes import as_warnings, plural, too_long
+from .rollout import engine_note, fullest, phases_data, phases_table
 from .share import layout_text
 from .summary import model_data
 
@@ -95,6 +97,14 @@ MESSAGE_NAMES = {
 """Kind of message → its name in tables."""
 
 
+PHASE_WORDS = {
+    "rollout": "rollouts",
+    "weight_transfer": "weights sent to the engine",
+    "log_probabilities": "log-probabilities",
+    "update": "updates",
+}
+"""Phase of reinforcement learning → its name in a sentence."""
+
 VERDICTS = {"fits": "fits on", "tight": "is tight on", "no": "does not fit on"}
 """Verdict → the words before an accelerator's name in the first line."""
 
@@ -106,18 +116,24 @@ def report(
     assumed: str = "",
     launched: Launch | None = None,
     chosen_for: Hardware | None = None,
+    rollout: Sequence[RolloutPhase] = (),
 ) -> Report:
     """Returns the answer as data and as tables: the largest rank, every rank that differs, and the accelerators.
 
     assumed: the accelerator whose runtime is assumed, where none was named.
     launched: the file that starts the run; default None.
     chosen_for: the accelerator for which the layout was chosen; default None for a layout that was given.
+    rollout: the phases of reinforcement learning on one device; default none.
     """
     column, largest, layout = cluster.memory, cluster.device_rank, cluster.layout
     memory_use = column.states
     warnings = too_long(memory_use.count.spec, memory_use.workload)
     warnings += untested_notes(largest.device)
-    answer = f"{units.GIB.write(largest.device.device_bytes)} {units.GIB.name} required by rank {largest.rank}"
+    needed, where = largest.device.device_bytes, f"by rank {largest.rank}"
+    if rollout:
+        phase = fullest(rollout)
+        needed, where = max(needed, phase.bytes), f"in the phase of {PHASE_WORDS[phase.name]}"
+    answer = f"{units.GIB.write(needed)} {units.GIB.name} required {where}"
     if len(fits) == 1:
         answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
     devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
@@ -129,6 +145,11 @@ def report(
     notes = without_repetitions([*warnings, chosen, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
     part_columns, part_rows = phase_parts(largest.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest))
     parts = Table(preset.display, part_columns, part_rows, aside, notes, answer, name="parts")
+    by_phase = []
+    if rollout:
+        engine = engine_note(None if launched is None else launched.rollout)
+        by_phase = [phases_table(rollout, preset.display, aside, answer, list(filter(None, (engine, *notes))))]
+        parts = Table(f"The update on rank {largest.rank}", part_columns, part_rows, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1
     ranks = Table(f"By rank, in {units.GIB.name}", columns, _rank_rows(cluster), name="ranks", sooner=has_stages)
@@ -142,8 +163,8 @@ def report(
     fits_on = fits_table(fits, f"Rank {largest.rank} on one accelerator, in {units.GIB.name}")
     fits_on = fits_on._replace(sooner=not has_stages)  # the ranks of a pipeline differ: they come first
     return Report(
-        data(preset, cluster, fits, launched),
-        [parts, ranks, *_kinds_by_rank(cluster), phases, *([messages] if messages.rows else []), fits_on],
+        data(preset, cluster, fits, launched) | ({"phases": phases_data(rollout)} if rollout else {}),
+        [*by_phase, parts, ranks, *_kinds_by_rank(cluster), phases, *([messages] if messages.rows else []), fits_on],
         warnings=as_warnings(preset, warnings),
     ).of(preset.target)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from .. import units
 from ..components.base import Network
@@ -17,8 +17,12 @@ from ..studies.layers import distinct_blocks
 from .document import Column, Report, Row, Table, single_or_list, with_notes_below
 from .formats import Format
 from .formats.pipe import width_of_terminal
-from .notes import cache_per_token_note, flops_per_token_note
+from .notes import cache_per_token_note, flops_per_token_note, plural
+from .seconds import range_of, unit_of
 from .summary import describe, model_data, norm_name, norm_place, positions, unique
+
+if TYPE_CHECKING:
+    from ..studies.run_time import TimedRun
 
 Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""
@@ -44,22 +48,64 @@ Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 """(heading of a row, function that writes its quantity)."""
 
 
-def report(compared: Sequence[Compared], layout: Layout = "terminal", width: int | None = None) -> Report:
-    """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal."""
-    documents = single_or_list([{"model": model_data(preset), "compare": _data(q)} for preset, q in compared])
-    lines, warnings = _lines([q for _, q in compared]), _warnings(compared)
+class Load(NamedTuple):
+    """The load under which a token is timed. hardware: title of the accelerator. users: sequences at once."""
+
+    hardware: str
+    users: int
+
+    def data(self, q: Quantities) -> dict[str, Any]:
+        """Returns the time of a token and the tokens/s as raw values; null where there is none."""
+        run = q.decoding
+        seconds: dict[str, Any] = dict.fromkeys(("estimate", "low", "high")) if run is None else run.range.seconds()
+        return {
+            "users": self.users,
+            "tpot": seconds["estimate"],
+            "tpot_low": seconds["low"],
+            "tpot_high": seconds["high"],
+            "tokens_per_second": None if run is None else run.tokens_per_second,
+        }
+
+    def lines(self) -> tuple[Line, ...]:
+        """Returns the rows of a table with models as columns."""
+        return (
+            (f"TPOT, {plural(self.users, 'user')}", lambda q: "–" if q.decoding is None else tpot_text(q.decoding)),
+            ("  tokens/s", lambda q: "–" if q.decoding is None else f"{q.decoding.tokens_per_second:,.0f}"),
+        )
+
+    def note(self, q: Quantities) -> str:
+        return (
+            f"TPOT: a token of {plural(self.users, 'user')} after {q.seq:,} tokens on 1 {self.hardware} under vLLM, "
+            "with its range (llmcalc time says how sure); tokens/s of the estimate; – if weights and cache do not fit"
+        )
+
+
+def tpot_text(run: TimedRun) -> str:
+    """Writes the range of a time: `8.1-12 ms`."""
+    return f"{range_of(run.range)} {unit_of(run.seconds)}"
+
+
+def report(
+    compared: Sequence[Compared], layout: Layout = "terminal", width: int | None = None, load: Load | None = None
+) -> Report:
+    """Returns the answer as data (one document per model, in their order) and as tables no wider than the terminal.
+
+    load: under which a token is timed; default none.
+    """
+    documents = single_or_list([{"model": model_data(preset), "compare": _data(q, load)} for preset, q in compared])
+    lines, warnings = _lines([q for _, q in compared], load), _warnings(compared)
     if layout == "rows":
-        return Report(documents, [_flat_rows(compared)], warnings=warnings)
+        return Report(documents, [_flat_rows(compared, load)], warnings=warnings)
     if len(compared) > MOST_COLUMNS:
         is_wide = layout == "columns" or (width_of_terminal() if width is None else width) >= WIDE
-        return Report(documents, [_rows(compared, is_wide)], warnings=warnings)
+        return Report(documents, [_rows(compared, is_wide, load)], warnings=warnings)
     blocks = (
         [list(compared)]
         if layout == "columns"
         else list(_blocks(compared, lines, width_of_terminal() if width is None else width))
     )
     return Report(
-        documents, with_notes_below([_table(block, lines) for block in blocks], [*_notes(compared), *warnings])
+        documents, with_notes_below([_table(block, lines) for block in blocks], [*_notes(compared, load), *warnings])
     )
 
 
@@ -134,7 +180,7 @@ def _activation(shape: StackShape) -> str:
     return (mixing.activation() if isinstance(mixing, Network) else "") or "–"
 
 
-def _lines(quantities: Sequence[Quantities]) -> Sequence[Line]:
+def _lines(quantities: Sequence[Quantities], load: Load | None) -> Sequence[Line]:
     """Returns the rows. Each has one unit: the largest in which the smallest model's value is at least 0.1."""
     sizes = units.count_scale(10 * min(q.active for q in quantities))
     flops_scale = units.decimal_scale(10 * min(q.forward_flops_per_token for q in quantities), "FLOPs")
@@ -149,6 +195,7 @@ def _lines(quantities: Sequence[Quantities]) -> Sequence[Line]:
             f"KV {cache.name} per token" if caches else "KV cache per token",
             lambda q: "–" if q.kv_bytes_per_token is None else cache.write(q.kv_bytes_per_token),
         ),
+        *(load.lines() if load is not None else ()),
         *_STYLE_LINES,
     )
 
@@ -172,7 +219,7 @@ _STYLE_LINES: tuple[Line, ...] = (
 )
 
 
-def _notes(compared: Sequence[Compared]) -> list[str]:
+def _notes(compared: Sequence[Compared], load: Load | None) -> list[str]:
     quantities = [q for _, q in compared]
     shapes = [shape for q in quantities for shape in q.shapes]
     notes: list[str] = []
@@ -198,6 +245,7 @@ def _notes(compared: Sequence[Compared]) -> list[str]:
             )
     first_model = quantities[0]
     notes.append("vocabulary, of parameters: input and output weights, tied ones once")
+    notes += [load.note(first_model)] if load is not None else []
     return [*notes, flops_per_token_note(first_model.seq), cache_per_token_note(first_model.dtype)]
 
 
@@ -238,7 +286,7 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
     }
 
 
-def _data(q: Quantities) -> dict[str, Any]:
+def _data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
     """Returns raw values. The shape is that of the output's stack; `stacks` has both of an encoder-decoder."""
     return {
         "parameters": q.parameters,
@@ -254,11 +302,12 @@ def _data(q: Quantities) -> dict[str, Any]:
         "seq": q.seq,
         "pairs": "full",
         "dtype": q.dtype,
+        **(load.data(q) if load is not None else {}),
         "stacks": {} if q.encoder is None else {"encoder": _shape_data(q.encoder), "decoder": _shape_data(q.shape)},
     }
 
 
-def _rows(compared: Sequence[Compared], is_wide: bool) -> Table:
+def _rows(compared: Sequence[Compared], is_wide: bool, load: Load | None) -> Table:
     """Returns a row per model. Each column has one unit: the one in which most values are at least 1.
 
     wide: whether KV cache, key/value heads and FLOPs are shown, which do not fit 80 characters.
@@ -279,6 +328,7 @@ def _rows(compared: Sequence[Compared], is_wide: bool) -> Table:
         Column("flops_per_token", f"{flops_scale.name}/tok at {compared[0][1].seq:,}", flops_scale.write),
     )
     columns = columns if is_wide else columns[:-3]
+    timed_columns = (Column("tpot", "TPOT"), Column("tokens_per_second", "tokens/s")) if load is not None else ()
     rows = [
         Row(
             [
@@ -293,6 +343,7 @@ def _rows(compared: Sequence[Compared], is_wide: bool) -> Table:
                 _kv_heads(q.shape),
                 q.forward_flops_per_token,
             ][: len(columns)]
+            + [write(q) for _, write in (load.lines() if load is not None else ())]
         )
         for preset, q in compared
     ]
@@ -306,7 +357,8 @@ def _rows(compared: Sequence[Compared], is_wide: bool) -> Table:
             else [f"KV cache and FLOPs: from {WIDE} columns on"]
         ),
     ]
-    return Table("", columns, rows, notes=[*notes, *_warnings(compared)])
+    notes += [load.note(first_model)] if load is not None else []
+    return Table("", [*columns, *timed_columns], rows, notes=[*notes, *_warnings(compared)])
 
 
 def _lower_quartile(values: Iterable[float]) -> float:
@@ -315,8 +367,10 @@ def _lower_quartile(values: Iterable[float]) -> float:
     return sorted_values[len(sorted_values) // 4] if sorted_values else 0
 
 
-def _flat_rows(compared: Sequence[Compared]) -> Table:
+def _flat_rows(compared: Sequence[Compared], load: Load | None) -> Table:
     """Returns one row of raw values per model, without the nested entries of the JSON document."""
-    rows = [{"target": preset.target, **_data(q), "position": ", ".join(positions(q.spec))} for preset, q in compared]
+    rows = [
+        {"target": preset.target, **_data(q, load), "position": ", ".join(positions(q.spec))} for preset, q in compared
+    ]
     keys = [key for key, value in rows[0].items() if not isinstance(value, dict)]
     return Table("", [Column(key, key) for key in keys], [Row([row[key] for key in keys]) for row in rows])

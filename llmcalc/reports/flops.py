@@ -21,6 +21,7 @@ from . import bars, conventions, palette, utilization
 from .answer import MODEL_FIELD, Answer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
+from .draft import with_draft
 from .nodes import Figures, figures_of, tree_data
 from .notes import (
     CAUSAL_PAIRS,
@@ -41,6 +42,7 @@ from .summary import model_data
 
 if TYPE_CHECKING:
     from ..parallel.rank_model import RankShare
+    from ..studies.draft import Draft
 
 PASSES = {"forward": "forward pass of", "training": "training step of", "prefill": "prefill of", "decode": "decoding"}
 OTHER = {"full": "causal", "causal": "full"}
@@ -275,12 +277,14 @@ class Flops(Answer, FlopCount):
     share: the rank that is counted; None (default) for the whole model.
     rules: rules of thumb to compare with; default none.
     utilization: MFU and HFU of a measured run; None (default) without one.
+    draft: a draft beside the model; None (default) without one.
     """
 
     preset: Preset = MODEL_FIELD
     share: RankShare | None = field(default=None, repr=False, compare=False)
     rules: Sequence[Rule] = ()
     utilization: Utilization | None = None
+    draft: Draft | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:
-        return report(self.preset, self, self.rules, self.share, self.utilization)
+        return with_draft(report(self.preset, self, self.rules, self.share, self.utilization), self.draft)

@@ -14,12 +14,14 @@ from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
 from .answer import MODEL_FIELD, Answer
 from .document import Column, Report, Row, Table, without_repetitions
+from .draft import with_draft
 from .notes import as_warnings, binary, tokens_of, too_long
 from .share import share_data, share_notes, with_rank
 from .summary import model_data
 
 if TYPE_CHECKING:
     from ..parallel.rank_model import RankShare
+    from ..studies.draft import Draft
 
 DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
@@ -175,10 +177,16 @@ def _notes(cache: CacheSize) -> list[str]:
 
 @dataclass(frozen=True, repr=False)
 class Cache(Answer, CacheSize):
-    """The cache of a model. preset: the model. share: the rank that is counted; None for the whole model."""
+    """The cache of a model.
+
+    preset: the model.
+    share: the rank that is counted; None for the whole model.
+    draft: a draft beside the model; None (default) without one.
+    """
 
     preset: Preset = MODEL_FIELD
     share: RankShare | None = field(default=None, repr=False, compare=False)
+    draft: Draft | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:
-        return report(self.preset, self, self.share)
+        return with_draft(report(self.preset, self, self.share), self.draft)

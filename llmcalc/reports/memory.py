@@ -459,6 +459,9 @@ PRECISION_TEXTS = {
     "bf16": "pure bf16",
     "bf16-master": "bf16 with fp32 master weights",
     "autocast": "autocast to bf16",
+    "fp8": "fp8 products, fp32 master weights",
+    "mxfp8": "mxfp8 products, fp32 master weights",
+    "nvfp4": "nvfp4 products, fp32 master weights",
 }
 """Training precision → its text in a heading."""
 

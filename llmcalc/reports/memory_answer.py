@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,10 @@ from ..device_memory.estimate import Memory
 from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.preset import Preset
 from .answer import MODEL_FIELD, Answer
+from .draft import with_draft
 
 if TYPE_CHECKING:
+    from ..studies.draft import Draft
     from .document import Report
 
 ASSUMED = "H100"
@@ -71,11 +73,13 @@ class DeviceUse(MemoryAnswer, Memory):
     preset: the model.
     accelerators: the accelerators that were named; default none.
     workspace: value of CUBLAS_WORKSPACE_CONFIG; default None.
+    draft: a draft of speculative decoding, which the bytes count too; default None.
     """
 
     preset: Preset = MODEL_FIELD
     accelerators: tuple[Hardware, ...] = ()
     workspace: str | None = None
+    draft: Draft | None = field(default=None, repr=False, compare=False)
 
     @property
     def memory(self) -> Memory:
@@ -87,4 +91,4 @@ class DeviceUse(MemoryAnswer, Memory):
     def report(self) -> Report:
         from .memory import report
 
-        return report(self.preset, self, self.fits, self.assumed)
+        return with_draft(report(self.preset, self, self.fits, self.assumed), self.draft, counted=True)

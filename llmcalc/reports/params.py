@@ -16,6 +16,7 @@ from . import bars, palette
 from .answer import MODEL_FIELD, Answer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
+from .draft import with_draft
 from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
 from .share import copies_text, share_data, share_notes, with_rank
@@ -23,6 +24,7 @@ from .summary import headline, model_data
 
 if TYPE_CHECKING:
     from ..parallel.rank_model import RankShare
+    from ..studies.draft import Draft
 
 CONVENTION = "trainable parameters: tied weights are counted once, buffers are not counted"
 
@@ -196,7 +198,7 @@ DENSE_DECODER_COMPONENTS = {"embedding", "position", "norm", "attention", "feed_
 def rule_of_thumb(preset: Preset, count: ParameterCount) -> str:
     """Compares 12Lh² + 2Vh with the exact count (Kaplan 2020, §2.1); empty unless it is a dense decoder."""
     spec = preset.model
-    if spec.kind != "decoder" or not count.by_component.keys() <= DENSE_DECODER_COMPONENTS:
+    if spec.kind != "decoder" or spec.from_target or not count.by_component.keys() <= DENSE_DECODER_COMPONENTS:
         return ""
     layers, h = spec.main.num_hidden_layers, spec.hidden_size
     heads = 1 if spec.tie_word_embeddings else 2
@@ -221,10 +223,16 @@ def _figures(include: frozenset[str]) -> Figures:
 
 @dataclass(frozen=True, repr=False)
 class Params(Answer, ParameterCount):
-    """Parameters of a model. preset: the model. share: the rank that is counted; None for the whole model."""
+    """Parameters of a model.
+
+    preset: the model.
+    share: the rank that is counted; None for the whole model.
+    draft: a draft beside the model; None (default) without one.
+    """
 
     preset: Preset = MODEL_FIELD
     share: RankShare | None = field(default=None, repr=False, compare=False)
+    draft: Draft | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:
-        return report(self.preset, self, self.share)
+        return with_draft(report(self.preset, self, self.share), self.draft)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from ..accelerator import Hardware
-from ..device_memory.cuda_runtime import Runtime
+from ..accelerator import Fit, Hardware
+from ..device_memory.cuda_runtime import Runtime, runtime_of
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..device_memory.static import MemoryUse
 from ..frameworks.ranks import Cluster, largest_need
+from ..sources.hardware import load_hardware
 from ..sources.preset import Preset
 from .answer import MODEL_FIELD
-from .memory_answer import MemoryAnswer
+from .memory_answer import ASSUMED, MemoryAnswer
 
 if TYPE_CHECKING:
     from ..frameworks.launch.record import Launch
+    from ..studies.rollout_phases import RolloutPhase
     from .document import Report
 
 
@@ -46,6 +49,40 @@ class RanksUse(MemoryAnswer, Cluster):
         """The memory of the largest rank."""
         return self.device_rank.device
 
+    def phases_on(self, hardware: Hardware) -> list[RolloutPhase]:
+        """The phases of a run of reinforcement learning on an accelerator; none of any other run."""
+        if self.launch is None or self.launch.rollout is None:
+            return []
+        from ..studies.rollout_phases import rollout_phases
+
+        expandable = self.memory.settings.allocator == "expandable"
+        runtime = runtime_of(hardware, self.workspace, expandable) if self.accelerators else self.memory.runtime
+        return rollout_phases(self, self.launch.rollout, self.preset, hardware, runtime)
+
+    @cached_property
+    def phases(self) -> list[RolloutPhase]:
+        """The phases on the first accelerator that was named, or the assumed one."""
+        return self.phases_on(self.accelerators[0] if self.accelerators else load_hardware(f"{ASSUMED.lower()}-sxm"))
+
+    @cached_property
+    def fits(self) -> list[Fit]:
+        """Whether the run fits on each accelerator, over all its phases."""
+        return [self._over_phases(fit) for fit in super().fits if self._serves_on(fit.hardware)]
+
+    def _serves_on(self, hardware: Hardware) -> bool:
+        """Whether the engine of the rollouts runs on an accelerator; true of any other run."""
+        rollout = None if self.launch is None else self.launch.rollout
+        if rollout is None or not rollout.engine or self.accelerators:
+            return True
+        from ..frameworks.engines.registry import engine
+
+        return engine(rollout.engine).runs_on(hardware)
+
+    def _over_phases(self, fit: Fit) -> Fit:
+        """Returns the fit of the phase that needs most."""
+        most = max((phase.bytes for phase in self.phases_on(fit.hardware)), default=0)
+        return fit if most <= fit.needed else Fit(fit.hardware, most)
+
     @property
     def states(self) -> MemoryUse:
         """Static memory of the model on one device, in closed form."""
@@ -57,4 +94,4 @@ class RanksUse(MemoryAnswer, Cluster):
     def report(self) -> Report:
         from .cluster import report
 
-        return report(self.preset, self, self.fits, self.assumed, self.launch, self.chosen_for)
+        return report(self.preset, self, self.fits, self.assumed, self.launch, self.chosen_for, self.phases)

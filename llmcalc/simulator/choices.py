@@ -35,7 +35,12 @@ class Choices:
         capacity all experts together have top_k rows per token, in one grouped product, and with one each has as many.
     capability: ten times the compute capability of the GPU, by which `sdpa` chooses its backend; 0 for a CPU. Default:
         that of an H100.
-    workspace: whether fused kernels take the temporary memory that they take on a GPU; on meta they take none.
+    joined_rope: whether RoPE makes a tensor by head of its two halves, after which fused attention's output is copied:
+        torchtitan's complex numbers, whose published peaks fit it; false by default, as in transformers.
+    fused_layer_norm: whether LayerNorm is one kernel (torch.nn.LayerNorm) where other norms run step by step; false by
+        default.
+    workspace: whether kernels take the temporary memory that they take on a GPU; false by default, as on meta and a
+        CPU.
     """
 
     attention: AttentionImplementation = "eager"
@@ -50,7 +55,9 @@ class Choices:
     compiled_loss: bool = True
     capacity: Fraction | None = None
     capability: int = 90
-    workspace: bool = True
+    joined_rope: bool = False
+    fused_layer_norm: bool = False
+    workspace: bool = False
 
     @property
     def compiles_loss(self) -> bool:

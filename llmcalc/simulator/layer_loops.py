@@ -83,7 +83,7 @@ def layer_stacks(spec: ModelSpec, recompute_interval: int = 1) -> list[LayerStac
 
     recompute_interval: recompute treats one layer in as many differently; 1 (default) if all layers run alike.
     """
-    return program_stacks(spec.program().root, recompute_interval)
+    return program_stacks(spec.shared_program.root, recompute_interval)
 
 
 def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: int = 0) -> list[LayerStack]:

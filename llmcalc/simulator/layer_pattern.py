@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from ..flow.program import Scope
 
@@ -17,6 +17,10 @@ def layer_kinds(layer_scopes: list[Scope]) -> Iterator[Scope]:
     kind_at = {i: kind for kind in layer_scopes for i in kind.about["indices"]}
     for i in sorted(kind_at):
         yield kind_at[i]
+
+
+Kind = TypeVar("Kind")
+"""A kind of layers: its scope, or its name. Equal kinds are one object."""
 
 
 class Pattern(NamedTuple):
@@ -39,7 +43,7 @@ RECORDED_REPEATS = 4
 """Repeats of a pattern in a recorded run: the first, two between, and the last."""
 
 
-def find_pattern(order: Sequence[Scope]) -> Pattern:
+def find_pattern(order: Sequence[object]) -> Pattern:
     """Finds the pattern with the fewest layers in `RECORDED_REPEATS` repeats.
 
     If the layers do not repeat, the pattern is the whole stack.
@@ -63,7 +67,7 @@ def find_pattern(order: Sequence[Scope]) -> Pattern:
     return best_pattern
 
 
-def shortened(order: list[Scope], new_repeats: int | None) -> list[Scope]:
+def shortened(order: list[Kind], new_repeats: int | None) -> list[Kind]:
     """Returns the layers with fewer repeats of their pattern; all layers if `new_repeats` is None."""
     if new_repeats is None:
         return order

@@ -40,7 +40,8 @@ def read_text(path: Path, limit: int | None = None) -> str:
     Raises `InputError` for a file that is missing, unreadable, too large or not UTF-8 text.
     """
     kind = "JSON" if path.suffix == ".json" else "TOML"
-    data = read_bytes(path, largest_text(path) if limit is None else limit, f"a .{kind.lower()} file")
+    expected = f"a {path.suffix} file" if path.suffix in (".json", ".toml", ".yaml", ".yml", ".sh") else "a file"
+    data = read_bytes(path, largest_text(path) if limit is None else limit, expected)
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

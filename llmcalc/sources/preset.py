@@ -62,6 +62,7 @@ class Preset(Record):
     notes: remarks for the user from the reader of the file.
     config: the Hugging Face config that the model was read from.
     dtype: number format of the published weights.
+    quantization_config: how the published weights are stored, the table of that name in their config; none by default.
     assumptions: field that was never published → the assumed value and the reason.
     """
 
@@ -73,6 +74,7 @@ class Preset(Record):
     developer: str = ""
     released: str = Field(default="", pattern=r"^(\d{4}(-\d{2}){0,2})?$")
     dtype: str = "bfloat16"
+    quantization_config: dict[str, Any] | None = None
     sources: tuple[Source, ...] = ()
     published: Published = Published()
     training: Training = Training()
@@ -98,10 +100,21 @@ class Preset(Record):
 
     @property
     def checkpoint(self) -> Checkpoint | None:
-        """The checkpoint of the Hugging Face config that the model was read from; None without one."""
+        """The checkpoint of the Hugging Face config that the model was read from, or of a preset that states how its
+        weights are stored; None without either.
+        """
+        if self.config is None:
+            table = self.quantization_config
+            return None if table is None else Checkpoint({"quantization_config": table}, {}, {})
         from .huggingface.checkpoint import checkpoint_of
 
-        return None if self.config is None else checkpoint_of(self.config)
+        return checkpoint_of(self.config)
+
+    @property
+    def stored_as(self) -> dict[str, Any] | None:
+        """The table that says how the published weights are stored; None where they are plain numbers."""
+        table = self.quantization_config if self.config is None else self.config.get("quantization_config")
+        return table if isinstance(table, dict) else None
 
     def __repr__(self) -> str:
         return printable(f"<Preset {self.name}: {self.display}>")

@@ -125,6 +125,11 @@ def _read(target: str, head: HeadKind | None, allow_unknown: bool) -> tuple[str,
     if path.suffix == ".json":
         return _config(path, head, allow_unknown)
     if path.suffix == ".toml" or _path_is(path.is_file):
+        if path.suffix in (".yaml", ".yml"):
+            raise InputError(
+                f"{target}: YAML files of models (litgpt, GPT-NeoX) are not read; expected the config.json that their "
+                "own converter to Hugging Face writes, or a .toml description (llmcalc schema says what it has)"
+            )
         if path.suffix != ".toml":
             raise InputError(f"{target}: expected a .toml description, a config.json or a folder that holds one")
         return path.stem, target, _native(read_text(path), target)

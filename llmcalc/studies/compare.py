@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..components.base import HeadSizes, Network, TokenMixer
 from ..components.layers.block import Layer
@@ -21,6 +22,9 @@ from ..errors import InputError, suggest
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..workload.workload import Workload
+
+if TYPE_CHECKING:
+    from .run_time import TimedRun
 
 DENSE_BAND = (100, 130)
 """Range of h/L of most large dense decoders, rounded to a whole number.
@@ -100,6 +104,8 @@ class Quantities:
         encoder of an encoder-decoder reads as many tokens.
     kv_bytes_per_token: bytes of cache per token; None for an encoder, which has no cache.
     longest: number of learned positions; None without a learned position embedding.
+    decoding: a decoded token of every user on an accelerator; None where none is named, for an encoder, and where
+        weights and cache do not fit.
     """
 
     spec: ModelSpec
@@ -114,6 +120,7 @@ class Quantities:
     forward_flops_per_token: float
     kv_bytes_per_token: int | None
     longest: int | None
+    decoding: TimedRun | None = None
 
     @property
     def vocabulary_share(self) -> float:

@@ -62,27 +62,43 @@ class Fitting:
 def fit(memory: Memory, hardware: Hardware) -> Fitting:
     """Returns whether a run fits on one accelerator, and changes that make it fit."""
     current = memory.device.fit_on(hardware)
-    capacity, workload = current.capacity, memory.states.workload
+    batch, seq = largest_run(memory, hardware)
+    changes = () if current.verdict != "no" else tuple(_changes(memory, current, batch, seq))
+    return Fitting(memory, current, batch, seq, changes)
+
+
+def largest_run(
+    memory: Memory, hardware: Hardware, most_batch: int | None = None, most_seq: int | None = None
+) -> tuple[int, int]:
+    """Returns the most sequences of the run's length, and the longest sequences of its batch, that fit; 0 if none do.
+
+    most_batch, most_seq: the largest numbers that are asked about; they are tried first. None (default) for as many as
+        fit.
+    """
+    capacity, workload = hardware.capacity_bytes, memory.states.workload
     longest = learned_positions(memory.spec) or MOST_SEQ
+    longest = longest if most_seq is None else min(longest, most_seq)
 
     def needed(name: str, number: int) -> int:
-        return (
-            current.needed if number == getattr(workload, name) else memory.with_(**{name: number}).device.device_bytes
-        )
+        run = memory if number == getattr(workload, name) else memory.with_(**{name: number})
+        return run.device.device_bytes
 
-    batch = largest(partial(needed, "batch"), capacity, workload.batch, MOST_BATCH)
+    first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
+    batch = largest(partial(needed, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
+    if not longest:
+        return batch, 0
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
+    all_blocks = -(-longest // block)
     blocks = largest(
         lambda number: needed("seq", min(number * block, longest)),
         capacity,
-        workload.seq // block,
-        -(-longest // block),
+        workload.seq // block if most_seq is None else all_blocks,
+        all_blocks,
     )
     seq = min(blocks * block, longest)
     if seq < longest:
         seq += largest(lambda number: needed("seq", seq + number), capacity, 1, min(block, longest - seq))
-    changes = () if current.verdict != "no" else tuple(_changes(memory, current, batch, seq))
-    return Fitting(memory, current, batch, seq, changes)
+    return batch, seq
 
 
 def largest(required_bytes: Callable[[int], int], capacity: int, start: int, maximum: int) -> int:

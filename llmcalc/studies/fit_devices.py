@@ -162,11 +162,11 @@ def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit:
     in the next attempt, and twice as many after another failure.
     """
     memory, record, capacity = question.estimates.memory, question.estimates.framework, question.hardware.capacity_bytes
-    version, layout_args = question.layout_request.framework_version or "", (best.layout, best.micro_batches)
+    version, micro_batches = question.layout_request.framework_version or "", best.micro_batches
 
     @cache
     def tensor_bytes(number: int) -> int:
-        return record.estimate(memory.with_(**{name: number})).largest_rank(*layout_args)[0]
+        return record.estimate(memory.with_(**{name: number})).largest_rank(best.layout, micro_batches)[0]
 
     fitting, too_large, margin = (start, best.device_bytes - tensor_bytes(start)), (start, 0), 0
 
@@ -184,10 +184,8 @@ def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit:
         if candidate <= fitting[0]:
             break
         tensors = tensor_bytes(candidate)
-        replayed_bytes, replays = (
-            replayed(memory.with_(**{name: candidate}), record, version, *layout_args),
-            replays + 1,
-        )
+        run = memory.with_(num_microbatches=micro_batches, **{name: candidate})
+        replayed_bytes, replays = replayed(run, record, version, best.layout), replays + 1
         if replayed_bytes > capacity:
             margin = max(2 * margin, replayed_bytes - capacity) if too_large[0] > fitting[0] else 0
             too_large = candidate, replayed_bytes - tensors

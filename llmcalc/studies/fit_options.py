@@ -49,7 +49,11 @@ class _Divided(NamedTuple):
 
 def _over_ranks(cluster: Cluster) -> _Divided:
     """Returns the run over the ranks of a layout."""
-    return _Divided(cluster.layout.world, cluster.layout, lambda runtime: largest_need(cluster.on(runtime)).device)
+
+    def largest(runtime: Runtime) -> DeviceMemory:
+        return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
+
+    return _Divided(cluster.layout.world, cluster.layout, largest)
 
 
 def hardware_options(

@@ -15,7 +15,7 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_model import model_axes
 from ..parallel.search import HEADS, WIDTHS, even_stage_sizes, refusal
-from .fit import Change, Fitting, fit
+from .fit import Change, Fitting, fit, largest_run
 
 NODE = 8
 """Largest tensor-parallel group that is tried: devices that share the fastest link."""
@@ -62,11 +62,12 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
     replicas, best = serving_replicas(memory, hardware, layout_request)
     fitting = best.fit.verdict != "no"
     fewest = best.layout if fitting else _layout_on_more(memory, hardware, layout_request)
-    ranks = {best.rank, *_end_ranks(best.layout)}
-    by_rank = {rank: fit(inference_rank(memory, best.layout, rank, memory.runtime), hardware) for rank in ranks}
-    worst = by_rank[best.rank]
-    batch, seq = (min(getattr(candidate, name) for candidate in by_rank.values()) for name in ("batch", "seq"))
-    changes = worst.changes
+    worst = fit(inference_rank(memory, best.layout, best.rank, memory.runtime), hardware)
+    batch, seq, changes = worst.batch, worst.seq, worst.changes
+    for rank in _end_ranks(best.layout):
+        if rank != best.rank:
+            rank_run = inference_rank(memory, best.layout, rank, memory.runtime)
+            batch, seq = largest_run(rank_run, hardware, batch, seq)
     if not fitting and fewest is not None:
         larger_replica = _replica(memory, hardware, fewest)
         changes = (Change(f"--devices {fewest.world} {fewest.options()}", larger_replica.fit), *changes)

@@ -210,13 +210,19 @@ def plan_of(
     estimate = estimates.as_configured
     times, untimed = _times(memory, hardware, by, time_settings, record)
 
+    @cache
+    def run_of(number: int) -> Memory:
+        return memory.with_(num_microbatches=number)
+
+    version = layout_request.framework_version or ""
+
     def sent(layout: Layout, number: int) -> int:
-        cluster = Cluster.of(memory.with_(num_microbatches=number), layout, record)
-        return sum(message.wire_bytes * message.count for message in cluster.messages_of_rank(layout.rank(pp=0)))
+        messages = Cluster.of(run_of(number), layout, record, version).messages_of_rank(layout.rank(pp=0))
+        return sum(message.wire_bytes * message.count for message in messages)
 
     def replay(layout: Layout, number: int, enough: int | None) -> int:
         worst = estimate.largest_rank(layout, number)[1] if enough is not None else 0
-        return replayed(memory, record, layout_request.framework_version or "", layout, number, worst, enough)
+        return replayed(run_of(number), record, version, layout, worst, enough)
 
     errors = record.estimate_errors
     result = plan(
@@ -253,25 +259,20 @@ def _times(
 
 
 def replayed(
-    memory: Memory,
-    framework: Framework,
-    version: str,
-    layout: Layout,
-    micro_batches: int,
-    stage: int = 0,
-    enough: int | None = None,
+    memory: Memory, framework: Framework, version: str, layout: Layout, stage: int = 0, enough: int | None = None
 ) -> int:
     """Returns the bytes that the largest rank of a layout requires on the allocator, as in `llmcalc memory`.
 
+    memory: the model and its run, with the number of its micro-batches.
     stage: pipeline stage whose rank is replayed first; default 0.
     enough: bytes; if the first rank requires more, the others are not replayed. None (default) replays all.
     """
-    cluster = Cluster.of(memory.with_(num_microbatches=micro_batches), layout, framework, version)
+    cluster, runtime = Cluster.of(memory, layout, framework, version), memory.runtime
     if enough is not None and layout.pp > 1:
-        first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), memory.runtime).device.device_bytes
+        first_rank_bytes = cluster.rank_memory(layout.rank(pp=stage), runtime).device.device_bytes
         if first_rank_bytes > enough:
             return first_rank_bytes
-    ranks = [cluster.rank_memory(rank, memory.runtime) for rank in cluster.ranks_that_may_need_most]
+    ranks = [cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]
     return largest_need(ranks).device.device_bytes
 
 

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
@@ -15,16 +15,20 @@ from ..costs.cache_formats import cache_bits_in, cache_format
 from ..costs.flops import FlopCount
 from ..costs.params import ParameterCount
 from ..device_memory.estimate import Memory
+from ..device_memory.settings import NARROW_PRODUCTS
 from ..errors import InputError
 from ..model import ModelSpec
 from ..parallel.layout import Layout
+from ..timing.calibration import UNCHANGED, Factors
 from ..timing.device import Device, device_of
 from ..timing.inference import InferencePass, decode, prefill
-from ..timing.price import QUANTIZED, Formats, Line
+from ..timing.price import QUANTIZED, Formats, Line, Pricing
 from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
-from ..timing.stack import find_stack, with_overlap
-from ..timing.step import Step, StepPlan, StepPrices
+from ..timing.stack import find_stack, with_attention, with_overlap
+from ..timing.step import Step, StepPlan, StepPrices, host_wait
+from ..timing.traffic import Traffic, traffic
+from ..timing.work import Adapters, RankPass, RankWork, rank_work
 from ..units import signed_percent
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import Execution
@@ -91,8 +95,11 @@ class TimedRun:
     range: the estimate with its range.
     parts: part → seconds, which add up to the estimate.
     lines: the priced kernels and messages, each with how often it runs in the estimate.
+    passes: the passes of inference; none in training.
+    hidden_host: seconds of the parts in which kernels wait for the host.
     resident_bytes: weights and cache of a device in inference; 0 in training.
     alternatives: description of other settings → seconds with them.
+    pricer: the estimate on another device under another stack.
     """
 
     spec: ModelSpec
@@ -109,10 +116,12 @@ class TimedRun:
     range: Range
     parts: dict[str, float]
     lines: tuple[tuple[float, Line], ...] = field(repr=False)
+    passes: tuple[RankWork, ...] = field(default=(), repr=False)
     hidden_host: float = 0.0
     resident_bytes: int = 0
     include: frozenset[str] = frozenset()
     alternatives: dict[str, float] = field(default_factory=dict)
+    pricer: Callable[[Device, Stack], float] | None = field(default=None, repr=False)
 
     @property
     def seconds(self) -> float:
@@ -138,7 +147,21 @@ class TimedRun:
         return self.device.peaks[self.device.format_of(self.formats.dtype)]
 
     def model_flops(self, pairs: Pairs) -> int:
-        """FLOPs of the model for the step or the pass, without recomputation."""
+        """FLOPs of the model for the step or the pass, without recomputation.
+
+        With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
+        """
+        if self.plan is not None and self.plan.adapters is not None:
+            whole = RankPass(
+                self.sequences,
+                self.seq,
+                phase="training",
+                pairs=pairs,
+                include=self.include,
+                adapters=self.plan.adapters,
+            )
+            work = rank_work(self.spec, whole)
+            return int(work.forward_flops + work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
         return int(FlopCount(self.spec, self.spec.tree(), run_config, self.include).total)
@@ -155,12 +178,14 @@ class TimedRun:
 
     @cached_property
     def rules(self) -> dict[str, float | None]:
-        """Seconds by rules of thumb at 45 % of the peak: 6ND, and 8ND if layers are recomputed."""
+        """Seconds by rules of thumb at 45 % of the peak: 6ND, 8ND if layers are recomputed, 4ND of frozen weights."""
         if self.plan is None:
-            return {"6ND": None, "8ND": None}
+            return {"4ND": None, "6ND": None, "8ND": None}
         active = ParameterCount(self.spec, self.spec.tree(), self.include).active
         seconds = self.tokens * active / (self.devices * self.peak * UTILIZATION)
-        return {"6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
+        if self.plan.adapters is not None:
+            return {"4ND": 4 * seconds, "6ND": None, "8ND": None}
+        return {"4ND": None, "6ND": 6 * seconds, "8ND": 8 * seconds if self.plan.recompute else None}
 
     @property
     def bounds(self) -> dict[Bound, float]:
@@ -181,6 +206,20 @@ class TimedRun:
             sums.setdefault((name, "run"), dict.fromkeys(BOUNDS, 0.0))[bound] += seconds
         nodes = [_node(path, kind, by_bound) for (path, kind), by_bound in sums.items()]
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
+
+    def traffic(self) -> dict[str, Traffic]:
+        """Returns the matrix products of a pass of inference by their paths in the model, those of all layers together.
+
+        Raises `InputError` for a training step.
+        """
+        if self.plan is not None:
+            raise InputError("--phase training: has no roofline; expected prefill or decode")
+        kernels: dict[str, Traffic] = {}
+        for work in self.passes:
+            pricing = Pricing(self.device, self.stack, self.formats, work.rank_pass)
+            for path, kernel in traffic(work, pricing):
+                kernels[path] = kernels[path] + kernel if path in kernels else kernel
+        return kernels
 
     def _parts_of_the_run(self) -> Iterator[tuple[str, Bound, float]]:
         """Yields the parts that belong to no node of the model, each with its bound."""
@@ -207,32 +246,40 @@ class TimeSettings:
     overlap: messages that run beside products: none, dp, tp, all; None for the stack's own.
     nic: bytes/s of a device's network; None for the accelerator's.
     product_format: number format of products in training; empty for that of the precision.
+    factors: of a calibration; default none.
     """
 
     stack: str
     overlap: str | None = None
     nic: float | None = None
     product_format: str = ""
+    factors: Factors = UNCHANGED
 
     def device(self, hardware: Hardware) -> Device:
-        return device_of(hardware, self.nic)
+        return self.factors.device(device_of(hardware, self.nic))
 
     def stack_for(self, phase: TimePhase) -> Stack:
         """Returns the time stack. Raises `InputError` for a stack of another phase."""
-        return with_overlap(find_stack(self.stack, "training" if phase == "training" else "inference"), self.overlap)
+        stack = find_stack(self.stack, "training" if phase == "training" else "inference")
+        return self.factors.stack(with_overlap(stack, self.overlap))
 
 
 class TrainingTimes:
     """Times of one model's training in many layouts, each part priced once."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
-        if memory.states.adapters is not None:
-            raise InputError("--lora-rank: the time of low-rank adapters is not modelled; expected no --lora-rank")
+        self.adapters = _adapters(memory)
         self.memory, self.hardware, self.settings = memory, hardware, settings
-        self.device, self.stack = settings.device(hardware), settings.stack_for("training")
+        self.device = settings.device(hardware)
+        self.stack = with_attention(settings.stack_for("training"), memory.settings.attn_implementation)
         self.prices = StepPrices(memory.spec, self.device, self.stack)
         self.share, self.core = recomputed_share(memory.settings.recomputed())
         self.dtype = settings.product_format or _training_format(memory)
+        if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
+            raise InputError(
+                f"--precision {memory.settings.precision or self.dtype}: {hardware.name} has no {self.dtype} units; "
+                "expected bf16-master or another --hardware"
+            )
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the training step of a layout."""
@@ -246,6 +293,7 @@ class TrainingTimes:
             self.share,
             self.core,
             include,
+            self.adapters,
         )
 
     def step(self, layout: Layout, micro_batches: int) -> Step:
@@ -261,8 +309,9 @@ class TrainingTimes:
         plan, step = self.plan(layout, micro_batches), self.step(layout, micro_batches)
         parts = {name: float(seconds) for name, seconds in step.parts.items()}
         weights = [self._runs(step, plan, line) for line in step.priced.lines]
-        waits = self._layer_waits(step, plan)
-        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True)) + waits
+        waits, host = self._layer_waits(step, plan), self._host_waits(step, plan)
+        total = sum(weight * line.seconds for weight, line in zip(weights, step.priced.lines, strict=True))
+        total += waits + host
         scale = parts["work"] / total
         parts_of_run = parts | ({"layer waits": waits * scale} if waits else {})
         lines = zip([weight * scale for weight in weights], step.priced.lines, strict=True)
@@ -281,8 +330,10 @@ class TrainingTimes:
             self.range(float(step.seconds)),
             parts_of_run,
             tuple((float(weight), line) for weight, line in lines),
+            hidden_host=host * scale,
             include=plan.include,
             alternatives=dict(self._alternatives(layout, micro_batches)),
+            pricer=lambda device, stack: float(StepPrices(self.memory.spec, device, stack).step(plan).seconds),
         )
 
     @staticmethod
@@ -299,6 +350,16 @@ class TrainingTimes:
         work = step.priced.work
         layers = sum(work.count(layer) for layer in range(len(work.layer_kinds)))
         return self.stack.layer_wait * layers * (2 + plan.recompute)
+
+    def _host_waits(self, step: Step, plan: StepPlan) -> float:
+        """Seconds in which a micro-batch of all layers waits for the host."""
+        priced, seconds = step.priced, 0.0
+        for layer in range(len(priced.work.layer_kinds)):
+            for backward, runs in ((False, 1 + plan.recompute), (True, 1.0)):
+                kernels = priced.layer_seconds(layer, backward=backward)
+                wait = host_wait(priced, self.stack, layer, backward, kernels)
+                seconds += float(priced.work.count(layer) * runs * wait)
+        return seconds
 
     def _alternatives(self, layout: Layout, micro_batches: int) -> Iterator[tuple[str, float]]:
         """Yields other settings that slow runs often have, with their seconds."""
@@ -340,8 +401,24 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
     return (KEPT_PRODUCTS if recompute.saved_operations else 1.0) / recompute.every, False
 
 
+def _adapters(memory: Memory) -> Adapters | None:
+    """The low-rank adapters of a run. Raises `InputError` for those whose time is not modelled."""
+    low_rank = memory.states.adapters
+    if low_rank is None:
+        return None
+    if low_rank.base != "none":
+        raise InputError(f"--base {low_rank.base}: the time of a base in 4 bits is not modelled; expected --base none")
+    if low_rank.copies:
+        modules = ",".join(sorted(low_rank.copies))
+        raise InputError(f"--modules-to-save {modules}: the time of trained copies is not modelled; expected none")
+    return Adapters(low_rank.rank, low_rank.targets)
+
+
 def _training_format(memory: Memory) -> str:
     """Returns the number format of products in training, which autocast runs in 16 bits."""
+    precision = memory.settings.precision or ""
+    if precision in NARROW_PRODUCTS:
+        return NARROW_PRODUCTS[precision]
     return "fp32" if memory.states.precision == "fp32" or memory.settings.precision == "fp32" else "bf16"
 
 
@@ -395,18 +472,21 @@ def time_inference(
     batch, seq = int(workload.batch), int(workload.seq)
     replica = replace(layout, dp=1) if layout.dp > 1 and layout.ep == 1 else layout
     replicas = layout.world // replica.world
-    if phase == "decode":
-        stack, formats = settings.stack_for("decode"), inference_formats(memory, seq)
-        answer = decode(spec, device, stack, batch, seq, replica, formats)
-        return _timed_inference(
-            memory, hardware, device, stack, "decode", layout, (batch * replicas, 1, seq), formats, answer
-        )
-    stack, formats = settings.stack_for("prefill"), inference_formats(memory, seq + context)
-    chunk = memory.settings.chunk
-    answer = prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
-    return _timed_inference(
-        memory, hardware, device, stack, "prefill", layout, (batch * replicas, seq, context), formats, answer
+    tokens = seq if phase == "decode" else seq + context
+    formats, chunk = inference_formats(memory, tokens), memory.settings.chunk
+
+    def answer_on(device: Device, stack: Stack) -> InferencePass:
+        if phase == "decode":
+            return decode(spec, device, stack, batch, seq, replica, formats)
+        return prefill(spec, device, stack, batch, seq, context, chunk, replica, formats, server)
+
+    sizes = (batch * replicas, 1, seq) if phase == "decode" else (batch * replicas, seq, context)
+    time_phase: TimePhase = "decode" if phase == "decode" else "prefill"
+    stack = with_attention(settings.stack_for(time_phase), memory.settings.attn_implementation)
+    timed = _timed_inference(
+        memory, hardware, device, stack, time_phase, layout, sizes, formats, answer_on(device, stack)
     )
+    return replace(timed, pricer=lambda device, stack: float(answer_on(device, stack).seconds))
 
 
 def _timed_inference(
@@ -441,6 +521,7 @@ def _timed_inference(
         expected_range(float(answer.seconds), phase, device, stack, memory.spec),
         parts,
         lines,
+        tuple(priced.work for priced in answer.priced),
         hidden_host=max(0.0, parts["kernels"] - float(by_kernels)),
         resident_bytes=int(memory.states.weights + memory.states.kv_cache) // (layout.tp * layout.pp),
     )

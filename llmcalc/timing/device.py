@@ -9,6 +9,7 @@ datasheet: none; the figures are assumed for every device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -19,13 +20,16 @@ from .records import Generation, generations
 DeviceEvidence: TypeAlias = Literal["profiled", "sister", "datasheet"]
 
 PEAKS = {
-    "fp32": ("tfloat32", "float32"),
+    "fp32": ("float32", "tfloat32"),
     "bf16": ("bfloat16", "float16"),
     "fp8": ("float8",),
     "int8": ("int8",),
     "fp4": ("float4",),
 }
-"""Format of products → names of its peak in an accelerator's record, the first that it has."""
+"""Format of products → names of its peak in an accelerator's record, the first that it has.
+
+torch multiplies float32 in full precision unless it is told otherwise (`torch.backends.cuda.matmul.allow_tf32`).
+"""
 
 UNKNOWN_DOMAIN = 8
 """Accelerators of a scale-up domain whose size no source states."""
@@ -78,6 +82,14 @@ class Device:
         name = self.format_of(dtype)
         return self.peaks[name] * self.generation.products[name] * (self.sustained(name) if sustained else 1.0)
 
+    def aligned_share(self, *sizes: Number) -> float:
+        """The share of a 16-bit product's rate that sizes leave: kernels of older units read them where they are no
+        multiple of 8 elements. sizes: of the axes that lie side by side.
+        """
+        whole = [size for size in sizes if isinstance(size, int)]
+        odd, even = self.generation.unaligned
+        return odd if any(size % 2 for size in whole) else even if any(size % 8 for size in whole) else 1.0
+
     def sustained(self, dtype: str = "bf16") -> float:
         """The share of a benchmark's rate that lasts under load."""
         shares = self.generation.sustained
@@ -103,31 +115,65 @@ class Device:
         return flops * (1 + half / maximum(1, keys)) / (self.peaks["bf16"] * share * most * narrow)
 
     def message_seconds(
-        self, kind: str, ranks: Number, bytes: Number, stride: Number = 1, latency: float = 1.0
+        self,
+        kind: str,
+        ranks: Number,
+        bytes: Number,
+        stride: Number = 1,
+        latency: float = 1.0,
+        messages: Number = 1,
     ) -> Number:
-        """Seconds of a message among ranks that are `stride` devices apart, in rings.
+        """Seconds of messages among ranks that are `stride` devices apart.
 
-        bytes: as of `Collective`. latency: times the device's own.
+        bytes: as of `Collective`, of all messages together. latency: times the device's own.
+        messages: number of equal messages, 1 by default.
         Beyond a scale-up domain, the devices of a domain use their network cards side by side; the slower one counts.
+        All-gathers and reduce-scatters are rings, whose every link sends all but a rank's own part; all-reduces are
+        trees there.
         """
         inside = maximum(1, minimum(ranks, floor_div(self.domain, maximum(1, stride))))
         near_rate, far_rate = self.link * self.link_share, self.nic * self.generation.nic
+        domains = maximum(1, ranks / inside)
+        trees = latency * self.generation.far_latency * log2(maximum(2, domains))
+        near_seconds = messages * latency * self.latency
         if kind == "all_to_all":
             near, far = (inside - 1) / ranks * bytes / near_rate, (1 - inside / ranks) * bytes / far_rate
         elif kind == "send":
             near, far = bytes / near_rate * (inside > 1), bytes / far_rate * (inside <= 1)
+        elif kind == "all_reduce":
+            near = 2 * (inside - 1) / inside * bytes / near_rate
+            far = 2 * (1 - inside / ranks) * bytes / (inside * far_rate)
         else:
-            passes = 2.0 if kind == "all_reduce" else 1.0
-            near = passes * (inside - 1) / inside * bytes / near_rate
-            far = passes * (1 - inside / ranks) * bytes / (inside * far_rate)
-        far_latency = latency * self.generation.far_latency * log2(maximum(2, ranks / inside))
-        seconds = choose(ranks > inside, far_latency + maximum(near, far), latency * self.latency + near)
+            near = (inside - 1) / inside * bytes / near_rate
+            ring = (1 - 1 / ranks) * maximum(bytes / near_rate, bytes / (inside * far_rate))
+            seconds = messages * self.latency + self._ring_seconds(ring, messages, ranks, domains)
+            return choose(ranks <= 1, 0.0, choose(domains > 1, seconds, near_seconds + near))
+        seconds = choose(domains > 1, messages * trees + maximum(near, far), near_seconds + near)
         return choose(ranks <= 1, 0.0, seconds)
+
+    def _ring_seconds(self, seconds: Number, messages: Number, ranks: Number, domains: Number) -> Number:
+        """Seconds of messages that go round rings through domains. seconds: of their bytes at the full rate.
+
+        Of the generation's protocols the faster one is taken.
+        """
+        times = [
+            seconds / share + messages * ((ranks - domains) * near_step + (domains - 1) * far_step)
+            for share, near_step, far_step in self.generation.ring_protocols
+        ]
+        return _least(times)
 
     def hop_seconds(self, bytes: Number, devices: Number) -> Number:
         """Seconds of a send to the next stage of a pipeline. devices: of the whole run."""
         rate = choose(devices > self.domain, self.nic * self.generation.nic, self.link * self.link_share)
         return bytes / rate + self.latency
+
+
+def _least(values: Sequence[Number]) -> Number:
+    """The least of some numbers, elementwise for arrays."""
+    least = values[0]
+    for value in values[1:]:
+        least = minimum(least, value)
+    return least
 
 
 def device_of(hardware: Hardware, nic: float | None = None) -> Device:

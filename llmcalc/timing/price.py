@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..algebra import Number, choose, maximum, minimum
+from ..algebra import Number, choose, maximum, minimum, same
 from ..parallel.placements import Collective
 from .device import Device
 from .records import Stack
@@ -32,6 +32,13 @@ SCAN_RATE = 0.3
 
 SCORE_BYTES = 14.0
 """Bytes per score that attention with scores in memory moves: product, mask, softmax and product, in 16 bits."""
+
+EAGER_SCORE_BYTES = 30.0
+"""The same where every step reads and writes by itself, with softmax in float32: product (2), scale (4), mask (4), to
+float32 (6), softmax (8), to 16 bits (6)."""
+
+ATTENTION_BACKWARD = 2.5
+"""Products of fused attention's backward pass, which computes the scores again, over the two of its forward pass."""
 
 LOSS_BACKWARD = 0.7
 """Bytes of the loss's backward pass over those of its forward pass."""
@@ -110,6 +117,10 @@ class Priced:
             if line.layer == layer and backward in (None, line.backward) and kind in ("", line.kind)
         )
 
+    def layer_launches(self, layer: int, backward: bool) -> Number:
+        """Kernels that one direction of one layer of a kind launches."""
+        return sum(kernel.times * kernel.launches[backward] for kernel in self.work.kernels if kernel.layer == layer)
+
     @property
     def seconds(self) -> Number:
         """Seconds of both passes through all layers."""
@@ -150,7 +161,7 @@ class Pricing:
         """Prices all kernels and messages of a rank."""
         lines: list[Line] = []
         for kernel in work.kernels:
-            lines += self._kernel_lines(kernel)
+            lines += self.kernel_lines(kernel)
         for layer, message in work.messages:
             seconds = self._message_seconds(message)
             lines.append(
@@ -158,7 +169,7 @@ class Pricing:
             )
         return Priced(work, lines)
 
-    def _kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
+    def kernel_lines(self, kernel: Kernel) -> Iterator[Line]:
         """The lines of a kernel's passes. A backward product is two kernels, for the input and for the weight."""
         parts: Iterator[tuple[bool, Number, Number]] = getattr(self, f"_{kernel.kind.replace('-', '_')}")(kernel)
         launched: set[bool] = set()
@@ -184,13 +195,17 @@ class Pricing:
             return
         dtype = "bf16" if kernel.in_16_bits and self.formats.dtype != "fp32" else self.formats.dtype
         rate, element = self.rate(dtype), BYTES.get(dtype, 2.0)
+        if self.stack.unpadded and dtype == "bf16":
+            rate *= device.aligned_share(kernel.n, kernel.k)
         cast = 0.0 if dtype in ("bf16", "fp32") else 3.0 * m * k
         output = max(2.0, element)
-        backward = kernel.flops[1] / rate / 2
+        backward = kernel.flops[1] / rate / (1 if kernel.frozen else 2)
         yield False, kernel.flops[0] / rate, device.memory_seconds(element * (weight + m * k) + output * m * n + cast)
         if not isinstance(kernel.flops[1], int) or kernel.flops[1]:
             gradient = device.memory_seconds(element * (weight + m * n) + output * m * k + 2.0 * cast)
             yield True, backward, gradient
+            if kernel.frozen:
+                return
             yield True, backward, device.memory_seconds((element + 4.0) * weight + element * m * k + output * m * n)
 
     _experts = _product
@@ -226,16 +241,21 @@ class Pricing:
             scores = kernel.heads * kernel.m * kernel.n
             unaligned = isinstance(kernel.dim, int) and kernel.dim % 8
             products = 2.0 * scores * (kernel.dim + kernel.k) * (self.stack.unaligned_heads if unaligned else 1.0)
-            compute, memory = products / self.rate("bf16"), device.memory_seconds(SCORE_BYTES * scores)
+            score_bytes = SCORE_BYTES if self.stack.fused else EAGER_SCORE_BYTES
+            compute, memory = products / self.rate("bf16"), device.memory_seconds(score_bytes * scores)
             for backward in (False, True):
                 yield backward, (1 + backward) * compute, 0.0
                 yield backward, 0.0, (1 + backward) * memory
             return
         share = device.generation.older_attention.get(self.stack.attention, 1.0)
         share *= device.sustained() if self.trains else 1.0
+        flops_of_passes, keys = kernel.flops, kernel.keys
+        if self.stack.reads_masks and not same(kernel.keys, kernel.n):  # a window is a mask, and no pair is skipped
+            keys = kernel.n
+            forward = 2.0 * kernel.heads * kernel.m * kernel.n * (kernel.dim + kernel.k)
+            flops_of_passes = forward, ATTENTION_BACKWARD * forward
         for backward in (False, True):
-            flops = kernel.flops[backward]
-            seconds = device.attention_seconds(flops, kernel.keys, kernel.dim, backward, share)
+            seconds = device.attention_seconds(flops_of_passes[backward], keys, kernel.dim, backward, share)
             yield backward, seconds, 0.0 if backward else device.cache_seconds(cache)
 
     def _scan(self, kernel: Kernel) -> Iterator[tuple[bool, Number, Number]]:

@@ -57,10 +57,12 @@ class Generation(Record):
     attention: tuple[Share, float]
     attention_backward: tuple[Share, float]
     older_attention: dict[str, Share]
+    unaligned: tuple[Share, Share]
     kernel_start: float
     launch_gap: float
     latency: float
     far_latency: float
+    ring_protocols: tuple[tuple[Share, float, float], ...] = Field(min_length=1)
     sources: tuple[FigureSource, ...] = Field(min_length=1)
 
     @property
@@ -120,6 +122,9 @@ class Stack(Record):
     reduces_late: bool = False
     attention: Literal["flash", "fa2", "triton", "scores"] = "flash"
     hidden: dict[str, float] = {}
+    bucket: float | Literal["layer"] = "layer"
+    bucket_per_rank: float = 0.0
+    reduces_all: bool = False
     gradient_bytes: float = 4.0
     optimizer_bytes: float = 30.0
     logit_bytes: float = 6.0
@@ -136,7 +141,10 @@ class Stack(Record):
     latency: float = 1.0
     layer_wait: float = 0.0
     unaligned_heads: float = 1.0
+    unpadded: bool = False
+    reads_masks: bool = False
     shared_experts: Share = 0.0
+    mixed_steps: bool = True
     host_update: float = 0.0
     passes: dict[str, float] = {}
     versions: str
@@ -151,8 +159,8 @@ class Stack(Record):
         return self
 
     def hidden_share(self, group: str) -> float:
-        """The share of a group's messages that runs beside products."""
-        return self.hidden.get(group, 0.0)
+        """The share of a group's messages that runs beside products. Gathered weights: as those of dp by default."""
+        return self.hidden.get(group, self.hidden.get("dp", 0.0) if group == "weights" else 0.0)
 
 
 @cache

@@ -41,6 +41,12 @@ WITH_OVERLAP = Overlap()
 """What Megatron-Core's options of overlap hide (the stack `megatron`)."""
 
 
+def with_attention(stack: Stack, implementation: str | None) -> Stack:
+    """Returns a stack whose attention keeps its scores in memory, if an option asks for such an implementation."""
+    keeps_scores = implementation in ("eager", "sdpa-math") and stack.attention != "scores"
+    return stack.model_copy(update={"attention": "scores"}) if keeps_scores else stack
+
+
 def with_overlap(stack: Stack, overlap: str | None) -> Stack:
     """Returns a stack that hides the messages of these groups alone; None for its own.
 

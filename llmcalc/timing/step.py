@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 from ..algebra import Number, maximum, minimum
 from ..model import ModelSpec
 from ..parallel.layout import Layout, Schedule
+from ..parallel.placements import CollectiveKind
 from ..parallel.schedules import pipeline, timetable
 from ..parallel.search import even_stage_sizes
 from .device import Device
 from .price import Formats, Priced, price
 from .records import Stack
-from .work import AFTER, BEFORE, LayerKind, RankPass, rank_work, share
+from .work import AFTER, BEFORE, Adapters, LayerKind, RankPass, rank_work, share
 
 WEIGHT_BYTES = 2.0
 """Bytes per parameter of gathered weights."""
@@ -44,6 +45,7 @@ class StepPlan:
     zero: ZeRO stage.
     replicas: groups of data-parallel ranks, each with all shards.
     stage_sizes: layers of each stage, for stages that are not even.
+    adapters: low-rank adapters that are trained in place of the weights; None (default) for the weights.
     """
 
     tp: int = 1
@@ -67,6 +69,7 @@ class StepPlan:
     schedule: Schedule = "1f1b"
     stage_sizes: tuple[int, ...] | None = None
     include: frozenset[str] = frozenset()
+    adapters: Adapters | None = None
 
     @classmethod
     def of(
@@ -79,6 +82,7 @@ class StepPlan:
         recompute: float = 0.0,
         recompute_core: bool = False,
         include: frozenset[str] = frozenset(),
+        adapters: Adapters | None = None,
     ) -> StepPlan:
         """The plan of a layout."""
         names = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "sequence_parallel", "zero", "reshard", "cp_comm")
@@ -94,6 +98,7 @@ class StepPlan:
             recompute=recompute,
             recompute_core=recompute_core,
             include=include,
+            adapters=adapters,
         )
 
     def rank_pass(self, stack: Stack) -> RankPass:
@@ -112,6 +117,7 @@ class StepPlan:
             fused=stack.fused,
             regathers=stack.regathers,
             include=self.include,
+            adapters=self.adapters,
         )
 
     @property
@@ -154,6 +160,7 @@ class LayerCosts(NamedTuple):
     start, head: seconds of what runs before the first and after the last layer.
     dense, experts: parameters per kind; of experts, those of all expert ranks.
     end_params: parameters before and after the layers.
+    adapters: parameters of low-rank adapters per kind; empty if the weights are trained.
     """
 
     kinds: tuple[LayerKind, ...]
@@ -164,6 +171,7 @@ class LayerCosts(NamedTuple):
     dense: list[Number]
     experts: list[Number]
     end_params: Number
+    adapters: list[Number]
 
     def at(self, index: Any) -> LayerCosts:
         """The same costs at some positions of their arrays."""
@@ -180,6 +188,7 @@ class LayerCosts(NamedTuple):
             list(map(pick, self.dense)),
             list(map(pick, self.experts)),
             pick(self.end_params),
+            list(map(pick, self.adapters)),
         )
 
 
@@ -188,8 +197,13 @@ def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> L
     work = priced.work
     layers = range(len(work.layer_kinds))
     wait = stack.layer_wait if work.rank_pass.tp > 1 else 0.0
-    forward = [priced.layer_seconds(layer, backward=False) + wait for layer in layers]
-    both = [seconds + priced.layer_seconds(layer, backward=True) + wait for layer, seconds in enumerate(forward)]
+
+    def seconds(layer: int, backward: bool) -> Number:
+        kernels = priced.layer_seconds(layer, backward=backward)
+        return kernels + host_wait(priced, stack, layer, backward, kernels) + wait
+
+    forward = [seconds(layer, backward=False) for layer in layers]
+    both = [forward[layer] + seconds(layer, backward=True) for layer in layers]
     if recompute_core:
         cores = [priced.layer_seconds(layer, backward=False, kind="attention") for layer in layers]
         both = [seconds + core for seconds, core in zip(both, cores, strict=True)]
@@ -202,7 +216,16 @@ def layer_costs(priced: Priced, stack: Stack, recompute_core: bool = False) -> L
         [work.params.get((layer, False), 0) for layer in layers],
         [work.params.get((layer, True), 0) for layer in layers],
         sum(number for (layer, _), number in work.params.items() if layer < 0),
+        [work.adapters.get(layer, 0) for layer in layers] if work.rank_pass.adapters is not None else [],
     )
+
+
+def host_wait(priced: Priced, stack: Stack, layer: int, backward: bool, kernels: Number) -> Number:
+    """Seconds in which a device waits for the host, which launches the kernels of one direction of a layer.
+
+    kernels: seconds of the kernels and messages of that direction.
+    """
+    return maximum(0.0, priced.layer_launches(layer, backward) * stack.host_kernel - kernels)
 
 
 @cache
@@ -226,12 +249,16 @@ class PipelineRanks(NamedTuple):
 
     slowest, mean: seconds of a micro-batch on the slowest rank, and on average.
     dense, experts: parameters of the rank that has most of each.
+    layers: layers of a rank, on average.
+    adapters: parameters of low-rank adapters, of the rank that has most; None if the weights are trained.
     """
 
     slowest: Number
     mean: Number
     dense: Number
     experts: Number
+    layers: Number
+    adapters: Number | None = None
 
 
 def pipeline_ranks(
@@ -245,7 +272,8 @@ def pipeline_ranks(
     ranks[-1] = ranks[-1] + costs.head
     dense = _largest([_weighted(counts, costs.dense) for counts in layers]) + costs.end_params / min(2, pp)
     experts = _largest([_weighted(counts, costs.experts) for counts in layers])
-    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts)
+    adapters = _largest([_weighted(counts, costs.adapters) for counts in layers]) if costs.adapters else None
+    return PipelineRanks(_largest(ranks), sum(ranks) / pp, dense, experts, sum(map(sum, layers)) / pp, adapters)
 
 
 def _weighted(counts: Sequence[int], values: Sequence[Number]) -> Number:
@@ -295,8 +323,8 @@ def _assemble(
         idle = (plan.pp - 1) / plan.vpp * ranks.mean
     bubble = idle + 2 * hop * (plan.pp - 1)
     work = plan.micro_batches * ranks.slowest
-    data, updated = _data_parallel(plan, device, stack, ranks, work)
-    parameters = ranks.dense + share(ranks.experts, plan.ep)
+    data, updated = _data_parallel(plan, device, stack, ranks)
+    parameters = ranks.dense + share(ranks.experts, plan.ep) if ranks.adapters is None else ranks.adapters
     update = (
         stack.host_update * updated
         if stack.host_update
@@ -306,38 +334,77 @@ def _assemble(
     return Step(work + bubble + data + update, parts, priced, ranks.slowest, ranks.mean)
 
 
-def _data_parallel(
-    plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks, work: Number
-) -> tuple[Number, Number]:
-    """Seconds of gradients and gathered weights that the work does not hide, and parameters that a rank updates."""
+class ReplicaMessages(NamedTuple):
+    """Seconds of the messages of replicas in a step.
+
+    gathers: of weights. reductions: of gradients.
+    """
+
+    gathers: Number
+    reductions: Number
+
+
+def _data_parallel(plan: StepPlan, device: Device, stack: Stack, ranks: PipelineRanks) -> tuple[Number, Number]:
+    """Seconds of gradients and gathered weights that the work does not hide, and parameters that a rank updates.
+
+    ZeRO-3 gathers weights for each micro-batch, and stages 2 and 3 reduce each one's gradients. All else is sent
+    once a step: gradients beside the backward pass of the last micro-batch, weights beside the forward pass of the
+    first one.
+    """
     replicated = ((plan.dp * plan.cp, ranks.dense), (plan.expert_replicas, share(ranks.experts, plan.ep)))
-    sent: Number = 0.0
+    gathers: Number = 0.0
+    reductions: Number = 0.0
     updated: Number = 0.0
-    for group_ranks, parameters in replicated:
-        seconds, shards = _group_seconds(plan, device, stack, group_ranks, parameters)
-        sent, updated = sent + seconds, updated + parameters / shards
-    hidden = stack.hidden_share("dp")
-    available = work if plan.zero == 3 else BESIDE_PRODUCTS * work
+    trained = (ranks.dense, share(ranks.experts, plan.ep)) if ranks.adapters is None else (ranks.adapters, 0)
+    for (group_ranks, parameters), group_trained in zip(replicated, trained, strict=True):
+        sizes = parameters, group_trained, ranks.layers
+        messages, shards = _group_messages(plan, device, stack, group_ranks, *sizes)
+        gathers, reductions = gathers + messages.gathers, reductions + messages.reductions
+        updated = updated + group_trained / shards
+    work = plan.micro_batches * ranks.slowest
     if plan.zero == 3:
-        return maximum(0.0, sent - available) + (1 - hidden) * minimum(sent, available), updated
-    return sent * (1 - hidden) + maximum(0.0, sent * hidden - available), updated
+        return _exposed(gathers + reductions, work, stack.hidden_share("dp")), updated
+    backward = BESIDE_PRODUCTS * (work if plan.zero == 2 else ranks.slowest)
+    forward = (1 - BESIDE_PRODUCTS) * ranks.slowest
+    exposed = _exposed(gathers, forward, stack.hidden_share("weights"))
+    return exposed + _exposed(reductions, backward, stack.hidden_share("dp")), updated
 
 
-def _group_seconds(
-    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number
-) -> tuple[Number, Number]:
-    """Seconds of the messages of weights that the same ranks have, and over how many ranks states are sharded."""
+def _exposed(sent: Number, beside: Number, share: float) -> Number:
+    """Seconds of messages that products do not hide.
+
+    beside: seconds of the products that run at the same time. share: of the messages that can run beside them.
+    """
+    return sent - share * minimum(sent, beside)
+
+
+def _group_messages(
+    plan: StepPlan, device: Device, stack: Stack, ranks: Number, parameters: Number, trained: Number, layers: Number
+) -> tuple[ReplicaMessages, Number]:
+    """The messages of weights that the same ranks have, and over how many ranks states are sharded.
+
+    parameters, trained: weights of a rank, and those of them or of their adapters that are trained.
+    """
     stride = plan.tp * plan.cp
-    gradients = stack.gradient_bytes * parameters
+    gradients = stack.gradient_bytes * trained
+    if stack.bucket == "layer":
+        buckets = layers
+    else:
+        buckets = maximum(1, trained / maximum(stack.bucket, stack.bucket_per_rank * ranks))
+    reduced = plan.micro_batches if plan.zero >= 2 else 1
     if not plan.zero:
-        return device.message_seconds("all_reduce", ranks, gradients, stride), 1
+        sent = device.message_seconds("all_reduce", ranks, gradients, stride, messages=buckets)
+        return ReplicaMessages(0.0, sent), 1
     shards = maximum(1, ranks / plan.replicas)
-    gather = device.message_seconds("all_gather", shards, WEIGHT_BYTES * parameters, stride)
-    scatter = device.message_seconds("reduce_scatter", shards, gradients, stride)
-    between = device.message_seconds("all_reduce", plan.replicas, gradients / shards, shards * plan.tp)
-    if plan.zero == 3:
-        return plan.micro_batches * ((2 if plan.reshard else 1) * gather + scatter) + between, shards
-    return gather + scatter + between, shards
+    weights = WEIGHT_BYTES * (parameters if plan.zero == 3 else trained)
+    gather = device.message_seconds("all_gather", shards, weights, stride, messages=buckets)
+    reduction: CollectiveKind = "all_reduce" if stack.reduces_all and plan.zero < 3 else "reduce_scatter"
+    scatter = device.message_seconds(reduction, shards, gradients, stride, messages=buckets)
+    between = device.message_seconds(
+        "all_reduce", plan.replicas, gradients / shards, shards * plan.tp, messages=buckets
+    )
+    gathered = plan.micro_batches * (2 if plan.reshard else 1) if plan.zero == 3 else 1
+    return ReplicaMessages(gathered * gather, reduced * (scatter + between)), shards
 
 
 # --- many layouts ----------------------------------------------------------------------------------------------------
@@ -391,11 +458,11 @@ def _pipelines(plan: StepPlan, costs: LayerCosts, count: int) -> PipelineRanks:
 
     pp, vpp = (numpy.broadcast_to(value, count) for value in (plan.pp, plan.vpp))
     (pipelines, chunks), which = _distinct([pp, vpp])
-    sums = numpy.empty((4, count))
+    sums = numpy.empty((len(PipelineRanks._fields) - 1, count))
     for i, (stages, chunk) in enumerate(zip(pipelines, chunks, strict=True)):
         here = numpy.flatnonzero(which == i)
         ranks = pipeline_ranks(costs.at(here), int(stages), int(chunk), plan.recompute, plan.stage_sizes)
-        for row, value in zip(sums, ranks, strict=True):
+        for row, value in zip(sums, ranks[: len(sums)], strict=True):
             row[here] = value
     return PipelineRanks(*sums)
 

@@ -23,7 +23,7 @@ from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..parallel.layout import ContextExchange, Layout
 from ..parallel.placements import FLOAT32, Collective, CollectiveKind, Group, Placements
-from ..parallel.rank_program import RankFlow, is_divided, rank_program
+from ..parallel.rank_program import RankFlow, is_divided, shared_rank_program
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import AttentionImplementation, Execution
 from ..workload.rows import LOGITS, ONCE, TOKENS, Routed
@@ -41,7 +41,7 @@ BEFORE, AFTER = -1, -2
 NO_KERNEL = frozenset(
     {
         "hold", "keep", "enter", "leave", "also", "mask", "split", "take", "copies", "positions", "vector", "buffer",
-        "unread_table", "zeros", "resumed", "carry", "select", "local_mask", "cache",
+        "unread_table", "received", "zeros", "resumed", "carry", "select", "local_mask", "cache",
     }
 )  # fmt: skip
 """Verbs of the recorder that run no kernel of their own: views, masks inside of kernels, writes of a few rows."""
@@ -88,6 +88,7 @@ class Kernel:
     chance: the chance that a token selects a certain expert.
     routed_tokens: tokens that select among these experts.
     launches: kernels that the forward and the backward pass launch; 0 for a product beside another one.
+    frozen: whether its weight has no gradient.
     in_16_bits: whether it stays in 16 bits in a run of narrower formats.
     """
 
@@ -112,6 +113,14 @@ class Kernel:
     routed_tokens: Number = 1
     launches: tuple[int, int] = (1, 2)
     in_16_bits: bool = False
+    frozen: bool = False
+
+
+class Adapters(NamedTuple):
+    """Low-rank adapters of frozen weights. rank: their inner width. targets: names of the linear layers with one."""
+
+    rank: int
+    targets: frozenset[str]
 
 
 class LayerMessage(NamedTuple):
@@ -144,6 +153,7 @@ class RankPass:
     attention: implementation of attention, which decides the FLOPs of its backward pass.
     pairs: convention of the query-key pairs that FLOPs count.
     include: optional parts of the model that run.
+    adapters: what is trained in place of the weights; None (default) for the weights.
     """
 
     batch: Number = 1
@@ -162,6 +172,7 @@ class RankPass:
     attention: AttentionImplementation = "flash"
     pairs: Pairs = "causal"
     include: frozenset[str] = frozenset()
+    adapters: Adapters | None = None
 
     @property
     def expert_tp(self) -> int:
@@ -188,6 +199,7 @@ class RankWork:
     layer_kinds: the kinds of layers.
     params: (layer, whether they are experts) → parameters of one such layer; of experts, of all expert ranks together.
     cache: layer → elements that one such layer caches.
+    adapters: layer → parameters of the low-rank adapters of one such layer.
     """
 
     rank_pass: RankPass
@@ -196,6 +208,7 @@ class RankWork:
     layer_kinds: list[LayerKind] = field(default_factory=list)
     params: dict[tuple[int, bool], Number] = field(default_factory=dict)
     cache: dict[int, Number] = field(default_factory=dict)
+    adapters: dict[int, Number] = field(default_factory=dict)
 
     def count(self, layer: int) -> int:
         """Number of layers of a kind; 1 for what is before and after all layers."""
@@ -453,7 +466,8 @@ class WorkRecorder(Placements):
         flops = 2 * rows * y.width * x.width
         constant = 0 if y.rows is ONCE else self.run_config.constant(y.rows)
         gradient_flops = 0 if x.fixed else 2 * (rows - constant) * y.width * x.width
-        names = {step.about.get("kind"), self.where.rpartition(".")[2]}
+        name = self.where.rpartition(".")[2]
+        frozen = self.rank_pass.adapters is not None
         self._add_kernel(
             "product",
             "linear",
@@ -461,10 +475,21 @@ class WorkRecorder(Placements):
             n=y.width,
             k=x.width,
             weight_elements=y.width * x.width,
-            flops=(flops, flops + gradient_flops if self.has_gradient else 0),
-            launches=(0, 0) if beside else (1, 2),
-            in_16_bits=not names.isdisjoint(IN_16_BITS),
+            flops=(flops, (0 if frozen else flops) + gradient_flops if self.has_gradient else 0),
+            launches=(0, 0) if beside else (1, 1 if frozen else 2),
+            in_16_bits=not {step.about.get("kind"), name}.isdisjoint(IN_16_BITS),
+            frozen=frozen,
         )
+        if self.rank_pass.adapters is not None and name in self.rank_pass.adapters.targets:
+            self._add_adapter(self.rank_pass.adapters.rank, rows, x.width, y.width)
+
+    def _add_adapter(self, rank: int, rows: Number, width: Number, outputs: Number) -> None:
+        """Adds the two products of an adapter, x·Aᵀ·Bᵀ, whose sum with the layer's output is part of the second."""
+        for n, k in ((rank, width), (outputs, rank)):
+            flops = 2 * rows * n * k
+            self._add_kernel("product", "adapter", m=rows, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
+        trained = rank * (width + outputs) * self._times()
+        self.work.adapters[self.layer] = self.work.adapters.get(self.layer, 0) + trained
 
     _lower_again = _lower_linear
 
@@ -472,7 +497,11 @@ class WorkRecorder(Placements):
         x, y, heads = step.ins[0], step.outs[0], step.ins[0].axes[0].size
         m, n, k = self._rows(x), y.width, exact_div(x.width, heads)
         flops = 2 * m * n * k
-        self._add_kernel("product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, 2 * flops))
+        frozen = self.rank_pass.adapters is not None
+        gradients = flops if frozen else 2 * flops
+        self._add_kernel(
+            "product", "absorb", m=m, n=n, k=k, weight_elements=n * k, flops=(flops, gradients), frozen=frozen
+        )
 
     def _lower_experts(self, step: Step) -> None:
         x, y, top_k = step.ins[0], step.outs[0], step.options["top_k"]
@@ -486,7 +515,8 @@ class WorkRecorder(Placements):
             n=y.width,
             k=x.width,
             weight_elements=x.width * y.width,
-            flops=(flops, 2 * flops),
+            flops=(flops, flops if self.rank_pass.adapters is not None else 2 * flops),
+            frozen=self.rank_pass.adapters is not None,
             experts=share(experts, ep),
             chance=min(1.0, top_k / experts),
             routed_tokens=share(rows * ep, top_k),
@@ -582,13 +612,6 @@ class WorkRecorder(Placements):
         self.where, self.repeats = where, repeats
 
 
-_programs: dict[tuple[int, Layout], tuple[ModelSpec, RankFlow]] = {}
-"""Recorded programs by model and layout; the model is kept so that no other one gets its id."""
-
-MAX_PROGRAMS = 64
-"""Number of recorded programs that are kept."""
-
-
 def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
     """The work of one rank that has all layers. Raises `InputError` for sizes that the layout does not divide."""
     tp, etp, divides_tokens = rank_pass.tp, rank_pass.expert_tp, rank_pass.divides_tokens
@@ -602,11 +625,6 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         cp_comm=rank_pass.cp_comm,
         sequence_parallel=divides_tokens,
     )
-    key = id(spec), program_layout
-    if key not in _programs:
-        if len(_programs) >= MAX_PROGRAMS:
-            _programs.clear()
-        _programs[key] = spec, rank_program(spec, program_layout)
     recorder = WorkRecorder(
         placed,
         rank_pass.run_config(rank_pass.cp),
@@ -614,7 +632,7 @@ def rank_work(spec: ModelSpec, rank_pass: RankPass) -> RankWork:
         regathers=rank_pass.regathers,
         rank_pass=rank_pass,
     )
-    return recorder.record(_programs[key][1])
+    return recorder.record(shared_rank_program(spec, program_layout))
 
 
 def _measured(ranks: Number) -> int:

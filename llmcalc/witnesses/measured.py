@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from ..flow.tree import spans
-from ..sources.huggingface.drafts import require_whole
+from ..sources.huggingface.drafts import CLASSES, as_draft
 from ..sources.huggingface.file import read_json
 from ..sources.huggingface.heads import architecture_of
 from ..sources.huggingface.registry import kind_of_class, usual_name
@@ -44,9 +44,13 @@ def measure_config(path: Path) -> tuple[str, Measured]:
     require_transformers("--measure")
     config_file = read_json(path)
     try:
-        require_whole(config_file)
+        draft_type = as_draft(config_file)[0].get("model_type")
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    if draft_type in CLASSES:
+        raise InputError(
+            f"{path}: --measure: a draft of {draft_type} has no class in transformers; expected no --measure"
+        )
     kind = config_file.get("model_type") or kind_of_class(architecture_of(config_file))
     if not isinstance(kind, str) or not kind:
         raise InputError(f"{path}: model_type: missing; expected a config.json of a transformers model")

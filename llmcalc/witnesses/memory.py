@@ -155,8 +155,9 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 
 
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
-    """Returns quantity → simulated bytes."""
+    """Returns quantity → simulated bytes of a run that is not on a GPU."""
     run = configured_run(spec, settings)
+    run = replace(run, choices=replace(run.choices, workspace=False))
     return simulate_steps(spec, run).named() if isinstance(run, Training) else simulate_pass(spec, run).named(run.phase)
 
 
@@ -171,8 +172,10 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 def reference_settings(settings: Settings) -> Settings:
     """Returns the settings with what the reference runs where they choose nothing.
 
-    That is its own attention, and the optimizer's step as its library chooses.
+    That is its own attention, its norms step by step, and the optimizer's step as its library chooses.
     """
+    if settings.norm is None and not settings.serves:
+        settings = settings.with_(norm="eager")
     if settings.phase != "training":
         return settings
     library_choice = optimizer(settings.optimizer or DEFAULT).implementations[0]
@@ -213,6 +216,8 @@ def unsupported_reason(spec: ModelSpec, settings: Settings, device: Device) -> s
     drops = {} if spec.dropout is None else spec.dropout.probabilities()
     if isinstance(run, Training) and run.choices.attention == "sdpa-math" and "attention" in drops:
         return "outside of a GPU torch's math of sdpa has no mask of bytes for dropout"
+    if device == "cuda" and run.choices.attention == "flash" and _values_differ_in_size(spec):
+        return "torch's flash attention takes values of the size of keys alone"
     if isinstance(run, Inference):
         return next(reason for holds, reason in _inference_limits(memory_use, run, device) if holds)
     return next(reason for holds, reason in _training_limits(run, device) if holds)
@@ -228,6 +233,12 @@ def _recurrent_module(spec: ModelSpec) -> str:
         if any(isinstance(op, State) for op in ops) and not any(isinstance(op, AttentionCore) for op in ops):
             return place.path
     return ""
+
+
+def _values_differ_in_size(spec: ModelSpec) -> bool:
+    """Whether heads of values have another size than those of queries and keys, as in latent attention."""
+    cores = [place.node.op for place in spec.tree().walk() if isinstance(place.node.op, AttentionCore)]
+    return any(core.qk_dim != core.v_dim for core in cores)
 
 
 def _inference_limits(memory_use: Any, inference: Inference, device: Device) -> Iterator[tuple[bool, str]]:

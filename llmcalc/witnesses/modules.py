@@ -114,7 +114,7 @@ class _Search:
         for layer in layers:
             for i in (layer.indices or ()) if modules else ():
                 if i in modules:
-                    layer_modules = (modules[i],)
+                    layer_modules = modules[i]
                     yield f"{prefix}layers.{i}", NodeModules(layer_modules)
                     for sublayer in layer.children:
                         keys = (f"{stack_name}{sublayer.name}", sublayer.name)
@@ -122,17 +122,22 @@ class _Search:
                             f"{prefix}layers.{i}.{sublayer.name}", sublayer, layer_modules, layer_modules, keys
                         )
 
-    def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, str]:
-        """Returns index of a layer → its module, in a list with as many modules as there are layers with their own
-        parameters. A layer that shares another layer's parameters has a module too, but is not matched with it."""
+    def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
+        """Index of a layer → its modules, in a list with exactly as many modules as there are layers with parameters of
+        their own. A layer with another layer's parameters has its module too, but is not matched to it.
+        """
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
-            pattern = name if "*" in name else f"{name}.*"
             for root in roots:
-                modules = self._matching(_join_path(root, pattern))
-                if modules and len(modules) == len(layer_indices):
-                    return dict(zip(layer_indices, modules, strict=True))
+                lists = [self._listed(root, side) for side in name.split(" & ")]
+                if layer_indices and all(len(modules) == len(layer_indices) for modules in lists):
+                    return dict(zip(layer_indices, zip(*lists, strict=True), strict=True))
         return {}
+
+    def _listed(self, root: str, lists: str) -> list[str]:
+        """The modules of a list, or of several that follow one another."""
+        patterns = [part if "*" in part else f"{part}.*" for part in lists.split(" + ")]
+        return [module for part in patterns for module in self._matching(_join_path(root, part))]
 
     def _node(
         self, path: str, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
@@ -197,8 +202,11 @@ class _Search:
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
-        """Returns the modules of a name below the first parent that has one; names with a leading dot are searched in
-        `outer`."""
+        """The modules of that name below the first parent that has one; a name with a leading dot is searched in
+        `outer`.
+        """
+        if name.startswith("&"):  # one of the modules of a layer
+            return [module for module in outer_modules if name[1:] in module.split(".")][:1]
         for parent in outer_modules if name.startswith(".") else parents:
             modules = self._matching(_join_path(parent, name.removeprefix(".")))
             if modules:

@@ -251,7 +251,7 @@ def _checks(
     pass_through(module, repeats)
 
     ids, source = _ids(spec, batch, seq, device), _source(spec, batch, seq, device)
-    with_mtp = spec.mtp is not None
+    with_mtp = spec.mtp is not None or spec.proposal is not None
 
     def whole() -> list[torch.Tensor]:
         if spec.pooler is not None:

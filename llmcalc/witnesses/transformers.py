@@ -36,7 +36,7 @@ from .matching import compare_modules, coverage
 from .measure import count_flops, module_names, tensor_names, tensors
 from .modules import ModulesByNode, called_once, places, without_shared
 from .reference import LARGEST_REAL, LEAST_SEQ
-from .witness import class_of, family_of_class, fields_of, require_library_class, witness_of
+from .witness import class_object_of, family_of_class, fields_of, require_library_class, witness_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -94,11 +94,13 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     config_object._experts_implementation = (
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
-    model_class = getattr(transformers, class_of(config))
+    model_class = class_object_of(config)
+    float32 = model_class.__name__.endswith(quirks_of(config).refuses_bfloat16)
+    dtype = torch.float32 if float32 else torch.bfloat16
     try:
         with torch.device("meta"):
             model: nn.Module = (
-                model_class(config_object).to("meta", torch.bfloat16).eval().requires_grad_(False)
+                model_class(config_object).to("meta", dtype).eval().requires_grad_(False)
             )  # XLNet creates some tensors on another device
     except ImportError as error:  # timm, for the vision encoders of some wrappers
         error_text = " ".join(str(error).split())
@@ -189,8 +191,13 @@ def _checks(
             )
         )
 
+    uncounted = _uncounted_parameters(config, model)
     yield Check(
-        "model", "parameters", total(kind, "parameters", total_of, spec, include=towers), params.get("", 0), witness
+        "model",
+        "parameters",
+        total(kind, "parameters", total_of, spec, include=towers),
+        params.get("", 0) - uncounted,
+        witness,
     )
     yield from against("parameters", total_of, without_shared(modules, params), modules)
     for seq in lengths:
@@ -215,6 +222,15 @@ def _checks(
         if measured_pass.cache is not None:
             bits = total(kind, "cache_bytes", lambda use: use.cache_bits(DTYPE_BITS["bfloat16"]), spec, run_config)
             yield Check("model", "cache_bytes", bits_to_bytes(bits), measured_pass.cache, witness, seq)
+
+
+def _uncounted_parameters(config: Mapping[str, Any], model: nn.Module) -> int:
+    """Parameters of the modules that the record of a family names as not counted."""
+    family = family_of_class(config["model_type"])
+    if family is None or not family.uncounted_modules:
+        return 0
+    places = tuple(f"{place}." for place in family.uncounted_modules.split(" + "))
+    return sum(p.numel() for name, p in model.named_parameters() if f"{name}.".startswith(places))
 
 
 def find_modules(spec: ModelSpec, config: Mapping[str, Any], model: Any) -> ModulesByNode:

@@ -153,14 +153,14 @@ def fuse_norms(module: nn.Module) -> None:
 
 def _layer_norm(norm_module: Any, x: Any) -> Any:
     """Runs a layer norm, on meta and on GPUs; on a CPU the statistics would be in bfloat16."""
-    return F.layer_norm(x, x.shape[-1:], norm_module.weight, norm_module.bias, norm_module.eps)
+    return F.layer_norm(x, x.shape[-1:], norm_module.factor(), norm_module.bias, norm_module.eps)
 
 
 def _rms_norm(norm_module: Any, x: Any) -> Any:
     if x.is_cuda:
-        out = F.rms_norm(x, x.shape[-1:], norm_module.weight, norm_module.eps)
+        out = F.rms_norm(x, x.shape[-1:], norm_module.factor(), norm_module.eps)
     else:
-        out = FusedRmsNorm.apply(x, norm_module.weight)  # type: ignore[no-untyped-call]
+        out = FusedRmsNorm.apply(x, norm_module.factor())  # type: ignore[no-untyped-call]
     return out if norm_module.bias is None else out + norm_module.bias
 
 

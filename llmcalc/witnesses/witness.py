@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from ..errors import InputError
@@ -88,6 +89,21 @@ def class_of(config: Mapping[str, Any]) -> str:
         f"--against transformers: the installed transformers {transformers.__version__} has no "
         f"{architecture or 'such model'}"
     )
+
+
+def class_object_of(config: Mapping[str, Any]) -> Any:
+    """The class that `class_of` names, or one that its file in the library has without listing it, as Kosmos-2's."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    architecture, kind = architecture_of(config), witness_of(config["model_type"])
+    if architecture.lower() not in _names_by_lower_case() and kind in CONFIG_MAPPING:
+        name = CONFIG_MAPPING[kind].__module__.replace(".configuration_", ".modeling_")
+        listed = vars(import_module(name)) if name.startswith("transformers.models.") else {}
+        unlisted = listed.get(architecture)
+        if isinstance(unlisted, type) and issubclass(unlisted, transformers.PreTrainedModel):
+            return unlisted
+    return getattr(transformers, class_of(config))
 
 
 def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:

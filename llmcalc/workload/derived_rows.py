@@ -74,6 +74,31 @@ class Joined(Rows):
 
 
 @dataclass(frozen=True, slots=True)
+class FromZeros(Rows):
+    """One state of a recurrence per row of other rows, before that row; the first one is zeros."""
+
+    name: str = "from_zeros"
+    of: Rows = TOKENS
+
+    def new(self, w: Workload) -> Number:
+        return self.of.new(w)
+
+    def constant(self, w: Workload) -> Number:
+        return 1
+
+
+@dataclass(frozen=True, slots=True)
+class OfThisPass(Rows):
+    """The new rows of other rows alone: keys that no later pass reads."""
+
+    name: str = "of_this_pass"
+    of: Rows = TOKENS
+
+    def new(self, w: Workload) -> Number:
+        return self.of.new(w)
+
+
+@dataclass(frozen=True, slots=True)
 class Blocks(Rows):
     """One row for each whole block of `block` other rows; a block exists once its last row does."""
 

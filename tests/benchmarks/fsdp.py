@@ -22,7 +22,9 @@ from .timing import calls, line
 
 RUNS = 7
 TARGET, LAYOUT = "llama3.1-405b", Layout(dp=16_384, zero=3)
-HOW = Training(seq=8192, recompute=recompute_of("full"), choices=Choices("flash", "fused"), implementation="fused")
+HOW = Training(
+    seq=8192, recompute=recompute_of("full"), choices=Choices("flash", "fused", workspace=True), implementation="fused"
+)
 
 
 def main() -> None:

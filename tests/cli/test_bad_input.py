@@ -247,6 +247,8 @@ def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> N
         "fit": ("--hardware", "h100"),
         "plan": ("--hardware", "h100", "--devices", "8"),
         "time": ("--hardware", "h100"),
+        "serve": ("--hardware", "h100", "--input", "64", "--output", "64"),
+        "cost": ("--hardware", "h100", "--requests", "9", "--input", "64", "--output", "64"),
     }.get(command, ())
     refused(run(command, wrong, *needed), wrong, "Did you mean", near)
     refused(run(command, "no-such-thing-at-all", *needed), "no-such-thing-at-all")

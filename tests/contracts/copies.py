@@ -17,8 +17,8 @@ TOYS = Path(__file__).parent.parent / "data" / "toy"
 
 
 def copy_to(folder: Path) -> Path:
-    """Copies the package and its presets as in a checkout."""
-    shutil.copytree(PACKAGE, folder / "llmcalc", ignore=shutil.ignore_patterns("__pycache__"))
+    """Copies the package and its presets as in a checkout, with compiled modules; a changed one is compiled anew."""
+    shutil.copytree(PACKAGE, folder / "llmcalc")
     if (PACKAGE.parent / "presets").is_dir():
         shutil.copytree(PACKAGE.parent / "presets", folder / "presets")
     return folder
@@ -33,7 +33,7 @@ def insert(file: Path, before: str, line: str) -> None:
 
 def python(copy: Path, *arguments: str) -> str:
     """Returns the output of a Python process that imports the copy."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
     done = subprocess.run(
         [sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True, check=False
     )

@@ -17,6 +17,8 @@ from llmcalc.components.head import Classifier, LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.mixers.context import ContextAttention
+from llmcalc.components.mixers.fourier import FourierMixer
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.relative import RelativeAttention
@@ -24,8 +26,10 @@ from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
+from llmcalc.components.proposal import Proposal
 from llmcalc.components.stack import Stack
 from llmcalc.components.stem import ConvStem
+from llmcalc.components.target_states import TargetStates
 from llmcalc.components.token_types import TokenTypes
 from llmcalc.model import ModelSpec
 from llmcalc.witnesses.reference import verify_reference
@@ -71,7 +75,7 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(feed_forward=part)
         case Attention():
             return decoder(attention=part)
-        case RelativeAttention():
+        case RelativeAttention() | FourierMixer():
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             return ModelSpec(
                 vocab_size=50,
@@ -127,6 +131,16 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(head=head).model_copy(update={"encoder": decoder().decoder, "decoder": None, slot: part})
         case UnusedEmbedding():
             return decoder(unused_embedding=part)
+        case ContextAttention():
+            states = TargetStates(states=2, start="embedding", output_norm=NORM)
+            block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="pre")
+            stack = Stack(num_hidden_layers=2, block=block, streams=states, final_norm=NORM)
+            shared = ("embed_tokens", "lm_head")
+            return ModelSpec(
+                vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, decoder=stack, from_target=shared
+            )
+        case Proposal():
+            return decoder(proposal=part)
         case MultiTokenPrediction():
             return decoder(mtp=part)
         case ConvStem():
@@ -173,7 +187,14 @@ def test_reference_agrees_on_meta(example: Component) -> None:
     assert verdict.ok, verdict.failures
 
 
-CAUSAL = [p for p in EXAMPLES if around_a_model(p.values[0]).kind != "encoder"]
+def is_causal(example: Any) -> bool:
+    """Whether a token of the model around an example depends on earlier tokens alone, also within one pass."""
+    recurs_in_a_block = isinstance(example, Proposal) and (example.markov == "rnn" or example.gru_size is not None)
+    sees_whole_pass = isinstance(example, ContextAttention) or recurs_in_a_block
+    return around_a_model(example).kind != "encoder" and not sees_whole_pass
+
+
+CAUSAL = [p for p in EXAMPLES if is_causal(p.values[0])]
 
 
 @pytest.mark.parametrize("example", CAUSAL)
@@ -191,7 +212,8 @@ def test_decoding_from_the_cache_gives_the_full_pass(example: Component) -> None
         store: dict[torch.nn.Module, Any] = {}
         pieces = [net(ids[:, :4], source, store=store)]
         pieces += [net(ids[:, i : i + 1], store=store, past=i) for i in range(4, 13)]
-    assert at_once.shape == (2, 13, spec.head.num_labels if isinstance(spec.head, Classifier) else spec.vocab_size)
+    proposed = spec.vocab_size if not isinstance(spec.head, LMHead) else spec.head.draft_vocab_size or spec.vocab_size
+    assert at_once.shape == (2, 13, spec.head.num_labels if isinstance(spec.head, Classifier) else proposed)
     torch.testing.assert_close(torch.cat(pieces, 1), at_once, atol=2e-5, rtol=1e-4)
 
 

@@ -103,9 +103,11 @@ def _scopes(scope: Scope) -> list[Scope]:
     return [scope, *(deeper for one in inner for deeper in _scopes(one))]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", [example for example in EXAMPLES if not getattr(example, "gru_size", None)])
 def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
-    """Every value that a step reads is the output of an earlier step or an input of the model."""
+    """Every value that a step reads is the output of an earlier step or an input of the model. A recurrence (GRU) reads
+    what its last step made.
+    """
     program = around_a_model(example).program()
     made = {id(scope.after) for scope in _scopes(program.root) if scope.after is not None}
     for step in _run(program.root):

@@ -149,8 +149,8 @@ def parts_in(model: str) -> frozenset[str]:
     return frozenset(parts_of(models()[model])) & PARTS
 
 
-PARTS = frozenset(name.rpartition("-")[0] for name in EXAMPLES)
-"""The kinds of parts that have examples."""
+PARTS = frozenset(name.rpartition("-")[0] for name in EXAMPLES) - {"GatedCrossLayer"}
+"""The kinds of parts that have examples, without the layer that is idle on text."""
 
 
 # --- what torch cannot run --------------------------------------------------------------------------------------------
@@ -194,11 +194,14 @@ GROUPED = frozenset({MOE, "MixtureOfAttention"})
 
 def runs(model: str, values: Values) -> bool:
     """Whether torch can run a model with these values."""
-    return _fit(model, values) and not any(
-        (option == "--moe" and value != "dropless" and MOE not in parts_in(model))
-        or any(value in LEFT_OUT.get((part, option), {}) for part in parts_in(model))
-        for option, value in values.items()
-    )
+    return _fit(model, values) and all(takes(model, option, value) for option, value in values.items())
+
+
+@cache
+def takes(model: str, option: str, value: str) -> bool:
+    """Whether torch can run a model with a value of one option."""
+    without_moe = option == "--moe" and value != "dropless" and MOE not in parts_in(model)
+    return not without_moe and not any(value in LEFT_OUT.get((part, option), {}) for part in parts_in(model))
 
 
 def _fit(model: str, values: Values) -> bool:

@@ -117,7 +117,9 @@ def litgpt_run(row: Row) -> Training:
     return Training(
         batch=row["micro_batch"],
         seq=row["seq_len"],
-        choices=Choices(attention="flash", norm=norm, cross_entropy="split", loss_chunk=128, keeps_logits=True),
+        choices=Choices(
+            attention="flash", workspace=True, norm=norm, cross_entropy="split", loss_chunk=128, keeps_logits=True
+        ),
         adapters=Adapters(
             8,
             frozenset({"q_proj", "v_proj"}),
@@ -157,7 +159,7 @@ def torchtune_run(row: Row) -> Training:
         batch=row["micro_batch"],
         seq=row["seq_len"],
         implementation="fused",
-        choices=Choices(attention="flash", compiled=True, cross_entropy="split"),
+        choices=Choices(attention="flash", compiled=True, cross_entropy="split", workspace=True),
     )
     if row["techniques"] == "+chunked CE":
         return whole
@@ -200,7 +202,7 @@ def qwen_run(row: Row) -> Training:
         recompute=MODES["full-reentrant"],
         autocast=True,
         torch="2.0",
-        choices=Choices(attention="flash", fused_qkv=True),
+        choices=Choices(attention="flash", fused_qkv=True, workspace=True),
         adapters=Adapters(64, QWEN_TARGETS, dropout=True, copies=copies),
     )
 

@@ -22,12 +22,15 @@ from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.ops import Linear, ParamTensor
 from tests.contracts.test_parts import EXAMPLES, around_a_model, decoder
+from tests.simulator.compare import is_untested
 
 MIXTURE = decoder(
     feed_forward=MoE.examples()[3], tie_word_embeddings=True, mtp=MultiTokenPrediction(num_nextn_predict_layers=2)
 )
 WITH_MTP = frozenset({"mtp"})
 FLOATS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+COMPARED = [example for example in EXAMPLES if not is_untested(example)]
 
 
 def state_bytes(*optimizers: torch.optim.Optimizer) -> dict[str, int]:
@@ -55,14 +58,14 @@ def held(states: dict[str, int]) -> dict[str, int]:
 # The tensors that optimizers have states for
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", COMPARED)
 def test_tensors_add_up_to_the_parameters(example: Component) -> None:
     for place in around_a_model(example).tree().walk():
         if place.use is not None:
             assert sum(t.size for t in place.use.tensors()) == place.use.params(), place.path
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", COMPARED)
 def test_tensors_have_the_shapes_of_the_reference(example: Component) -> None:
     check_shapes(around_a_model(example))
 
@@ -118,7 +121,7 @@ def muon_and_adamw(net: nn.Module) -> list[torch.optim.Optimizer]:
     return [torch.optim.Muon(list(hidden.values())), torch.optim.AdamW(rest, foreach=False)]
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", COMPARED)
 @pytest.mark.parametrize("name", ["adamw", "sgd", "adafactor", "muon"])
 def test_state_is_what_torch_allocates(example: Component, name: str) -> None:
     spec = around_a_model(example)

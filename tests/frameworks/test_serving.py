@@ -17,6 +17,7 @@ from llmcalc.costs.params import params
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.inference import Inference
 from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.inference_rank import inference_rank
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
@@ -40,6 +41,24 @@ TINY = {
 
 def tiny(**changes: Any) -> ModelSpec:
     return llmcalc.load("llama3-8b", **{**TINY, **changes}).model
+
+
+@pytest.mark.parametrize("layers", [17, 40])
+def test_ranks_that_differ_in_their_number_of_layers_share_recorded_passes(layers: int) -> None:
+    """A rank's memory is that of a rank whose passes are recorded for it alone."""
+    spec, settings = tiny(**{"decoder.num_hidden_layers": layers}), Settings(phase="inference", seq=64)
+    whole = memory(spec, settings)
+    layouts = [Layout(tp=2, pp=2, pp_layout=(layers // 2, layers - layers // 2)), Layout(tp=2, pp=1)]
+    if layers == 40:
+        layouts.append(Layout(tp=2, pp=4))
+    for layout in layouts:
+        for stage in {0, layout.pp - 1}:
+            rank = layout.rank(pp=stage)
+            shared = inference_rank(whole, layout, rank, whole.runtime).device
+            assert shared == inference_rank(memory(spec, settings), layout, rank, whole.runtime).device
+    passes = 2
+    recorded_alone = passes * sum(len({0, layout.pp - 1}) for layout in layouts)
+    assert len(whole._recordings) == (recorded_alone - 2 * passes if layers == 40 else recorded_alone)
 
 
 def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -> Found:

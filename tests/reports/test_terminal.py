@@ -51,6 +51,10 @@ def test_help_of_everything(run: Run) -> None:
         assert (page.code, page.err) == (0, "")
         assert page.out.startswith(f"Usage: llmcalc {command} ")
         assert len(page.out.splitlines()) <= 72, command
+        everything = run(command, "--help-all")
+        assert (everything.code, everything.err) == (0, "")
+        assert len(everything.out.splitlines()) >= len(page.out.splitlines()), command
+    assert run("--help-all").out == whole.out  # a group has no more than its `--help` lists
 
 
 def test_help_of_memory_is_a_screen_and_a_half(run: Run) -> None:

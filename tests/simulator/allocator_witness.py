@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from llmcalc.simulator.caching_allocator import (
@@ -423,6 +423,20 @@ class WitnessAllocator(Device):
         pool.unmapped = [block for block in first.to_the_end() if not block.mapped]
         free = (block for block in first.to_the_end() if block.mapped and not block.in_use)
         pool.free = sorted((block.size, block.address, block) for block in free)
+
+
+class Several:
+    """Allocators that serve the same requests, so that one replay compares all of them. Each has its own figures."""
+
+    def __init__(self, allocators: Sequence[WitnessAllocator]) -> None:
+        self.allocators = allocators
+
+    def allocate(self, bytes: int, stream: int = 0) -> list[Handle]:
+        return [allocator.allocate(bytes, stream) for allocator in self.allocators]
+
+    def free(self, handles: list[Handle]) -> None:
+        for allocator, handle in zip(self.allocators, handles, strict=True):
+            allocator.free(handle)
 
 
 def _prefer_blocks_that_cannot_grow(free: list[tuple[int, int, Block]], place: int) -> int:

@@ -9,22 +9,36 @@ import difflib
 import sys
 import traceback
 from collections import Counter
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
 
 from llmcalc.components.base import Component
 from llmcalc.components.choices import LAYERS, parts
 from llmcalc.components.stack import Stack
+from llmcalc.evidence import UNTESTED, witness_of
 from llmcalc.simulator.lowering import Unsupported
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.models import by_torch, without_values
 
 
-def examples() -> dict[str, Component]:
-    """Every part's examples, by the part's name and a number."""
-    return {
-        f"{part.__name__}-{i}": example
-        for part in (*parts(), *LAYERS.classes(), Stack)
-        for i, example in enumerate(part.examples())
-    }
+@cache
+def examples() -> Mapping[str, Component]:
+    """Every part's examples, by the part's name and a number, without parts whose memory is stated as untested."""
+    return MappingProxyType(
+        {
+            f"{part.__name__}-{i}": example
+            for part in (*parts(), *LAYERS.classes(), Stack)
+            for i, example in enumerate(part.examples())
+            if not is_untested(example)
+        }
+    )
+
+
+def is_untested(part: Component) -> bool:
+    """Whether a part, or the streams of a stack, states no witness of its memory."""
+    streams = part.streams if isinstance(part, Stack) else None
+    return any(example is not None and witness_of(type(example)) is UNTESTED for example in (part, streams))
 
 
 def differences(part: Component) -> list[str]:

@@ -63,6 +63,7 @@ CASES: dict[tuple[str, str], set[str]] = {
     ("ShortConv-1", "eager"): {"convolution", "convolution_backward"},
     ("FeedForward-0", "eager"): set(),
     ("FeedForward-3", "eager"): set(),
+    ("FeedForward-7", "eager"): set(),  # GELU in steps
     ("MoE-0", "eager"): {"cumsum", "histc", "sort"},
     ("MoE-3", "eager"): {"cumsum", "histc", "sort"},
     ("MoE-9", "eager"): {"cumsum", "histc", "sort"},
@@ -71,6 +72,7 @@ CASES: dict[tuple[str, str], set[str]] = {
     ("Norm-0", "eager"): set(),  # LayerNorm
     ("Norm-3", "eager"): set(),  # RMSNorm
     ("Norm-6", "eager"): set(),
+    ("Norm-8", "eager"): set(),  # 1 + weight in float32
     ("Learned-0", "eager"): set(),
     ("Sinusoidal-0", "eager"): set(),
     ("RelativeBias-0", "eager"): {"div", "embedding_dense_backward"},
@@ -178,7 +180,7 @@ def test_gradients_are_added_where_torch_adds_them(name: str) -> None:
     ours = without_values(model, dtype="float32", adds_in_place=True, on_sum=add)
     cpu = seen(model)
     assert cpu.sums == sums
-    assert sums.out_of_place > 0
+    assert sums.out_of_place > 0 or name.startswith("GatedCrossLayer")  # which adds nothing to a text
     assert cpu.passes() == (ours.live, ours.forward, ours.backward)
 
 

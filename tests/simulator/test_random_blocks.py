@@ -50,7 +50,9 @@ def networks(multiple: int = 1, biased: SearchStrategy[bool] = yes_or_no) -> Sea
         gated = draw(yes_or_no)
         return FeedForward(
             intermediate_size=multiple * draw(st.integers(1, 64 // multiple)),
-            hidden_act=draw(st.sampled_from(["silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "tanh"])),
+            hidden_act=draw(
+                st.sampled_from(["silu", "gelu", "gelu_tanh", "gelu_new", "relu", "relu2", "sigmoid", "tanh"])
+            ),
             gated=gated,
             gate_bias=gated and draw(biased),
             up_bias=draw(biased),

@@ -15,7 +15,7 @@ from llmcalc.device_memory import device_memory
 from llmcalc.device_memory.cuda_runtime import Runtime
 from llmcalc.device_memory.inference import Inference, record_inference, replay_inference
 from llmcalc.device_memory.linear_in_layers import node_path
-from llmcalc.device_memory.training import Training, record, replay
+from llmcalc.device_memory.training import Training, TrainingRun, record, replay
 from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.caching_allocator import CachingAllocator
@@ -23,12 +23,13 @@ from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.event_log import FREED, Event, RecordedEvents, is_repeatable, is_self_contained
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
+from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.repeat_layers import NotRepeating, RepeatAnalysis
 from llmcalc.simulator.tensor import FLOAT32
 from llmcalc.workload.recompute import recompute_of
 from tests.device_memory import training_memory as answer
 from tests.device_memory.training_memory import training_memory
-from tests.simulator.allocator_witness import WitnessAllocator
+from tests.simulator.allocator_witness import Several, WitnessAllocator
 
 WORKSPACE = 1 << 20
 
@@ -210,20 +211,26 @@ DEEP = [
 @pytest.mark.parametrize(
     ("name", "training", "expandable"),
     [
-        *((*deep, expandable) for deep in DEEP for expandable in (False, True)),
-        ("smollm2-135m?num_hidden_layers=300", PLAIN, True),
-        ("smollm2-135m?num_hidden_layers=1000", PLAIN, False),  # the most that are all replayed, for one allocator
+        *((*deep, (False, True)) for deep in DEEP),
+        ("smollm2-135m?num_hidden_layers=300", PLAIN, (True,)),
+        ("smollm2-135m?num_hidden_layers=1000", PLAIN, (False,)),  # the most that are all replayed, for one allocator
     ],
 )
 def test_blocks_and_segments_are_those_of_a_replay_of_all_layers(
-    name: str, training: Training, expandable: bool
+    name: str, training: Training, expandable: tuple[bool, ...]
 ) -> None:
-    spec, runtime = llmcalc.load(name).model, Runtime(WORKSPACE, expandable=expandable)
-    found, witness = training_memory(spec, training, runtime), WitnessAllocator(expandable)
-    whole = replay(spec, training, witness, None, WORKSPACE)
-    assert (found.peak_bytes, found.reserved_bytes) == (witness.peak_allocated, witness.peak_reserved)
-    assert found.after_step_bytes == whole.after + whole.slop_after
-    assert next(term for term in found.terms if term.name == "rounding to blocks").status == "source"
+    spec, witnesses = llmcalc.load(name).model, [WitnessAllocator(segments) for segments in expandable]
+    meter = Meter(Several(witnesses))
+    run = TrainingRun(spec, training, None, WORKSPACE, meter)
+    run.set_up()
+    for _ in range(2):
+        run.step()
+    for witness in witnesses:
+        runtime = Runtime(WORKSPACE, expandable=witness.expandable_segments)
+        found = training_memory(spec, training, runtime)
+        assert (found.peak_bytes, found.reserved_bytes) == (witness.peak_allocated, witness.peak_reserved)
+        assert found.after_step_bytes == witness.allocated
+        assert next(term for term in found.terms if term.name == "rounding to blocks").status == "source"
 
 
 def test_of_more_layers_what_the_allocator_adds_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:

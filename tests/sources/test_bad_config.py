@@ -149,6 +149,7 @@ REFUSED: dict[str, tuple[Any, tuple[str, ...], str]] = {
     "a list": ("[]", ("params",), "expected a JSON object"),
     "null": ("null", ("params",), "expected a JSON object"),
     "an empty table": ("{}", ("params",), "model_type: missing"),
+    "a list for a model type": ('{"model_type": ["llama"]}', ("params",), "model_type: "),
     "a slow pattern": (
         {**LLAMA, "quantization_config": {"quant_method": "fp8", "modules_to_not_convert": ["(.|.)" * 40 + "x"]}},
         ("memory",),

@@ -224,13 +224,12 @@ EAGLE: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("fields", "sign"),
     [
-        ({}, "architectures: LlamaForCausalLMEagle3 is a draft model"),
-        ({"architectures": ["LlamaForCausalLM"]}, "draft_vocab_size: 32000 is a field of a draft model"),
-        ({"architectures": ["EagleLlamaForCausalLM"], "draft_vocab_size": None}, "EagleLlamaForCausalLM is a draft"),
-        ({"architectures": ["Eagle3Speculator"], "model_type": None}, "Eagle3Speculator is a draft model"),
+        ({"architectures": ["LlamaForCausalLMMedusa"], "draft_vocab_size": None}, "LlamaForCausalLMMedusa is a draft"),
+        ({"architectures": [], "draft_vocab_size": None, "medusa_num_heads": 5}, "medusa_num_heads: 5 is a field of"),
+        ({"architectures": ["MTPDraftModel"], "draft_vocab_size": None}, "MTPDraftModel is a draft model"),
     ],
 )
-def test_a_draft_model_is_refused_with_every_option(
+def test_a_draft_that_is_not_read_is_refused_with_every_option(
     run: Run, tmp_path: Path, fields: dict[str, Any], sign: str
 ) -> None:
     path = tmp_path / "config.json"
@@ -240,10 +239,33 @@ def test_a_draft_model_is_refused_with_every_option(
         assert (code, out) == (2, "")
         assert sign in err
         assert "reads the hidden states of its target model" in err
-        assert "expected the config of a whole model" in err
+        assert "expected the config of a whole model, or of a draft of dflash, domino" in err
         assert err.count("error:") == 1
     with pytest.raises(InputError, match="draft model"):
         llmcalc.load({**EAGLE, **fields}, allow_unknown=True)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"architectures": ["LlamaForCausalLM"]},
+        {"architectures": ["EagleLlamaForCausalLM"], "draft_vocab_size": None},
+        {"architectures": ["Eagle3Speculator"], "model_type": None, "speculators_model_type": "eagle3"},
+    ],
+)
+@pytest.mark.parametrize("allow_unknown", [False, True])
+def test_a_draft_is_never_read_as_a_llama(fields: dict[str, Any], allow_unknown: bool) -> None:
+    """A Llama of these fields has 2 · 128,256 · 4,096 parameters in its embedding and its head alone."""
+    model = llmcalc.load({**EAGLE, **fields}, allow_unknown=allow_unknown).model
+    assert "embed_tokens" in model.from_target
+    assert llmcalc.params(model).total < 2 * 128_256 * 4096
+
+
+def test_a_class_of_a_draft_cannot_be_measured(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(EAGLE))
+    assert "--measure: a draft of eagle3 has no class in transformers" in run("params", str(path), "--measure").err
 
 
 def test_other_names_are_no_drafts() -> None:

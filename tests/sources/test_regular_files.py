@@ -22,6 +22,7 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "a description": ("model.toml", ("params", "model.toml")),
     "a config": ("config.json", ("params", "config.json")),
     "a config in a folder": ("config.json", ("params", ".")),
+    "a quantization beside a config": ("hf_quant_config.json", ("params", ".")),
     "safetensors": ("m.safetensors", ("params", "m.safetensors")),
     "an index": ("model.safetensors.index.json", ("params", "model.safetensors.index.json")),
     "a shard": ("shard.safetensors", ("params", "model.safetensors.index.json")),
@@ -29,6 +30,7 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "a launch file": ("run.sh", ("memory", "gpt2", "--launch", "run.sh")),
     "a DeepSpeed file of a launch file": ("ds.json", ("memory", "gpt2", "--launch", "trainer.yaml")),
     "a budget": ("budget.toml", ("budget", "budget.toml")),
+    "measured runs": ("rows.csv", ("time", "gpt2", "--hardware", "h100", "--calibrate", "rows.csv")),
     "an accelerator": ("gpu.toml", ("memory", "gpt2", "--hardware", "gpu.toml")),
 }
 MESSAGES = ("is not a regular file", "is a folder without a config.json")
@@ -48,6 +50,7 @@ def test_no_regular_file(reader: str, kind: str, tmp_path: Path) -> None:
     (tmp_path / "trainer.yaml").write_text("per_device_train_batch_size: 1\ndeepspeed: ds.json\n")
     shards = {"weight_map": {"a": "shard.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(shards))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     (tmp_path / name).unlink(missing_ok=True)
     MADE[kind](tmp_path / name)
     result = bounded(*words, cwd=tmp_path, timeout=30)

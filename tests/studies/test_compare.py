@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import llmcalc
 from llmcalc.cli.main import app
 from llmcalc.errors import InputError
-from llmcalc.reports.compare import report
+from llmcalc.reports.compare import Load, report
 from llmcalc.reports.document import cell_text
 from llmcalc.studies.compare import SORT_KEYS, in_dense_band, quantities, sort_order
 
@@ -203,3 +203,31 @@ def test_text_cells_need_no_writer() -> None:
     texts = [[cell_text(c, v) for c, v in zip(columns, row.cells, strict=True)] for row in table.rows]
     assert ["hidden size h", "4,096"] in texts
     assert ["activation", "SwiGLU"] in texts
+
+
+def test_the_time_of_a_token_is_that_of_time() -> None:
+    for name, kv_dtype in (("llama3-8b", "bf16"), ("qwen3-30b-a3b", "fp8")):
+        document = llmcalc.compare(name, hardware="h200", users=16, seq=4096, kv_dtype=kv_dtype).document["compare"]
+        options = {} if kv_dtype == "bf16" else {"kv_dtype": kv_dtype}
+        timed = llmcalc.time(name, "h200", "decode", users=16, seq=4096, **options).document
+        seconds = timed["seconds"]
+        assert [document[key] for key in ("tpot", "tpot_low", "tpot_high")] == [
+            seconds[key] for key in ("estimate", "low", "high")
+        ]
+        assert document["tokens_per_second"] == timed["tokens_per_second"]
+
+
+def test_models_without_a_token_on_the_accelerator_have_no_time() -> None:
+    answer = llmcalc.compare("bert-base", "llama3-70b", hardware="h100")
+    assert [document["compare"]["tpot"] for document in answer.document] == [None, None]
+    assert "tpot" not in llmcalc.compare("gpt2").document["compare"]
+    rows = {row["quantity"]: [row["bert-base"], row["llama3-70b"]] for row in answer.records()}
+    assert rows["TPOT, 1 user"] == rows["TPOT, 1 user / tokens/s"] == ["–", "–"]
+    listed = report(answer.result * 7, width=80, load=Load("H100", 1)).tables[0]
+    assert [column.key for column in listed.columns[-2:]] == ["tpot", "tokens_per_second"]
+    assert {len(row.cells) for row in listed.rows} == {len(listed.columns)}
+
+
+def test_users_without_an_accelerator_are_refused() -> None:
+    with pytest.raises(InputError, match="--users: is of the time of a token; expected --hardware too"):
+        llmcalc.compare("gpt2", users=2)

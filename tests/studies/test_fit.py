@@ -7,14 +7,28 @@ from typing import Any
 
 import pytest
 
+from llmcalc import load
 from llmcalc.accelerator import Hardware
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.studies.fit import fit, largest
+from llmcalc.studies.fit import fit, largest, largest_run
 from tests.contracts.test_parts import decoder
 
 SMALL = "smollm2-135m?num_hidden_layers=2"
+
+
+def test_the_largest_run_up_to_a_number() -> None:
+    """A rank that holds as much as another has the other's largest run; one that holds less has its own."""
+    model, hardware = load(SMALL).model, find_hardware("1GiB")
+    run = memory(model, Settings(phase="inference", seq=256))
+    batch, seq = largest_run(run, hardware)
+    assert min(batch, seq) > 1
+    assert largest_run(run, hardware, batch - 1, seq - 1) == (batch - 1, seq - 1)
+    further_batch, further_seq = largest_run(run, hardware, 4 * batch, 4 * seq)  # free blocks come and go with sizes
+    assert 0.95 * batch < further_batch < 1.05 * batch
+    assert 0.95 * seq < further_seq < 1.05 * seq
+    assert largest_run(run, hardware, 0, 0) == (0, 0)
 
 
 @pytest.mark.parametrize("start", [1, 7, 5000])
@@ -64,14 +78,20 @@ def test_the_largest_numbers_fit_and_the_next_ones_do_not(run: Any, phase: str) 
             assert got == (verdict == "no")
 
 
-@pytest.mark.parametrize("words", [("--phase", "inference"), ("--users", "2"), ("--phase", "decode")])
-def test_many_devices_run_the_phase_that_is_asked_for(run: Any, words: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("words", "phase"),
+    [
+        ("", "inference"),
+        ("--phase inference", "inference"),
+        ("--users 2", "inference"),
+        ("--phase decode", "decode"),
+        ("--recompute full", "training"),
+    ],
+)
+def test_many_devices_run_the_phase_that_is_asked_for(run: Any, words: str, phase: str) -> None:
     """Without one it is inference, or training where an option of training is given."""
-    of = (SMALL, "--hardware", "2GiB", "--devices", "2", "--seq", "64")
-    served = asked(run, *of, *words)
-    assert served["workload"]["phase"] == (words[1] if words[0] == "--phase" else "inference")
-    assert asked(run, *of)["workload"]["phase"] == "inference"
-    assert asked(run, *of, "--recompute", "full")["workload"]["phase"] == "training"
+    fit = asked(run, SMALL, "--hardware", "2GiB", "--devices", "2", "--seq", "64", *words.split())
+    assert fit["workload"]["phase"] == phase
 
 
 def test_users_are_sequences(run: Any) -> None:

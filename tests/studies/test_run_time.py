@@ -28,6 +28,9 @@ def refusal(run: Any, *words: str) -> str:
 
 
 TIMES: dict[str, tuple[str, ...]] = {
+    "adapters": ("llama3-8b", "--lora-rank", "16", "--seq", "2k"),
+    "the host": ("llama3-8b", "--fsdp", "8", "--seq", "256"),
+    "8 bits": ("llama3-8b", "--fsdp", "8", "--precision", "fp8"),
     "one device": (SMALL, "--seq", "512", "--global-batch", "4"),
     "a layout": ("llama3-8b", "--devices", "16", "--tp", "2", "--pp", "2", "--sequence-parallel", "--zero", "1"),
     "recomputed": ("llama3-8b", "--devices", "8", "--fsdp", "8", "--recompute", "full", "--compile"),
@@ -174,7 +177,17 @@ REFUSED = {
     "time gpt2 --hardware h100 --devices 4 --dp 4 --global-batch 6": "--global-batch 6: expected a multiple of 4",
     "time gpt2 --hardware h100 --global-batch 6 --num-microbatches 3": "expected one of the two",
     "time gpt2 --hardware h100 --recompute nodes:mlp": "the time of single modules is not modelled",
-    "time gpt2 --hardware h100 --lora-rank 8": "the time of low-rank adapters is not modelled",
+    "time llama3-8b --hardware h100 --lora-rank 8 --base nf4": "--base nf4: the time of a base in 4 bits is",
+    "time llama3-8b --hardware h100 --lora-rank 8 --modules-to-save lm_head": "the time of trained copies",
+    "time llama3-8b --hardware a100 --fsdp 8 --precision fp8": "--precision fp8: a100-80gb has no fp8 units",
+    "time llama3-8b --hardware h100 --dp 8 --zero-group 4": "--zero-group 4: nothing is sharded; expected",
+    "time llama3-8b --hardware h100 --dp 8 --zero 1 --zero-group 3": "--zero-group 3: expected a divisor of dp",
+    "time llama3-8b --hardware h100 --fsdp 4 --zero-group 4 --hsdp-replicas 2": "--hsdp-replicas says it",
+    "memory llama3-8b --precision fp8": "not modelled under torch; expected --framework megatron",
+    "memory llama3-8b --precision nvfp4 --framework megatron": "expected llmcalc time, which has it",
+    "memory llama3-8b --precision mxfp8 --framework megatron --hardware h100": "mxfp8 does not run on H100-SXM",
+    "plan llama3-8b --precision fp8 --framework fsdp2 --devices 8 --hardware h100": "not modelled under FSDP2",
+    "fit llama3-8b --precision fp8 --hardware h100": "--precision fp8: the memory of its products is not modelled",
     "time bert-base --hardware h100 --phase decode": "an encoder-only model does not decode",
     "plan gpt2 --hardware h100 --devices 2 --by memory --stack maxtext": "--stack: is of the order by time",
     "plan gpt2 --hardware h100 --devices 2 --where tp": "--where: 'tp'; expected sizes of a layout such as tp=8,pp=16",
@@ -184,3 +197,26 @@ REFUSED = {
 @pytest.mark.parametrize("command", REFUSED)
 def test_what_has_no_time_is_refused(command: str, run: Any) -> None:
     assert REFUSED[command] in refusal(run, *command.split())
+
+
+def test_narrow_products_are_faster_and_keep_more(run: Any) -> None:
+    """8-bit products: a step takes less; Megatron's ranks keep 8-bit copies of weights beside the 16-bit ones."""
+    layout = ("llama3-8b", "--framework", "megatron", "--tp", "2", "--hardware", "b200", "--seq", "4k")
+    precisions = ("bf16-master", "mxfp8", "nvfp4")
+    seconds = [answer(run, "time", *layout, "--precision", word)["seconds"]["estimate"] for word in precisions]
+    assert seconds[0] > 1.15 * seconds[1] > 1.15 * 1.05 * seconds[2]
+    memory = [answer(run, "memory", *layout, "--precision", word)["memory"]["device_bytes"] for word in precisions[:2]]
+    assert memory[1] > memory[0]
+
+
+def test_zero_group_is_shards_in_groups(run: Any) -> None:
+    """`--zero-group 8` of 64 ranks is 8 groups, as Megatron's --num-distributed-optimizer-instances 8."""
+    layout = ("llama3-8b", *H100, "--framework", "megatron", "--dp", "64", "--zero", "1")
+    grouped, named = (
+        answer(run, "time", *layout, *words) for words in (("--zero-group", "8"), ("--hsdp-replicas", "8"))
+    )
+    assert grouped["seconds"] == named["seconds"]
+    assert grouped["layout"]["hsdp_replicas"] == 8
+    assert answer(run, "time", *layout)["parts"]["update"] < grouped["parts"]["update"]
+    memory = [answer(run, "memory", *layout, *words)["memory"]["device_bytes"] for words in ((), ("--zero-group", "8"))]
+    assert memory[1] > memory[0]

@@ -119,11 +119,11 @@ def test_llama() -> None:
         "layers.self_attn": "B·S·(8·a·d + 6·S·a + 2·h) + S²",
         "layers.mlp": "B·S·(2·h + 8·f)",
         "layers.norms": "B·S·(12·h + 8)",
-        "shared by layers": "2·S·d",
+        "shared by layers": "4·S·d",
         "norm": "B·S·(6·h + 4)",
         "lm_head": "2·B·S·h",
         "loss": "4·V·B·S + 4",
-        "model": "L·(B·S·(8·a·d + 6·S·a + 16·h + 8·f + 8) + S²) + B·S·(4·V + 8·h + 4) + 2·S·d + 4",
+        "model": "L·(B·S·(8·a·d + 6·S·a + 16·h + 8·f + 8) + S²) + B·S·(4·V + 8·h + 4) + 4·S·d + 4",
     }
 
 
@@ -133,7 +133,7 @@ def test_flash_attention_keeps_no_scores() -> None:
     """
     spec, flash = load_preset("llama3-8b").model, TrainingSetting(2, "flash")
     found = formulas_of(explain_activations(spec, "self_attn", Setting(seq=2048), flash))
-    assert found == {"layers.self_attn": "B·S·(6·a·d + 4·k·d + 2·h + 4·a) + 24"}
+    assert found == {"layers.self_attn": "B·S·(4·a·d + 4·k·d + 2·h + 4·a) + 24"}
 
 
 def test_what_layers_share_counts_once() -> None:
@@ -141,7 +141,7 @@ def test_what_layers_share_counts_once() -> None:
     t5 = formulas_of(explain_activations(load_preset("t5-base").model, None, Setting(seq=64), TWO))
     assert t5["decoder.shared by layers"] == "2·B·S·h"
     latent = formulas_of(explain_activations(load_preset("deepseek-v3").model, "shared by layers", training=TWO))
-    assert latent == {"shared by layers": "2·S·r"}
+    assert latent == {"shared by layers": "4·S·r"}
 
 
 def test_parts_of_a_layer_add_up_to_it() -> None:

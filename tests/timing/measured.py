@@ -20,15 +20,21 @@ from typing import Any
 from llmcalc import api
 from llmcalc.accelerator import Hardware
 from llmcalc.errors import InputError
+from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import load_hardware
+from llmcalc.studies.serving import cache_flag
+from llmcalc.timing.batching import Replica, Requests
+from llmcalc.timing.calibration import UNCHANGED, Factors
 from llmcalc.timing.device import Device, device_of
 from llmcalc.timing.inference import decode, prefill
 from llmcalc.timing.price import Formats
 from llmcalc.timing.records import Stack, stacks
 from llmcalc.timing.spread import expected_range
+from llmcalc.timing.stack import with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices
+from llmcalc.timing.work import Adapters
 
 DATA = Path(__file__).parents[1] / "data" / "timing"
 
@@ -36,8 +42,6 @@ STACKS = {
     "megatron-bridge": "megatron",
     "nemo": "megatron",
     "megatron-no-overlap": "megatron-no-overlap",
-    "nanotron": "nanotron",
-    "internevo": "internevo",
     "megatron-deepspeed-2022": "megatron-2021",
     "megatron-deepspeed-2021": "megatron-2021",
     "megatron-lm-2021": "megatron-2021",
@@ -47,8 +51,8 @@ STACKS = {
     "fms-fsdp": "fsdp2-compile",
     "deepspeed": "deepspeed",
     "deepspeed-offload": "deepspeed-offload",
-    "trl": "fsdp2",
-    "halo": "fsdp2",
+    "trl": "fsdp2-liger",
+    "halo": "fsdp2-liger",
     "paddlenlp": "paddle",
     "maxtext": "maxtext",
     "trtllm": "tensorrt-llm",
@@ -59,10 +63,12 @@ STACKS = {
     "vllm-v100": "vllm-eager",
     "megatron-lm-inference": "fastertransformer",
 }
-"""Software of the rows → stack of `presets/timing`; others have its name. A stack that is not there: `SIMILAR`."""
+"""Software of the rows → stack of `presets/timing`; others have its name."""
 
-SIMILAR = {"nanotron": "torch", "internevo": "torch"}
-"""A stack that llmcalc does not have → the nearest that it has."""
+ONE_CONNECTION = {"halo", "trl"}
+"""Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
+one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+"""
 
 RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
 """What a run recomputes → share of the layers' forward passes. selective-op: every second product; custom (MaxText's
@@ -72,8 +78,14 @@ recipes, which keep or offload the inputs of products of attention): the feed-fo
 NODES = {"v100-32gb": 4, "v100-16gb": 4}
 """Accelerators whose measured nodes are smaller than a scale-up domain of the record."""
 
-UNDER_LOAD = 0.8
-"""Share of a prompt by which it delays each token of the batch that it joins: rows at a concurrency."""
+ADAPTED = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+"""Linear layers with an adapter in MLPerf's task: those of attention (its rules, `linear_qkv` and `linear_proj`)."""
+
+STEP_TOKENS = 8192
+"""Most tokens of a step of a server: the default of vLLM and TensorRT-LLM on the rows' accelerators."""
+
+SCHEMES = {"fp8": "fp8-dynamic", "fp4": "nvfp4"}
+"""Number format of products of a checkpoint that was published in 16 bits → the scheme of its weights."""
 
 NAIVE_MFU = 0.45
 """MFU that the rule 6ND (2ND of a prompt) is used with."""
@@ -81,7 +93,8 @@ NAIVE_MFU = 0.45
 DENSE, NEW, MOE = "training, dense, known stack", "training, dense, new stack or device", "training, MoE"
 SERVERS, CAPTURED = "decode, NVIDIA servers", "decode, llama.cpp or captured torch"
 PROMPTS, OTHERS = "prompts, TTFT", "other vendors"
-CLASSES = (DENSE, NEW, MOE, SERVERS, CAPTURED, PROMPTS, OTHERS)
+FULL, RATE, LOADED = "tokens/s of full servers", "tokens/s at a concurrency", "TTFT under load"
+CLASSES = (DENSE, NEW, MOE, SERVERS, FULL, RATE, CAPTURED, PROMPTS, LOADED, OTHERS)
 
 KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan", "train_llm_foundry"}
 """Sets on whose rows constants of their stack were found."""
@@ -116,18 +129,17 @@ class Row:
         return not self["measure"]
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether it is one of several requests of a server."""
+        return self["under_load"] == "1" and self.whole("batch") > 1
+
+    @property
     def hardware(self) -> Hardware:
         return load_hardware(self["hardware"])
 
     @property
     def stack(self) -> Stack:
-        software, _, version = self["stack"].partition("==")
-        name = STACKS.get(software, software)
-        if name == "vllm" and version and _before(version, (0, 7)):
-            name = "vllm-2024"
-        elif name == "vllm" and version and _before(version, (0, 8)):
-            name = "vllm-eager" if self.whole("input", 0) + self.whole("output", 0) > EAGER_FROM else "vllm"
-        return stacks()[name if name in stacks() else SIMILAR[name]]
+        return _stack(self["stack"], self.whole("input", 0) + self.whole("output", 0))
 
     @property
     def kind(self) -> str:
@@ -139,12 +151,26 @@ class Row:
                 return MOE
             return DENSE if self.set in KNOWN_SETS else NEW
         if self["measure"] in ("prompt", "ttft"):
-            return PROMPTS
+            return LOADED if self.is_loaded else PROMPTS
+        if self["measure"] in ("throughput", "output_rate"):
+            return FULL if self["measure"] == "throughput" else RATE
         return SERVERS if self.stack.name in SERVER_STACKS else CAPTURED
 
 
 EAGER_FROM = 8192
 """Tokens of a sequence beyond which vLLM before 0.8 captures no graph."""
+
+
+@cache
+def _stack(software: str, tokens: int = 0) -> Stack:
+    """The stack of a row. software: its name, and its version after `==`. tokens: of a sequence of inference."""
+    software, _, version = software.partition("==")
+    name = STACKS.get(software, software)
+    if name == "vllm" and version and _before(version, (0, 7)):
+        name = "vllm-2024"
+    elif name == "vllm" and version and _before(version, (0, 8)) and tokens > EAGER_FROM:
+        name = "vllm-eager"
+    return with_overlap(stacks()[name], "none" if software in ONE_CONNECTION else None)
 
 
 def _before(version: str, release: tuple[int, int]) -> bool:
@@ -200,21 +226,24 @@ def _device(name: str, nic: str) -> Device:
 
 
 @cache
-def _prices(model: str, device: tuple[str, str], stack: str) -> StepPrices:
-    return StepPrices(spec_of(model), _device(*device), stacks()[stack])
+def _prices(model: str, device: tuple[str, str], software: str, factors: Factors) -> StepPrices:
+    return StepPrices(spec_of(model), factors.device(_device(*device)), factors.stack(_stack(software)))
 
 
-def estimate(row: Row) -> float:
+def pricer_of(row: Row) -> Callable[[Factors], float]:
+    """The estimate of a row by the factors of a calibration."""
+    return lambda factors: estimate(row, factors)
+
+
+def estimate(row: Row, factors: Factors = UNCHANGED) -> float:
     """The seconds that `llmcalc.timing` estimates for a row.
 
     Raises `NotAsked` for what it has no question for, and `InputError` for what it refuses.
     """
-    return _step_seconds(row) if row.trains else _inference_seconds(row)
+    return _step_seconds(row, factors) if row.trains else _inference_seconds(row, factors)
 
 
-def _step_seconds(row: Row) -> float:
-    if row["lora"]:
-        raise NotAsked("LoRA")
+def _step_seconds(row: Row, factors: Factors) -> float:
     zero, dp = row.whole("zero"), row.whole("dp")
     layout = Layout(
         tp=row.whole("tp"),
@@ -226,12 +255,12 @@ def _step_seconds(row: Row) -> float:
         vpp=row.whole("vpp"),
         sequence_parallel=row["sequence_parallel"] == "1",
         zero=zero,  # type: ignore[arg-type]
-        hsdp_replicas=dp // row.whole("shard") if row["shard"] and zero == 3 else 1,
+        hsdp_replicas=dp // row.whole("shard") if row["shard"] else 1,
         schedule="interleaved" if row.whole("vpp") > 1 else "1f1b",
     )
-    stack, precision = row.stack, row["precision"]
+    precision = row["precision"]
     dtype = {"fp16": "bf16", "mxfp8": "fp8", "nvfp4": "fp4"}.get(precision, precision)
-    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), stack.name)
+    prices = _prices(row["model"], (row["hardware"], row["nic_gb_s"]), row["stack"], factors)
     micro_batch = float(row["micro_batch"])
     plan = StepPlan.of(
         layout,
@@ -240,41 +269,78 @@ def _step_seconds(row: Row) -> float:
         row.whole("seq"),
         dtype,
         recompute=RECOMPUTED[row["recompute"]],
+        adapters=Adapters(int(row["lora"]), ADAPTED) if row["lora"] else None,
     )
     return float(prices.step(plan).seconds)
 
 
-def _inference_seconds(row: Row) -> float:
-    measure = row["measure"]
-    if measure == "throughput":
-        raise NotAsked("throughput of batches under load")
+def replica_of(row: Row, factors: Factors = UNCHANGED) -> Replica:
+    """The replica of a row that serves requests."""
     tp, ep, dp = row.whole("tp"), row.whole("ep"), row.whole("dp")
     layout = Layout(tp=tp, ep=ep, dp=dp, pp=row.whole("pp"), etp=max(1, tp * dp // ep) if ep > 1 else None)
     dtype = {"q": "quantized"}.get(row["precision"], row["precision"])
     formats = Formats(dtype, float(row["weight_bits"]), float(row["kv_bits"]))
-    spec, stack = spec_of(row["model"]), row.stack
-    device = _device(row["hardware"], "")
-    batch, given, output = max(1, row.whole("batch") // dp), row.whole("input", 0), row.whole("output", 0)
+    requests = Requests(row.whole("input", 0), row.whole("output", 0))
+    spec, device = spec_of(row["model"]), factors.device(_device(row["hardware"], ""))
+    return Replica(spec, device, factors.stack(row.stack), requests, layout, formats, STEP_TOKENS)
+
+
+def full_load(row: Row) -> int:
+    """Requests that the cache of a server holds, by its engine's own rule.
+
+    Raises `NotAsked` for a server whose engine llmcalc does not have, or whose model does not fit.
+    """
+    name = {"trtllm": "tensorrt-llm"}.get(row["stack"].partition("==")[0], "")
+    if not name:
+        raise NotAsked("throughput of which pages do not say whether prompts count")
+    record, version = engine_and_version(name)
+    preset = api.load(_configs().get(row["model"], row["model"]))
+    length = row.whole("input") + row.whole("output")
+    assert record.layout_flags is not None
+    flags = dict(record.layout_flags(row.whole("tp"), row.whole("pp"), 1, 1))
+    flags[record.instead["--seq"].lstrip("-")] = length
+    if preset.checkpoint is None and "oss" not in row["model"]:
+        flags["quantize"] = SCHEMES[row["precision"]]
+    if row["kv_bits"] == "8":
+        flags |= cache_flag(record, "fp8")
+    memory = record.memory_on(preset, row.hardware, version, flags)
+    held = min(int(memory.kv_tokens // length), int(memory.settings[record.step_sequences]))
+    if held < 1:
+        raise NotAsked("throughput of servers whose cache holds no request")
+    return held
+
+
+def _inference_seconds(row: Row, factors: Factors) -> float:
+    measure, replica = row["measure"], replica_of(row, factors)
+    if measure == "throughput":
+        return 1 / replica.load(full_load(row)).output_tokens_per_second
+    layout, formats, spec, device, stack = (
+        replica.layout, replica.formats, replica.spec, replica.device, replica.stack
+    )  # fmt: skip
+    given, output, load = replica.requests.input, replica.requests.output, row.whole("batch")
+    batch = max(1, load // layout.dp)
+    if measure == "output_rate":
+        return 1 / replica.load(load).output_tokens_per_second
+    if row.is_loaded and given:
+        served = replica.load(load)
+        return {"tpot": served.tpot, "ttft": served.ttft, "end_to_end": served.end_to_end}[measure]
 
     def prompt(sequences: int, context: int = 0, server: bool = False) -> float:
         seconds = prefill(spec, device, stack, sequences, given, context, None, layout, formats, server).seconds
         return float(seconds)
 
-    def token(sequences: int) -> float:
-        return float(decode(spec, device, stack, sequences, given + output // 2, layout, formats).seconds)
-
     if measure == "ttft":
         return prompt(1, server=True)
     if measure == "prompt":
         return prompt(batch, context=output if row["stack"] == "llama.cpp" and batch == 1 else 0)
-    if measure == "end_to_end":
-        return prompt(batch) + output * token(batch)
-    load = UNDER_LOAD * batch * prompt(1) / output if row["under_load"] == "1" and batch > 1 and given else 0.0
-    return token(batch) + load
+    token = float(decode(spec, device, stack, batch, given + output // 2, layout, formats).seconds)
+    return prompt(batch) + output * token if measure == "end_to_end" else token
 
 
 def naive(row: Row) -> float:
-    """The rules of thumb: 6ND and 2ND at 45 % of the peak; active weights over the memory bandwidth of all devices."""
+    """The rules of thumb: 6ND, and 2ND of prompts and tokens/s, at 45 % of the peak; of a token active weights over the
+    memory bandwidth of all devices.
+    """
     hardware, devices = row.hardware, row.whole("devices")
     peaks = hardware.peak_flops
     peak = peaks.get("bfloat16", peaks.get("float16", 1))
@@ -283,12 +349,15 @@ def naive(row: Row) -> float:
     used = params_of(row["model"])["active"]
     if row.trains:
         tokens = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp") * row.whole("seq")
-        return 6 * used * tokens / (peak * devices * NAIVE_MFU)
+        factor = 4 if row["lora"] else 6  # frozen weights have no gradient
+        return factor * used * tokens / (peak * devices * NAIVE_MFU)
     batch, given, output = row.whole("batch"), row.whole("input", 0), row.whole("output", 0)
     prompt = 2 * used * batch * given / (peak * devices * NAIVE_MFU)
     token = used * float(row["weight_bits"]) / 8 / (hardware.bandwidth() * devices)
     if row["measure"] in ("prompt", "ttft"):
         return prompt
+    if row["measure"] in ("throughput", "output_rate"):
+        return 2 * used * (given + output) / output / (peak * devices * NAIVE_MFU)
     return prompt + output * token if row["measure"] == "end_to_end" else token
 
 
@@ -297,7 +366,11 @@ def is_in_range(row: Row, seconds: float) -> bool:
     phase = "training" if row.trains else "prefill" if row["measure"] in ("prompt", "ttft") else "decode"
     device = _device(row["hardware"], row["nic_gb_s"])
     expected = expected_range(seconds, phase, device, row.stack, spec_of(row["model"]))
-    return bool(expected.low <= row.seconds <= expected.high)
+    high = float(expected.high)
+    if row.kind == LOADED:
+        of_burst = replica_of(row).load(row.whole("batch")).ttft_of_burst
+        high *= max(1.0, of_burst / seconds)
+    return bool(expected.low <= row.seconds <= high)
 
 
 @dataclass(frozen=True)
@@ -409,16 +482,14 @@ MIN_LAYOUTS = 3
 
 
 def layout_groups(scores: Iterable[Score]) -> dict[tuple[str, ...], list[Score]]:
-    """Runs that differ in their layout alone: one model, batch, number of devices and software."""
+    """Runs that differ in their layout alone: one model, batch, length, format, number of devices and software."""
     groups: dict[tuple[str, ...], list[Score]] = defaultdict(list)
     for one in scores:
         row = one.row
         if row.trains:
             batch = float(row["micro_batch"]) * row.whole("micro_batches") * row.whole("dp")
-            recompute = row["recompute"]
-            groups[
-                row.set, row["model"], row["hardware"], row["devices"], row["stack"], recompute, f"{batch:g}"
-            ].append(one)
+            alike = [row[name] for name in ("model", "hardware", "devices", "stack", "recompute", "seq", "precision")]
+            groups[row.set, *alike, f"{batch:g}"].append(one)
     return {name: group for name, group in groups.items() if len({_layout(one.row) for one in group}) >= MIN_LAYOUTS}
 
 
@@ -427,9 +498,42 @@ def _layout(row: Row) -> tuple[str, ...]:
 
 
 def regret(group: Sequence[Score], first: int = 1, order: Callable[[Score], float] = lambda one: one.seconds) -> float:
-    """How much longer the best of the first choices takes than the best of all."""
-    chosen = sorted(group, key=order)[:first]
-    return min(one.row.seconds for one in chosen) / min(one.row.seconds for one in group) - 1
+    """How much longer the best of the first choices takes than the best of all.
+
+    Choices that the order cannot tell apart from the last of the first ones are as good: their mean counts.
+    """
+    ordered = sorted(group, key=order)
+    last = order(ordered[min(first, len(ordered)) - 1])
+    certain = [run.row.seconds for run in ordered if order(run) < last]
+    tied = [min([run.row.seconds, *certain]) for run in ordered if order(run) == last]
+    return mean(tied) / min(run.row.seconds for run in group) - 1
+
+
+DIFFERENT = 0.1
+"""Difference of two measured servers, as a share, from which the order of their estimates is held against them."""
+
+
+def right_pairs(scores: Iterable[Score], per_device: bool = False) -> tuple[int, int]:
+    """Pairs of servers of one source whose order is right, and all pairs.
+
+    Servers of a pair have the same measure and the same requests; they differ by more than `DIFFERENT`.
+    per_device: whether seconds are those of a device, so that the cheaper server is asked for; default the faster one.
+    """
+    groups: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    for one in scores:
+        row = one.row
+        devices = row.whole("devices") if per_device else 1
+        key = (row.set, row["measure"], row["input"], row["output"])
+        groups[key].append((one.seconds * devices, row.seconds * devices))
+    right = total = 0
+    for group in groups.values():
+        for i, (estimate_of_one, measured_of_one) in enumerate(group):
+            for estimate_of_other, measured_of_other in group[:i]:
+                ratio = measured_of_one / measured_of_other
+                if max(ratio, 1 / ratio) > 1 + DIFFERENT:
+                    total += 1
+                    right += (estimate_of_one > estimate_of_other) == (ratio > 1)
+    return right, total
 
 
 def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[str]:
@@ -445,6 +549,12 @@ def report(scores: Sequence[Score], without: dict[str, list[str]]) -> Iterator[s
         by_set[one.row.set, one.row["measure"] or "step"].append(one)
     for (name, measure), some in sorted(by_set.items()):
         yield f"{f'{name}, {measure}':46}" + Summary.of(some).text()
+    served = [one for one in scores if one.row.kind in (SERVERS, FULL, RATE)]
+    if served:
+        yield ""
+        for name, per_device in (("faster", False), ("cheaper", True)):
+            right, total = right_pairs(served, per_device)
+            yield f"which of two servers is {name}: {right / total:.1%} of {total:,} pairs"
     groups = layout_groups(scores)
     if groups:
         yield ""

@@ -21,7 +21,7 @@ from llmcalc.timing.price import Formats, price
 from llmcalc.timing.records import generations, stacks
 from llmcalc.timing.stack import find_stack, stack_names, with_overlap
 from llmcalc.timing.step import StepPlan, StepPrices, pipeline_ranks, training_step, training_steps
-from llmcalc.timing.work import LayerKind, RankPass, rank_work
+from llmcalc.timing.work import Adapters, LayerKind, RankPass, rank_work
 
 MEGATRON, VLLM = find_stack("megatron"), find_stack("vllm")
 
@@ -73,7 +73,7 @@ def closed_form(layout: Layout, micro_batches: int, forward: Sequence[float]) ->
 def load_costs(kinds: tuple[LayerKind, ...], both: list[float], forward: list[float]) -> Any:
     from llmcalc.timing.step import LayerCosts
 
-    return LayerCosts(kinds, both, forward, 0.0, 0.0, [0] * len(kinds), [0] * len(kinds), 0)
+    return LayerCosts(kinds, both, forward, 0.0, 0.0, [0] * len(kinds), [0] * len(kinds), 0, [])
 
 
 PIPELINES = [Layout(pp=p, vpp=v, schedule="interleaved" if v > 1 else "1f1b") for p in (2, 4, 8) for v in (1, 2, 4)]
@@ -247,3 +247,69 @@ def test_the_range_of_overlap_is_refused_and_applied() -> None:
     with pytest.raises(InputError, match="--stack vllm: is for inference"):
         find_stack("vllm", "training")
     assert set(stacks()) == set(stack_names())
+
+
+def test_gradients_hide_beside_the_last_micro_batch_alone() -> None:
+    """ZeRO-1 sends once a step: more micro-batches neither hide nor add anything. Stage 2 reduces after each one."""
+
+    def data(zero: int, micro_batches: int) -> float:
+        layout = Layout(dp=64, zero=zero)  # type: ignore[arg-type]
+        plan = StepPlan.of(layout, 1, micro_batches, 1024)
+        return float(training_step(llama(), h100(), MEGATRON, plan).parts["data"])
+
+    assert data(1, 1) == pytest.approx(data(1, 16), rel=1e-12)
+    assert data(2, 16) > 4 * data(2, 1) > 0
+
+
+def test_rings_through_nodes_take_steps_of_every_message() -> None:
+    """Two nodes of 8 H100: 15/16 of 1 GB go through eight cards of 50 GB/s at 0.8 of it; LL128 takes 14 + 1 steps."""
+    device = h100()
+    alone = device.message_seconds("reduce_scatter", 16, 1e9)
+    bytes_sent = 15 / 16 * max(1e9 / (8 * 50e9 * 0.8), 1e9 / (450e9 * 0.75))
+    simple, short = (14 * 3.4e-6 + 9.6e-6, 14 * 1.9e-6 + 4e-6)
+    assert alone == pytest.approx(1e-5 + min(bytes_sent + simple, bytes_sent / 0.92 + short), rel=1e-12)
+    many = device.message_seconds("reduce_scatter", 16, 1e9, messages=1000)
+    assert many == pytest.approx(1e-2 + bytes_sent / 0.92 + 1000 * short, rel=1e-12)
+    assert device.message_seconds("reduce_scatter", 1, 1e9) == 0.0
+    inside = device.message_seconds("all_gather", 8, 1e9, messages=10)
+    assert inside == pytest.approx(10 * 1e-5 + 7 / 8 * 1e9 / (450e9 * 0.75), rel=1e-12)
+
+
+def test_small_micro_batches_of_eager_kernels_wait_for_the_host() -> None:
+    stack = find_stack("fsdp2")
+    short, long = (training_step(llama(), h100(), stack, StepPlan(micro_batch=1, seq=seq)) for seq in (64, 16384))
+    layers = rank_work(llama(), StepPlan(micro_batch=1, seq=64).rank_pass(stack))
+    launches = sum(kernel.times * sum(kernel.launches) for kernel in layers.kernels if kernel.layer == 0)
+    assert short.slowest == pytest.approx(32 * launches * stack.host_kernel, rel=0.05)
+    captured = stack.model_copy(update={"host_kernel": 0.0})
+    assert training_step(llama(), h100(), captured, StepPlan(seq=16384)).slowest == long.slowest
+
+
+def test_messages_that_a_stack_does_not_hide() -> None:
+    """nanotron's ZeRO-1 all-reduces gradients and gathers weights after the update."""
+    plan = StepPlan.of(Layout(dp=64, zero=1), 1, 1, 4096)
+    stack = find_stack("nanotron")
+    seconds = {
+        name: training_step(llama(), h100(), stack.model_copy(update=update), plan).parts["data"]
+        for name, update in {
+            "nanotron": {},
+            "scattered": {"reduces_all": False},
+            "gathered beside products": {"hidden": {"dp": 0.9}},
+            "nothing hidden": {"hidden": {}},
+            "in one message": {"bucket": float("inf")},
+        }.items()
+    }
+    assert seconds["nothing hidden"] > seconds["nanotron"] > seconds["gathered beside products"]
+    assert seconds["nanotron"] > seconds["in one message"]
+    assert seconds["nanotron"] != seconds["scattered"]
+
+
+def test_frozen_weights_take_less() -> None:
+    plan = StepPlan.of(Layout(dp=8, zero=1), 1, 1, 4096)
+    weights = training_step(llama(), h100(), MEGATRON, plan)
+    adapted = training_step(
+        llama(), h100(), MEGATRON, replace(plan, adapters=Adapters(16, frozenset({"q_proj", "v_proj"})))
+    )
+    assert 0.6 < adapted.parts["work"] / weights.parts["work"] < 0.8
+    assert adapted.parts["update"] < 0.01 * weights.parts["update"]
+    assert adapted.parts["data"] < 0.1 * weights.parts["data"]

@@ -18,7 +18,7 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.messages import rank_messages
 from llmcalc.parallel.rank_model import rank_model
 from llmcalc.sources.presets import load_preset, model_names
-from llmcalc.timing.work import RankPass, rank_work
+from llmcalc.timing.work import Adapters, RankPass, rank_work
 from llmcalc.workload.workload import Workload
 from tests.builders import SOME_PRESETS
 
@@ -128,3 +128,18 @@ def test_arrays_equal_scalars() -> None:
 def test_a_size_that_ranks_do_not_divide_is_refused() -> None:
     with pytest.raises(InputError, match="--tp 3: does not divide"):
         rank_work(model("llama3-8b"), RankPass(tp=3))
+
+
+def test_frozen_weights_have_no_gradient_and_adapters_have() -> None:
+    """Llama 3 8B, adapters of rank 16 on queries and values: 32 · 16 · ((4096 + 4096) + (4096 + 1024)) parameters."""
+    spec, tokens = model("llama3-8b"), 2 * 256
+    weights = rank_work(spec, RankPass(2, 256, phase="training"))
+    adapted = rank_work(
+        spec, RankPass(2, 256, phase="training", adapters=Adapters(16, frozenset({"q_proj", "v_proj"})))
+    )
+    trained = sum(number * adapted.count(layer) for layer, number in adapted.adapters.items())
+    assert trained == 32 * 16 * ((4096 + 4096) + (4096 + 1024)) == 6_815_744
+    assert adapted.parameters == weights.parameters
+    assert adapted.forward_flops == weights.forward_flops + 2 * tokens * trained
+    in_products = weights.parameters - 128256 * 4096 - 65 * 4096  # all but the table of inputs and the norms
+    assert adapted.backward_flops == weights.backward_flops - 2 * tokens * in_products + 4 * tokens * trained

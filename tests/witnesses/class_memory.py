@@ -74,29 +74,17 @@ def mask(cores: int, tokens: int | None = None) -> Difference:
     return Difference("no Boolean mask", lambda b, t: -cores * (tokens or t) ** 2)
 
 
-def rope(size: int, kinds: int = 1) -> Difference:
-    """cos and sin of 2 bytes for each rotated number of a head; the reference has one of each for two numbers.
-
-    size: the rotated numbers. kinds: tables of cos and sin.
-    """
-    return Difference("cos and sin of every pair twice", lambda b, t: kinds * 2 * 2 * t * (size - size // 2))
-
-
 def rope_in_float32(size: int, kinds: int = 1) -> Difference:
-    """The same in 4 bytes. kinds: tables of the class, where the reference has one."""
-    return Difference(
-        "cos and sin of every pair twice, in float32", lambda b, t: 2 * t * (kinds * 4 * size - 2 * (size // 2))
-    )
+    """cos and sin of 4 bytes instead of 2 for each rotated number of a head.
 
-
-def complex_rope(size: int) -> Difference:
-    """One complex number of 8 bytes for every pair."""
-    return Difference("cos and sin as complex numbers", lambda b, t: t * (size // 2) * (8 - 2 * 2))
+    size: the rotated numbers. kinds: tables of the class, where the reference has one.
+    """
+    return Difference("cos and sin in float32", lambda b, t: 2 * t * size * (kinds * 4 - 2))
 
 
 def rope_repeated(copies: int, size: int) -> Difference:
     """Layers make cos and sin for every number anew. copies: the tables that all layers together make."""
-    return Difference("cos and sin anew in every layer", lambda b, t: 2 * t * (copies * size - 2 * (size // 2)))
+    return Difference("cos and sin anew in every layer", lambda b, t: 2 * t * (copies - 2) * size)
 
 
 def low_softmax(cores: int, heads: int, queries: int | None = None, keys: int | None = None) -> Difference:
@@ -105,27 +93,6 @@ def low_softmax(cores: int, heads: int, queries: int | None = None, keys: int | 
     cores: attention layers. queries, keys: of a sequence; None for t.
     """
     return Difference("softmax in bfloat16", lambda b, t: -cores * 4 * b * heads * (queries or t) * (keys or t))
-
-
-def gelu(networks: int, width: int) -> Difference:
-    """Half the input, the hyperbolic tangent, and one plus that; one kernel keeps none of them.
-
-    networks: feed-forward networks. width: their intermediate size.
-    """
-    return Difference("GELU step by step", lambda b, t: networks * 3 * 2 * b * t * width)
-
-
-def late_weight(norms: int, width: int, rows: int = 1) -> Difference:
-    """The normalized input is kept in 4 bytes for the product with the weight, instead of in 2.
-
-    rows: the heads of a token, for norms of heads.
-    """
-    return Difference("norms multiply by their weight in float32", lambda b, t: norms * 2 * b * t * rows * width)
-
-
-def one_plus_weight(norms: int, width: int) -> Difference:
-    """The factor of the product, in 4 bytes."""
-    return Difference("norms keep 1 + weight", lambda b, t: norms * 4 * width)
 
 
 def positions(count: int) -> Difference:
@@ -189,27 +156,26 @@ EVERY_SEQUENCE = "no Boolean mask of every sequence"
 
 FAMILIES: dict[str, Family] = {
     # Llama and kin
-    "llama-3.1-8b": Family(2, (mask(2), rope(128))),
-    "ministral-8b-2410": Family(2, (mask(2), rope(128))),
-    "qwen2.5-7b": Family(2, (mask(2), rope(128))),
-    "qwen3-0.6b": Family(2, (mask(2), rope(128))),
-    "phi-4": Family(2, (mask(2), rope(128))),
-    "granite-3.0-8b": Family(2, (mask(2), rope(128))),
-    "hunyuan-7b": Family(2, (mask(2), rope(128))),
-    "bitnet-b1.58-2b": Family(2, (mask(2), rope(128))),
-    "exaone-4.0-1.2b": Family(2, (mask(2), rope(64))),
-    "smollm3-3b": Family(4, (mask(4), rope(128))),
-    "apertus-70b": Family(2, (mask(2), rope(128), constant("xIELU's numbers in bfloat16", -4))),
-    "minicpm3-4b": Family(2, (mask(2), rope(32), constant("the scale of the embedding", 2))),
+    "llama-3.1-8b": Family(2, (mask(2),)),
+    "ministral-8b-2410": Family(2, (mask(2),)),
+    "qwen2.5-7b": Family(2, (mask(2),)),
+    "qwen3-0.6b": Family(2, (mask(2),)),
+    "phi-4": Family(2, (mask(2),)),
+    "granite-3.0-8b": Family(2, (mask(2),)),
+    "hunyuan-7b": Family(2, (mask(2),)),
+    "bitnet-b1.58-2b": Family(2, (mask(2),)),
+    "exaone-4.0-1.2b": Family(2, (mask(2),)),
+    "smollm3-3b": Family(4, (mask(4),)),
+    "apertus-70b": Family(2, (mask(2), constant("xIELU's numbers in bfloat16", -4))),
+    "minicpm3-4b": Family(2, (mask(2), constant("the scale of the embedding", 2))),
     "glm-4-32b-0414": Family(2, (mask(2), rope_repeated(4, 64))),
     "olmo-1b": Family(2, (mask(2), rope_in_float32(128), per_token("norms keep the mean", 5 * 4))),
-    "olmo-2-7b": Family(2, (mask(2), rope_in_float32(128), late_weight(9, 4096))),
-    "olmo-3-32b": Family(4, (mask(4), rope_in_float32(128, 2), late_weight(13, 5120), late_weight(4, 128, 8))),
+    "olmo-2-7b": Family(2, (mask(2), rope_in_float32(128))),
+    "olmo-3-32b": Family(4, (mask(4), rope_in_float32(128, 2))),
     "command-r-v01": Family(
         2,
         (
             mask(2),
-            rope(128),
             per_token("norms in float32", 3 * 6 * 8192),
             constant("norms' weight in float32", 3 * 4 * 8192),
         ),
@@ -218,37 +184,24 @@ FAMILIES: dict[str, Family] = {
         4,
         (
             mask(4),
-            rope(128),
             per_token("norms in float32", 5 * 6 * 12288),
             constant("norms' weight in float32", 5 * 4 * 12288),
         ),
     ),
-    "gemma-2b": Family(2, (mask(2), rope(256), late_weight(5, 2048), one_plus_weight(5, 2048))),
+    "gemma-2b": Family(2, (mask(2),)),
     "gemma-2-9b": Family(
         2,
-        (mask(2), rope(256), late_weight(9, 3584), one_plus_weight(9, 3584), per_token("caps its logits", 2 * 256000)),
+        (mask(2), per_token("caps its logits", 2 * 256000)),
     ),
     "gemma-3-27b": Family(
         6,
-        (
-            mask(6),
-            rope(128, 2),
-            late_weight(25, 5376),
-            late_weight(6, 128, 32),
-            late_weight(6, 128, 16),
-            one_plus_weight(25, 5376),
-            one_plus_weight(12, 128),
-        ),
+        (mask(6),),
     ),
     "gemma-4-26b-a4b": Family(
         6,
         (
             mask(6),
-            rope(256),
-            Difference("cos and sin of what a head does not rotate", lambda b, t: 2 * 2 * t * (512 - 128 // 2)),
-            late_weight(43, 2816),
-            late_weight(5, 256, 16 + 8),
-            late_weight(1, 512, 16 + 2),
+            Difference("cos and sin of what a head does not rotate", lambda b, t: 2 * 2 * t * (512 - 128)),
             per_token("norms keep the mean square", 4 * (49 + 5 * (16 + 8 + 8) + 16 + 2 + 2)),
             constant("norms' weight in float32", 4 * (43 * 2816 + 10 * 256 + 2 * 512)),
             per_token("caps its logits", 2 * 262144),
@@ -257,13 +210,11 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     # GPT and kin
-    "gpt2-medium": Family(2, (mask(2), low_softmax(2, 16), gelu(2, 4096))),
-    "gpt1": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), no_positions())),
-    "gpt-neo-125m": Family(2, (mask(2), gelu(2, 3072), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
-    "gpt-j-6b": Family(
-        2, (mask(2), rope_repeated(8, 64), gelu(2, 16384), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))
-    ),
-    "pythia-160m": Family(2, (mask(2), rope(16))),
+    "gpt2-medium": Family(2, (mask(2), low_softmax(2, 16))),
+    "gpt1": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
+    "gpt-neo-125m": Family(2, (mask(2), per_token("queries and keys in float32", 2 * 2 * 2 * 768))),
+    "gpt-j-6b": Family(2, (mask(2), rope_repeated(8, 64), per_token("queries and keys in float32", 2 * 2 * 2 * 4096))),
+    "pythia-160m": Family(2, (mask(2),)),
     "opt-6.7b": Family(2, (mask(2), positions(1))),
     "xglm-564m": Family(
         2,
@@ -275,17 +226,17 @@ FAMILIES: dict[str, Family] = {
     ),
     "bloom-560m": Family(2, (mask(2),)),
     "mpt-7b": Family(4, (Difference("one mask of every sequence for all layers", lambda b, t: (b - 4) * t * t),)),
-    "falcon-7b": Family(2, (mask(2), rope(64), low_softmax(2, 71), constant("indices −1 and −2", 2 * 2 * 8))),
+    "falcon-7b": Family(2, (mask(2), low_softmax(2, 71), constant("indices −1 and −2", 2 * 2 * 8))),
     "starcoder-15b": Family(2, (mask(2),)),
-    "starcoder2-15b": Family(2, (mask(2), rope(128))),
-    "stablelm-2-1.6b": Family(2, (mask(2), rope(16))),
-    "phi-2": Family(2, (mask(2), rope(32), gelu(2, 10240))),
-    "nemotron-mini-4b": Family(2, (mask(2), rope(64), constant("norms keep 1 + weight", 5 * 2 * 3072))),
+    "starcoder2-15b": Family(2, (mask(2),)),
+    "stablelm-2-1.6b": Family(2, (mask(2),)),
+    "phi-2": Family(2, (mask(2),)),
+    "nemotron-mini-4b": Family(2, (mask(2),)),
     # encoders, and models of both stacks
     "bert-base-uncased": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
     "roberta-base": Family(2, (mask(2), low_softmax(2, 12), positions(2))),
     "electra-small": Family(2, (mask(2), low_softmax(2, 4), no_positions())),
-    "albert-base-v2": Family(2, (mask(2), low_softmax(2, 12), gelu(2, 3072), gelu(1, 128), no_positions())),
+    "albert-base-v2": Family(2, (mask(2), low_softmax(2, 12), no_positions())),
     "deberta-v3-base": Family(
         2,
         (
@@ -295,11 +246,9 @@ FAMILIES: dict[str, Family] = {
             per_token("masks its embeddings", 2),
         ),
     ),
-    "modernbert-base": Family(
-        3, (mask(3), rope(64), Difference("cos and sin of both bases", lambda b, t: 2 * 2 * t * 64))
-    ),
-    "eurobert-210m": Family(2, (mask(2), rope(64))),
-    "nomic-embed-text-v1": Family(2, (mask(2), low_softmax(2, 12), rope(64), positions(1))),
+    "modernbert-base": Family(3, (mask(3), Difference("cos and sin of both bases", lambda b, t: 2 * 2 * t * 64))),
+    "eurobert-210m": Family(2, (mask(2),)),
+    "nomic-embed-text-v1": Family(2, (mask(2), low_softmax(2, 12), positions(1))),
     "t5-11b": Family(
         2, (mask(4), low_softmax(6, 128), per_token("norms keep their input in bfloat16, too", 12 * 2 * 1024))
     ),
@@ -318,34 +267,28 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     # mixtures of experts
-    "mixtral-8x7b": Family(2, (mask(2), rope(128), unsorted(2, 2, 4096), float32_weights(2, 2))),
-    "qwen3-30b-a3b": Family(2, (mask(2), rope(128), unsorted(2, 8, 2048))),
-    "qwen1.5-moe-a2.7b": Family(2, (mask(2), rope(128), unsorted(2, 4, 2048), undivided(2, 4))),
-    "olmoe-1b-7b": Family(2, (mask(2), rope(128), unsorted(2, 8, 2048), undivided(2, 8))),
-    "minimax-m2.5": Family(2, (mask(2), rope(64), unsorted(2, 8, 3072), float32_weights(2, 8))),
-    "granite-3.0-1b-a400m": Family(2, (mask(2), rope(64), unsorted(2, 8, 1024), scores_of_chosen(2, 32))),
+    "mixtral-8x7b": Family(2, (mask(2), unsorted(2, 2, 4096), float32_weights(2, 2))),
+    "qwen3-30b-a3b": Family(2, (mask(2), unsorted(2, 8, 2048))),
+    "qwen1.5-moe-a2.7b": Family(2, (mask(2), unsorted(2, 4, 2048), undivided(2, 4))),
+    "olmoe-1b-7b": Family(2, (mask(2), unsorted(2, 8, 2048), undivided(2, 8))),
+    "minimax-m2.5": Family(2, (mask(2), unsorted(2, 8, 3072), float32_weights(2, 8))),
+    "granite-3.0-1b-a400m": Family(2, (mask(2), unsorted(2, 8, 1024), scores_of_chosen(2, 32))),
     "deepseek-v2-lite": Family(
         2,
         (
             mask(2),
-            complex_rope(64),
             unsorted(1, 6, 2048),
             float32_weights(1, 6),
             undivided(1, 6),
             float32_router(1, 64, 2048),
         ),
     ),
-    "deepseek-v3": Family(
-        4, (mask(4), rope(64), unsorted(1, 8, 7168), float32_weights(1, 8), float32_router(1, 256, 7168))
-    ),
-    "glm-4.5-air": Family(
-        2, (mask(2), rope(64), unsorted(1, 8, 4096), float32_weights(1, 8), float32_router(1, 128, 4096))
-    ),
+    "deepseek-v3": Family(4, (mask(4), unsorted(1, 8, 7168), float32_weights(1, 8), float32_router(1, 256, 7168))),
+    "glm-4.5-air": Family(2, (mask(2), unsorted(1, 8, 4096), float32_weights(1, 8), float32_router(1, 128, 4096))),
     "dots.llm1": Family(
         2,
         (
             mask(2),
-            rope(128),
             unsorted(1, 6, 4096),
             float32_weights(1, 6),
             undivided(1, 6),
@@ -359,7 +302,6 @@ FAMILIES: dict[str, Family] = {
                 EVERY_SEQUENCE,
                 lambda b, t: -4 * b * t * t,
             ),
-            rope(64),
             unsorted(1, 8, 6144),
             float32_weights(1, 8),
             float32_router(1, 256, 6144),
@@ -369,12 +311,8 @@ FAMILIES: dict[str, Family] = {
         8,
         (
             mask(8),
-            rope(128),
             unsorted(2, 4, 3072),
             float32_weights(2, 4),
-            late_weight(33, 3072),
-            late_weight(8, 128, 48),
-            late_weight(8, 128, 8),
         ),
     ),
     "llama-4-scout": Family(4, reason="every expert on every token"),
@@ -382,10 +320,10 @@ FAMILIES: dict[str, Family] = {
         2,
         (
             mask(2),
+            Difference("cos and sin of every pair once", lambda b, t: -2 * 2 * t * (64 - 64 // 2)),
             Difference(
                 "softmax with sinks in bfloat16", lambda b, t: 2 * b * 64 * t * (2 * (t + 1) - 2 * t - 4 * (t + 1) + 8)
             ),
-            late_weight(5, 2880),
             unsorted(2, 4, 2880),
             scores_of_chosen(2, 128),
             routed("experts' weights in bfloat16", 2, 4, -2),
@@ -394,7 +332,7 @@ FAMILIES: dict[str, Family] = {
     ),
     # convolutions and recurrent layers
     "lfm2-1.2b": Family(
-        6, (mask(2), rope(64), Difference("convolutions are padded on both sides", lambda b, t: 4 * 2 * b * 2048 * 2))
+        6, (mask(2), Difference("convolutions are padded on both sides", lambda b, t: 4 * 2 * b * 2048 * 2))
     ),
     "mamba-130m": Family(2, reason=FALLBACK, seq=64),
     "mamba2-2.7b": Family(2, reason=FALLBACK),

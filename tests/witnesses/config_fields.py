@@ -45,8 +45,11 @@ INNER = "(inner configuration)"
 SEQ = 40
 """Tokens of the counts; more than any window of the shapes and most changed windows."""
 
-ENOUGH = 2
-"""Number of values of a field that are compared in one config; other lengths of a list are always compared."""
+ENOUGH = 1
+"""Number of values of a field that are compared in one config; other lengths of a list are always compared.
+
+A value that the reader or the class rejects, or that changes nothing, is not compared, and the next one is tried.
+"""
 
 READERS = ("modeling_", "masking_utils.py", "modeling_layers.py")
 """Beginnings of the names of files in `transformers` whose reads of a config count.

@@ -59,6 +59,7 @@ FOURS = [
     job_for(TIED, Layout(tp=2, pp=2), 1, 7),
     job_for(UNTIED, fsdp(2, pp=2), 1, 7),
     job_for(UNTIED, fsdp(4, hsdp_replicas=2), 2, 7),
+    job_for(TIED, fsdp(2, tp=2), 2, 7),
 ]
 
 
@@ -74,12 +75,12 @@ def test_torchrun_runs_the_same_command() -> None:
     sets = [word for name, value in SIZES.items() for word in ("--set", f"{name}={value}")]
     command = ["llmcalc", "verify", "smollm2-135m", "--distributed", "--tp", "2", "--seq", "7", "--format", "json"]
     run = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "4", "-m", *command, "--fsdp", "2", *sets],
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", *command, *sets],
         capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
-    assert (found["ok"], found["layout"]["world"], len(found["checks"])) == (True, 4, 4 * 7 + 2)
+    assert (found["ok"], found["layout"]["world"], len(found["checks"])) == (True, 2, 2 * 7 + 2)
 
 
 @pytest.mark.parametrize(

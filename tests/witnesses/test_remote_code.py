@@ -57,3 +57,39 @@ def test_a_comparison_with_a_class_is_refused() -> None:
     config = PUBLISHED["internlm2-chat-7b"]["config"]
     with pytest.raises(InputError, match="the class of 'internlm2' is code of its own repository"):
         llmcalc.verify(config, against="transformers")
+
+
+def test_the_published_config_of_minimax_m1_is_the_preset() -> None:
+    """MiniMax-M1 and Text-01 have one architecture; the preset's witness is the class of transformers.
+
+    https://huggingface.co/MiniMaxAI/MiniMax-M1-80k/blob/main/config.json
+    """
+    scales = ("full_attention", "linear_attention", "mlp")
+    config = {
+        "architectures": ["MiniMaxM1ForCausalLM"],
+        "attn_type_list": ([0] * 7 + [1]) * 10,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 6144,
+        "intermediate_size": 9216,
+        **{f"layernorm_{name}_alpha": 3.5565588200778455 for name in scales},
+        **{f"layernorm_{name}_beta": 1.0 for name in scales},
+        "max_position_embeddings": 10240000,
+        "model_type": "minimax_m1",
+        "num_attention_heads": 64,
+        "num_experts_per_tok": 2,
+        "num_hidden_layers": 80,
+        "num_key_value_heads": 8,
+        "num_local_experts": 32,
+        "postnorm": True,
+        "rms_norm_eps": 1e-05,
+        "rope_theta": 10000000,
+        "rotary_dim": 64,
+        "router_aux_loss_coef": 0.001,
+        "shared_intermediate_size": 0,
+        "shared_moe_mode": "sigmoid",
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "vocab_size": 200064,
+    }
+    assert params(spec_of(config)).total == params(llmcalc.load("minimax-text-01").model).total == 456_089_655_296

@@ -23,7 +23,7 @@ export const FIELDS = {
   run: {
     seq: field("seq", 2048),
     batch: field("batch", 1, undefined, { option: "--micro-batch" }),
-    precision: field("precision", "bf16-master"),
+    precision: field("precision", "bf16-master", undefined, { of: ["bf16", "bf16-master", "autocast", "fp32"] }),
     optimizer: field("optimizer", "adamw", undefined, { of: ["adamw", "adamw-8bit", "sgd", "adafactor", "muon"] }),
     recompute: field("recompute", "none", "none", { of: ["none", "attention", "attention+matmuls", "full", "every:2", "every:4"] }),
     attn_implementation: field("attn_implementation", "default", "default", { of: ["default", ...DECLARED.attn_implementation.words] }),

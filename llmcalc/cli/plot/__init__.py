@@ -5,5 +5,5 @@ An option's help may be changed without reading elsewhere; what a picture shows 
 
 HELP = "Pictures of answers, as svg, png or pdf."
 
-COMMANDS = ("memory", "schedule", "params", "kv", "flops", "shape", "aspect")
+COMMANDS = ("memory", "schedule", "time", "serve", "roofline", "params", "kv", "flops", "shape", "aspect")
 """Each has a module of that name in this package with a function `command`."""

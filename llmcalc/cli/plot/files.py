@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -14,22 +14,28 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def picture_file(path: Path) -> Path:
-    """The same path. One that cannot be written is refused before anything is computed."""
-    format_of(path)
-    check_writable(path, "--output")
+def picture_file(path: Path, option: str = "--output") -> Path:
+    """The same path. One that cannot be written is refused before anything is computed. option: its name."""
+    format_of(path, option)
+    check_writable(path, option)
     return path
 
 
-Picture: TypeAlias = Annotated[
-    Path,
-    typer.Option(
-        "--output", "-o", metavar="FILE", callback=picture_file, help="A .svg, .png or .pdf file.", show_default=False
-    ),
-]
+def _file_option(name: str) -> Any:
+    def checked(path: Path) -> Path:
+        return picture_file(path, name)
+
+    return typer.Option(
+        name, "-o", metavar="FILE", callback=checked, help="A .svg, .png or .pdf file.", show_default=False
+    )
 
 
-def write(figure: Figure, output: Path) -> None:
-    """Writes a picture, whole or not at all, in the format of the file's suffix."""
-    with write_whole(output, "--output") as out:
+Picture: TypeAlias = Annotated[Path, _file_option("--output")]
+PictureFile: TypeAlias = Annotated[Path, _file_option("--output-file")]
+"""The file of a picture whose `--output` is the tokens of an answer."""
+
+
+def write(figure: Figure, output: Path, option: str = "--output") -> None:
+    """Writes a picture, whole or not at all, in the format of the file's suffix. option: name of the file's option."""
+    with write_whole(output, option) as out:
         out.buffer.write(figure_bytes(figure, format_of(output)))

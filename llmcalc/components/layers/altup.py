@@ -231,7 +231,7 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.streams_in, self.streams_out = StreamSplit(streams, hidden), StreamMerge(streams, hidden)
 
-        def split_streams(self, x: Tensor) -> Tensor:
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
             streams: Tensor = self.streams_in(x)
             return streams
 

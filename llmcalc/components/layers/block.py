@@ -22,11 +22,24 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import model_validator
 
 from ...algebra import Number
+from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Component, Context, Flag, HeadSizes, Network, Nothing, Standing, TokenMixer, Unscalable
+from ..base import (
+    BY_TORCH,
+    Component,
+    Context,
+    Flag,
+    HeadSizes,
+    Network,
+    Nothing,
+    Standing,
+    TokenMixer,
+    Unscalable,
+    Width,
+)
 from ..choices import ChannelMixer, Mixer
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -181,6 +194,8 @@ class Block(Layer):
         arXiv:2103.17239; InternVL). False by default.
     idle_cross_attention: whether cross-attention has parameters but never runs, for lack of an encoder (the decoders of
         BART and related models alone); false by default.
+    idle_source_size: the width of what idle cross-attention would read, by default the layer's (BLIP's decoder, whose
+        source is an image).
     """
 
     witness = BY_TORCH
@@ -190,6 +205,7 @@ class Block(Layer):
     cross_attention: Attention | None = None
     residual_scale: Flag | Literal["residual", "output"] = False
     idle_cross_attention: Flag = False
+    idle_source_size: Width | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -203,6 +219,8 @@ class Block(Layer):
             raise ValueError("residual_scale: requires norm_placement = 'pre' and a layer that is not parallel")
         if self.idle_cross_attention and self.cross_attention is None:
             raise ValueError("idle_cross_attention: there is no cross_attention to hold")
+        if self.idle_source_size is not None and not self.idle_cross_attention:
+            raise ValueError("idle_source_size: only idle cross-attention has one; expected none")
         if self.cross_attention is not None:
             self.cross_attention.check_crossing()
         norm_names = [f"{name}_{position}_norm" for name, _ in self.sublayers() for position in ("pre", "post")]
@@ -293,7 +311,8 @@ class Block(Layer):
         """Records a sublayer that has parameters, with its norms, but never runs."""
         if self.norm_placement in ("pre", "sandwich"):
             self._normalize(f, f"{name}_pre_norm", x, "idle")
-        memory = Value(SOURCE, x.axes) if f.memory is None else f.memory
+        source = x.axes if self.idle_source_size is None else (Axis("source", self.idle_source_size),)
+        memory = Value(SOURCE, source) if f.memory is None else f.memory
         f.part(name, part, x, role="idle", memory=memory, kind="cross_attention")
         if self.norm_placement != "pre":
             self._normalize(f, f"{name}_post_norm", x, "idle")
@@ -325,6 +344,9 @@ class Block(Layer):
             ),
             with_layernorm.model_copy(update={"parallel": "shared"}),
             with_layernorm.model_copy(update={"parallel": "separate"}),
+            base.model_copy(
+                update={"cross_attention": attention, "idle_cross_attention": True, "idle_source_size": 24}
+            ),
             with_layernorm.model_copy(
                 update={"norm_placement": "post", "cross_attention": Attention(num_attention_heads=2, q_bias=True)}
             ),
@@ -361,7 +383,12 @@ def _reference() -> type[nn.Module]:
                 (spec.attention, context),
                 (
                     spec.cross_attention,
-                    Context(context.hidden_size, context.causal, cross=True, source_size=context.source_size),
+                    Context(
+                        context.hidden_size,
+                        context.causal,
+                        cross=True,
+                        source_size=context.source_size or spec.idle_source_size,
+                    ),
                 ),
                 (spec.feed_forward, context),
             ):

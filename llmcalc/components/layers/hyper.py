@@ -253,7 +253,7 @@ def _references() -> dict[str, type[nn.Module]]:
             super().__init__()
             self.n, self.hyper_streams = n, HeadReference(n, hidden)
 
-        def split_streams(self, x: Tensor) -> Tensor:
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
             return x[:, :, None].expand(-1, -1, self.n, -1)
 
         def merge_streams(self, x: Tensor) -> Tensor:

@@ -411,6 +411,7 @@ class Attention(TokenMixer):
                 position=rope,
             ),
             cls(num_attention_heads=4, num_key_value_heads=2, output_gate=OutputGate(per="head"), position=rope),
+            cls(num_attention_heads=4, head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sub_norm=rms, position=rope),
             cls(
                 num_attention_heads=4,

@@ -137,7 +137,9 @@ class CompressedConvAttention(WindowedMixer):
         biased = self.attention_bias
         with f.function():
             projected = f.linear("v_proj_before", x, half_width, bias=biased, counted=WithStart(of=x.rows))
-            first_row = f.resumed(f.again(f.zeros(x, state="value_state"), projected, biased), state="value_state")
+            first_row = f.resumed(
+                f.apply_again(f.zeros(x, state="value_state"), projected, biased), state="value_state"
+            )
             f.hold(made=projected, first=first_row)
             f.state("value_state", half_width, last=(projected,))
             delayed = f.delayed(projected, first_row)

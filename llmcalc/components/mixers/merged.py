@@ -88,10 +88,10 @@ class MergedAttention(WindowedMixer):
         own_keys = f.rope(normed, self.position)
         values = f.linear("v_proj", x, kv_heads, dim, bias=biased, counted=joint_rows)
         own_keys, own_values = f.cache("cache", self.cache_kind, own_keys, values, limit=window)
-        memory_keys = f.again(memory, keys, biased)
+        memory_keys = f.apply_again(memory, keys, biased)
         memory_keys = memory_keys if self.norm is None else f.normalized(memory_keys, self.norm, (dim,), like=normed)
         memory_keys, memory_values = f.cache(
-            "cross_cache", "cross_attention", memory_keys, f.again(memory, values, biased)
+            "cross_cache", "cross_attention", memory_keys, f.apply_again(memory, values, biased)
         )
         f.hold(q=q, k=own_keys, v=own_values, far_k=memory_keys, far_v=memory_values)
         own_keys, own_values, memory_keys, memory_values = (

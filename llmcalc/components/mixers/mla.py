@@ -21,7 +21,20 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
 from ...workload.with_past import WithPast
-from ..base import BY_TORCH, Context, Flag, Heads, HeadSizes, KVRank, NopeDim, QueryRank, RopeDim, TokenMixer, ValueDim
+from ..base import (
+    BY_TORCH,
+    Context,
+    Flag,
+    Heads,
+    HeadSizes,
+    KVRank,
+    NopeDim,
+    QueryRank,
+    RopeDim,
+    TokenMixer,
+    ValueDim,
+    Window,
+)
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
@@ -55,6 +68,8 @@ class MLA(TokenMixer):
         compressed query after and before its norm, concatenated (A.X-K2). False by default.
     sinks: whether each head has one more key, with a learned score and no value (Hy 4); false by default.
     norm: the norm on the compressed query and on the latent; None for no norm.
+    key_norm: whether the shared rotary part of the key has the norm too (Dots 3), false by default.
+    sliding_window: the number of tokens that each token attends to, itself included (Dots 3); all by default.
     position: RoPE.
     indexer: the part that selects the tokens to attend to; none by default.
     """
@@ -77,6 +92,8 @@ class MLA(TokenMixer):
     query_gate: Flag = False
     sinks: Flag = False
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
+    key_norm: Flag = False
+    sliding_window: Window | None = None
     position: Rope = Rope()
     indexer: Indexer | None = None
 
@@ -89,6 +106,10 @@ class MLA(TokenMixer):
                 "indexer: it reads the compressed query and rotates qk_rope_head_dim of its dimensions; expected a "
                 "q_lora_rank and a wider index_head_dim"
             )
+        if self.key_norm and self.norm is None:
+            raise ValueError("key_norm: there is no norm to apply; expected false, or a norm")
+        if self.sliding_window is not None and self.indexer is not None:
+            raise ValueError("sliding_window and indexer: a layer has one or the other")
         if self.query_gate and (self.q_lora_rank is None or self.output_gate is not None):
             raise ValueError(
                 "query_gate: it is computed from the compressed query; expected a q_lora_rank, and no output_gate"
@@ -106,8 +127,18 @@ class MLA(TokenMixer):
     def score_position(self) -> Rope:
         return self.position
 
+    def trait(self) -> str:
+        return self.type if self.sliding_window is None else "sliding"
+
+    def window(self) -> int | None:
+        return self.sliding_window
+
+    def without_window(self) -> Self:
+        return self.model_copy(update={"sliding_window": None})
+
     def reach(self) -> tuple[int, ...]:
-        return () if self.indexer is None else (self.indexer.index_topk,)
+        selected = None if self.indexer is None else self.indexer.index_topk
+        return tuple(n for n in (self.sliding_window, selected) if n is not None)
 
     def with_kv_heads(self, number: int, width: int) -> Self:
         """The mixer with a latent as wide as the keys and values of `number` heads."""
@@ -126,7 +157,7 @@ class MLA(TokenMixer):
     def flow(self, f: Flow, x: Value) -> Value:
         heads, size = Axis("heads", self.num_attention_heads), Axis("v_head_dim", self.v_head_dim)
         nope, rope = Axis("nope", self.qk_nope_head_dim), Axis("rope", self.qk_rope_head_dim)
-        latent, biased = Axis("latent", self.kv_lora_rank), self.attention_bias
+        latent = Axis("latent", self.kv_lora_rank)
         with f.function():
             query, compressed = self._query(f, x, heads, Beside(((nope,), (rope,))), size)
         f.hold(q=query)
@@ -137,17 +168,13 @@ class MLA(TokenMixer):
         )
         q_rope = self._rotated(f, q_rope)
         f.hold(q_nope=q_nope, q_rope=q_rope)
-        latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=biased)
-        f.hold(latent=latent_and_rope)
-        c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
-        c, k_rope = self._normalize(f, "kv_a_norm", c), self._rotated(f, k_rope)
-        c, k_rope = f.cache("cache", "latent_attention", c, k_rope)
-        f.hold(latent=c, k_rope=k_rope)
-        f.mask(query, c, causal=f.causal)
+        c, k_rope = self._latent_and_key(f, x, latent, rope)
+        f.mask(query, c, causal=f.causal, window=self.sliding_window)
         if self.indexer is not None and not self.indexer.shared:
             turning = self.position.model_copy(update={"rotary_dim": self.qk_rope_head_dim})
             f.part("indexer", self.indexer, x, compressed=compressed, position=turning, role="no_grad")
         limits: dict[str, Any] = {"selected": None if self.indexer is None else self.indexer.index_topk}
+        limits |= {} if self.sliding_window is None else {"window": self.sliding_window}
         selection: Value | None = None
         if self.indexer is not None:
             selection, c, k_rope = f.selected(query, c, k_rope)
@@ -184,7 +211,21 @@ class MLA(TokenMixer):
         for factor in gate:
             y = f.mul(y, f.act(factor, "sigmoid"))
         f.hold(out=y)
-        return f.linear("o_proj", y, *x.axes, bias=biased or self.o_bias)
+        return f.linear("o_proj", y, *x.axes, bias=self.attention_bias or self.o_bias)
+
+    def _latent_and_key(self, f: Flow, x: Value, latent: Axis, rope: Axis) -> tuple[Value, Value]:
+        """Returns the latents and the rotary part of the keys that all heads share, with those in the cache."""
+        latent_and_rope = f.linear("kv_a_proj", x, Beside(((latent,), (rope,))), bias=self.attention_bias)
+        f.hold(latent=latent_and_rope)
+        c, k_rope = f.split(latent_and_rope, (latent,), (rope,))
+        c = self._normalize(f, "kv_a_norm", c)
+        if self.key_norm:
+            k_rope = self._normalize(f, "k_rope_norm", k_rope)
+            f.hold(latent=c, k_rope=k_rope)
+        k_rope = self._rotated(f, k_rope)
+        c, k_rope = f.cache("cache", "latent_attention", c, k_rope, limit=self.sliding_window)
+        f.hold(latent=c, k_rope=k_rope)
+        return c, k_rope
 
     def _normalize(self, f: Flow, name: str, x: Value) -> Value:
         return x if self.norm is None else f.norm(name, x, self.norm)
@@ -274,6 +315,17 @@ class MLA(TokenMixer):
                 o_bias=True,
                 norm=None,
             ),
+            cls(
+                num_attention_heads=4,
+                q_lora_rank=20,
+                kv_lora_rank=12,
+                qk_nope_head_dim=8,
+                qk_rope_head_dim=4,
+                v_head_dim=6,
+                key_norm=True,
+                sliding_window=5,
+                output_gate=OutputGate(per="head"),
+            ),
         ]
 
 
@@ -317,12 +369,14 @@ def _reference() -> type[nn.Module]:
             self.kv_a_proj = nn.Linear(hidden, spec.kv_lora_rank + spec.qk_rope_head_dim, bias=spec.attention_bias)
             if spec.norm is not None:
                 self.kv_a_norm = norm_reference(spec.norm, spec.kv_lora_rank)
+            if spec.norm is not None and spec.key_norm:
+                self.k_rope_norm = norm_reference(spec.norm, spec.qk_rope_head_dim)
             self.kv_b_proj = Expansion(spec.kv_lora_rank, heads, spec.qk_nope_head_dim, spec.v_head_dim)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, heads, spec.v_head_dim)
             self.sinks = vector(torch.zeros(heads)) if spec.sinks else None
             self.o_proj = nn.Linear(heads * spec.v_head_dim, hidden, bias=spec.attention_bias or spec.o_bias)
-            self.core, self.cache = softmax_core_class()(), cache_class()()
+            self.core, self.cache = softmax_core_class()(), cache_class()(spec.sliding_window)
             if spec.indexer is not None and not spec.indexer.shared:
                 assert spec.q_lora_rank is not None
                 self.indexer = spec.indexer.reference(
@@ -356,9 +410,11 @@ def _reference() -> type[nn.Module]:
             q_rope = self._rotate(q_rope, run)
             latent, k_rope = self.kv_a_proj(x).split([spec.kv_lora_rank, rope], -1)
             latent = self.kv_a_norm(latent) if hasattr(self, "kv_a_norm") else latent
+            k_rope = self.k_rope_norm(k_rope) if hasattr(self, "k_rope_norm") else k_rope
             latent, k_rope = self.cache(run, latent, self._rotate(k_rope, run))
             end = run.past + x.shape[1]
-            mask = attention_mask(run, end, x.shape[1], latent.shape[1], x.device, causal=True)
+            window = spec.sliding_window
+            mask = attention_mask(run, end, x.shape[1], latent.shape[1], x.device, causal=True, window=window)
             scale = (nope + rope) ** -0.5
             if hasattr(self, "indexer"):
                 run.selected = self.indexer(x, compressed_query, mask, run)

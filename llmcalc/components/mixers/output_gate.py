@@ -5,35 +5,65 @@ Qiu et al. 2025 (arXiv:2505.06708). In Qwen3-Next, q_proj contains that projecti
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import BY_TORCH, Context, Flag, Part
+from ..runtime import vector
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 
 class OutputGate(Part):
     """The gate on attention's output. Its projection is named `gate_proj` in the attention module.
 
     per: one gate value per `element` of the heads' output, or one per `head`.
-    bias: whether the projection has a bias, false by default.
+    bias: whether the projection has a bias, false by default. `head` adds one number per head (Beam).
     """
 
     witness = BY_TORCH
 
     per: Literal["element", "head"]
-    bias: Flag = False
+    bias: Flag | Literal["head"] = False
 
     def flow(self, f: Flow, x: Value, y: Value) -> Value:
         """Records the gate. x: the layer's input. y: the output of the heads, with axes (heads, size)."""
         gates = y.axes if self.per == "element" else y.axes[:1]
-        return f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.bias), "sigmoid"))
+        if self.bias != "head":
+            return f.mul(y, f.act(f.linear("gate_proj", x, *gates, bias=self.bias), "sigmoid"))
+        with f.scope("gate_proj"):
+            gate = f.add(f.linear("", x, *gates), f.vector("head_bias", *y.axes[:1]))
+        return f.mul(y, f.act(gate, "sigmoid"))
 
     def reference(self, context: Context, heads: int, size: int) -> nn.Module:
         """Builds the projection, to [..., heads * size] or [..., heads]."""
         from torch import nn
 
-        return nn.Linear(context.hidden_size, heads * size if self.per == "element" else heads, bias=self.bias)
+        width = heads * size if self.per == "element" else heads
+        if self.bias == "head":
+            gate: nn.Module = _biased_by_head()(context.hidden_size, width, heads)
+            return gate
+        return nn.Linear(context.hidden_size, width, bias=bool(self.bias))
+
+
+@cache
+def _biased_by_head() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class GateBiasedByHead(nn.Linear):
+        """A projection without a bias, and a number per head that is added to all of the head's outputs."""
+
+        def __init__(self, hidden: int, width: int, heads: int) -> None:
+            super().__init__(hidden, width, bias=False)
+            self.head_bias = vector(torch.zeros(heads))
+
+        def forward(self, x: Tensor) -> Tensor:
+            by_head = super().forward(x).unflatten(-1, (self.head_bias.weight.shape[0], -1))
+            gates: Tensor = (by_head + self.head_bias.weight[:, None]).flatten(-2)
+            return gates
+
+    return GateBiasedByHead

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from math import pi
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import model_validator
@@ -23,12 +24,15 @@ from ..runtime import Run, apply_dropout, vector
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh", "identity"]
+Activation: TypeAlias = Literal["relu", "relu2", "gelu", "gelu_tanh", "gelu_new", "silu", "sigmoid", "tanh", "identity"]
+"""Names of activations. `gelu_tanh` is GELU's approximation by tanh as one kernel; `gelu_new` computes the same step by
+step (transformers' NewGELUActivation), and the backward pass keeps three of the steps."""
 
 GLU_NAMES = {
     "silu": "SwiGLU",
     "gelu": "GeGLU",
     "gelu_tanh": "GeGLU",
+    "gelu_new": "GeGLU",
     "relu": "ReGLU",
     "sigmoid": "GLU",
     "tanh": "GTU",
@@ -39,6 +43,7 @@ PLAIN_NAMES = {
     "relu2": "ReLU²",
     "gelu": "GELU",
     "gelu_tanh": "GELU",
+    "gelu_new": "GELU",
     "silu": "SiLU",
     "sigmoid": "sigmoid",
     "tanh": "tanh",
@@ -127,13 +132,17 @@ class FeedForward(Network):
             cls(intermediate_size=20, hidden_act="relu", gated=True, up_bias=True, down_bias=True),
             cls(intermediate_size=24, hidden_act="xielu"),
             cls(intermediate_size=20, hidden_act="relu2", gated=True, sub_norm=Norm(type="rmsnorm")),
+            cls(intermediate_size=24, hidden_act="gelu_new"),
         ]
 
 
 def activate(name: str, x: Tensor) -> Tensor:
     """Applies an activation function by its name."""
+    import torch
     import torch.nn.functional as F
 
+    if name == "gelu_new":
+        return 0.5 * x * (1 + torch.tanh((2 / pi) ** 0.5 * (x + 0.044715 * torch.pow(x, 3))))
     if name == "relu2":
         return F.relu(x).square()
     if name == "gelu_tanh":

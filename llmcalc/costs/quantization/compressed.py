@@ -1,19 +1,18 @@
-"""Configs of compressed-tensors (llm-compressor) and ModelOpt (NVIDIA): groups of modules, each with its own format.
+"""Configs of compressed-tensors (llm-compressor): groups of modules, each with its own format.
 
 The layouts are in `formats`. compressed-tensors: compressors/*, quantization/lifecycle/initialize.py at 0.20
-(`weight_g_idx`, for actorder "group", at 0.10). ModelOpt stores fp32 `weight_scale_2` and `input_scale` for NVFP4, and
-`weight_scale` and `input_scale` for FP8.
+(`weight_g_idx`, for actorder "group", at 0.10).
 """
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from ...errors import InputError, shown
 from .base import Scheme
 from .fields import Fields
 from .formats import FP4, FP8, LinearFormat, PackedInt, Static, Whole, WholeInt
 from .linear import Group, LinearScheme
+from .modelopt import KV
 from .patterns import ModuleList
 
 FORMATS = (
@@ -25,7 +24,7 @@ FORMATS = (
     "nvfp4-pack-quantized",
     "mxfp4-pack-quantized",
 )
-KV = "the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted"
+TRANSFORMS = "matrices of transforms (transform_config) that run beside the layers are not counted"
 ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype", "zp_dtype", "is_mse")
 """Fields that every scheme has for weights or activations; some of them are checked below."""
 
@@ -33,8 +32,9 @@ ARGUMENTS = ("observer", "observer_kwargs", "dynamic", "actorder", "scale_dtype"
 def compressed_tensors(c: Fields) -> Scheme:
     """Reads a compressed-tensors config: the groups of `config_groups`, in their order."""
     c.ignore("version")
-    for name in ("sparsity_config", "transform_config"):
-        c.must(name, None, {})
+    sparsity = c.get("sparsity_config")
+    if sparsity not in (None, {}) and (not isinstance(sparsity, dict) or sparsity.get("format") != "dense"):
+        raise c.wrong("sparsity_config", sparsity, "none, or the format dense")
     overall = c.get("format")
     groups_table = c.table("config_groups")
     if groups_table is None or not groups_table.data:
@@ -47,7 +47,7 @@ def compressed_tensors(c: Fields) -> Scheme:
         group, label = _group(table, overall)
         groups.append(group)
         labels.append(label)
-    excluded = ModuleList(c.texts("ignore"), "compressed-tensors", "ignore")
+    excluded = ModuleList(c.union("ignore", "ignored_layers", "modules_to_not_convert"), "compressed-tensors", "ignore")
     remarks = (
         ["scales in the model's own number format"]
         if any(isinstance(g.format, PackedInt | WholeInt) for g in groups)
@@ -55,6 +55,8 @@ def compressed_tensors(c: Fields) -> Scheme:
     )
     if c.get("kv_cache_scheme"):
         remarks.append(KV)
+    if c.get("transform_config"):
+        remarks.append(TRANSFORMS)
     return LinearScheme(
         "+".join(dict.fromkeys(labels)),
         "compressed-tensors",
@@ -189,22 +191,3 @@ def _whole_int(weights: _Weights, static: Static) -> tuple[LinearFormat, str]:
     if strategy == "group" and weights.group is not None:
         scale_extent = weights.group
     return WholeInt(scale_extent, weights.symmetric, static), f"w{bits}a8"
-
-
-def modelopt(c: Fields) -> Scheme:
-    """Reads a ModelOpt config: NVFP4 or FP8 for all linear layers that the config does not exclude."""
-    c.ignore("config_groups", "group_size", "version")
-    algorithm = c.get("quant_algo")
-    remarks = (KV,) if any([c.get("kv_cache_scheme"), c.get("kv_cache_quant_algo")]) else ()
-    names = c.texts("ignore", "exclude_modules")
-    excluded = ModuleList(names, "modelopt", "ignore")
-    if algorithm == "NVFP4":
-        group = c.group("group_size", 16)
-        return LinearScheme(
-            "nvfp4", "ModelOpt", remarks, (Group(FP4(group or 16, 1, 1)),), head=True, everywhere=True, kept=excluded
-        )
-    if algorithm == "FP8":
-        return LinearScheme(
-            "fp8", "ModelOpt", remarks, (Group(FP8("tensor", 4, 1)),), head=True, everywhere=True, kept=excluded
-        )
-    raise InputError(f"quantization_config: quant_algo: {shown(algorithm)}; expected NVFP4 or FP8")

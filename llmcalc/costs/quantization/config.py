@@ -11,13 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, shown, suggest
-from . import named
+from . import libraries, named
 from .base import Scheme
-from .compressed import compressed_tensors, modelopt
+from .compressed import compressed_tensors
 from .fields import Fields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
 from .linear import Group, LinearScheme
 from .mlx import mlx
+from .modelopt import listed_groups, modelopt
 from .patterns import ModuleList
 
 WITHOUT = "--quantize none counts without it"
@@ -31,8 +32,9 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
     if config is None:
         return None
     table = config.get("quantization_config")
-    if table is None and isinstance(config.get("text_config"), dict):
-        table = config["text_config"].get("quantization_config")
+    for section in ("text_config", "llm_config", "language_config"):
+        if table is None and isinstance(config.get(section), dict):
+            table = config[section].get("quantization_config")
     if table is None:
         table = config.get("quantization")  # older mlx-lm wrote this field alone
     if table is None:
@@ -57,14 +59,16 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
 
 
 def _method_without_name(table: Mapping[str, Any]) -> str | None:
-    """Returns the method of a config without `quant_method`: an early bitsandbytes config, or one of mlx-lm."""
+    """Returns the method of a config without `quant_method`: early bitsandbytes, ModelOpt, or mlx-lm."""
     if "load_in_4bit" in table or "load_in_8bit" in table:
         return "bitsandbytes"
+    if "quant_algo" in table:
+        return "modelopt"
     return "mlx" if "group_size" in table and "bits" in table else None
 
 
 def _excluded_modules(c: Fields, *names: str) -> ModuleList:
-    return ModuleList(c.texts(*names), field=names[0])
+    return ModuleList(c.union(*names), field=names[0])
 
 
 def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
@@ -78,27 +82,37 @@ def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
 
 
 def _fp8(c: Fields) -> Scheme:
-    """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor."""
-    c.ignore("fmt", "dequantize")
+    """Reads an FP8 config: DeepSeek-V3's blocks, or AutoFP8 with one scale per tensor.
+
+    Modules that ModelOpt converted further are listed in `quantized_layers` (DeepSeek-V4 in NVFP4).
+    """
+    c.ignore("fmt", "dequantize", "act_per_tensor")
     block, scheme = c.pair("weight_block_size"), c.get("activation_scheme", "dynamic")
     scale, experts = c.get("scale_fmt", "float"), c.get("expert_dtype", "fp8")
     c.one_of("activation_scheme", scheme, "dynamic", "static")
     c.one_of("scale_fmt", scale, "float", "ue8m0", None)
     c.one_of("expert_dtype", experts, "fp8", "fp4")
     c.must("modules_to_convert", None)
-    scale_bytes = 1 if scale == "ue8m0" else 4
+    c.must("weight_per_tensor", False, None, *(() if block else (True,)))
+    further = c.table("quantized_layers")
+    listed: tuple[Group, ...] = ()
+    if further is not None:
+        c.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
+        listed, _ = listed_groups(further)
+    in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(listed))
+    scale_bytes = 1 if in_bytes else 4
     linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
     expert_format = FP4(32, scale_bytes=scale_bytes, static=linear_format.static) if experts == "fp4" else None
     remarks = (
-        ("scales in one byte, as transformers stores ue8m0; DeepSeek-V3.1 checkpoints store them in fp32",)
-        if scale == "ue8m0" and block
+        ("scales in fp32, as checkpoints of DeepSeek-V3.1 store ue8m0; transformers stores one byte each",)
+        if scale == "ue8m0" and block and not in_bytes
         else ()
     )
     label = f"fp8-block{block[0]}" if block and block[0] == block[1] else "fp8"
     source = named.DEEPSEEK_SOURCE if block else named.TRANSFORMERS_FP8
     return _every_linear(
         c,
-        LinearScheme(label, source, remarks, (Group(linear_format, experts=expert_format),)),
+        LinearScheme(label, source, remarks, (*listed, Group(linear_format, experts=expert_format))),
         "modules_to_not_convert",
         "ignored_layers",
     )
@@ -304,5 +318,13 @@ METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
     "bitnet": _bitnet,
     "eetq": _eetq,
     "mlx": mlx,
+    "auto-round": libraries.auto_round,
+    "hqq": libraries.hqq,
+    "quark": libraries.quark,
+    "torchao": libraries.torchao,
+    "quanto": libraries.quanto,
+    "aqlm": libraries.aqlm,
+    "exl2": libraries.exl2,
+    "exl3": libraries.exl3,
 }
 """`quant_method` → the function that reads its config."""

@@ -61,6 +61,10 @@ class Fields:
             return value
         return []
 
+    def union(self, *names: str) -> list[str]:
+        """Returns the strings of all of the fields that are lists, without repetitions."""
+        return list(dict.fromkeys(text for name in names for text in self.texts(name)))
+
     def group(self, name: str, absent: int | None = None) -> int | None:
         """Returns the number of columns that share a scale; None for a whole row (−1 or null in configs)."""
         value = self.get(name, absent)

@@ -21,6 +21,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal, TypeAlias
 
 from ...algebra import Number, ceil_div, floor_div
@@ -145,25 +146,49 @@ class AWQ(LinearFormat):
 
 @dataclass(frozen=True, slots=True)
 class GPTQ(LinearFormat):
-    """GPTQ. group: as in `AWQ`. Zero points are also stored for symmetric weights."""
+    """GPTQ. Zero points are also stored for symmetric weights.
+
+    group: as in `AWQ`. indexed: whether the group of each column is stored, true by default.
+    """
 
     bits: int
     group: int | None
+    indexed: bool = True
 
     def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         groups = 1 if self.group is None else ceil_div(n_in, self.group)
         weights = floor_div(n_in * self.bits, 32) * n_out * INT32
-        return Parts(weights, groups * n_out * 2, groups * floor_div(n_out * self.bits, 32) * INT32, n_in * INT32)
+        zeros = groups * floor_div(n_out * self.bits, 32) * INT32
+        return Parts(weights, groups * n_out * 2, zeros, n_in * INT32 if self.indexed else 0)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
         codes_per_word = 32 if self.bits == 3 else 32 // self.bits
         return _divides("columns", n_in, codes_per_word) or _divides("rows", n_out, codes_per_word)
 
     def describe(self) -> str:
-        return (
-            f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}, one int32 index per "
-            "column"
-        )
+        index = ", one int32 index per column" if self.indexed else ""
+        return f"GPTQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}{index}"
+
+
+@dataclass(frozen=True, slots=True)
+class AWQInt4(LinearFormat):
+    """AWQ of ModelOpt: two rows of 4-bit codes per byte, fp32 scales and no zero points.
+
+    group: columns that share a scale. static: number of further fp32 scales, of the tensor and of its input.
+    """
+
+    group: int
+    static: int = 0
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        scales = n_out * ceil_div(n_in, self.group) * FP32
+        return Parts(weights=floor_div(n_out, 2) * n_in, scales=scales, other=self.static * FP32)
+
+    def refuses(self, n_out: Number, n_in: Number) -> str:
+        return _divides("rows", n_out, 2) or _divides("columns", n_in, self.group)
+
+    def describe(self) -> str:
+        return f"int4, one fp32 scale per group of {self.group} columns"
 
 
 BNB_BLOCK, BNB_NESTED = 64, 256
@@ -257,6 +282,86 @@ class WholeInt(LinearFormat):
     def describe(self) -> str:
         scale_format = "in the model's format" if self.scale_bytes is None else f"of {8 * self.scale_bytes} bits"
         return f"int8, one scale ({scale_format}) per {_group(self.over) if isinstance(self.over, int) else self.over}"
+
+
+@dataclass(frozen=True, slots=True)
+class HQQ(LinearFormat):
+    """HQQ: codes in bytes, ten codes of 3 bits in an int32; a scale and a zero point per group, in the model's format.
+
+    group: weights that share a scale.
+    """
+
+    bits: int
+    group: int
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        groups = floor_div(n_out * n_in, self.group)
+        codes = ceil_div(groups, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
+        return Parts(codes, groups * plain_bytes, groups * plain_bytes)
+
+    def refuses(self, n_out: Number, n_in: Number) -> str:
+        return _divides("weights", n_out * n_in, self.group)
+
+    def describe(self) -> str:
+        return f"int{self.bits}, one scale and one zero point (in the model's format) per group of {self.group} weights"
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped(LinearFormat):
+    """Packed codes with a scale and a shift per group of columns, both in the model's number format."""
+
+    bits: int
+    group: int
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        scales = n_out * ceil_div(n_in, self.group) * plain_bytes
+        return Parts(ceil_div(n_out * n_in * self.bits, 8), scales, scales)
+
+    def describe(self) -> str:
+        return f"int{self.bits}, one scale and one shift (in the model's format) per group of {self.group} columns"
+
+
+@dataclass(frozen=True, slots=True)
+class AQLM(LinearFormat):
+    """AQLM (Egiazarian 2024, arXiv:2401.06118): codes of groups of weights, code books and a scale per group of rows.
+
+    columns, rows: the weights of a group. books: number of code books. bits: bits of a code.
+    """
+
+    columns: int
+    rows: int
+    books: int
+    bits: int
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        codes = floor_div(n_out, self.rows) * floor_div(n_in, self.columns) * self.books * (1 if self.bits <= 8 else 2)
+        return Parts(
+            codes, floor_div(n_out, self.rows) * 2, other=self.books * 2**self.bits * self.rows * self.columns * 2
+        )
+
+    def refuses(self, n_out: Number, n_in: Number) -> str:
+        return _divides("columns", n_in, self.columns) or _divides("rows", n_out, self.rows)
+
+    def describe(self) -> str:
+        return (
+            f"{self.books} code of {self.bits} bits per {self.rows} × {self.columns} weights, fp16 code books and "
+            "scales of rows"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Averaged(LinearFormat):
+    """ExLlama: a number of bits per weight. vectors: whether each row and each column has an fp16 scale (EXL3)."""
+
+    bits: Fraction
+    vectors: bool
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        codes = ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator)
+        return Parts(codes, (n_out + n_in) * 2 if self.vectors else 0)
+
+    def describe(self) -> str:
+        return f"{float(self.bits):g} bits per weight" + (", fp16 scales of rows and columns" if self.vectors else "")
 
 
 @dataclass(frozen=True, slots=True)

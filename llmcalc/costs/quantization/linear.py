@@ -131,6 +131,10 @@ class LinearScheme(Scheme):
             texts.append(
                 f"the config excludes modules that are not in this model: {', '.join(unused[:3])}{unused_count_text}"
             )
+        listed = [entry for group in self.groups if group.named is not None for entry in group.named.unused]
+        if listed:
+            more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+            texts.append(f"the config converts modules that are not in this model: {', '.join(listed[:3])}{more}")
         return [*texts, *self.remarks]
 
     def _formats(self) -> Iterator[str]:

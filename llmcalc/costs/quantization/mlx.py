@@ -24,6 +24,8 @@ from .patterns import ModuleList
 ALWAYS_CONVERTED = ("embedding", "norm", "attention", "feed_forward", "experts", "shared_expert", "lm_head")
 """Components that mlx-lm converts in every model. For routers and parts of a recurrence it depends on the class."""
 
+ROUTERS = "whether mlx-lm converts the routers is not in the config: they are counted as converted"
+
 
 @dataclass(frozen=True, slots=True)
 class MLXAffine(LinearFormat):
@@ -54,10 +56,12 @@ class MLXScheme(Scheme):
 
     usual: format of all modules that `others` does not list.
     others: (modules, their format; None for unconverted) of the modules that the config lists.
+    assumed: notes on what was counted though the config does not say it.
     """
 
     usual: ModuleFormat = ModuleFormat(MLXAffine(4, 64), 64)
     others: tuple[tuple[ModuleList, ModuleFormat | None], ...] = field(default=())
+    assumed: set[str] = field(default_factory=set, compare=False)
 
     @property
     def reads_names(self) -> bool:
@@ -69,6 +73,8 @@ class MLXScheme(Scheme):
             if module_format is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
+            if site.kind == "router" and module_format is self.usual:
+                self.assumed.add(ROUTERS)
             *stack, n_out, n_in = site.tensor.shape
             count: Number = 1
             for axis in stack:
@@ -89,7 +95,7 @@ class MLXScheme(Scheme):
         if site.tensor.role == "vector":
             return None
         module_format = next((stored for modules, stored in self.others if site.names in modules), self.usual)
-        if module_format is self.usual and site.kind not in ALWAYS_CONVERTED:
+        if module_format is self.usual and site.kind not in (*ALWAYS_CONVERTED, "router"):
             unknown_reason = f"{site.path} ({site.kind}): whether mlx-lm converts it is not in the config"
             raise InputError(
                 f"quantization: {unknown_reason}; expected an entry for it, or --quantize none, which counts without it"
@@ -107,6 +113,7 @@ class MLXScheme(Scheme):
             f"{self.label} ({self.source}): linear layers, embeddings and output head: "
             f"{self.usual.format.describe()}{other_formats_text}",
             "unconverted: norms, biases",
+            *sorted(self.assumed),
         ]
 
 

@@ -83,6 +83,10 @@ class EntryVerbs(Recorder):
         """
         self.record("state", name, last, op=ops.State(self.n(axes), kind, bits))
 
+    def received(self, x: Value, *axes: Axis | Beside) -> Value:
+        """Hidden states of another model that the pass receives, one row per row of x."""
+        return self.step("received", "", (x,), Value(x.rows, axes, fixed=True))
+
     def core(
         self, name: str, op: Op, *ins: Value, axes: Shape, rows: Rows | None = None, about: dict[str, Any] | None = None
     ) -> Value:

@@ -54,7 +54,7 @@ class WeightVerbs(Recorder):
         output = Value(output_rows, out)
         return self.step("linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent)
 
-    def again(self, x: Value, like: Value, bias: bool = False) -> Value:
+    def apply_again(self, x: Value, like: Value, bias: bool = False) -> Value:
         """Records the linear layer that computed `like` on another value; the first step counts both."""
         return self.step("again", "", (x,), Value(x.rows, like.axes), like=like, bias=bias)
 

@@ -115,7 +115,8 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
     for name in ("tp", "pp", "cp", "ep", "hsdp_replicas"):
         if getattr(layout, name) > 1:
             option = f"--{name.replace('_', '-')} {getattr(layout, name)}"
-            raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1")
+            groups = " and no --zero-group" if name == "hsdp_replicas" else ""
+            raise InputError(f"{option}: with DeepSpeed it is not modelled; expected 1{groups}")
     if layout.prefetch:
         raise InputError("--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size; expected it in a --launch file")
     requested = version or settings.version

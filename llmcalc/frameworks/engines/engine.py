@@ -112,8 +112,12 @@ class Engine:
         request); default the flag of the length.
     vendors: makers of the accelerators on which it runs; default NVIDIA and AMD.
     shows_alternatives: whether `fit` lists every layout of the fewest devices that serves, not only the first.
+    budgets_free_memory: whether its budget is a share of what is free before it starts; default of the device's total.
     shown_defaults: flags whose defaults stand below the heading of a screen; default none.
     stacks: (first version, name of the stack that times its passes from there on), the oldest first.
+    layout_flags: (tp, pp, dp, ep) → flags of a replica of that layout, None for a layout that the engine does not have;
+        None for an engine whose servers have no such layouts. dp: ranks with attention of their own among `ep`.
+    step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
     name: str
@@ -128,8 +132,12 @@ class Engine:
     serving: FromFile | None = None
     vendors: tuple[str, ...] = ("NVIDIA", "AMD")
     shows_alternatives: bool = False
+    budgets_free_memory: bool = False
     shown_defaults: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
+    layout_flags: FromFile | None = None
+    step_tokens: str = ""
+    step_sequences: str = ""
 
     def runs_on(self, hardware: Hardware) -> bool:
         """Whether the engine runs on an accelerator: one of its vendors, or one without a vendor."""

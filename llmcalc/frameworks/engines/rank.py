@@ -95,10 +95,13 @@ class EngineRank:
     @cached_property
     def scheme(self) -> str | None:
         """The scheme of the weights; None for that of the checkpoint's config, or none."""
-        published = DTYPE_BITS.get(self.preset.dtype, 16)
-        if self.quantize is None and self.dtype is None and self.preset.checkpoint is None and published == 4:
-            return "mxfp4"
-        return self.quantize
+        if self.quantize is not None or self.dtype is not None:
+            return self.quantize
+        table, published = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
+        is_mxfp4 = (
+            published == 4 and self.preset.config is None if table is None else table.get("quant_method") == "mxfp4"
+        )
+        return "mxfp4" if is_mxfp4 else None
 
     @cached_property
     def weights(self) -> int:

@@ -28,7 +28,8 @@ class EngineServer:
     """A server. flags: values of the flags by their names; `quantize` is a scheme of llmcalc.
 
     name: the word of `--engine`. length_field: the name of the flag of the longest request.
-    layout_fields: the names of the flags of the layout's sizes, each 1 by default.
+    layout_fields: the names of the flags of the layout's sizes, each 1 by default: of tensor parallelism, of stages,
+        and others.
     decided_by: term → the flags that decide it beside the layout; all have to be those of the log in a receipt.
     """
 
@@ -66,6 +67,36 @@ class EngineServer:
         dtype = DTYPES.get(name, name)
         return None if dtype in ("auto", self.published_dtype) else dtype
 
+    @property
+    def tp(self) -> int:
+        """Ranks of tensor parallelism."""
+        return int(self.flags.get(self.layout_fields[0], 1))
+
+    @property
+    def pp(self) -> int:
+        """Stages of the pipeline."""
+        return int(self.flags.get(self.layout_fields[1], 1))
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of an activation."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def reads_cache_scheme(self) -> bool:
+        """Whether the checkpoint's scheme for caches is the default of the flag."""
+        return True
+
+    @property
+    def cached_element_bytes(self) -> int:
+        """Bytes of a cached element: of the flag, or of the checkpoint's own scheme for caches."""
+        word = str(self.flags.get("kv_cache_dtype", AUTO[0]))
+        if word not in AUTO:
+            return 1 if word.startswith("fp8") else 2
+        scheme = (self.preset.config or {}).get("quantization_config")
+        is_fp8 = isinstance(scheme, Mapping) and (scheme.get("kv_cache_scheme") or scheme.get("kv_cache_quant_algo"))
+        return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
+
     def scheme_of(self, word: str, schemes: Mapping[str, str]) -> str | None:
         """The scheme of the weights of `--quantization`; None for that of the checkpoint.
 
@@ -74,7 +105,7 @@ class EngineServer:
         """
         if self.flags.get("quantize"):
             return str(self.flags["quantize"])
-        has_scheme = self.preset.checkpoint is not None and (self.preset.config or {}).get("quantization_config")
+        has_scheme = self.preset.stored_as is not None
         if word == "none" or has_scheme:
             return None
         if word not in schemes:

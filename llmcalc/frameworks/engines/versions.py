@@ -8,6 +8,7 @@ from typing import Generic, Self, TypeVar
 
 from pydantic import Field, model_validator
 
+from ...accelerator import Hardware
 from ...errors import InputError, shown
 from ...record import Record
 from ...sources.files import parse_toml, read_text, validate
@@ -58,6 +59,27 @@ class MeasuredOverhead(Record):
             return "an assumption"
         where = f" of {', '.join(self.accelerators)}" if self.accelerators else ""
         return f"{self.logs} log{'s' * (self.logs > 1)}{where}"
+
+
+class Context(MeasuredOverhead):
+    """Memory that is in use before an engine measures: the process's CUDA context, and NCCL's of several ranks.
+
+    devices: ranks, at least. link: beginning of the name of the accelerators' link; empty for any link.
+    """
+
+    devices: int
+    link: str = ""
+
+
+def has_link(hardware: Hardware, link: str) -> bool:
+    """Whether the accelerator has a link whose name begins so; any accelerator has the empty one."""
+    return not link or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link))
+
+
+def context_on(rows: Iterable[Context], hardware: Hardware, devices: int) -> Context:
+    """Returns the row of an accelerator with that many ranks: of its own link where there is one."""
+    known = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
+    return max(known, key=lambda row: (row.devices, row.link))
 
 
 class RuleRange(VersionRange):

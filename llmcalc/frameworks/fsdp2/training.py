@@ -108,7 +108,8 @@ def torchtitan_training(
     eager_loss = version is not None and EAGER_LOSS[0] <= version < EAGER_LOSS[1]
     if settings.compiled_loss is not None:
         eager_loss = not settings.compiled_loss
-    training = replace(training, master=False, gradient_dtype=None)
+    choices = replace(training.choices, joined_rope=True)
+    training = replace(training, master=False, gradient_dtype=None, choices=choices)
     if training.adapters is not None:
         if settings.flat:
             raise InputError(

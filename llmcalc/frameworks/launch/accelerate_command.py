@@ -12,8 +12,8 @@ from typing import Any
 from ...errors import InputError
 from .command_line import arguments_of, plain_value
 from .record import ReadText, Source, Table
-from .shell import is_unresolved, printable, unresolved_reason
 from .text import parse_yaml
+from .unresolved import is_unresolved, printable, unresolved_reason
 
 AUTO = "auto"
 

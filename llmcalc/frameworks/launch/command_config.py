@@ -9,8 +9,8 @@ from typing import Any
 from ...errors import InputError
 from .command_line import CONFIG_ENDINGS, arguments_of, plain_value
 from .record import CommandLine, Table
-from .shell import is_unresolved, printable
 from .text import parse_yaml
+from .unresolved import is_unresolved, printable
 
 CONFIG_OPTION = re.compile(r"--(job\.)?config([_-](file|path))?")
 """The options with which programs name their config file."""

@@ -9,6 +9,7 @@ from typing import Any
 from ..registry import framework
 from .accelerate_command import trainer_arguments
 from .record import Launch, LaunchFile, Reading, RunUnder, Table
+from .rollout import Rollout
 from .trainer import read_trainer
 
 
@@ -39,8 +40,13 @@ def _with_adapters(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if name != "master_weights" or "lora_rank" not in settings}
 
 
-def launch_of_run(reading: Reading, file: LaunchFile, framework_name: str, run: RunUnder, target: str) -> Launch:
-    """The run of a program. framework_name: the framework that runs it. target: the model's name."""
+def launch_of_run(
+    reading: Reading, file: LaunchFile, framework_name: str, run: RunUnder, target: str, rollout: Rollout | None = None
+) -> Launch:
+    """The run of a program.
+
+    framework_name: the framework that runs it. target: the model's name. rollout: see `Launch`; default None.
+    """
     return reading.launch(
         file.name,
         framework(framework_name).name,
@@ -50,4 +56,5 @@ def launch_of_run(reading: Reading, file: LaunchFile, framework_name: str, run: 
         own_settings=run.own_settings,
         program=file.program,
         version=file.version,
+        rollout=rollout,
     )

@@ -29,8 +29,9 @@ from .options import NO_OPTIONS, read_with_options
 from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, ReadText, Source
 from .refused import refuse_program
-from .shell import Script, is_unresolved, is_unset_variable, printable, read_script, unresolved_reason
+from .shell import Script, read_script
 from .text import LARGEST, parse_yaml
+from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 
 
 def read_launch(

@@ -13,6 +13,7 @@ from ...parallel.layout import ONE_DEVICE, Layout
 
 if TYPE_CHECKING:
     from ...model import ModelSpec
+    from .rollout import Rollout
 
 Table: TypeAlias = Mapping[str, Any]
 
@@ -54,6 +55,7 @@ class Launch:
     version: the version of the program whose defaults are filled in; empty if the reader states none.
     filled_in: argument that the file leaves out → the program's default.
     overridden: option typed beside the file → its value, and the file's.
+    rollout: what else shares the devices in reinforcement learning; None (default) for nothing.
     published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
     """
@@ -76,6 +78,7 @@ class Launch:
     filled_in: Mapping[str, Any] = field(default_factory=dict)
     overridden: Mapping[str, Override] = field(default_factory=dict)
     published_weights: bool = False
+    rollout: Rollout | None = None
 
     def data(self) -> dict[str, Any]:
         """The file's part of a JSON document."""
@@ -93,6 +96,7 @@ class Launch:
             "ignored": list(self.ignored),
             "unknown": dict(self.unknown),
             "notes": list(self.notes),
+            **({} if self.rollout is None else {"rollout": self.rollout.data()}),
         }
 
 
@@ -398,6 +402,18 @@ def size_of(reading: Reading, name: str, value: Any, *, least: int = 1) -> int:
     if isinstance(number, bool) or not isinstance(number, int) or not least <= number < LARGEST:
         raise reading.wrong(name, f"{shown(value)}; expected a whole number of at least {least}")
     return number
+
+
+def share_of(reading: Reading, name: str, data: Table, default: float) -> float:
+    """The value of an argument as a share above 0, at most 1, or the program's default."""
+    value = reading.value(data, name, default)
+    try:
+        share = float(str(value)[:20])
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise reading.wrong(name, f"{shown(value)}; expected a share above 0, at most 1")
+    return share
 
 
 def flag_value(reading: Reading, name: str, value: Any) -> bool:

@@ -9,17 +9,15 @@ are an error only in arguments that matter.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
-from ...errors import InputError, one_line
-
-UNRESOLVED = "\0"
-"""The mark on both sides of an unresolved name in a word."""
+from ...errors import InputError
+from .shell_conditions import WHOLE, Branch, holds
+from .unresolved import ITEM, NAME, UNRESOLVED, UNSET, is_unresolved, printable, unresolved
 
 MOST_WORDS = 20_000
 """Largest number of words of all commands of a script."""
@@ -44,46 +42,6 @@ ENDS = ("fi", "done", "esac", "}")
 BETWEEN = ("then", "else", "do", "!", "time", "exec", "command", "nohup", "function")
 DECLARES = ("export", "declare", "local", "readonly", "typeset")
 SETS_VARIABLES = ("read", "unset", "source", ".", "mapfile", "readarray")
-
-
-def is_unresolved(text: str) -> bool:
-    """Whether a part of a word is known only when the script runs."""
-    return UNRESOLVED in text
-
-
-def is_unset_variable(word: str) -> bool:
-    """Whether a word is nothing but a variable that the script never sets. A shell would leave the word out."""
-    return _UNSET.fullmatch(word) is not None and not word[2:3].isdecimal()
-
-
-def printable(text: str, letters: int = 80) -> str:
-    """The word for a message, without marks, on one line, and cut to a number of letters."""
-    return one_line(text.replace(UNRESOLVED, ""))[:letters]
-
-
-def unresolved_reason(text: str) -> str:
-    """The message about an unresolved word: its variable, and what sets that variable."""
-    name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
-    shown = f"'{printable(text)[:60]}' is known only when the script runs"
-    variable = _NAME.match(name, 1) if name.startswith("$") else None
-    if variable is not None and variable.end() == len(name):
-        unset = variable[0][:60]
-        return f"{shown}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
-    if name.startswith("$(("):
-        used = ", ".join(dict.fromkeys(_NAME.findall(name)))
-        return f"{shown}: the script does not set all of {used or 'it'}; expected whole numbers, or a value"
-    if _NAME.fullmatch(name):
-        return (
-            f"{shown}: a loop, a condition or a command sets the variable {name[:60]}; expected "
-            f"--launch '{name[:60]}=… FILE', or a value"
-        )
-    if name[:2] in ("$(", "`…"):
-        return f"{shown}: a command prints it; expected a value"
-    if re.fullmatch(r"\$[0-9]{1,3}", name):
-        place = int(name[1:])
-        typed = " ".join(("ARG1", "ARG2", f"… ARG{place}" if place > 3 else "ARG3")[: min(place, 3)])
-        return f"{shown}: it is argument {place} of the script; expected --launch 'FILE {typed}', or a value"
-    return f"{shown}; expected a value"
 
 
 @dataclass(frozen=True)
@@ -164,82 +122,6 @@ def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
     return lambda text: _Reader(script, "").expanded_text(text.replace(UNRESOLVED, ""))
 
 
-@dataclass
-class Branch:
-    """A block that is being read.
-
-    runs: whether its lines run; None if unresolved.
-    taken: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
-    value: the value that a `case` compares; None in other blocks.
-    patterns: patterns of the next branch of a `case`; None inside a branch.
-    start: place and line to which a loop goes back; None in other blocks.
-    variable: the variable of a `for` loop; empty in other blocks.
-    values: the values that the variable of a loop has yet to take.
-    joins: the sign between a condition and the next one, & or |; empty after the last condition.
-    condition: whether the conditions so far hold; None if unresolved.
-    """
-
-    runs: bool | None
-    taken: bool | None = False
-    value: str | None = None
-    patterns: list[str] | None = None
-    start: tuple[int, int] | None = None
-    variable: str = ""
-    values: list[str] = field(default_factory=list)
-    joins: str = ""
-    condition: bool | None = None
-
-    def turn(self, fits: bool | None) -> None:
-        """Goes on to the next branch. fits: whether its condition holds; None if unresolved."""
-        self.runs = False if self.taken else (None if self.taken is None else fits)
-        self.taken = self.taken or (None if fits is None else fits) or (None if self.taken is None else False)
-
-
-def holds(words: list[str]) -> bool | None:
-    """Whether a condition `[ … ]` holds; None if it is unresolved or not supported.
-
-    A variable that the script never sets is assumed to be unset.
-    """
-    closes = {"[": "]", "[[": "]]", "test": ""}
-    words = ["" if _UNSET.fullmatch(word) else word for word in words]
-    if not words or words[0] not in closes or any(is_unresolved(word) for word in words):
-        return None
-    if closes[words[0]] and words[-1] != closes[words[0]]:
-        return None
-    operands = words[1:-1] if closes[words[0]] else words[1:]
-    negations = next((i for i, word in enumerate(operands) if word != "!"), len(operands))
-    if negations:
-        negated = holds(["test", *operands[negations:]])
-        return None if negated is None else negated == (negations % 2 == 0)
-    if len(operands) == 1 and not operands[0].startswith("-"):
-        return operands[0] != ""
-    if operands in (["-z"], ["-n"]) or (len(operands) == 2 and operands[0] in ("-z", "-n")):
-        return (operands[1:] in ([], [""])) == (operands[0] == "-z")
-    if len(operands) != 3:
-        return None
-    left, sign, right = operands
-    if sign in ("=", "==", "!="):
-        if words[0] == "[[" and set(right) & set("*?["):
-            return None
-        return (left == right) == (sign != "!=")
-    if sign in NUMBERS and _WHOLE.fullmatch(left) and _WHOLE.fullmatch(right):
-        return NUMBERS[sign](int(left), int(right))
-    return None
-
-
-_UNSET = re.compile(rf"{UNRESOLVED}\$[A-Za-z0-9_]+{UNRESOLVED}")
-_WHOLE = re.compile(r"-?[0-9]{1,15}")
-
-NUMBERS: dict[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
-}
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _SPACE = " \t"
 _PLACEHOLDER = re.compile(r"<[A-Za-z](?:[\w ./:-]{0,80}[\w.])?>(?=[\s/'\"_]|$)")
@@ -411,7 +293,7 @@ class _Reader:
             words = ["[[", *words]
         result = holds(words)
         if result is not None:
-            self.script.unset |= {printable(word) for word in words if _UNSET.fullmatch(word)}
+            self.script.unset |= {printable(word) for word in words if UNSET.fullmatch(word)}
         return result
 
     def begins(self, words: list[str], end: str) -> None:
@@ -441,7 +323,7 @@ class _Reader:
         """The block of a loop over values. A variable that is typed beside the file's name has that value alone."""
         if variable in self.script.typed:
             values = [self.script.typed[variable]]
-        if not _NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
+        if not NAME.fullmatch(variable) or any(is_unresolved(value) for value in values) or self.in_unsure_branch():
             if variable not in self.script.typed:
                 self.script.variables[variable] = unresolved(variable)
             return Branch(None, taken=None)
@@ -493,20 +375,20 @@ class _Reader:
         elif not words or first in DECLARES:
             self.assign(words, assignments)
         elif first == "shift" and len(words) < 3:
-            count = int(words[1]) if words[1:] and _WHOLE.fullmatch(words[1]) else 1
+            count = int(words[1]) if words[1:] and WHOLE.fullmatch(words[1]) else 1
             if not self.in_unsure_branch():
                 del self.script.arguments[: max(0, count)]
         elif first == "eval" and self.depth < 3:
             _Reader(self.script, " ".join(words[1:]), self.depth + 1, line).run()
         elif first == "read" and self.here_string is not None:
-            names = [name for name in words[1:] if _NAME.fullmatch(name)]
+            names = [name for name in words[1:] if NAME.fullmatch(name)]
             if "-d" in words and names:  # the whole text
                 self.script.variables[names[-1]] = self.here_string.strip()
             else:
                 self.here_string = self.here_string.partition("\n")[0]
                 self.read_words(names, assignments.get("IFS"))
         elif first in SETS_VARIABLES:
-            for name in filter(_NAME.fullmatch, words[1:]):
+            for name in filter(NAME.fullmatch, words[1:]):
                 self.script.variables[name] = self.script.typed.get(name, unresolved(name))
         else:
             self.add_command(words, assignments, line)
@@ -519,7 +401,7 @@ class _Reader:
             if is_known or name not in self.script.typed:
                 self.script.variables[name] = value if is_certain else unresolved(name)
         if words and words[0] != "local" and (words[0] == "export" or "-x" in words):
-            self.script.exported |= set(filter(_NAME.fullmatch, words[1:]))
+            self.script.exported |= set(filter(NAME.fullmatch, words[1:]))
 
     def read_words(self, names: list[str], separators: str | list[str] | None) -> None:
         """Sets variables to the words of a here-string, as `read` does."""
@@ -549,7 +431,7 @@ class _Reader:
         """Sets the variables that options of a container set for the script in it: `-e NAME=VALUE`."""
         for option, word in pairwise(words):
             name, sets, value = word.partition("=")
-            if option in ("-e", "--env") and sets and _NAME.fullmatch(name):
+            if option in ("-e", "--env") and sets and NAME.fullmatch(name):
                 self.script.variables[name] = self.script.typed.get(name, value)
 
     def skip_space(self) -> None:
@@ -773,7 +655,7 @@ class _Reader:
             return self.command_output(inner.strip())
         if self.text.startswith("${", start):
             return self.braced(self.balanced(start + 1))
-        name = _NAME.match(self.text, start + 1)
+        name = NAME.match(self.text, start + 1)
         if name is not None:
             self.at = name.end()
             value = self.script.variables.get(name[0])
@@ -845,7 +727,7 @@ class _Reader:
             return ITEM.join(self.script.arguments[max(0, int(later[1]) - 1) :]) or ITEM
         match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]*|[0-9]{1,3}|[#@*])(?:(:?[-=+?])(.*))?", inner, re.DOTALL)
         if match is None:
-            start = _NAME.match(inner)
+            start = NAME.match(inner)
             return unresolved(f"${{{start[0] if start else inner[:20]}…}}")
         name, operation, alternative = match[1], match[2] or "", match[3] or ""
         if name == "#" and not operation:
@@ -863,7 +745,7 @@ class _Reader:
             return text
         if operation.endswith(("-", "=")):
             text = self.inner(alternative)
-            if operation.endswith("=") and _NAME.fullmatch(name):
+            if operation.endswith("=") and NAME.fullmatch(name):
                 self.script.variables[name] = text
             return text
         if name in ("@", "*"):
@@ -909,12 +791,3 @@ class _Reader:
 
         value = value_of(text, self.script.variables)
         return unresolved(f"$(({text.strip()[:20]}))") if value is None else str(value)
-
-
-ITEM = "\x1f"
-"""The separator between the items of an expanded array."""
-
-
-def unresolved(name: str) -> str:
-    """A word for a value that only a run has: the name between marks."""
-    return f"{UNRESOLVED}{''.join(c for c in name if not c.isspace() and c not in (UNRESOLVED, ITEM))}{UNRESOLVED}"

@@ -26,7 +26,7 @@ from .record import (
     size_of,
     unknown_keys,
 )
-from .shell import is_unresolved, printable, unresolved_reason
+from .unresolved import is_unresolved, printable, unresolved_reason
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_torch": {"optimizer": "adamw", "optimizer_impl": "foreach"},

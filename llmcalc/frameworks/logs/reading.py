@@ -51,6 +51,7 @@ class LogReading:
     program: the word of `--engine`, or the name of another program. title: its name on screens.
     terms: what it prints of memory. kind: whether it is a start-up or an out-of-memory message.
     version, model, device: as printed; empty where the log has none. total: the device's memory.
+    free: what of it was free before the engine loaded its weights; None where the log does not say.
     flags: name of a flag's value → value, as printed. has_arguments: whether flags that are not there are defaults.
     scheme: how the weights are stored, as `--quantize` names it; empty where the log does not say.
     message: why the program stopped, in its words. refused: whether it refused to start by a rule of its own.
@@ -67,6 +68,7 @@ class LogReading:
     model: str = ""
     device: str = ""
     total: int | None = None
+    free: int | None = None
     flags: Mapping[str, Any] = field(default_factory=dict)
     has_arguments: bool = False
     scheme: str = ""

@@ -19,8 +19,8 @@ from ...errors import InputError, shown, suggest
 from ...parallel.layout import Layout
 from ..launch import trainer
 from ..launch.record import LARGEST, Launch, Reading, Source, Table, allocator_of, check_env, reading_of
-from ..launch.shell import is_unresolved, unresolved_reason
 from ..launch.shell_arithmetic import evaluated
+from ..launch.unresolved import is_unresolved, unresolved_reason
 from .arguments import RENAMED, Kind, flag_of
 from .ignored_flags import IGNORED, IGNORED_ONCE
 from .model_from_flags import model_of

@@ -9,6 +9,7 @@ from ...errors import InputError
 from ...workload.setting import option
 from ..launch.record import Launch, Table
 from .launch_file import WRAPPED
+from .settings_from_options import FP8_ARGUMENTS
 
 OPTIMIZERS = {"adamw": "adam", "sgd": "sgd", "muon": "dist_muon"}
 """Value of `--optimizer` → Megatron-LM's name."""
@@ -48,9 +49,11 @@ def _optimizer(value: Any) -> dict[str, Any]:
 
 
 def _precision(value: Any) -> dict[str, Any]:
-    if value not in ("bf16-master", "fp32"):
-        raise InputError(f"--precision {value}: Megatron-LM trains in bf16-master or fp32; expected one of the two")
-    return {"bf16": True if value == "bf16-master" else None, "fp16": None}
+    known = ("bf16-master", "fp32", *FP8_ARGUMENTS)
+    if value not in known:
+        raise InputError(f"--precision {value}: not modelled of Megatron-LM; expected one of {', '.join(known)}")
+    narrow = FP8_ARGUMENTS.get(value, {"fp8_format": None})
+    return {"bf16": None if value == "fp32" else True, "fp16": None, **narrow}
 
 
 def _attention(value: Any) -> dict[str, Any]:

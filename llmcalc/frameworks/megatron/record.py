@@ -33,4 +33,5 @@ FRAMEWORK = Framework(
     check=FromFile(__package__, "run:check"),
     stack=FromFile(__package__, "stack:stack"),
     product_format=FromFile(__package__, "stack:product_format"),
+    narrow_precisions=frozenset({"fp8", "mxfp8"}),
 )

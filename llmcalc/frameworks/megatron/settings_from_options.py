@@ -13,7 +13,7 @@ from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.mla import MLA
 from ...device_memory.cuda_runtime import Runtime
 from ...device_memory.estimate import Memory
-from ...device_memory.settings import Settings
+from ...device_memory.settings import NARROW_PRODUCTS, Settings
 from ...errors import InputError
 from ...flow.axis import extent
 from ...model import ModelSpec
@@ -26,6 +26,7 @@ from ...workload.setting import declared, option
 from ..framework import RunOnRanks
 from .schedule import STATES
 from .settings import EXCHANGES, MegatronSettings
+from .unsupported import gpu_runs_recipe
 
 RECOMPUTED: dict[str, dict[str, Any]] = {
     "none": {},
@@ -35,8 +36,14 @@ RECOMPUTED: dict[str, dict[str, Any]] = {
 """`--recompute` → Megatron's arguments."""
 
 
+FP8_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "fp8": {"fp8_format": "hybrid", "fp8_recipe": "tensorwise"},
+    "mxfp8": {"fp8_format": "hybrid", "fp8_recipe": "mxfp8"},
+}
+"""`--precision` → Megatron's arguments of products in 8 bits, with scales of tensors as they are or of blocks."""
+
 KNOWN: dict[str, tuple[str, ...]] = {
-    "precision": ("bf16-master",),
+    "precision": ("bf16-master", *NARROW_PRODUCTS),
     "master_weights": ("fp32",),
     "optimizer": ("adamw",),
     "optimizer_impl": ("fused",),
@@ -45,8 +52,8 @@ KNOWN: dict[str, tuple[str, ...]] = {
 """Settings of torch's own kernels of which Megatron has some values, and those; it has none of the others."""
 
 
-def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H100") -> MegatronSettings:
-    """Builds the arguments that run a model on a layout. gpu: name of a device.
+def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "") -> MegatronSettings:
+    """Builds the arguments that run a model on a layout. gpu: name of a device; empty for that of the run.
 
     Raises `InputError` for options that Megatron-LM has not, or that are not modelled.
     """
@@ -55,7 +62,7 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H
     recompute = options.recompute or "none"
     if recompute not in RECOMPUTED:
         raise InputError(f"--recompute {recompute}: not Megatron's; expected one of {', '.join(RECOMPUTED)}")
-    batch = int(memory_use.workload.batch)
+    batch, gpu = int(memory_use.workload.batch), gpu or memory.runtime.gpu
     arguments: dict[str, Any] = {
         "kind": "gpt",
         "world_size": layout.world,
@@ -82,6 +89,11 @@ def settings_of(memory: Memory, layout: Layout, version: str = "", gpu: str = "H
     if memory.runtime.expandable:
         arguments["env"] = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
     settings = MegatronSettings(**arguments)
+    if settings.fp8_format is not None and not gpu_runs_recipe(settings):
+        raise InputError(
+            f"--precision {options.precision}: Megatron's recipe {settings.fp8_recipe} does not run on {gpu}; "
+            "expected bf16-master, fp8 from Hopper on, or mxfp8 from Blackwell on"
+        )
     settings.check()
     return settings
 
@@ -156,6 +168,7 @@ def _formats(options: Settings) -> dict[str, Any]:
             "fp16"
         )
     arguments: dict[str, Any] = {"fp16" if weights == "float16" else "bf16": True}
+    arguments |= FP8_ARGUMENTS.get(options.precision or "", {})
     gradients = None if options.grad_dtype is None else dtype(options.grad_dtype)
     if gradients not in (None, "float32", weights):
         raise InputError(f"--grad-dtype {short_dtype(gradients)}: not Megatron's; expected fp32 or the weights' format")
@@ -224,7 +237,7 @@ def _layout(layout: Layout) -> dict[str, Any]:
 def _shape(spec: ModelSpec) -> dict[str, Any]:
     """Returns the arguments that describe the model's shapes, as far as kernels depend on them."""
     stack = spec.main
-    steps = list(spec.program().root.steps(idle=False))
+    steps = list(spec.shared_program.root.steps(idle=False))
     rope_steps = [step for step in steps if step.verb == "rope"]
     linear_steps = [step for step in steps if step.verb == "linear"]
     mixers = [layer.attention for layer in stack.kinds().values() if hasattr(layer, "attention")]

@@ -49,7 +49,7 @@ def _unsupported_fp8(run: MegatronSettings) -> dict[str, str]:
         ),
         "an output layer in 8 bits": run.fp8_output_proj,
         "--no-fp8-wgrad": run.no_fp8_wgrad,
-        f"the recipe {run.fp8_recipe} on {run.gpu}": not _gpu_runs_recipe(run),
+        f"the recipe {run.fp8_recipe} on {run.gpu}": not gpu_runs_recipe(run),
         "weights in mxfp8": run.fp8_recipe == "mxfp8" and run.fp8_param_gather,
         "delayed scaling and layers in bf16": run.fp8_recipe == "delayed" and run.first_last_layers_bf16,
         f"--optimizer {run.optimizer}": run.optimizer != "adam",
@@ -58,7 +58,7 @@ def _unsupported_fp8(run: MegatronSettings) -> dict[str, str]:
     return {"--fp8-format": f"8-bit products with {', '.join(present_conditions)}"} if present_conditions else {}
 
 
-def _gpu_runs_recipe(run: MegatronSettings) -> bool:
+def gpu_runs_recipe(run: MegatronSettings) -> bool:
     """Whether the GPU supports the 8-bit recipe: 128-blocks before Blackwell, 32-blocks from it on."""
     gpu = run.gpu.upper()
     is_blackwell = any(name in gpu for name in ("B100", "B200", "B300"))

@@ -17,7 +17,7 @@ from ..launch.command_line import overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import CALLED, Config, Configurations, Unknown, parse_python
 from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
-from ..launch.shell import is_unresolved, printable, unresolved_reason
+from ..launch.unresolved import is_unresolved, printable, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run, smallest_run
 
 PACKAGE = "megatron.bridge.recipes"

@@ -16,7 +16,7 @@ from typing import Any
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import arguments_of
 from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
-from ..launch.shell import is_unresolved
+from ..launch.unresolved import is_unresolved
 from ..megatron.launch_file import read_megatron
 
 SIGNS = ("--deepspeed", "--deepspeed_config", "--deepspeed-activation-checkpointing", "--no-pipeline-parallel")

@@ -18,7 +18,7 @@ from ...sources.files import validate
 from ..launch.program_readers import launch_of_run
 from ..launch.python_source import Unknown, constants, parse_python
 from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, reading_of, size_of
-from ..launch.shell import is_unresolved, unresolved_reason
+from ..launch.unresolved import is_unresolved, unresolved_reason
 
 DEFAULTS: dict[str, Any] = {
     "init_from": "scratch",

@@ -13,7 +13,8 @@ from ...errors import shown
 from ..deepspeed.config_file import run_of_program
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
-from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of
+from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, share_of, size_of
+from ..launch.rollout import Model, Place, Rollout
 
 OLDER = {
     "zero_stage": "ds.zero_stage",
@@ -32,6 +33,17 @@ OLDER = {
     "actor_num_gpus_per_node": "actor.num_gpus_per_node",
     "colocate_actor_ref": "train.colocate_actor_ref",
     "colocate_all_models": "train.colocate_all",
+    "ref_reward_offload": "ref.offload",
+    "deepspeed_enable_sleep": "ds.enable_sleep",
+    "vllm_num_engines": "vllm.num_engines",
+    "vllm_tensor_parallel_size": "vllm.tensor_parallel_size",
+    "vllm_gpu_memory_utilization": "vllm.gpu_memory_utilization",
+    "vllm_enable_sleep": "vllm.enable_sleep",
+    "enforce_eager": "vllm.enforce_eager",
+    "micro_rollout_batch_size": "rollout.micro_batch_size",
+    "advantage_estimator": "algo.advantage.estimator",
+    "init_kl_coef": "algo.kl.init_coef",
+    "async_train": "train.async_enable",
     "lora_rank": "ds.lora.rank",
     "target_modules": "ds.lora.target_modules",
     "load_in_4bit": "ds.load_in_4bit",
@@ -86,18 +98,20 @@ def read_command(command: CommandLine, source: Source) -> Launch:
                 "trainings with preferences or rewards are not modelled; expected train_ppo_ray or train_sft",
             )
         arguments = {_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
-        read = frozenset(name for name in arguments if name.partition(".")[0] in ("ds", "train") or "max_len" in name)
+        read = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
         data = plain_arguments(arguments, reading, read)
         data = {_name(name): value for name, value in data.items()}
         target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
         _refuse(reading, data)
         world = _actor_devices(reading, data) if verb == "train_ppo_ray" else source.world_size
         run = run_of_program(reading, _config(reading, data, world), world, _settings(reading, data))
-        if verb == "train_ppo_ray":
-            _note_neighbours(reading, data)
+        rollout = _rollout(reading, data, run.layout.dp) if verb == "train_ppo_ray" else None
         reading.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
-        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
+        return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target, rollout)
 
+
+READ_SECTIONS = ("ds.", "train.", "ref.", "vllm.", "algo.advantage.estimator", "algo.kl.init_coef", "rollout.micro")
+"""Beginnings of arguments whose values have to be known."""
 
 IGNORED_SECTIONS = ("logger", "ckpt", "eval", "algo", "rollout", "reward", "vllm")
 """Sections of arguments that change no memory of the actor's training step."""
@@ -203,21 +217,62 @@ def _length(reading: Reading, data: Table) -> int:
     return length // ring
 
 
-def _note_neighbours(reading: Reading, data: Table) -> None:
-    """Notes that the models beside the actor are not counted."""
-    neighbours = [
-        name
-        for name, flags in (
-            ("the reference model", ("train.colocate_actor_ref", "train.colocate_all")),
-            ("the vLLM engine", ("train.colocate_all",)),
-        )
-        if any(reading.flag(data, flag) for flag in flags)
-    ]
-    reading.notes.append(
-        "the training of the actor is counted"
-        + (
-            f"; not counted on the same devices: {' and '.join(neighbours)}"
-            if neighbours
-            else ", on devices of its own"
-        )
+SOURCE = "openrlhf/cli/train_ppo_ray.py, trainer/ray/vllm_engine.py"
+"""Where the files of OpenRLHF say what is on a device in each phase."""
+
+
+def _rollout(reading: Reading, data: Table, ranks: int) -> Rollout | None:
+    """The models on the actor's devices: the reference, and with `colocate_all` the critic and the engine."""
+    together = reading.flag(data, "train.colocate_all")
+    with_reference = together or reading.flag(data, "train.colocate_actor_ref")
+    if not with_reference:
+        reading.notes.append("the training of the actor is counted, on devices of its own")
+        return None
+    has_engine = together and not reading.flag(data, "train.async_enable") and data.get("vllm.num_engines") != 0
+    sleeps = has_engine and reading.flag(data, "vllm.enable_sleep")
+    length = _length(reading, data)
+    return Rollout(
+        source=SOURCE,
+        engine="vllm" if has_engine else "",
+        flags=_engine_flags(reading, data) if has_engine else {},
+        sleeps=sleeps,
+        is_own_process=True,
+        offloaded=frozenset(("optimizer", "gradients") if reading.flag(data, "ds.enable_sleep") else ()),
+        reference=_reference(reading, data, ranks),
+        critic=_critic(reading, data) if together else "none",
+        sequences=reading.size(data, "rollout.micro_batch_size", 1),
+        tokens=length,
+        logit_tokens=length,
+        logit_bytes=6,  # logits in bf16, and their copy in float32 (models/actor.py)
     )
+
+
+def _engine_flags(reading: Reading, data: Table) -> dict[str, Any]:
+    flags: dict[str, Any] = {
+        "tensor_parallel_size": reading.size(data, "vllm.tensor_parallel_size", 1),
+        "gpu_memory_utilization": share_of(reading, "vllm.gpu_memory_utilization", data, 0.95),
+        "max_model_len": _longest(reading, data),
+    }
+    return flags | ({"enforce_eager": True} if reading.flag(data, "vllm.enforce_eager") else {})
+
+
+def _longest(reading: Reading, data: Table) -> int:
+    """The tokens of the longest sequence."""
+    if data.get("data.max_len") is None and data.get("data.generate_max_len") is not None:
+        return _length(reading, data)
+    return reading.size(data, "data.max_len", 2048)
+
+
+def _reference(reading: Reading, data: Table, ranks: int) -> Model:
+    """The reference model: none where the divergence has no weight."""
+    if data.get("algo.kl.init_coef", 0.01) in (0, 0.0, "0", "0.0"):
+        return Model()
+    place: Place = "host" if reading.flag(data, "ref.offload") else "device"
+    return Model(place, 2, ranks if data.get("ds.zero_stage", 2) == 3 else 1)
+
+
+def _critic(reading: Reading, data: Table) -> Place:
+    if str(reading.value(data, "algo.advantage.estimator", "gae")) != "gae":
+        return "none"
+    reading.notes.append("the critic is counted as large as the actor")
+    return "host" if reading.flag(data, "ds.enable_sleep") else "device"

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..launch.command_line import arguments_of
 from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
-from ..launch.shell import is_unresolved, unresolved_reason
+from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.launch_file import read_megatron
 
 IGNORED = frozenset(

@@ -11,8 +11,8 @@ from ...errors import InputError
 from ..engines.engine import Engine
 from ..engines.flags import Flag, by_name, flag_named, split_arguments
 from ..engines.registry import FOLDERS, engine
-from ..launch.shell import is_unresolved, is_unset_variable, printable, unresolved_reason
 from ..launch.text import parse_yaml
+from ..launch.unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 from .programs import PROGRAMS, ServerProgram
 from .server import ReadNamed
 

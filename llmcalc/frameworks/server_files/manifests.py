@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...errors import InputError, one_line
-from ..launch.shell import LONGEST_VALUE, UNRESOLVED, expander, unresolved
+from ..launch.shell import LONGEST_VALUE, expander
+from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import LABELS, MACHINE_LABELS
 from .arguments import engine_of_flags
 from .scripts import ServerFinder, starts_server

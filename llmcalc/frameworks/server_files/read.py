@@ -13,8 +13,8 @@ from ...sources.files import parse_json, read_text
 from ..engines.flags import by_name
 from ..engines.registry import FOLDERS, engine
 from ..launch.command_line import TypedLaunch, typed_launch
-from ..launch.shell import is_unresolved, printable
 from ..launch.text import LARGEST, parse_yaml
+from ..launch.unresolved import is_unresolved, printable
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of, read_arguments, words_of_tables
 from .manifests import servers_in_tables

@@ -17,8 +17,10 @@ from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion, Term
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
+from ..engines.versions import Context
 from .flags import SCHEMES
 from .versions import Rules, SGLangRecord, sglang_record
+from .weights import unused_bytes
 
 GIB, MIB = 2**30, 2**20
 
@@ -42,7 +44,7 @@ class Server(EngineServer):
 
     name = "sglang"
     length_field = "context_length"
-    layout_fields = ("tp_size",)
+    layout_fields = "tp_size", "pp_size", "dp_size"
     decided_by = {"weights": ("dtype", "quantize"), "non_torch": (), "kv_cache": ("mem_fraction_static", "dtype")}
 
     @property
@@ -52,14 +54,6 @@ class Server(EngineServer):
     @cached_property
     def rules(self) -> Rules:
         return self.record.rules(self.numbers)
-
-    @property
-    def tp(self) -> int:
-        return int(self.flags.get("tp_size", 1))
-
-    @property
-    def pp(self) -> int:
-        return int(self.flags.get("pp_size", 1))
 
     @property
     def devices(self) -> int:
@@ -82,18 +76,26 @@ class Server(EngineServer):
     @property
     def tower_factor(self) -> float:
         """The factor of the default fraction where encoders are loaded (`adjust_mem_fraction_for_vlm`)."""
-        if not self.loads_towers:
+        if not self.loads_towers and not isinstance(self._vision_config, Mapping):
             return 1.0
         layers, width = self._tower_sizes
         ratio = layers * width**2 / (USUAL_TOWER[0] * USUAL_TOWER[1] ** 2)
         return 0.95 * max(0.8, min(1.05, 1 - 0.1 * (ratio - 1)))
 
     @property
+    def _vision_config(self) -> Any:
+        """The config of the encoder of images, whether it is counted or not; None without one."""
+        return (self.preset.config or {}).get("vision_config")
+
+    @property
     def _tower_sizes(self) -> tuple[int, int]:
         """Layers and width of the encoder of images: of its config's keys, with SGLang's values for other keys."""
-        config = (self.preset.config or {}).get("vision_config")
+        config = self._vision_config
         if isinstance(config, Mapping):
-            sizes = config.get("num_hidden_layers", USUAL_TOWER[0]), config.get("hidden_size", USUAL_TOWER[1])
+            sizes = tuple(
+                config.get(name, config.get(f"vt_{name}", usual))
+                for name, usual in zip(("num_hidden_layers", "hidden_size"), USUAL_TOWER, strict=True)
+            )
             if all(isinstance(size, int) and 0 < size < 10**6 for size in sizes):
                 return sizes
         towers = [tower for tower in self.preset.model.towers.values() if isinstance(tower, VisionTower)]
@@ -125,20 +127,30 @@ class Server(EngineServer):
         return 8 * MIB * sum(len(range(start, min(end, most) + 1, step)) for start, end, step in PROMPT_LENGTHS)
 
     @property
+    def shown_gib(self) -> float:
+        """GiB of the device as nvidia-smi shows them."""
+        return (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB
+
+    @property
+    def chunked_prefill_size(self) -> int:
+        """Tokens of a prompt's pass: the flag's, or the default of the device."""
+        chosen = self.flags.get("chunked_prefill_size", self.record.defaults(self.shown_gib).chunked_prefill_size)
+        return MAX_PREFILL_TOKENS if str(chosen) == "-1" else int(chosen)
+
+    @property
     def fraction(self) -> float:
         """The fraction of the memory for weights and cache: the flag's, or the default of version and device."""
         if "mem_fraction_static" in self.flags:
             return float(self.flags["mem_fraction_static"])
         if self.rules.fraction == "by_tp":
             return self.record.fraction_of_tp(self.tp)
-        gib = (self.hardware.usable_memory_bytes or self.hardware.memory_bytes) / GIB  # as nvidia-smi shows it
+        gib = self.shown_gib
         ranks = self.tp * self.pp
         defaults = self.record.defaults(gib)
         if self.rules.fraction == "by_memory":
             reserve = defaults.reserve_gib + defaults.reserve_gib_per_rank * ranks
         else:
-            chosen = self.flags.get("chunked_prefill_size", defaults.chunked_prefill_size)
-            chunk = MAX_PREFILL_TOKENS if chosen == "-1" else int(chosen)
+            chunk = self.chunked_prefill_size
             sizes = self.flags.get("cuda_graph_bs") or [defaults.cuda_graph_max_bs[self.tp >= 4]]
             graphs = int(self.flags.get("cuda_graph_max_bs", max(sizes)))
             reserve = (512 + 1.5 * max(chunk, 2048) + 2 * graphs + 1024 * ranks / 8) / 1024
@@ -150,12 +162,8 @@ class Server(EngineServer):
         return round((gib - reserve) / gib, 3) * self.tower_factor
 
     @property
-    def cached_element_bytes(self) -> int:
-        """Bytes of a cached element."""
-        word = self.flags.get("kv_cache_dtype", "auto")
-        if word == "auto":
-            return 4 if self.dtype == "float32" else 2
-        return 1 if word.startswith("fp8") else 2
+    def reads_cache_scheme(self) -> bool:
+        return self.rules.cache_scheme_of_checkpoint
 
     @property
     def quantize(self) -> str | None:
@@ -174,13 +182,19 @@ class Server(EngineServer):
             "mem_fraction_static": round(self.fraction, 4),
             "context_length": self.longest_request,
             "kv_cache_dtype": "auto",
+            "chunked_prefill_size": self.chunked_prefill_size,
             "tp_size": self.tp,
         }
 
     @property
+    def context(self) -> Context:
+        """What is in use before the weights are loaded, by start-up logs."""
+        return self.record.context_of(self.hardware, self.tp * self.pp)
+
+    @property
     def outside_torch(self) -> int:
         """Bytes in use before the weights are loaded."""
-        return self.measured("non_torch", self.record.context_of(self.tp * self.pp).mib * MIB)
+        return self.measured("non_torch", self.context.mib * MIB)
 
     @property
     def free_before(self) -> int:
@@ -188,8 +202,8 @@ class Server(EngineServer):
         return self.hardware.capacity_bytes - self.outside_torch
 
     def weights(self, rank: EngineRank) -> int:
-        """Bytes of the weights, with the tables of RoPE."""
-        return rank.weights + rank.rope_elements * ROPE_BYTES
+        """Bytes of the weights, with the tables of RoPE, as the device's free memory shows them."""
+        return rank.weights + rank.rope_elements * ROPE_BYTES + unused_bytes(rank, self.element_bytes)
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -238,7 +252,6 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         stages.append((server.tokens_in(rank, available), available, weights, rank))
     tokens, available, weights, rank = min(stages, key=lambda stage: stage[0])
     tokens = min(tokens, int(flags.get("max_total_tokens", 10**15))) // page * page
-    context = server.record.context_of(server.tp * server.pp)
     terms = (
         Term(
             "budget",
@@ -249,7 +262,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         ),
         Term("weights", weights, "source", "tensors of the rank", rank.scheme or "as published"),
         Term("profile_run", 0, "source", rules.place, "none; activations take what the fraction leaves"),
-        Term("non_torch", server.outside_torch, "estimate", f"{context.logs} logs of h100-sxm", "outside the budget"),
+        Term("non_torch", max(0, server.outside_torch), "estimate", server.context.source, "outside the budget"),
         Term("cuda_graphs", 0, "source", rules.place, "outside the budget; in what the fraction leaves"),
         Term("kv_cache", max(available, 0), "estimate", rules.place, f"{tokens:,} tokens"),
     )

@@ -44,3 +44,10 @@ def layouts(
         except InputError as error:
             if "divide" not in str(error):
                 raise
+
+
+def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
+    """Returns the flags of a layout; None for one that is not modelled: attention of a rank's own."""
+    if dp > 1 or tp % ep:
+        return None
+    return {name: size for name, size in (("tp_size", tp), ("pp_size", pp), ("ep_size", ep)) if size > 1}

@@ -44,6 +44,7 @@ def read_log(log: LogText) -> LogReading | None:
         title="SGLang",
         terms=terms,
         version=facts.text("version").removeprefix("v"),
+        free=facts.last_size("free"),
         model=str(arguments.get("model_path", "")),
         flags=stated | {name: value for name, value in arguments.items() if name in known},
         has_arguments=bool(arguments),

@@ -13,6 +13,7 @@ ENGINE = Engine(
     memory=FromFile(__package__, "budget:memory"),
     candidates=FromFile(__package__, "changes:candidates"),
     layouts=FromFile(__package__, "changes:layouts"),
+    budgets_free_memory=True,
     instead={
         "--seq": "--context-length",
         "-s": "--context-length",
@@ -25,4 +26,7 @@ ENGINE = Engine(
         "kv_cache": "--mem-fraction-static",
     },
     stacks=(((0,), "sglang"),),
+    layout_flags=FromFile(__package__, "changes:layout_flags"),
+    step_tokens="chunked_prefill_size",
+    step_sequences="max_running_requests",
 )

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pydantic import Field
 
+from ...accelerator import Hardware
 from ...record import Record
 from ..engines.engine import EngineVersion
-from ..engines.versions import EngineRecord, RuleRange, read_engine_record
+from ..engines.versions import Context, EngineRecord, RuleRange, context_on, read_engine_record
 
 
 class Rules(RuleRange):
@@ -17,11 +18,13 @@ class Rules(RuleRange):
 
     divided_pools: whether windowed layers and states have pools of their own.
     draft_reserve_gib: what is reserved for a head that drafts tokens, and its CUDA graphs.
+    cache_scheme_of_checkpoint: whether a checkpoint's scheme for caches is used by default.
     piecewise_graphs: whether prompts run as CUDA graphs in pieces by default, for which memory is reserved.
     """
 
     fraction: Literal["by_tp", "by_memory", "by_reserve"]
     divided_pools: bool = False
+    cache_scheme_of_checkpoint: bool = False
     piecewise_graphs: bool = False
     draft_reserve_gib: float = 2
 
@@ -43,14 +46,6 @@ class DeviceDefaults(Record):
     cuda_graph_max_bs: tuple[int, int]
 
 
-class Context(Record):
-    """Memory in use before the weights are loaded. devices: ranks, at least. logs: number of logs behind it."""
-
-    devices: int
-    mib: int
-    logs: int
-
-
 class Ratios(Record):
     """Default ratios of pools: states to the cache, and tokens of windowed layers to those of full layers."""
 
@@ -70,9 +65,9 @@ class SGLangRecord(EngineRecord[Rules]):
         """Returns the defaults of a device with that much memory."""
         return next((row for row in self.devices if gib < row.below_gib), self.devices[-1])
 
-    def context_of(self, devices: int) -> Context:
+    def context_of(self, hardware: Hardware, devices: int) -> Context:
         """Returns the memory in use before the weights are loaded."""
-        return max((row for row in self.context if row.devices <= devices), key=lambda row: row.devices)
+        return context_on(self.context, hardware, devices)
 
     def fraction_of_tp(self, tp: int) -> float:
         """Returns the default fraction of the first versions."""

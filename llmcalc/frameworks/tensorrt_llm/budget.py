@@ -53,21 +53,21 @@ class Server(EngineServer):
     def rules(self) -> Rules:
         return self.record.rules(self.numbers)
 
-    @property
-    def tp(self) -> int:
-        return int(self.flags.get("tp_size", 1))
-
-    @property
-    def pp(self) -> int:
-        return int(self.flags.get("pp_size", 1))
-
     @cached_property
     def layout(self) -> Layout:
-        """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts."""
+        """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts.
+
+        The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
+        """
         experts = int(self.flags.get("ep_size", 1))
         if self.tp % experts:
             raise InputError(f"--ep_size {experts}: does not divide --tp_size {self.tp}; expected a divisor of it")
-        return Layout(tp=self.tp, pp=self.pp, ep=experts, etp=self.tp // experts)
+        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        if layers < self.pp:
+            raise InputError(f"--pp_size {self.pp}: the model has {layers} layers")
+        sizes = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
+        split = None if len(set(sizes)) == 1 else sizes
+        return Layout(tp=self.tp, pp=self.pp, ep=experts, etp=self.tp // experts, pp_layout=split)
 
     @property
     def fraction(self) -> float:
@@ -87,14 +87,6 @@ class Server(EngineServer):
         is_flash_mla = self.hardware.compute_capability == "9.0" and self.rank(0).latent_projections > 0
         default = FLASH_MLA_BLOCK if is_flash_mla else self.record.defaults.tokens_per_block
         return int(self.flags.get("tokens_per_block", default))
-
-    @property
-    def cached_element_bytes(self) -> int:
-        """Bytes of a cached element."""
-        word = self.flags.get("kv_cache_dtype", "auto")
-        if word == "auto":
-            return 4 if self.dtype == "float32" else 2
-        return 1 if word == "fp8" else 2
 
     @property
     def defaults(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ ENGINE = Engine(
     memory=FromFile(__package__, "budget:memory"),
     candidates=FromFile(__package__, "changes:candidates"),
     layouts=FromFile(__package__, "changes:layouts"),
+    budgets_free_memory=True,
     instead={
         "--seq": "--max_seq_len",
         "-s": "--max_seq_len",
@@ -29,4 +30,7 @@ ENGINE = Engine(
     vendors=("NVIDIA",),
     shown_defaults=("--max_num_tokens", "--max_seq_len"),
     stacks=(((0,), "tensorrt-llm"),),
+    layout_flags=FromFile(__package__, "changes:layout_flags"),
+    step_tokens="max_num_tokens",
+    step_sequences="max_batch_size",
 )

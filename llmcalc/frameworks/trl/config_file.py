@@ -6,9 +6,11 @@ sft_config,grpo_config,model_config}.py and scripts/utils.py.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.record import Launch, Reading, Source, Table, reading_of, share_of, size_of, unknown_keys
+from ..launch.rollout import Model, Rollout
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
@@ -31,7 +33,11 @@ SIGNS = frozenset(
 GRPO_SIGNS = ("num_generations", "max_completion_length", "reward_funcs", "reward_weights")
 """Arguments of GRPO."""
 
-GRPO_READ = ("beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm")
+GRPO_READ = (
+    "beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm", "vllm_gpu_memory_utilization",
+    "vllm_max_model_length", "vllm_max_model_len", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode",
+    "steps_per_generation", "generation_batch_size",
+)  # fmt: skip
 
 PREFERENCE_SIGNS = (
     "precompute_ref_log_probs",
@@ -51,11 +57,10 @@ IGNORED = frozenset(
     dataset_test_split dataset_prompt_column system_prompt callbacks benchmarks hub_model_revision wandb_entity
     wandb_project wandb_run_group trust_remote_code use_rslora lora_task_type bnb_4bit_quant_storage num_generations
     num_generations_eval temperature top_p top_k min_p reward_funcs reward_weights scale_rewards epsilon
-    epsilon_high delta num_iterations mask_truncated_completions vllm_device vllm_gpu_memory_utilization
-    vllm_max_model_len vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout
-    vllm_max_model_length vllm_tensor_parallel_size vllm_enable_sleep_mode importance_sampling_level
+    epsilon_high delta num_iterations mask_truncated_completions vllm_device
+    vllm_server_host vllm_server_port vllm_server_base_url vllm_server_timeout importance_sampling_level
     log_unique_prompts num_completions_to_print generation_kwargs repetition_penalty cache_implementation
-    generation_batch_size steps_per_generation code_language code_provider code_eval_test_batch_size
+    code_language code_provider code_eval_test_batch_size
     code_eval_scoring_mode parallel_code_exec_per_proc cosine_min_value_wrong cosine_max_value_wrong
     cosine_min_value_correct cosine_max_value_correct cosine_max_len repetition_n_grams repetition_max_penalty
     max_completion_len soft_punish_cache ignore_bias_buffers overwrite_hub_revision push_to_hub_revision
@@ -107,7 +112,8 @@ def read_trl(data: Table, source: Source) -> Launch:
         else:
             words |= _loss(reading, data, words)
         precision, _ = weight_formats(reading, arguments, "float32")
-        return trained(reading, "trl", arguments, words | precision, source.world_size)
+        launch = trained(reading, "trl", arguments, words | precision, source.world_size)
+        return replace(launch, rollout=_rollout(reading, data, launch)) if is_grpo else launch
 
 
 def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
@@ -131,18 +137,67 @@ def _grpo(reading: Reading, data: Table, has_adapters: bool) -> dict[str, Any]:
     beta = reading.value(data, "beta", 0.0)
     if beta not in (0, 0.0) and has_adapters:
         reading.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
-    elif beta not in (0, 0.0):
-        reading.unknown["beta"] = (
-            "GRPO with a reference model is not modelled without adapters; beta 0.0, or use_peft, is"
-        )
-    if data.get("vllm_mode") == "colocate":
-        reading.unknown["vllm_mode"] = "an engine on the same device is not modelled; server is"
+    if _colocates(data) and data.get("vllm_mode") is None:
+        reading.filled_in["vllm_mode"] = "colocate"
     completion = reading.size(data, "max_completion_length", 512)
     prompt = data.get("max_prompt_length")
-    reading.notes.append(
-        "GRPO: the training step alone, whose loss is counted as that of SFT over all tokens; generation is apart"
-    )
+    reading.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
     if prompt is None:
         reading.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
         return {"seq": completion}
     return {"seq": size_of(reading, "max_prompt_length", prompt, least=0) + completion}
+
+
+SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
+"""Where the files of TRL say what is on a device in each phase."""
+
+
+def _colocates(data: Table) -> bool:
+    """Whether vLLM runs in the processes of the training, as it does by default."""
+    return bool(data.get("use_vllm")) and data.get("vllm_mode", "colocate") == "colocate"
+
+
+def _rollout(reading: Reading, data: Table, launch: Launch) -> Rollout:
+    """The engine and the reference model beside the trained one."""
+    completion = reading.size(data, "max_completion_length", 512)
+    sequences = reading.size(data, "per_device_train_batch_size", 8)
+    colocates = _colocates(data)
+    is_divided = launch.layout.zero == 3
+    has_reference = data.get("beta", 0.0) not in (0, 0.0) and "lora_rank" not in launch.settings
+    element = 2 if launch.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
+    master = launch.settings.get("master_weights") == "none"
+    return Rollout(
+        source=SOURCE,
+        engine="vllm" if colocates else "",
+        flags=_engine_flags(reading, data, sequences, launch) if colocates else {},
+        sleeps=colocates and reading.flag(data, "vllm_enable_sleep_mode"),
+        reference=Model(
+            "device" if has_reference else "none",
+            element if master else 4,
+            launch.layout.dp if is_divided else 1,
+        ),
+        sequences=sequences,
+        tokens=int(launch.settings.get("seq", completion)),
+        logit_tokens=completion + 1,
+        logit_bytes=8,  # float32 logits of accelerate, and their quotient by the temperature
+    )
+
+
+def _engine_flags(reading: Reading, data: Table, sequences: int, launch: Launch) -> dict[str, Any]:
+    """The flags of the colocated vLLM (generation/vllm_generation.py)."""
+    tensor = reading.size(data, "vllm_tensor_parallel_size", 1)
+    steps = reading.size(data, "steps_per_generation", reading.size(data, "gradient_accumulation_steps", 1))
+    batch = data.get("generation_batch_size")
+    if batch is not None:
+        all_ranks = sequences * launch.layout.world
+        steps = max(1, size_of(reading, "generation_batch_size", batch) // all_ranks)
+    flags: dict[str, Any] = {
+        "tensor_parallel_size": tensor,
+        "gpu_memory_utilization": share_of(reading, "vllm_gpu_memory_utilization", data, 0.3),
+        "max_num_seqs": sequences * tensor * steps,
+        "max_num_batched_tokens": 4096,
+    }
+    for name in ("vllm_max_model_length", "vllm_max_model_len"):
+        if data.get(name) is not None:
+            flags["max_model_len"] = size_of(reading, name, data[name])
+    return flags

@@ -14,14 +14,24 @@ from ..fsdp2.settings import TitanSettings
 from ..launch.command_line import model_name, overrides_of, plain_value
 from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, Table, reading_of, size_of
-from ..launch.shell import is_unresolved, unresolved_reason
+from ..launch.rollout import Rollout
+from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
-
-MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
-READ_SECTIONS = ("trainer.n_gpus", "trainer.nnodes", MODEL, ACTOR, "data.max_")
+READ_BESIDE = frozenset(
+    """
+    name tensor_model_parallel_size gpu_memory_utilization max_model_len max_num_seqs max_num_batched_tokens
+    enforce_eager free_cache_engine log_prob_use_dynamic_bsz log_prob_max_token_len_per_gpu
+    log_prob_micro_batch_size_per_gpu update_weights_bucket_megabytes param_offload optimizer_offload model_dtype
+    adv_estimator use_kl_in_reward
+    """.split()  # noqa: SIM905
+)
+"""Last parts of the keys of rollout, reference, critic and algorithm that are read."""
+
+READ_SECTIONS = ("trainer.n_gpus", "trainer.nnodes", MODEL, ACTOR, REFERENCE, ROLLOUT, "critic.", "data.max_")
 
 
 def starts_program(command: CommandLine) -> bool:
@@ -48,9 +58,16 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         )
         world = _devices(reading, data)
         run = _megatron(reading, data, world) if megatron else _fsdp(reading, data, world)
-        _note_neighbours(reading, data)
-        reading.ignored += [key for key in data if not key.startswith((MODEL, ACTOR, "data.max_", "trainer.n"))]
-        return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target)
+        rollout = read_rollout(reading, data, run.layout, megatron, _tokens(reading, data))
+        reading.ignored += [key for key in data if not _is_read(key, rollout)]
+        return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target, rollout)
+
+
+def _is_read(key: str, rollout: Rollout) -> bool:
+    """Whether a key is read, or refused where it is not modelled."""
+    if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
+        return True
+    return key.removeprefix(f"{ROLLOUT}.engine_kwargs.{rollout.engine}.") in rollout.flags
 
 
 def _devices(reading: Reading, data: Table) -> int:
@@ -71,7 +88,8 @@ def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
     response = reading.size(data, "data.max_response_length", 512)
     if reading.flag(data, f"{ACTOR}.use_dynamic_bsz"):
         tokens = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
-        reading.notes.append("use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens")
+        note = "use_dynamic_bsz: micro-batches of ppo_max_token_len_per_gpu tokens"
+        reading.notes += [] if note in reading.notes else [note]
         return 1, tokens
     name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
     if data.get(name) is None:
@@ -181,20 +199,3 @@ def _megatron(reading: Reading, data: Table, world: int) -> RunUnder:
     )
     settings = {name: value for name, value in _common(reading, data).items() if name in ("lora_rank", "lora_targets")}
     return megatron_run(reading, run, world, settings)
-
-
-def _note_neighbours(reading: Reading, data: Table) -> None:
-    """Notes what else is on the actor's devices and is not counted."""
-    neighbours = []
-    uses_reference = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
-    offloaded = any(
-        data.get(f"actor_rollout_ref.ref.{engine}.param_offload") is True for engine in ("fsdp_config", "megatron")
-    )
-    if uses_reference and not offloaded:
-        neighbours.append("the reference model")
-    if str(data.get("algorithm.adv_estimator", "gae")) == "gae":
-        neighbours.append("the critic, which is trained on the same devices after it")
-    if data.get("actor_rollout_ref.rollout.free_cache_engine") is False:
-        neighbours.append("the engine's weights and cache")
-    text = f"; not counted beside it: {', '.join(neighbours)}" if neighbours else ""
-    reading.notes.append(f"the update of the actor is counted, with rollouts at their longest{text}")

@@ -155,14 +155,6 @@ class Server(EngineServer):
         return self.record.rules(self.numbers)
 
     @property
-    def tp(self) -> int:
-        return int(self.flags.get("tensor_parallel_size", 1))
-
-    @property
-    def pp(self) -> int:
-        return int(self.flags.get("pipeline_parallel_size", 1))
-
-    @property
     def dp(self) -> int:
         return int(self.flags.get("data_parallel_size", 1))
 
@@ -193,23 +185,6 @@ class Server(EngineServer):
         if self.flags.get("dtype", "auto") == "auto" and self.published_dtype == "float32":
             return "bfloat16"  # vllm/config/model.py, `_get_and_verify_dtype`: float32 models run in half precision
         return super().dtype
-
-    @property
-    def element_bytes(self) -> int:
-        """Bytes of an activation."""
-        return 4 if self.dtype == "float32" else 2
-
-    @property
-    def cached_element_bytes(self) -> int:
-        """Bytes of a cached element: of the flag, or of the checkpoint's own scheme for caches."""
-        word = self.flags.get("kv_cache_dtype", "auto")
-        if word == "auto":
-            quantization = (self.preset.config or {}).get("quantization_config")
-            states = isinstance(quantization, dict) and (
-                quantization.get("kv_cache_scheme") or quantization.get("kv_cache_quant_algo")
-            )
-            return 1 if states else self.element_bytes
-        return 1 if word.startswith("fp8") else 2
 
     @property
     def quantize(self) -> str | None:

@@ -63,3 +63,12 @@ def layouts(
                 if "divide" not in str(error):
                     raise
         devices *= 2
+
+
+def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
+    """Returns the flags of a layout; None where experts are divided over some ranks only, which vLLM does not have."""
+    if ep not in (1, tp * dp) or (ep > 1 and pp > 1 and dp > 1):
+        return None
+    sizes = {"tensor_parallel_size": tp, "pipeline_parallel_size": pp, "data_parallel_size": dp}
+    flags: dict[str, Any] = {name: size for name, size in sizes.items() if size > 1}
+    return flags | ({"enable_expert_parallel": True} if ep > 1 else {})

@@ -1,7 +1,8 @@
 """Speculative decoding in vLLM (vllm/config/speculative.py): which tokens are drafted, and by what.
 
-Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own. Tokens that
-are found in the prompt or in earlier answers take nothing on the device.
+Modules of multi-token prediction add their weights and one layer of cache each; a draft model adds its own, and one
+that reads hidden states shares the target's embedding or head (v1/spec_decode/eagle.py). Tokens that are found in the
+prompt or in earlier answers take nothing on the device.
 """
 
 from __future__ import annotations
@@ -9,12 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ...costs.draft import check_draft, states_of
 from ...errors import InputError, shown
 from ...sources.preset import Preset
 from ...sources.target import load
 
 WITHOUT_WEIGHTS = ("ngram", "suffix")
 """Methods that draft without a model."""
+
+OF_STATES = ("eagle", "eagle3", "dflash", "dspark")
+"""Methods whose draft reads the target's hidden states."""
 
 FLAG = "--speculative-config"
 
@@ -51,25 +56,37 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
         raise InputError(f"{FLAG}: num_speculative_tokens: {shown(tokens)}; expected a whole number up to 1,000")
     method, model = table.get("method"), table.get("model")
     if method is None:
-        method = "draft_model" if model else "ngram" if model == "[ngram]" else None
+        method = "ngram" if model == "[ngram]" else "draft_model" if model else None
     if method in WITHOUT_WEIGHTS:
         return Speculation(tokens)
     if str(method).endswith("mtp") and model is None:
         if preset.model.mtp is None:
             raise InputError(f"{FLAG}: method {shown(method)}: the model has no modules of multi-token prediction")
         return Speculation(tokens, with_mtp=True)
-    if method != "draft_model" or not isinstance(model, str):
+    if method not in ("draft_model", *OF_STATES) or not isinstance(model, str):
         raise InputError(
             f"{FLAG}: method {shown(method)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
-            "expected mtp without a model, draft_model with one, ngram or suffix"
+            f"expected mtp without a model, draft_model, {', '.join(OF_STATES)} with one, ngram or suffix"
         )
     wrong = next((key for key in MEMORY_KEYS if table.get(key) is not None), None)
     if wrong is not None:
         raise InputError(f"{FLAG}: {wrong} is not modelled; remove the key")
     try:
-        return Speculation(tokens, draft=load(model))
+        draft = load(model)
     except InputError as error:
         raise InputError(
             f"{FLAG}: the draft model {shown(model)} cannot be read ({str(error)[:200]}); expected a preset, a folder "
             "or a hub id as its model"
         ) from None
+    _check(preset, draft, str(method))
+    return Speculation(tokens, draft=draft)
+
+
+def _check(target: Preset, draft: Preset, method: str) -> None:
+    """Raises `InputError` if a draft does not fit its target or its method."""
+    if method in OF_STATES and states_of(draft.model) is None:
+        raise InputError(
+            f"{FLAG}: method {method}: the model {draft.name} reads no hidden states of its target; expected "
+            "draft_model for a model of its own"
+        )
+    check_draft(target.model, draft.model, target.name, f"{FLAG}: {draft.name}")

@@ -11,11 +11,14 @@ from ...accelerator import Hardware
 from ...record import Record
 from ..engines.engine import EngineVersion
 from ..engines.versions import (
+    Context,
     EngineRecord,
     MeasuredOverhead,
     Numbers,
     RuleRange,
     VersionRange,
+    context_on,
+    has_link,
     ranges_at,
     read_engine_record,
 )
@@ -79,13 +82,6 @@ class NonTorch(VersionRange, MeasuredOverhead):
     stages: int = 1
 
 
-class Context(MeasuredOverhead):
-    """Memory that is in use before the engine measures, by the number of devices. Fields as of `NonTorch`."""
-
-    devices: int
-    link: str = ""
-
-
 class GraphEstimate(Record):
     """The estimate of CUDA graphs: a constant and an amount per layer, at `sequences` sequences or more."""
 
@@ -133,19 +129,13 @@ class VLLMRecord(EngineRecord[Rules]):
             if row.devices <= devices
             and row.stages <= stages
             and (row.stages == 1 or devices == 1)
-            and _has_link(hardware, row.link)
+            and has_link(hardware, row.link)
         ]
         return max(rows, key=lambda row: (row.stages, row.devices, row.first))
 
     def context_of(self, hardware: Hardware, devices: int) -> Context:
         """Returns the memory that is in use before the engine measures."""
-        rows = [row for row in self.context if row.devices <= devices and _has_link(hardware, row.link)]
-        return max(rows, key=lambda row: row.devices)
-
-
-def _has_link(hardware: Hardware, link: str) -> bool:
-    """Whether the accelerator has a link of that name; any accelerator has the empty one."""
-    return not link or (hardware.interconnect is not None and hardware.interconnect.name.startswith(link))
+        return context_on(self.context, hardware, devices)
 
 
 @cache

@@ -77,7 +77,7 @@ class Elementwise(Views):
         return self.like(negative, second_ratio)
 
     def square(self, x: Tensor) -> Tensor:
-        """Squares each element."""
+        """Squares each element; torch takes as many bytes for another constant power."""
 
         def backward(g: Tensor, _: Needs, x: Tensor) -> Sequence[Gradient]:
             power = self.like(x)
@@ -209,9 +209,21 @@ class Elementwise(Views):
         return record(self.graph, "sum", (x,), out, backward)
 
     def softmax(self, x: Tensor, dtype: Dtype | None = None) -> Tensor:
-        """Computes the softmax over the last axis."""
-        out = self.graph.new(x.shape, x.dtype if dtype is None else dtype)
-        return record(self.graph, "softmax", (x,), out, lambda g, _, out: (self.graph.new(out.shape, out.dtype),), out)
+        """Computes the softmax over the last axis.
+
+        On a GPU the backward pass multiplies its gradient by its result first (aten/src/ATen/native/cuda/SoftMax.cu,
+        `softmax_backward_cuda_out`).
+        """
+        graph = self.graph
+        out = graph.new(x.shape, x.dtype if dtype is None else dtype)
+
+        def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
+            gradient = graph.new(out.shape, out.dtype)
+            product = graph.new(out.shape, out.dtype) if graph.on_gpu else None
+            del product
+            return (gradient,)
+
+        return record(graph, "softmax", (x,), out, backward, out)
 
     def log_softmax(self, x: Tensor) -> Tensor:
         out = self.graph.new(x.shape, x.dtype)

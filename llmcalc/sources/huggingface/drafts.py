@@ -1,8 +1,7 @@
-"""Configs of draft models for speculative decoding, which are parts of another model and are not counted.
+"""Configs of draft models for speculative decoding, whose `model_type` is that of a whole model, such as `llama`.
 
-An EAGLE-3 draft (Li 2025, arXiv:2503.01840, §3) has one layer that reads the target model's hidden states beside the
-embeddings, a projection of them, and a smaller output vocabulary. Its config states the model type of a whole model,
-such as `llama`.
+A draft is told by its class, by a field, or, for EAGLE and EAGLE-2 (SafeAILab/EAGLE, eagle/train), by its one layer:
+their configs are those of a Llama cut to one layer of full size.
 """
 
 from __future__ import annotations
@@ -12,25 +11,98 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, shown
+from .config import is_whole
 from .heads import architecture_of
 
-DRAFT_CLASS = re.compile(r"P?Eagle3?(?=[A-Z]|$)|Medusa|Speculator|D(Flash|Spark)|(Domino|MTP)Draft|NextN(?=[A-Z]|$)")
-"""Part of the class names of drafts: EAGLE, EAGLE-3 and P-EAGLE, Medusa, vLLM's speculators, DFlash, DSpark, Domino,
-and SGLang's prediction modules.
+CLASSES: dict[str, re.Pattern[str]] = {
+    kind: re.compile(pattern)
+    for kind, pattern in {
+        "peagle": r"P(arallel)?Eagle(?=[A-Z]|$)",
+        "eagle3": r"Eagle3(?=[A-Z]|$)",
+        "dspark": r"DSpark",
+        "domino": r"DominoDraft",
+        "dflash": r"DFlash",
+        "eagle": r"Eagle(?=[A-Z]|$)",
+    }.items()
+}
+"""Model type of a draft → part of the names of its classes; the first that matches."""
+
+OTHER_CLASS = re.compile(r"Medusa|Speculator|MTPDraft|NextN(?=[A-Z]|$)")
+"""Part of the names of other drafts' classes: Medusa, other speculators, modules of multi-token prediction as files."""
+
+FIELDS = {"draft_vocab_size": "eagle3", "eagle_config": "eagle3", "dflash_config": "dflash"}
+"""Field that only configs of drafts have → the model type of the draft."""
+
+OTHER_FIELDS = ("medusa_num_heads", "speculators_config", "speculators_model_type")
+
+SECTIONS = ("transformer_layer_config", "model", "eagle_config", "dflash_config")
+"""Tables of a draft's config whose fields are read as if they were at its top: the layers' config of speculators, the
+draft's config in vLLM's, the fields of SpecForge.
 """
 
-DRAFT_FIELDS = (
-    "draft_vocab_size", "eagle_config", "dflash_config", "medusa_num_heads", "speculators_config",
-    "speculators_model_type",
-)  # fmt: skip
-"""Fields that only configs of drafts have."""
+SPECULATORS_DSPARK = {"markov_rank": 256, "enable_confidence_head": True, "confidence_head_with_markov": True}
+"""Defaults of DSpark's config in speculators where they differ from SpecForge's."""
+
+LEAST_EAGLE_WIDTH = 1024
+"""The least hidden_size at which a Llama of one layer is read as a draft of EAGLE; smaller ones are made for tests."""
 
 
-def require_whole(config: Mapping[str, Any]) -> None:
-    """Raises `InputError` for the config of a draft model, recognised by its class or by a field."""
-    name = architecture_of(config)
-    fields = [field for field in DRAFT_FIELDS if config.get(field) is not None]
-    if DRAFT_CLASS.search(name):
+def as_draft(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Returns the config of a draft under its own model type, and remarks; another config unchanged.
+
+    Raises `InputError` for a draft that is not supported, recognised by its class or by a field.
+    """
+    name, stated = architecture_of(config), config.get("speculators_model_type")
+    model_type = config.get("model_type")
+    is_draft = isinstance(model_type, str) and model_type in CLASSES
+    if is_draft and not any(name in config for name in ("architectures", *SECTIONS)):
+        return config, []
+    kind = next((kind for kind, pattern in CLASSES.items() if pattern.search(name)), "")
+    if isinstance(stated, str):
+        kind = stated if stated in CLASSES else ""
+    elif not kind and is_draft:
+        kind = str(model_type)
+    if not kind and not OTHER_CLASS.search(name):
+        kind = next((kind for field, kind in FIELDS.items() if config.get(field) is not None), "")
+    if kind == "dflash":
+        projector = config.get("dflash_config")
+        projector = projector.get("projector_type") if isinstance(projector, dict) else None
+        kind = projector if projector in ("dspark", "domino") else kind
+    if kind:
+        return _flattened(config, kind), []
+    _require_whole(config, name)
+    if _is_eagle(config):
+        return _flattened(config, "eagle"), [
+            f"num_hidden_layers: 1 layer of hidden_size {config['hidden_size']}; read as a draft of EAGLE, whose "
+            "configs are such (of a Llama cut to one layer, give its whole config with --set num_hidden_layers=1)"
+        ]
+    return config, []
+
+
+def _flattened(config: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Returns a draft's config with the fields of its tables at the top; those at the top win.
+
+    The class's name, which says nothing of its head, is left out.
+    """
+    merged: dict[str, Any] = dict(SPECULATORS_DSPARK) if kind == "dspark" and "speculators_model_type" in config else {}
+    for section in SECTIONS:
+        table = config.get(section)
+        if table is None:
+            continue
+        if not isinstance(table, dict):
+            raise InputError(f"{section}: {shown(table)}; expected a table of fields")
+        merged |= table
+    layers = config.get("transformer_layer_config") or {}
+    if kind in ("eagle3", "peagle") and layers.get("model_type") == "qwen3":
+        merged["use_qk_norm"] = True
+    unread = (*SECTIONS, "architectures")
+    return {**merged, **{name: value for name, value in config.items() if name not in unread}, "model_type": kind}
+
+
+def _require_whole(config: Mapping[str, Any], name: str) -> None:
+    """Raises `InputError` for the config of another draft."""
+    fields = [field for field in OTHER_FIELDS if config.get(field) is not None]
+    if OTHER_CLASS.search(name):
         sign = f"architectures: {name} is"
     elif fields:
         sign = f"{fields[0]}: {shown(config[fields[0]])} is a field of"
@@ -38,5 +110,16 @@ def require_whole(config: Mapping[str, Any]) -> None:
         return
     raise InputError(
         f"{sign} a draft model for speculative decoding, which reads the hidden states of its target model and is not "
-        "supported; expected the config of a whole model, such as the target model"
+        f"supported; expected the config of a whole model, or of a draft of {', '.join(sorted(CLASSES))}"
+    )
+
+
+def _is_eagle(config: Mapping[str, Any]) -> bool:
+    """Whether a config is that of an EAGLE draft: a Llama of one layer whose width is that of a whole model."""
+    width = config.get("hidden_size")
+    return (
+        architecture_of(config) == "LlamaForCausalLM"
+        and config.get("num_hidden_layers") == 1
+        and is_whole(width)
+        and width >= LEAST_EAGLE_WIDTH
     )

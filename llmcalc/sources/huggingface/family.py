@@ -20,8 +20,9 @@ Modules: TypeAlias = Mapping[str, str]
 A node is named by its path in its layer (`self_attn.q_proj`) or by the last component of that path; outside of layers
 by its path (`decoder.embed_tokens`, `lm_head`). The module is a path below the module of the node's parent, or below
 the layer if it starts with a dot. ` | ` separates alternatives, and the first that the class has is used. ` + ` joins
-modules, ` - ` excludes one, and `/2` is half of a module that fuses two. Several nodes in one module are compared as a
-sum.
+modules (of layers, lists of modules that follow one another), ` - ` excludes one, and `/2` is half of a module that
+fuses two. ` & ` joins lists of modules that make up the layers side by side, and `&name` is the layer's module in the
+list of that name. Several nodes in one module are compared as a sum.
 """
 
 EVERY = ("",)
@@ -87,12 +88,14 @@ class Quirks:
     reads_values: classes that branch on tensor values (chosen experts, end of a sequence); they run with real weights
         on a CPU.
     makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
+    refuses_bfloat16: classes with operations that torch does not have in bfloat16 (Fourier transforms).
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
     """
 
     reads_values: tuple[str, ...] = ()
     makes_mask: tuple[str, ...] = ()
     refuses_cache: tuple[str, ...] = ()
+    refuses_bfloat16: tuple[str, ...] = ()
 
 
 LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))
@@ -110,7 +113,12 @@ class Family:
     uncounted: field of its configs → the remark that the part it describes is not counted, because its class does not
         have it; `{}` in the remark is the field's value.
     published_as: other model types in published configs whose class is of this family; the class's name decides.
-    text: the family of its `text_config`, for a model that wraps a text model.
+    text: the family of its text model, for a model that wraps one.
+    text_section: the section of its config with the text model, or with a wrapper of it (`thinker_config`); by default
+        `text_config`.
+    decodes: whether its text model is the decoder of an encoder-decoder, which `AutoModelForCausalLM` builds whatever
+        class the decoder's config names.
+    generates: whether its classes generate text whatever their names end with (`InternVLChatModel`).
     aliases: usual name → name in its configs (`hidden_size` → `n_embd`), beside those of its class's `attribute_map`,
         which `classes.json` lists; also the usual names of `unread`.
     unread: usual names in `aliases` that are not in its `attribute_map`, so that its class does not read them.
@@ -120,11 +128,15 @@ class Family:
     ties: which `tie_word_embeddings` the class of a wrapper uses if both it and its `text_config` have one: the
         wrapper's, the text's, either that is true, or `never` if it ties nothing.
     filled: defaults that the wrapper's class adds to its `text_config`.
+    passed: field of the text model → the section and the field of the wrapper's config that its class takes it from,
+        and that field's default.
     dropout: the fields of its configs with probabilities of dropout; by default `attention_dropout` alone.
     towers: prefixes of the names of classes that build vision or audio encoders for a text model with a flat config.
     tower_file: the file in `towers` that reads its vision and audio encoders.
     uncounted_encoders: section of a wrapper's config → the model type of the encoder that its class builds from it, for
         encoders that are not supported; a remark names each.
+    uncounted_modules: the modules of its class that hold what is not counted, joined by ` + `, for a class that has
+        them beside a text model whose config is flat; a comparison leaves them out.
 
     writes: field → its value, for config fields that have a special meaning here or exist only in this family.
     spelled_as_read: whether its aliases are those of older files and not those of its class.
@@ -145,16 +157,21 @@ class Family:
     uncounted: Mapping[str, str] = field(default_factory=dict)
     published_as: frozenset[str] = frozenset()
     text: str | None = None
+    text_section: str = "text_config"
+    decodes: bool = False
+    generates: bool = False
     aliases: Mapping[str, str] = field(default_factory=dict)
     unread: frozenset[str] = frozenset()
     like: str | None = None
     code: str = ""
     ties: Literal["wrapper", "text", "either", "never"] = "wrapper"
     filled: Mapping[str, Any] = field(default_factory=dict)
+    passed: Mapping[str, tuple[str, str, int]] = field(default_factory=dict)
     dropout: DropoutFields = ATTENTION_DROPOUT
     towers: str = ""
     tower_file: str = ""
     uncounted_encoders: Mapping[str, str] = field(default_factory=dict)
+    uncounted_modules: str = ""
     writes: Writes = field(default_factory=dict)
     spelled_as_read: bool = False
     alone: bool = True

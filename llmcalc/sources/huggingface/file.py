@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ...components.head_kind import HeadKind
-from ...errors import InputError, one_line
+from ...errors import InputError, one_line, shown
 from ..files import LARGEST_CONFIG, parse_json, read_text
 from .heads import architecture_of
+from .other_forms import as_config
 from .registry import family_of, kind_of_class, read, typed, usual_name
 from .unknown import remark, remark_on_defaults, require_known
+
+QUANTIZATION_FILE = "hf_quant_config.json"
+"""The file beside a `config.json` in which ModelOpt says how the weights are stored."""
 
 LONGEST_NAME = 200
 """Largest length of the name in a config, in characters."""
@@ -40,7 +45,7 @@ def require_counted_type(text: str, location: str) -> None:
 
     Other fields may be wrong.
     """
-    data = parse_config(text, location)
+    data, _ = as_config(parse_config(text, location))
     kind = data.get("model_type") or kind_of_class(architecture_of(data))
     if not isinstance(kind, str) or not kind:
         raise InputError(f"{location}: has no model_type")
@@ -55,10 +60,12 @@ def describe_config(
     Raises `InputError`, which names the field, for a config that is not supported.
     """
     data = read_json(path)
+    quantization, remarks = _quantization_beside(path, data)
     try:
-        description = described(data, head, allow_unknown)
+        description = described({**data, **quantization}, head, allow_unknown)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
+    description["notes"] += remarks
     stated_name = data.get("_name_or_path")
     name = (
         one_line(stated_name)[:LONGEST_NAME]
@@ -68,12 +75,36 @@ def describe_config(
     return name or path.stem, description
 
 
-def described(data: dict[str, Any], head: HeadKind | None = None, allow_unknown: bool = False) -> dict[str, Any]:
+def _quantization_beside(path: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Returns the `quantization_config` that ModelOpt wrote beside a `config.json` without one, and remarks.
+
+    Both are empty for a config that has one, and without such a file. A file without an algorithm for weights
+    quantises the KV cache alone.
+    Raises `InputError` for a file that cannot be read or that has no table `quantization`.
+    """
+    file = path.with_name(QUANTIZATION_FILE)
+    sections = (config, *(value for value in config.values() if isinstance(value, dict)))
+    is_stated = any(section.get("quantization_config") is not None for section in sections)
+    if path.name != "config.json" or is_stated or not file.exists():
+        return {}, []
+    table = read_json(file).get("quantization")
+    if not isinstance(table, dict):
+        raise InputError(f"{file}: quantization: {shown(table)}; expected a table of fields, as ModelOpt writes it")
+    if table.get("quant_algo") is None:
+        return {}, [f"{file.name}: no quant_algo, so the weights count as the config's; give --kv-dtype for its cache"]
+    return {"quantization_config": {**table, "quant_method": "modelopt"}}, [
+        f"quantization_config: not in the config; taken from {file.name} beside it"
+    ]
+
+
+def described(data: Mapping[str, Any], head: HeadKind | None = None, allow_unknown: bool = False) -> dict[str, Any]:
     """Returns the description of a parsed config: the `model` table, the config itself, remarks, the number format.
 
     allow_unknown: whether to ignore unknown fields; otherwise a misspelt field or an unknown size is an `InputError`.
     """
+    data, form_remarks = as_config(data)
     config, remarks = typed(data)
+    remarks = [*form_remarks, *remarks]
     reading = read(config, head)
     if not allow_unknown:
         require_known(reading.unknown, reading.model_type)

@@ -23,9 +23,15 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForQuestionAnswering": "classification",
     "ForMultipleChoice": "classification",
     "ForNextSentencePrediction": "classification",
+    "OmniModel": "lm",
+    "Pix2StructTextModel": "lm",
     "Model": "none",
 }
-"""Class-name suffix → head kind; the first matching suffix wins."""
+"""Class-name suffix → head kind; the first matching suffix wins.
+
+`OmniModel` is what the first checkpoints of Qwen2.5-Omni call the class of the whole model; the class of Pix2Struct's
+text model has its head.
+"""
 
 
 def architecture_of(data: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ ACTIVATIONS: dict[str, str] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
+    "gelu_new": "gelu_new",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_python": "gelu",
@@ -35,6 +35,16 @@ ACTIVATIONS: dict[str, str] = {
 
 def rmsnorm(eps: float = 1e-6, **fields: Any) -> Table:
     return {"type": "rmsnorm", "eps": eps, **fields}
+
+
+def float32_rmsnorm(eps: float, **fields: Any) -> Table:
+    """Returns an RMSNorm whose product with the weight is in float32, too (OLMo 2)."""
+    return rmsnorm(eps, float32_product=True, **fields)
+
+
+def offset_rmsnorm(eps: float) -> Table:
+    """Returns Gemma's RMSNorm: its factor is 1 + weight, and the product with it is in float32."""
+    return float32_rmsnorm(eps, unit_offset=True)
 
 
 def layernorm(eps: float = 1e-5, **fields: Any) -> Table:
@@ -171,10 +181,19 @@ def encoder(
     """
     table = {**decoder(config, block, None, head, stack, score, labels(config)), **model}
     if "is_decoder" in config.defaults and config.flag("is_decoder"):
-        config.must("add_cross_attention", False)
+        if config.flag("add_cross_attention"):
+            _add_idle_cross_attention(config, table["decoder"]["block"])
         return table
     table["encoder"] = table.pop("decoder")
     return table
+
+
+def _add_idle_cross_attention(config: Config, block: Table) -> None:
+    """Adds BERT's cross-attention, with the heads of self-attention, to the block of a decoder without its encoder."""
+    if block["norm_placement"] != "post":
+        raise config.wrong("add_cross_attention", True, f"false: {config.model_type} is not supported with it")
+    block |= {"cross_attention": block["attention"], "idle_cross_attention": True}
+    config.notes.append(IDLE_CROSS_ATTENTION)
 
 
 def token_types(types: int, tasks: int | None = None) -> Table:
@@ -229,7 +248,7 @@ def head_table(config: Config, head: Table | None = None, score: Table | None = 
     """
     name = architecture(config)
     if config.head == "none":
-        if "For" in name.replace("Former", "") and name.endswith("Model"):
+        if "For" in name.replace("Former", "").replace("Formula", "") and name.endswith("Model"):
             config.notes.append(
                 f"architectures: the head of {name} is not supported; no head is counted (--head lm for a "
                 "language-model head)"
@@ -291,6 +310,11 @@ def moe(experts: int, top_k: int, expert: Table, shared: Table | None = None, **
     table = {"type": "moe", "num_experts": experts, "num_experts_per_tok": top_k, "expert": expert, **fields}
     return table if shared is None else {**table, "shared_expert": shared}
 
+
+IDLE_CROSS_ATTENTION = (
+    "cross-attention: its parameters are counted; its products with the encoder's output are not counted"
+)
+"""The remark on a decoder whose encoder is not described."""
 
 FULL_OR_SLIDING = {"full_attention": "full", "sliding_attention": "sliding"}
 

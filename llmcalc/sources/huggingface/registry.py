@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ...components.head_kind import HeadKind
 from ...errors import InputError, shown, suggest
 from .config import Config
-from .drafts import require_whole
+from .drafts import CLASSES, as_draft
 from .dropout import dropout_of
 from .family import Family
 from .heads import architecture_of, head_of
@@ -31,6 +31,7 @@ FILE_OF = {kind: file for file, kinds in FILES.items() for kind in kinds}
 OTHER_NAMES = {
     "minimax_m3": "minimax_m3_vl",
     "aria_moe_lm": "aria_text",
+    "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
 }
@@ -77,7 +78,10 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
 
     Raises `InputError` if the class belongs to another family than the model type.
     """
+    data, draft_notes = as_draft(data)
     name, model_type = architecture_of(data), data.get("model_type")
+    if isinstance(model_type, str) and model_type in CLASSES:
+        return data, draft_notes
     kind = kind_of_class(name) if name else ""
     if not kind:
         return data, []
@@ -208,29 +212,57 @@ def _without_family(config: Mapping[str, Any]) -> str:
 def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
     """Returns the path to a config's text model, the text model's fields, and its model type.
 
-    Raises `InputError` if the wrapper or the `text_config` is not supported.
+    Raises `InputError` if the wrapper or the section with its text model is not supported.
     """
-    kind, text_config = data.get("model_type"), data.get("text_config")
+    kind = data.get("model_type")
     if not isinstance(kind, str) or not kind:
         raise InputError(f"model_type: {'missing' if kind is None else shown(kind)}; expected the name of a model type")
     kind = usual_name(kind)
     family = family_of(kind, config=data)
-    text = family.text
+    text, name = family.text, family.text_section
     if text is None:
         return "", data, kind
-    if text_config is None:
+    section = data.get(name)
+    if section is None:
         return "", data, text
-    if not isinstance(text_config, dict):
-        raise InputError(f"text_config: {shown(text_config)}; expected a table of fields")
-    text_type = text_config.get("model_type") or text
+    if not isinstance(section, dict):
+        raise InputError(f"{name}: {shown(section)}; expected a table of fields")
+    text_type = section.get("model_type") or text
     if not isinstance(text_type, str):
-        raise InputError(f"text_config.model_type: {shown(text_type)}; expected the name of a model type")
+        raise InputError(f"{name}.model_type: {shown(text_type)}; expected the name of a model type")
+    text_type = usual_name(text_type)
     architectures = {"architectures": data["architectures"]} if "architectures" in data else {}
-    return (
-        "text_config.",
-        {**architectures, **family.filled, **text_config, **_tying_field(family, data)},
-        usual_name(text_type),
-    )
+    if family.generates:
+        architectures = {"architectures": []}
+    fields = {**architectures, **family.filled, **section, **_tying_field(family, data), **_passed(family, data)}
+    if family.decodes:
+        fields["architectures"] = [_causal_class(text_type, f"{name}.", data)]
+    if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
+        path, fields_below, text_type = text_of({**fields, "model_type": text_type})
+        return f"{name}.{path}", fields_below, text_type
+    return f"{name}.", fields, text_type
+
+
+def _causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
+    """Returns the class of a model type that `AutoModelForCausalLM` builds.
+
+    Raises `InputError` for a model type without such a class.
+    """
+    family_of(kind, location, config)
+    name = next((name for name in classes().get(kind, ()) if name.endswith(("ForCausalLM", "LMHeadModel"))), "")
+    if not name:
+        raise InputError(f"{location}model_type: '{kind}' has no class for causal language models; expected a decoder")
+    return name
+
+
+def _passed(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields of the text model that the wrapper's class takes from other sections of its config."""
+    fields: dict[str, Any] = {}
+    for name, (section, field, default) in family.passed.items():
+        table = wrapper_config.get(section)
+        if isinstance(table, dict):
+            fields[name] = table.get(field, default)
+    return fields
 
 
 def _tying_field(family: Family, wrapper_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -316,21 +348,26 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
 
     Raises `InputError`, which names the field, its value and the expected value.
     """
-    require_whole(data)
+    data, draft_notes = as_draft(data)
     wrapper_config, (location, data, kind) = data, text_of(data)
     wrapper, family = usual_name(wrapper_config["model_type"]), family_of(kind, location, wrapper_config)
     if family.read is None:
-        raise InputError(f"{location}model_type: '{kind}' wraps a text model, but the config has no text_config")
-    config = config_of(data, kind, family, head or head_of(wrapper_config), location)
+        raise InputError(
+            f"{location}model_type: '{kind}' wraps a text model, but the config has no {family.text_section}"
+        )
+    generates = family_of(wrapper).generates or family_of(wrapper).decodes
+    stated_head = "lm" if generates else head_of(wrapper_config)
+    config = config_of(data, kind, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
     flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
     uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
-    config.close(frozenset().union(uncounted, *(record.ignored for record in flat)))
+    sections = (() if location else record.uncounted_encoders for record in flat)
+    config.close(frozenset().union(uncounted, *sections, *(record.ignored for record in flat)))
     uncounted_notes = [
         f"{name}: {tower_notes.format(shown(data[name]))}" for name, tower_notes in uncounted.items() if data.get(name)
     ]
-    notes = [*config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
+    notes = [*draft_notes, *config.notes, *uncounted_notes, *_tying_remark(wrapper, wrapper_config, model)]
     if _builds_towers(wrapper, wrapper_config):
         from .towers import read_towers
 

@@ -2,8 +2,8 @@
 
 A spec can be written in several ways: a head size or the number of key/value heads may be given or omitted, and layers
 may be variants under any names. Here each is converted to one canonical form. Fields that change no count and no
-function's form are ignored: the ε of norms, dropout, the base of rotary angles, weights of auxiliary losses, and the
-context length without a position embedding of its size.
+function's form are ignored: the ε of norms, 1 + in their weights, the number format of their products, dropout, the
+base of rotary angles, weights of auxiliary losses, and the context length without a position embedding of its size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ...components.position import Rope
 from ...components.stack import Stack
 from ...model import ModelSpec
 
-NUMERICS = frozenset({"eps", "norm_eps", "rope_theta", "router_aux_loss_coef", "router_z_loss_coef"})
+NUMERICS = frozenset(
+    {"eps", "norm_eps", "unit_offset", "float32_product", "rope_theta", "router_aux_loss_coef", "router_z_loss_coef"}
+)
 
 
 Difference: TypeAlias = tuple[str, Any, Any]
@@ -124,4 +126,4 @@ def _plain_values(value: Any, width: int) -> Any:
         return {name: _plain_values(item, width) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain_values(item, width) for item in value]
-    return value
+    return "gelu_tanh" if value == "gelu_new" else value

@@ -174,7 +174,7 @@ def test_entries_that_name_nothing_are_said() -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"quant_method": "hqq"}, "quant_method: 'hqq' is not known; expected one of fp8, fbgemm_fp8, awq"),
+        ({"quant_method": "spqr"}, "quant_method: 'spqr' is not known; expected one of fp8, fbgemm_fp8, awq"),
         ({"quant_method": "awq", "bits": 3}, "bits: 3; expected one of 4"),
         ({"quant_method": "awq", "version": "gemv"}, "version: 'gemv'; expected one of 'gemm'"),
         (
@@ -183,7 +183,7 @@ def test_entries_that_name_nothing_are_said() -> None:
         ),
         (
             {"quant_method": "fp8", "speed": 3},
-            "quantization_config of fp8: speed: not known; expected one of activation_scheme, ",
+            "quantization_config of fp8: speed: not known; expected one of act_per_tensor, activation_scheme, ",
         ),
         ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "expected a list of module names"),
         ({"quant_method": "fp8", "modules_to_not_convert": ["a(*"]}, "is no regular expression"),
@@ -226,11 +226,35 @@ def test_entries_that_name_nothing_are_said() -> None:
         ),
         ({"quant_method": "bitnet", "linear_class": "other"}, "linear_class: 'other'"),
         ({"quant_method": "eetq", "weights": "int4"}, "weights: 'int4'"),
-        *(
-            ({"quant_method": name}, f"quant_method: '{name}' is not known")
-            for name in ("aqlm", "quanto", "torchao", "vptq", "auto-round")
+        *(({"quant_method": name}, f"quant_method: '{name}' is not known") for name in ("vptq", "higgs")),
+        (
+            {"quant_method": "modelopt", "quant_algo": "W4A8"},
+            "quant_algo: 'W4A8'; expected MIXED_PRECISION or one of FP8",
         ),
-        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, "quant_algo: 'W4A8'; expected NVFP4 or FP8"),
+        ({"quant_algo": "MIXED_PRECISION"}, "quantized_layers: None; expected the algorithm of each module"),
+        (
+            {"quant_algo": "MIXED_PRECISION", "quantized_layers": {"lm_head": {"quant_algo": "FP9"}}},
+            "quant_algo: 'FP9'; expected one of FP8",
+        ),
+        (
+            {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {
+                    "layers.0.mlp.experts.0.w1": {"quant_algo": "FP8"},
+                    "layers.0.mlp.experts.1.w1": {"quant_algo": "NVFP4"},
+                },
+            },
+            "expected the format of the layer's other experts",
+        ),
+        ({"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 5}}}, "nbits: 5; expected one of"),
+        ({"quant_method": "auto-round", "bits": 4, "data_type": "mx_fp"}, "data_type: 'mx_fp'; expected one of 'int'"),
+        ({"quant_method": "auto-round", "bits": 4, "packing_format": "gguf"}, "packing_format: 'gguf'; expected auto"),
+        ({"quant_method": "quark"}, "global_quant_config: None; expected how weights are quantised"),
+        ({"quant_method": "quark", "global_quant_config": {"weight": {"dtype": "int4"}}}, "dtype: 'int4'; expected"),
+        ({"quant_method": "torchao", "quant_type": "int3"}, "quant_type: 'int3'; expected weights in int4"),
+        ({"quant_method": "quanto", "weights": "int1"}, "weights: 'int1'; expected one of 'int8'"),
+        ({"quant_method": "exl2"}, "bits: None; expected a number of bits above 0"),
+        ({"quant_method": "exl3", "bits": float("nan")}, "bits: nan; expected a number of bits"),
         ({"quant_method": ["fp8"]}, "is not known; expected one of fp8"),
     ],
 )
@@ -381,11 +405,10 @@ def test_mlx_stores_the_modules_that_its_table_names_otherwise() -> None:
 
 def test_mlx_converts_routers_where_its_table_says_so() -> None:
     """The class in mlx-lm decides whether a router is a linear layer, which the config tells only by its table."""
-    with pytest.raises(
-        InputError,
-        match=r"quantization: layers\.0\.mlp\.router \(router\): whether mlx-lm converts it is not in the config",
-    ):
-        of_config(MIXTURE, **MLX)
+    scheme = scheme_of_config({"quantization_config": MLX})
+    assert scheme is not None
+    quantized_size(MIXTURE, scheme)
+    assert "whether mlx-lm converts the routers is not in the config" in " ".join(scheme.notes())
     gates = {f"model.layers.{i}.mlp.gate": {"group_size": 32, "bits": 8} for i in range(MIXTURE.main.num_hidden_layers)}
     kept = dict.fromkeys(gates, False)
     assert of_config(MIXTURE, **MLX, **gates).total < of_config(MIXTURE, **MLX, **kept).total

@@ -13,6 +13,9 @@ SMALL: dict[str, Any] = {
 BERT = {"model_type": "bert", **SMALL}
 ROBERTA = {"model_type": "roberta", **SMALL}
 XLM = {"model_type": "xlm-roberta", **SMALL}
+FNET = {"model_type": "fnet", **{name: size for name, size in SMALL.items() if name != "num_attention_heads"}}
+BIG_BIRD = {"model_type": "big_bird", **SMALL, "attention_type": "original_full"}
+IBERT = {"model_type": "ibert", **SMALL}
 ERNIE = {"model_type": "ernie", **SMALL}
 MEGATRON = {"model_type": "megatron-bert", **SMALL}
 PRE = {"model_type": "roberta-prelayernorm", **SMALL}
@@ -50,6 +53,15 @@ SHAPES = {
         {"model_type": "camembert", **SMALL},
         {"model_type": "camembert", **SMALL, "type_vocab_size": 1},
     ],
+    "FNetForMaskedLM": [FNET, {**FNET, "type_vocab_size": 2, "tie_word_embeddings": False, "hidden_act": "relu"}],
+    "FNetForSequenceClassification": [{**FNET, "num_labels": 5}],
+    "FNetModel": [FNET],
+    "BigBirdForMaskedLM": [BIG_BIRD, {**BIG_BIRD, "use_bias": False, "tie_word_embeddings": False}],
+    "BigBirdForCausalLM": [{**BIG_BIRD, "is_decoder": True}],
+    "BigBirdForSequenceClassification": [{**BIG_BIRD, "num_labels": 5}],
+    "BigBirdModel": [BIG_BIRD],
+    "IBertForMaskedLM": [IBERT, {**IBERT, "type_vocab_size": 1, "pad_token_id": 0}],
+    "IBertForSequenceClassification": [{**IBERT, "num_labels": 5}],
     "ErnieForMaskedLM": [
         {**ERNIE, "use_task_id": True},
         {**ERNIE, "use_task_id": True, "task_type_vocab_size": 16, "tie_word_embeddings": False},

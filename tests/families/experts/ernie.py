@@ -27,6 +27,17 @@ SHAPES = {
         },
         {"model_type": "ernie4_5", **SMALL, "head_dim": 6, "use_bias": None},
     ],
+    "PaddleOCRTextModel": [
+        {"model_type": "paddleocr_vl_text", **SMALL, "rope_parameters": {**ANGLES, "mrope_section": [16, 24, 24]}},
+        {
+            "model_type": "paddleocr_vl_text",
+            **SMALL,
+            "head_dim": 8,
+            "rope_parameters": ANGLES,
+            "num_key_value_heads": None,
+            "use_bias": True,
+        },
+    ],
     "Ernie4_5_MoeForCausalLM": [
         {"model_type": "ernie4_5_moe", **MOE},
         {

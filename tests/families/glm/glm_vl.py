@@ -6,6 +6,7 @@ from ..llama.llama import SMALL as LLAMA
 
 TURNED = {"rope_type": "default", "rope_theta": 1e4}
 SMALL = {**LLAMA, "pad_token_id": 0, "rope_parameters": {**TURNED, "mrope_section": [1, 1, 2]}}
+WIDE = {**TURNED, "mrope_section": [1, 2, 3]}
 EXPERTS = {
     **SMALL,
     "rope_parameters": {**TURNED, "mrope_section": [1, 1, 0]},
@@ -18,6 +19,10 @@ SHAPES = {
     "Glm4vTextModel": [
         {"model_type": "glm4v_text", **SMALL},
         {"model_type": "glm4v_text", **SMALL, "num_key_value_heads": None},
+    ],
+    "GlmOcrTextModel": [
+        {"model_type": "glm_ocr_text", **SMALL},
+        {"model_type": "glm_ocr_text", **SMALL, "head_dim": 12, "rope_parameters": WIDE},
     ],
     "Glm4vMoeTextModel": [
         {"model_type": "glm4v_moe_text", **EXPERTS},

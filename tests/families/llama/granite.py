@@ -19,6 +19,14 @@ SHAPES = {
             "tie_word_embeddings": True,
         },
     ],
+    "Granite4VisionTextModel": [
+        {"model_type": "granite4_vision_text", **SMALL, "attention_multiplier": 0.5},
+        {"model_type": "granite4_vision_text", **SMALL, "attention_bias": True, "mlp_bias": True},
+    ],
+    "GraniteDoclingTextModel": [
+        {"model_type": "granite_docling_text", **SMALL, "pad_token_id": 0},
+        {"model_type": "granite_docling_text", **SMALL, "pad_token_id": 0, "attention_bias": True, "mlp_bias": True},
+    ],
     "GraniteMoeForCausalLM": [
         {"model_type": "granitemoe", **SMALL, **EXPERTS},
         {"model_type": "granitemoe", **SMALL, "attention_bias": True, "tie_word_embeddings": True},

@@ -11,17 +11,93 @@ class UncountedModules(NamedTuple):
 
     fields: further fields of the small config, which the class compares with those of its text model.
     text_model: the module that is run for FLOPs and cache; the class itself if empty.
+    runs: whether it runs without values; otherwise only the class of the text model alone is run (test_families.py).
     """
 
     class_name: str
     modules: str
     fields: dict[str, object] = {}
     text_model: str = ""
+    runs: bool = True
 
 
+VISION = {"hidden_size": 24, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
 BLIP = "vision_model + qformer + language_projection + query_tokens"
 
+VIT: dict[str, object] = {"model_type": "vit", **VISION, "image_size": 16, "patch_size": 8}
+WAV2VEC2: dict[str, object] = {
+    "model_type": "wav2vec2",
+    **VISION,
+    "conv_dim": [8],
+    "conv_kernel": [4],
+    "conv_stride": [2],
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+}
+
 WRAPPERS = {
+    "vision-encoder-decoder": UncountedModules(
+        "VisionEncoderDecoderModel", "encoder + enc_to_dec_proj", {"encoder": VIT}, text_model="decoder"
+    ),
+    "speech-encoder-decoder": UncountedModules(
+        "SpeechEncoderDecoderModel", "encoder + enc_to_dec_proj", {"encoder": WAV2VEC2}, text_model="decoder"
+    ),
+    "qwen2_5_omni": UncountedModules(
+        "Qwen2_5OmniForConditionalGeneration",
+        "thinker.model.visual + thinker.model.audio_tower + talker + token2wav",
+        text_model="thinker",
+    ),
+    "qwen2_5_omni_thinker": UncountedModules("Qwen2_5OmniThinkerForConditionalGeneration", "visual + audio_tower"),
+    "qwen3_omni_moe": UncountedModules(
+        "Qwen3OmniMoeForConditionalGeneration",
+        "thinker.model.visual + thinker.model.audio_tower + talker + code2wav",
+        {"talker_config": {"spatial_merge_size": 2, "text_config": {"shared_expert_intermediate_size": 16}}},
+        text_model="thinker",
+    ),
+    "qwen3_omni_moe_thinker": UncountedModules("Qwen3OmniMoeThinkerForConditionalGeneration", "visual + audio_tower"),
+    "glm_ocr": UncountedModules("GlmOcrForConditionalGeneration", "visual"),
+    "paddleocr_vl": UncountedModules("PaddleOCRVLForConditionalGeneration", "visual + projector"),
+    "deepseek_ocr2": UncountedModules(
+        "DeepseekOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector + view_separator"
+    ),
+    "unlimited_ocr": UncountedModules(
+        "UnlimitedOcrForConditionalGeneration",
+        "vision_tower + multi_modal_projector + view_separator + image_newline",
+    ),
+    "granite4_vision": UncountedModules(
+        "Granite4VisionForConditionalGeneration",
+        "vision_tower + layerwise_projectors + spatial_projectors + image_newline",
+        {"deepstack_layer_map": [[-1, 0]], "downsample_rate": "1/4", "spatial_target_layers": [1]},
+    ),
+    "granite_docling": UncountedModules(
+        "GraniteDoclingForConditionalGeneration", "vision_model", {"vision_config": {"out_hidden_size": 32}}
+    ),
+    "cosmos3_edge": UncountedModules("Cosmos3EdgeForConditionalGeneration", "visual + projector"),
+    "step3p7": UncountedModules("Step3p7ForConditionalGeneration", "vision_model + multi_modal_projector", runs=False),
+    "blip": UncountedModules(
+        "BlipForConditionalGeneration", "vision_model", {"vision_config": VISION}, text_model="text_decoder"
+    ),
+    "kosmos-2": UncountedModules(
+        "Kosmos2ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
+    ),
+    "kosmos-2.5": UncountedModules(
+        "Kosmos2_5ForConditionalGeneration", "vision_model + image_to_text_projection", text_model="text_model"
+    ),
+    "pix2struct": UncountedModules("Pix2StructForConditionalGeneration", "encoder", text_model="decoder"),
+    "fuyu": UncountedModules("FuyuForCausalLM", "vision_embed_tokens"),
+    "modernvbert": UncountedModules("ModernVBertForMaskedLM", "vision_model + connector"),
+    "mllama": UncountedModules("MllamaForConditionalGeneration", "vision_model + multi_modal_projector"),
+    "molmo2": UncountedModules("Molmo2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
+    "muse_glimmer": UncountedModules(
+        "MuseGlimmerForConditionalGeneration", "vision_tower + vision_adapter + vision_projection"
+    ),
+    "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
+    "ultravbert": UncountedModules("UltraVBertForMaskedLM", "vision_model + connector"),
+    "dots3_note": UncountedModules(
+        "Dots3NoteForConditionalGeneration",
+        "vision_tower + audio_tower",
+        {"vision_config": {"adapter_out_dim": 32}, "audio_config": {"adapter_out_dim": 32}},
+    ),
     "got_ocr2": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "pp_chart2table": UncountedModules("GotOcr2ForConditionalGeneration", "vision_tower + multi_modal_projector"),
     "ovis2": UncountedModules(

@@ -48,8 +48,23 @@ HUNYUAN: dict[str, Any] = {
     "use_mixed_mlp_moe": True,
     "use_qk_norm": True,
 }
+MINIMAX: dict[str, Any] = {
+    "model_type": "minimax_m1",
+    **SMALL,
+    "num_hidden_layers": 4,
+    "num_local_experts": 6,
+    "attn_type_list": [0, 0, 0, 1],
+    "head_dim": 12,
+    "rotary_dim": 6,
+    "postnorm": True,
+}
 
 SHAPES = {
+    "MiniMaxM1ForCausalLM": [MINIMAX, {**MINIMAX, "attn_type_list": [1, 0, 1, 0], "rotary_dim": None}],
+    "MiniMaxText01ForCausalLM": [
+        {**MINIMAX, "model_type": "minimax_text_01", "num_experts_per_tok": 3, "shared_intermediate_size": 0},
+        {**MINIMAX, "model_type": "minimax_text_01", "num_key_value_heads": 4, "head_dim": None},
+    ],
     "DeepseekForCausalLM": [
         DEEPSEEK,
         {**DEEPSEEK, "first_k_dense_replace": 0, "n_shared_experts": None, "attention_bias": True},

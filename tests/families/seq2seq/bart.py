@@ -52,6 +52,14 @@ MARIAN = {"model_type": "marian", **SMALL, "share_encoder_decoder_embeddings": F
 
 SHAPES = {
     "BartForConditionalGeneration": _both("bart"),
+    "BigBirdPegasusForConditionalGeneration": [
+        {**shape, "attention_type": "original_full"} for shape in _both("bigbird_pegasus")
+    ]
+    + [{"model_type": "bigbird_pegasus", **SMALL, "attention_type": "original_full", "use_bias": True}],
+    "PPFormulaNetTextModel": [
+        {"model_type": "pp_formulanet_text", **SMALL},
+        {"model_type": "pp_formulanet_text", **LOPSIDED},
+    ],
     "BartForSequenceClassification": [
         {"model_type": "bart", **SMALL},
         {"model_type": "bart", **SMALL, "id2label": {"0": "a", "1": "b"}},

@@ -96,7 +96,7 @@ def family(name: str) -> ModelSpec:
 # --- a drawn grid -----------------------------------------------------------------------------------------------------
 
 OPTIONS: dict[str, tuple[Any, ...]] = {
-    "family": (*FAMILIES, "Block-14"),
+    "family": (*FAMILIES, "Block-15"),
     "ranks": (2, 3, 4, 5, 7, 8, 16),
     "replicas": (1, 1, 2),
     "recompute": ("none", "full", "attention+matmuls", "selective-op", "every:2", "full-reentrant", "attention"),
@@ -128,7 +128,7 @@ class Case:
         of = dict(self.values)
         (batch, seq), (count, every), (dtype, reduced) = of["sizes"], of["micro-batches"], of["formats"]
         optimizer, _, implementation = of["optimizer"].partition(" ")
-        attention = "eager" if of["family"] in ("gemma2-9b", "Block-14") else of["attention"]
+        attention = "eager" if of["family"] in ("gemma2-9b", "Block-15") else of["attention"]
         training = Training(
             batch=batch,
             seq=seq,
@@ -464,9 +464,10 @@ def test_master_weights_are_the_shards() -> None:
     before, since = (
         torchtitan_training(spec, training, day) for day in (SEPARATE_HEAD_SINCE - timedelta(1), SEPARATE_HEAD_SINCE)
     )
-    assert before == (replace(training, master=False), Fsdp(copies_gathered=True))
-    assert since == (replace(training, master=False), replace(SINCE, copies_gathered=True))
-    assert torchtitan_training(spec, training) == (replace(training, master=False), SINCE)
+    sharded = replace(training, master=False, choices=replace(training.choices, joined_rope=True))
+    assert before == (sharded, Fsdp(copies_gathered=True))
+    assert since == (sharded, replace(SINCE, copies_gathered=True))
+    assert torchtitan_training(spec, training) == (sharded, SINCE)
     assert torchtitan_training(spec, replace(training, master=False))[1] == replace(SINCE, dtype="bfloat16")
     assert torchtitan_training(family("gpt2"), training)[1] == Fsdp(keeps_last=False)  # its head is the embedding
 

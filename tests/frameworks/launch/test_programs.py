@@ -249,10 +249,15 @@ def test_grpo_counts_prompt_and_completion() -> None:
     launch = read_launch(FILES / "trl_grpo.yaml")
     assert (launch.settings["seq"], launch.settings["batch"]) == (1024, 8)
     assert launch.filled_in["beta"] == 0.0
-    with pytest.raises(InputError, match=r"beta \(GRPO with a reference model is not modelled without"):
-        changed("trl_grpo.yaml", beta=0.04)
-    with pytest.raises(InputError, match=r"vllm_mode \(an engine on the same device"):
-        changed("trl_grpo.yaml", vllm_mode="colocate")
+    assert launch.filled_in["vllm_mode"] == "colocate"
+    assert launch.rollout is not None
+    assert (launch.rollout.engine, launch.rollout.reference.place) == ("vllm", "none")
+    reference = changed("trl_grpo.yaml", beta=0.04).rollout
+    assert reference is not None
+    assert reference.reference.place == "device"
+    server = changed("trl_grpo.yaml", vllm_mode="server").rollout
+    assert server is not None
+    assert server.engine == ""
 
 
 def test_pairs_need_a_reference_model_without_adapters() -> None:

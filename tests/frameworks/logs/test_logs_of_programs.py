@@ -352,3 +352,32 @@ def test_fit_with_a_receipt() -> None:
         for more in ({}, {"receipt": LOGS / "vllm_v1.log"})
     )
     assert 0 < abs(received / plain - 1) < 0.01
+
+
+def test_a_cache_in_fp8_that_the_log_does_not_mention(tmp_path: Path) -> None:
+    """Twice the tokens in the same bytes: fp8 by the checkpoint, which the arguments do not show."""
+    log = (LOGS / "vllm_fewer_sequences.log").read_text()
+    file = tmp_path / "fp8.log"
+    file.write_text(log.replace("451,456 tokens", "902,912 tokens"))
+    document = functions.explain_log(file, None).document
+    tokens = next(term for term in document["terms"] if term["name"] == "kv_tokens")
+    plain = explained("vllm_fewer_sequences")
+    assert tokens["computed"] == pytest.approx(2 * sizes(plain, "computed")["kv_tokens"], rel=1e-3)
+    assert any("--kv-cache-dtype fp8" in note for note in document["notes"])
+    assert not any("--kv-cache-dtype" in note for note in plain["notes"])
+
+
+def test_sglang_is_computed_with_the_memory_that_was_free(tmp_path: Path) -> None:
+    """Another program has 30 GiB: the share is of what is left."""
+    log = (LOGS / "sglang.log").read_text()
+    file = tmp_path / "shared.log"
+    file.write_text(log.replace("avail mem=78.68 GB", "avail mem=48.68 GB"))
+    whole, shared = (
+        functions.explain_log(path, None, hardware="h100").document for path in (LOGS / "sglang.log", file)
+    )
+    budgets = [sizes(document, "computed")["budget"] for document in (whole, shared)]
+    assert budgets == pytest.approx([0.88 * 78.68 * GIB, 0.88 * 48.68 * GIB], rel=1e-6)
+    assert sizes(whole, "computed")["kv_tokens"] == pytest.approx(391_844, rel=0.005)
+    flags: dict[str, Any] = {"hardware": "h100", "mem_fraction_static": 0.88}
+    receipt = functions.memory("qwen3-8b", engine="sglang==0.4.9", receipt=str(file), **flags).document
+    assert next(term["bytes"] for term in receipt["terms"] if term["name"] == "budget") == budgets[1]

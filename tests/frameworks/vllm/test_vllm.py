@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,7 +146,7 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
         ({"kv_cache_dtype": "fp9"}, "--kv-cache-dtype"),
         (
             {"speculative_config": '{"method": "eagle3", "model": "x/y", "num_speculative_tokens": 2}'},
-            "'eagle3'.*model",
+            "draft model 'x/y'",
         ),
         ({"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}, "multi-token prediction"),
         (
@@ -163,6 +164,28 @@ def test_more_concurrent_sequences_leave_less_cache() -> None:
 def test_wrong_flags_are_refused(flags: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         answer(**flags)
+
+
+def test_a_draft_that_reads_hidden_states_shares_the_targets_embedding(tmp_path: Path) -> None:
+    """vLLM divides the layers and the head of an EAGLE-3 draft over the ranks, and holds its projection whole."""
+    record = json.loads((Path(__file__).parents[2] / "data" / "drafts.json").read_text())["eagle3-llama-3.1-8b"]
+    path = tmp_path / "eagle3.json"
+    path.write_text(json.dumps(record["config"]))
+    speculation = {"method": "eagle3", "model": str(path), "num_speculative_tokens": 3}
+
+    def weights(tp: int, **flags: Any) -> int:
+        terms = answer(tensor_parallel_size=tp, **flags).document["terms"]
+        return next(term["bytes"] for term in terms if term["name"] == "weights")
+
+    whole, divided = 3 * 4096**2 + 4 * 4096, 424_689_664 - 3 * 4096**2 - 4 * 4096
+    for tp in (1, 2, 4):
+        added = abs(weights(tp, speculative_config=speculation) - weights(tp))
+        rope = added - 2 * (whole + divided // tp)
+        assert 0 <= rope <= 2 * 131072 * 128
+    with pytest.raises(InputError, match="reads no hidden states of its target"):
+        answer(speculative_config={**speculation, "model": "llama3.2-1b"})
+    with pytest.raises(InputError, match="reads hidden states of width 4,096, and the target's have 8,192"):
+        answer(target="llama3.1-70b", tensor_parallel_size=8, speculative_config=speculation)
 
 
 def test_the_document_has_the_keys_of_engines() -> None:

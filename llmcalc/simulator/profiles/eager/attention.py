@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ....algebra import exact_div
+from ....algebra import exact_div, same
 from ....components.base import BY_TORCH
 from ....evidence import compared
 from ....flow.axis import extent
@@ -40,15 +40,27 @@ class AttentionKernels(Lowering):
         else:
             position_ids = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(position_ids, dim, x)
+        whole = same(dim, x.shape[-1])
+        if step.options["back"]:
+            sin = t.scale(sin, "neg")
+        if self.choices.joined_rope:
+            return self._joined_halves(x, dim, cos, sin)
+        turned = x if whole else t.slice(x, dim)
+        turned = t.add(t.mul(turned, cos), t.mul(self._quarter_turned(turned, dim), sin))
+        return turned if whole else t.cat([turned, t.slice(x, x.shape[-1] - dim)])
+
+    def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
+        """Rotates the halves of each pair by themselves, and joins them."""
+        t = self.t
+        cos, sin = t.slice(cos, dim // 2), t.slice(sin, dim // 2)
         left_half, right_half, unrotated = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
-        first_operation, second_operation = (t.add, t.sub) if step.options["back"] else (t.sub, t.add)
-        return t.cat(
-            [
-                first_operation(t.mul(left_half, cos), t.mul(right_half, sin)),
-                second_operation(t.mul(right_half, cos), t.mul(left_half, sin)),
-                unrotated,
-            ]
-        )
+        left = t.sub(t.mul(left_half, cos), t.mul(right_half, sin))
+        right = t.add(t.mul(right_half, cos), t.mul(left_half, sin))
+        return t.cat([left, right, unrotated])
+
+    def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
+        """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second."""
+        return self.t.cat([self.t.scale(self.t.slice(x, dim // 2), "neg"), self.t.slice(x, dim // 2)])
 
     def _angles(self, tokens: Any, dim: Any, theta: float, template: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every position, computed by the first layer that needs them."""
@@ -60,6 +72,7 @@ class AttentionKernels(Lowering):
 
     def _cos_sin(self, positions: Tensor, dim: Any, template: Tensor) -> tuple[Tensor, Tensor]:
         angles = self._angle_table(positions, dim)
+        angles = self.t.cat([angles, angles])
         return self.t.to(self.t.like(angles), template.dtype), self.t.to(self.t.like(angles), template.dtype)
 
     def _angle_table(self, positions: Tensor, dim: Any) -> Tensor:

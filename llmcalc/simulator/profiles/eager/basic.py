@@ -134,15 +134,24 @@ class BasicKernels(Lowering):
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
         """Runs NormReference.forward. module: the module with its parameters, by default the one that runs."""
         y = x if spec.type == "affine" else self._normalize(x, spec, groups)
-        y = self.t.mul(y, self.weight(f"{name}.weight", shape, module)) if spec.weight else y
-        return self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
+        y = self.t.mul(y, self.norm_factor(spec, name, shape, module, spec.float32_product)) if spec.weight else y
+        y = self.t.add(y, self.weight(f"{name}.bias", shape, module)) if spec.has_bias else y
+        return self.t.to(y, x.dtype) if spec.float32_product else y
+
+    def norm_factor(self, spec: Norm, name: str, shape: Any, module: Path | None, in_float32: bool = False) -> Tensor:
+        """Returns the factor of normalized values: the weight, or 1 + weight."""
+        weight = self.weight(f"{name}.weight", shape, module)
+        if not spec.unit_offset:
+            return weight
+        return self.t.add_number(self.t.to(weight, FLOAT32) if in_float32 else weight)
 
     def _normalize(self, x: Tensor, spec: Norm, groups: Any) -> Tensor:
         t, width = self.t, x.shape[-1]
         y = t.unflatten(t.to(x, FLOAT32), -1, (groups, width // groups))
         if spec.type == "layernorm":
             y = t.sub(y, t.mean(y))
-        return t.to(t.flatten(t.mul(y, t.rsqrt(t.add_number(t.mean(t.square(y))))), -2), x.dtype)
+        dtype = y.dtype if spec.float32_product else x.dtype
+        return t.to(t.flatten(t.mul(y, t.rsqrt(t.add_number(t.mean(t.square(y))))), -2), dtype)
 
     # --- elementwise ------------------------------------------------------------------------------------------------
 
@@ -156,6 +165,9 @@ class BasicKernels(Lowering):
             return self.t.square(self.t.function("relu", x))
         if kind == "square":
             return self.t.square(x)
+        if kind == "gelu_new":
+            of_class = self.adapters is None or self.adapters.library == "peft"
+            return self._gelu_by_steps(x) if of_class else self.t.function("gelu", x)  # others run torch's kernel
         if kind == "identity":
             return x
         if kind == "exp":
@@ -165,6 +177,17 @@ class BasicKernels(Lowering):
         if kind not in ("relu", "sigmoid", "tanh", "silu", "gelu", "gelu_tanh", "softplus"):
             raise self.unsupported(f"no kernels for '{kind}'")
         return self.t.function("gelu" if kind == "gelu_tanh" else kind, x)
+
+    def _gelu_by_steps(self, x: Tensor) -> Tensor:
+        """Computes x/2 · (1 + tanh(√(2/π) · (x + 0.044715 · x³)))."""
+        t = self.t
+        half = t.scale(x)
+        return t.mul(half, t.add_number(t.function("tanh", t.scale(t.add(x, t.scale(self._cube(x)))))))
+
+    def _cube(self, x: Tensor) -> Tensor:
+        """Computes x³; on a GPU autocast runs powers in float32 (autocast_mode.h)."""
+        in_float32 = self.graph.autocast is not None and self.choices.workspace
+        return self.t.square(self.t.to(x, FLOAT32) if in_float32 else x)
 
     @compared(BY_TORCH)
     def do_flat(self, step: Step) -> None:

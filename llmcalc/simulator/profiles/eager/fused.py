@@ -17,7 +17,7 @@ from ...lowering import Path
 from ...sdpa import SdpaCall, sdpa_backend
 from ...strides import Shape as Sizes
 from ...strides import elementwise, is_size_one
-from ...tensor import BOOL, DTYPES, FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
+from ...tensor import BOOL, DTYPES, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor
 from .attention import AttentionKernels
 from .basic import BasicKernels
 from .elementwise import ElementwiseKernels
@@ -46,6 +46,9 @@ SDPA = by_source(
 
 HEADS = ("heads", "kv_heads", "half_heads")
 """The names of axes of heads."""
+
+CUDNN_WORKSPACE = 256
+"""Bytes that cuDNN's attention takes beside the sums of dQ, on an H200 with cuDNN 9.19."""
 
 CHUNKS = 8
 """Chunks of a `split` cross-entropy: the default of torchtune (`num_output_chunks`)."""
@@ -154,6 +157,8 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         call = SdpaCall(q.dtype, q.shape[-1], v.shape[-1], keys, masked, recorded(self.graph, (q, k, v)), dropout)
         backend = sdpa_backend(choices.capability, call)
         by_groups = not masked and q.shape[-1] == v.shape[-1] and v.shape[-1] <= 256
+        if k.shape[1] != heads and by_groups and backend == "efficient":
+            backend = "math"  # transformers asks for groups, which the efficient kernel does not have
         if k.shape[1] != heads and not (by_groups and backend in ("cudnn", "flash", "cpu")):
             k, v = (t.repeat_interleave(x, heads // x.shape[1], 1) for x in (k, v))
         mask = self.mask(step, queries, keys) if masked else None
@@ -171,9 +176,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
         Source: derivatives.yaml; transformers/cuda/attention.cu and attention_backward.cu; cudnn/MHA.cpp. Both save the
         inputs, the mask in their number format, the output, and one number per query and head; the efficient kernel
-        pads queries to a multiple of 32. Dropout keeps no mask: its seeds lie on the host, except on meta, and the
-        backward pass draws the same numbers. In the backward pass dQ
-        is taken to be summed in float32, as in flash attention: neither workspace was read or measured.
+        pads queries to a multiple of 32. Dropout keeps no mask: the backward pass draws the same numbers from two
+        seeds, which the efficient kernel has on the host, except on meta. In the backward pass dQ is summed in float32:
+        cuDNN's workspace for it was measured on an H200 (tests/data/gpu), that of the efficient kernel is taken to be
+        that of flash attention.
         """
         graph, spare = self.graph, self.choices.workspace
         batch, heads, queries, _ = q.shape
@@ -184,17 +190,22 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         needs = recorded(graph, (q, k, v))
         rows = (batch, heads, (padded if needs else 0)) if efficient else (batch, heads, queries, 1)
         sums = graph.operation_result(name, rows, FLOAT32)
-        seeds = [] if spare else [graph.operation_result(name, (), INT64) for _ in range(2)]
+        seeds = [] if spare and efficient else [graph.operation_result(name, (), INT64) for _ in range(2)]
+        if spare and not efficient:
+            graph.new((CUDNN_WORKSPACE,), UINT8)
         shapes = [(x.shape, x.strides) for x in (q, k, v)]
+        workspace = FLOAT32.bytes * batch * heads * queries * (q.shape[-1] + 1) + CUDNN_WORKSPACE
 
         def back(g: Tensor, _: Needs, *saved: Tensor) -> Sequence[Gradient]:
             if efficient:
                 outputs = [self._by_token("", shape, g.dtype) for shape, _ in shapes]
             else:
                 outputs = [graph.new(shape, g.dtype, strides) for shape, strides in shapes]
-            if spare:
+            if spare and efficient:
                 delta, wide = graph.new((batch, heads, queries), FLOAT32), graph.new(shapes[0][0], FLOAT32)
                 del delta, wide
+            elif spare:
+                graph.new((workspace,), UINT8)
             return outputs
 
         return record(graph, name, (q, k, v), out, back, q, k, v, *bias, out, sums, *seeds)
@@ -276,11 +287,12 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         """Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`: the input, and statistics of each row. On a
         GPU an input that is not dense is copied for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
-        eager = self.choices.norm == "eager" and not self.choices.compiled
+        layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm
+        eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
         if eager or spec.type == "affine" or groups != 1 or len(shape) > 1:
             return super().norm(x, spec, name, shape, groups, module)
         graph, rows = self.graph, (*x.shape[:-1], 1)
-        weight = self.weight(f"{name}.weight", shape, module) if spec.weight else None
+        weight = self.norm_factor(spec, name, shape, module) if spec.weight else None
         bias = self.weight(f"{name}.bias", shape, module) if spec.has_bias else None
         ins = [present for present in (x, weight, None if spec.type == "rmsnorm" else bias) if present is not None]
         shapes = [(present.shape, present.dtype) for present in ins]

@@ -21,6 +21,10 @@ class StreamKernels(Lowering):
         else:
             self.set(out, self.t.slice(x, out.axes[0].size, 2))
 
+    def do_received(self, step: Step) -> None:
+        """Allocates the states of another model, which need no gradient."""
+        self.set(step.outs[0], self.t.new(self.shape(step.outs[0]), self.get(step.ins[0]).dtype))
+
     @compared(BY_TORCH)
     def do_copies(self, step: Step) -> None:
         x, out = self.t.unsqueeze(self.get(step.ins[0]), 2), step.outs[0]

@@ -1,7 +1,7 @@
 """BERT and encoders with the same structure.
 
-bert, ernie, megatron-bert, roberta, xlm-roberta, camembert, roberta-prelayernorm, xlm-roberta-xl, data2vec-text,
-distilbert, electra, albert, mpnet.
+bert, ernie, megatron-bert, roberta, xlm-roberta, camembert, ibert, roberta-prelayernorm, xlm-roberta-xl, data2vec-text,
+distilbert, electra, albert, mpnet, fnet, big_bird.
 
 transformers: the folder of each in models.
 """
@@ -19,7 +19,9 @@ from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, DropoutFields, Family, Modules, Quirks, untied
 from ...parts import (
     ACTIVATIONS,
+    OF_ANSWERS,
     OF_CHOICES,
+    QKV,
     QKVO,
     Table,
     architecture,
@@ -148,6 +150,36 @@ def _albert(config: Config) -> Table:
     )
 
 
+def _fnet(config: Config) -> Table:
+    """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
+    block = {"attention": {"type": "fourier"}, **_network(config)}
+    width, pooler_table = config.size("hidden_size"), pooler(True, 2 if _has_pretraining_head(config) else None)
+    stack = {**bert_stack(config), "input_size": width}
+    return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, embedding_size=width, **pooler_table)
+
+
+def _big_bird(config: Config) -> Table:
+    """Reads BigBird, whose layers attend to all tokens, or of a long sequence to some blocks of tokens."""
+    sparse = config.choice({"original_full": False, "block_sparse": True}, "attention_type")
+    if sparse:
+        longest = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
+        config.notes.append(
+            f"attention_type: block_sparse beyond {longest} tokens, which is not counted: every token attends to all"
+        )
+    table = _bert(config)
+    stack = table["encoder"] if "encoder" in table else table["decoder"]
+    heads = config.size("num_attention_heads")
+    stack["block"]["attention"] = {
+        "num_attention_heads": heads,
+        **biases(config.flag("use_bias"), *QKV),
+        "o_bias": True,
+    }
+    table |= pooler(not architecture(config).endswith(OF_ANSWERS), 2 if _has_pretraining_head(config) else None)
+    if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
+        table["head"] |= bert_score(bert_act(config))  # its class has a pooler too
+    return table
+
+
 def _mpnet(config: Config) -> Table:
     bias = {
         "num_attention_heads": config.size("num_attention_heads"),
@@ -183,16 +215,16 @@ def bert_block(config: Config, norm: Table | None = None) -> Table:
         "position_embedding_type"
     ):  # earlier versions: relative positions have their own weights; ALiBi of other code has no table
         config.must("position_embedding_type", "absolute")
-    heads, norm = (
-        config.size("num_attention_heads"),
-        layernorm(config.number("layer_norm_eps")) if norm is None else norm,
-    )
+    heads = config.size("num_attention_heads")
     config.divided("num_attention_heads", config.size("hidden_size"), heads)
-    attention = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    return {"attention": {"num_attention_heads": heads, **biases(True, *QKVO)}, **_network(config, norm)}
+
+
+def _network(config: Config, norm: Table | None = None) -> Table:
+    """Returns the fields of a post-norm layer except its attention."""
     return {
-        "attention": attention,
         "feed_forward": mlp(config.size("intermediate_size"), bert_act(config)),
-        "norm": norm,
+        "norm": layernorm(config.number("layer_norm_eps")) if norm is None else norm,
         "norm_placement": "post",
     }
 
@@ -442,6 +474,52 @@ FAMILIES = {
     "roberta": replace(ROBERTA, defaults={**ROBERTA.defaults, "vocab_size": 50265}),
     "xlm-roberta": ROBERTA,
     "camembert": ROBERTA,
+    "fnet": Family(
+        _fnet,
+        {**COMMON, "vocab_size": 32000, "hidden_act": "gelu_new", "type_vocab_size": 4},
+        OLD | {"tpu_short_seq_length", "use_tpu_fourier_optimizations"},
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(refuses_bfloat16=EVERY),
+        modules={
+            **BERT_MODULES,
+            "input_proj": "embeddings.projection",
+            "fourier": "fourier.self",
+            "fourier_post_norm": "fourier.output.LayerNorm",
+        },
+        dropout=DropoutFields(
+            {"embedding": "hidden_dropout_prob", "feed_forward": "hidden_dropout_prob"}, {"hidden_dropout_prob": 0.1}
+        ),
+    ),
+    "big_bird": Family(
+        _big_bird,
+        {
+            **COMMON,
+            **DECODER,
+            "vocab_size": 50358,
+            "hidden_act": "gelu_new",
+            "max_position_embeddings": 4096,
+            "type_vocab_size": 2,
+            "attention_type": "block_sparse",
+            "block_size": 64,
+            "num_random_blocks": 3,
+            "use_bias": True,
+        },
+        OLD | {"rescale_embeddings", "sep_token_id"},
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules={**BERT_MODULES, "pooler.dense": ".pooler", "classifier.dense": "dense"},
+        dropout=BERT_DROPOUT,
+    ),
+    "ibert": Family(
+        _roberta,
+        {**COMMON, "type_vocab_size": 2, "pad_token_id": 1},
+        OLD | {"force_dequant", "quant_mode"},
+        writes=ROBERTA_WRITES,
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules=ROBERTA_MODULES,
+        dropout=BERT_DROPOUT,
+    ),
     "distilbert": Family(
         _distilbert,
         {

@@ -75,9 +75,19 @@ def _deepseek_v2(config: Config) -> Table:
             "1 or more with mlp_bias (with 0, the class still has the biases of an FFN of width 0)",
         )
     names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
+    mixer = _without_latent(config) if config.has("use_mla") and not config.flag("use_mla") else mla(config)
     return deepseek(
-        config, mla(config), routed(config, config.flag("mlp_bias"), "num_experts"), names, config.flag("mlp_bias")
+        config, mixer, routed(config, config.flag("mlp_bias"), "num_experts"), names, config.flag("mlp_bias")
     )
+
+
+def _without_latent(config: Config) -> Table:
+    """Returns attention of the published class with `use_mla` false (DeepSeek-VL2 Tiny, DeepSeek-OCR)."""
+    config.fields_read.update(("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
+    heads = config.size("num_attention_heads")
+    table: Table = {"num_attention_heads": heads, "position": full_rope(config)}
+    kv_heads = config.maybe("num_key_value_heads")
+    return table if kv_heads in (None, heads) else {**table, "num_key_value_heads": kv_heads}
 
 
 def _deepseek_v3(config: Config) -> Table:

@@ -22,6 +22,7 @@ from ...parts import (
     decoder,
     dense_or_moe,
     every_nth_full,
+    float32_rmsnorm,
     glu,
     listed_kinds,
     moe,
@@ -50,7 +51,7 @@ def _networks(config: Config, names: list[str], shared_width: int) -> tuple[list
 
 def _afmoe(config: Config) -> Table:
     """Reads AFMoE: a norm before and after each sublayer; full-attention layers have no positions."""
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
     mixer = attention(
         config, output_gate={"per": "element"}, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm)
     )

@@ -1,9 +1,10 @@
-"""Baidu's ERNIE 4.5: Llama's layers (0.3B), or dense layers followed by layers with experts (21B, 300B).
+"""Baidu's ERNIE 4.5: Llama's layers (0.3B, PaddleOCR-VL), or dense layers and then layers with experts (21B, 300B).
 
 The experts' score correction is a parameter.
 
-transformers: models/ernie4_5, models/ernie4_5_moe; the text model of models/ernie4_5_vl_moe, which has a second set of
-    experts for images. `use_bias` adds a bias to every linear layer except those of the routed experts.
+transformers: models/ernie4_5, models/ernie4_5_moe, models/paddleocr_vl; the text model of models/ernie4_5_vl_moe,
+    which has a second set of experts for images. `use_bias` adds a bias to every linear layer except those of the
+    routed experts.
 """
 
 from __future__ import annotations
@@ -143,21 +144,26 @@ ERNIE_MOE_MODULES: Modules = {
     "mlp.score_correction": ".mlp.gate.moe_statics",
 }
 
+DENSE: dict[str, Any] = {
+    **COMMON,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+}
+
 FAMILIES = {
-    "ernie4_5": Family(
-        _ernie4_5,
-        {
-            **COMMON,
-            "hidden_size": 1024,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 18,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "head_dim": 128,
-        },
-        NO_COUNT,
-        dropout=DropoutFields({}),
+    "ernie4_5": Family(_ernie4_5, DENSE, NO_COUNT, dropout=DropoutFields({})),
+    "paddleocr_vl": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="paddleocr_vl_text",
+        ties="either",
+        uncounted_encoders={"vision_config": "paddleocr_vl_vision"},
     ),
+    "paddleocr_vl_text": Family(_ernie4_5, DENSE, NO_COUNT | {"use_3d_rope"}, dropout=DropoutFields({})),
     "ernie4_5_moe": Family(
         _ernie4_5_moe,
         {

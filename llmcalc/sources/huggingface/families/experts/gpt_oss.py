@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, glu, moe, rmsnorm, sliding_stack
+from ...parts import QKVO, Table, attention, biases, decoder, every_nth_full, float32_rmsnorm, glu, moe, sliding_stack
 
 
 def _gpt_oss(config: Config) -> Table:
-    norm = rmsnorm(config.number("rms_norm_eps"))
+    norm = float32_rmsnorm(config.number("rms_norm_eps"))
     experts = moe(
         config.size("num_local_experts", "num_experts"),
         config.size("num_experts_per_tok"),

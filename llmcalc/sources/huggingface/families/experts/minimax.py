@@ -9,17 +9,20 @@ from __future__ import annotations
 
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, moe, rmsnorm, stack_of_kinds
+from ...parts import ACTIVATIONS, Table, attention, decoder, glu, listed_kinds, moe, rmsnorm, rope, stack_of_kinds
 
 
 def _minimax(config: Config) -> Table:
+    default = ["linear" if i % 2 else "full" for i in range(config.size("num_hidden_layers"))]
+    kinds = {"linear_attention": "linear", "full_attention": "full"}
+    return minimax(config, listed_kinds(config, "layer_types", kinds, default), rope(config))
+
+
+def minimax(config: Config, names: list[str], position: Table) -> Table:
+    """Returns the decoder. names: `linear` or `full` for each layer. position: that of softmax attention."""
     config.must("sliding_window", None)
     config.must("shared_intermediate_size", None, 0)
-    depth, heads, norm = (
-        config.size("num_hidden_layers"),
-        config.size("num_attention_heads"),
-        rmsnorm(config.number("rms_norm_eps")),
-    )
+    heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("rms_norm_eps"))
     lightning = {
         "type": "lightning",
         "num_attention_heads": heads,
@@ -35,12 +38,9 @@ def _minimax(config: Config) -> Table:
     }
     kinds = {
         "linear": {**block, "attention": lightning},
-        "full": {**block, "attention": {"type": "attention", **attention(config)}},
+        "full": {**block, "attention": {"type": "attention", **attention(config, position=position)}},
     }
-    default = ["linear" if i % 2 else "full" for i in range(depth)]
-    stack = stack_of_kinds(
-        kinds, listed_kinds(config, "layer_types", {"linear_attention": "linear", "full_attention": "full"}, default)
-    )
+    stack = stack_of_kinds(kinds, names)
     return decoder(config, stack["block"], None, stack={**stack, "embedding_norm": norm})
 
 

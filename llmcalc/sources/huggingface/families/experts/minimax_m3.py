@@ -20,8 +20,8 @@ from ...parts import (
     full_rope,
     listed_kinds,
     moe,
+    offset_rmsnorm,
     qk_norm,
-    rmsnorm,
     uncounted_prediction,
 )
 from ...writes import Value
@@ -55,7 +55,7 @@ def _minimax_m3(config: Config) -> Table:
     uncounted_prediction(config)
     for name, value in FIXED.items():
         config.must(name, None, value)
-    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
     table = config.table("sparse_attention_config") if config.has("sparse_attention_config") else {}
     older_config = Config(table, {}, config.model_type, config.head, f"{config.where}sparse_attention_config.")
     indexer = {

@@ -21,8 +21,8 @@ from ...parts import (
     decoder,
     every_nth_full,
     glu,
+    offset_rmsnorm,
     qk_norm,
-    rmsnorm,
     rope,
     sliding_stack,
 )
@@ -33,7 +33,7 @@ from ...written_towers import gemma3_sections, paligemma_sections
 def gemma_like(
     config: Config, mixer: Table, placement: str, stack: Table | None = None, act: str = "hidden_activation"
 ) -> Table:
-    norm = rmsnorm(config.number("rms_norm_eps"))
+    norm = offset_rmsnorm(config.number("rms_norm_eps"))
     block = {"attention": mixer, "feed_forward": glu(config, act=act), "norm": norm, "norm_placement": placement}
     table = decoder(config, block, norm, stack=stack)
     if "use_bidirectional_attention" not in config.defaults or config.get("use_bidirectional_attention") is None:
@@ -87,7 +87,7 @@ def local_theta(config: Config) -> float:
 
 
 def _gemma3(config: Config) -> Table:
-    norm = rmsnorm(config.number("rms_norm_eps"))
+    norm = offset_rmsnorm(config.number("rms_norm_eps"))
     mixer = _mixer(config, position={"rope_theta": 1_000_000.0, **rope(config)}, **qk_norm(norm))
     kinds = every_nth_full(config.size("num_hidden_layers"), config.maybe("sliding_window_pattern") or 6)
     return gemma_like(

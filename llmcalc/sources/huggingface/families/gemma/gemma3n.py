@@ -20,6 +20,7 @@ from ...parts import (
     check_shared_layers,
     decoder,
     every_nth_full,
+    float32_rmsnorm,
     glu,
     listed_kinds,
     qk_norm,
@@ -51,7 +52,7 @@ def _gemma3n(config: Config) -> Table:
         config.count("num_kv_shared_layers"),
     )
     norm, width, streams = (
-        rmsnorm(config.number("rms_norm_eps")),
+        float32_rmsnorm(config.number("rms_norm_eps")),
         config.size("hidden_size_per_layer_input"),
         config.size("altup_num_inputs"),
     )

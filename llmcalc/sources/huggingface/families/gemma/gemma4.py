@@ -25,6 +25,7 @@ from ...parts import (
     check_shared_layers,
     decoder,
     every_nth_full,
+    float32_rmsnorm,
     glu,
     listed_kinds,
     moe,
@@ -106,7 +107,7 @@ def _unified(config: Config) -> Table:
 
 
 def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
-    norm = rmsnorm(config.number("rms_norm_eps"))
+    norm = float32_rmsnorm(config.number("rms_norm_eps"))
     kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, every_nth_full(config.size("num_hidden_layers"), 6))
     kinds[-1] = "full"
     rope = {"type": "rope", "rope_theta": 1_000_000.0, "partial_rotary_factor": 0.25}
@@ -126,7 +127,7 @@ def _layered(config: Config, experts: bool, per_layer: bool) -> Table:
                 config.size("num_experts"),
                 config.size("top_k_experts"),
                 expert,
-                router={"norm": norm, "expert_scale": True},
+                router={"norm": rmsnorm(norm["eps"]), "expert_scale": True},
             ),
             "dense": dense,
         }

@@ -22,8 +22,8 @@ from ...parts import (
     every_nth_full,
     glu,
     head_table,
+    offset_rmsnorm,
     qk_norm,
-    rmsnorm,
     rope,
     sliding_stack,
 )
@@ -38,7 +38,7 @@ def _side_stack(config: Config, name: str, has_cross_attention: bool = False) ->
     data = config.get(name)
     data = {} if data is None else dict(config.table(name))
     side_config = Config(data, MODULE, config.model_type, config.head, f"{config.where}{name}.")
-    norm = rmsnorm(side_config.number("rms_norm_eps"))
+    norm = offset_rmsnorm(side_config.number("rms_norm_eps"))
     mixer = attention(side_config, **score_cap(side_config), **biases(side_config.flag("attention_bias"), *QKVO))
     block: Table = {
         "attention": mixer,
@@ -122,7 +122,7 @@ def _nested_config(config: Config, name: str, defaults: dict[str, Any]) -> Confi
 def _gemma3_side(config: Config, merged: bool = False) -> Table:
     """Returns the stack of one side. merged: whether its attention also covers the encoder's output."""
     norm, depth, bias = (
-        rmsnorm(config.number("rms_norm_eps")),
+        offset_rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
         config.flag("attention_bias"),
     )

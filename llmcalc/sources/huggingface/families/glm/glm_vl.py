@@ -1,6 +1,6 @@
-"""The text models of GLM-4.1V and GLM-4.5V: GLM-4-0414's layers, and GLM-4.5's layers with experts.
+"""The text models of GLM-4.1V and GLM-OCR: GLM-4-0414's layers; of GLM-4.5V: GLM-4.5's layers with experts.
 
-transformers: models/glm4v, models/glm4v_moe.
+transformers: models/glm4v, models/glm_ocr, models/glm4v_moe.
 """
 
 from __future__ import annotations
@@ -22,13 +22,20 @@ def _head_dim(config: Config) -> int:
     return width // heads
 
 
-def _glm4v_text(config: Config) -> Table:
-    config.must("attention_bias", None, True)
+def _dense(config: Config, mixer: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, head_dim=_head_dim(config), **biases(True, *QKV))
     return decoder(
         config, {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}, norm
     )
+
+
+def _glm4v_text(config: Config) -> Table:
+    config.must("attention_bias", None, True)
+    return _dense(config, attention(config, head_dim=_head_dim(config), **biases(True, *QKV)))
+
+
+def _glm_ocr_text(config: Config) -> Table:
+    return _dense(config, attention(config, head_dim=config.maybe("head_dim") or _head_dim(config)))
 
 
 def _glm4v_moe_text(config: Config) -> Table:
@@ -60,6 +67,27 @@ FAMILIES = {
             "num_key_value_heads": 2,
             "max_position_embeddings": 32768,
             "attention_bias": None,
+        },
+        modules={**HALVES_MODULES, **GLM4_MODULES},
+    ),
+    "glm_ocr": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="glm_ocr_text",
+        ties="either",
+        uncounted_encoders={"vision_config": "glm_ocr_vision"},
+    ),
+    "glm_ocr_text": Family(
+        _glm_ocr_text,
+        {
+            **COMMON,
+            "vocab_size": 59392,
+            "hidden_size": 1024,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
         },
         modules={**HALVES_MODULES, **GLM4_MODULES},
     ),

@@ -18,6 +18,7 @@ from ...dropout import GPT2_DROPOUT, HIDDEN_DROPOUT
 from ...family import Deviation, DropoutFields, Family, Modules
 from ...parts import (
     ACTIVATIONS,
+    IDLE_CROSS_ATTENTION,
     QKVO,
     Table,
     architecture,
@@ -77,9 +78,12 @@ def _choice_head(config: Config) -> Table:
 
 
 def _gpt2(config: Config) -> Table:
-    config.must("add_cross_attention", False)
+    mixer, cross = full_width_heads(config, **biases(True, *QKVO)), Table()
+    if config.flag("add_cross_attention"):
+        cross = {"cross_attention": mixer, "idle_cross_attention": True}
+        config.notes.append(IDLE_CROSS_ATTENTION)
     return {
-        **_gpt(config, full_width_heads(config, **biases(True, *QKVO)), stack={"position": learned_positions(config)}),
+        **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
         **_choice_head(config),
     }
 
@@ -123,7 +127,7 @@ def _openai_gpt(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_epsilon"))
     network = mlp(
         4 * config.size("hidden_size"),
-        config.choice({"gelu": "gelu_tanh", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
+        config.choice({"gelu": "gelu_new", "relu": "relu", "silu": "silu", "swish": "silu"}, "afn"),
     )
     block = {
         "attention": full_width_heads(config, **biases(True, *QKVO)),
@@ -226,7 +230,7 @@ NO_COUNT = frozenset(
 
 def _activation_name(facts: Facts) -> str:
     """Returns GPT-1's name of the activation: its `gelu` is the approximate GELU."""
-    return {"gelu_tanh": "gelu"}.get(facts.network.hidden_act, facts.network.hidden_act)
+    return {"gelu_new": "gelu", "gelu_tanh": "gelu"}.get(facts.network.hidden_act, facts.network.hidden_act)
 
 
 def _attention_types(facts: Facts) -> list[Any]:
@@ -252,6 +256,11 @@ GPT2_MODULES: Modules = {
     "norm": "ln_f",
     "self_attn_pre_norm": "ln_1",
     "mlp_pre_norm": "ln_2",
+    "cross_attn": "crossattention",
+    "cross_attn_pre_norm": "ln_cross_attn",
+    "cross_attn.q_proj": "q_attn",
+    "cross_attn.k_proj": "c_attn/2",
+    "cross_attn.v_proj": "c_attn/2",
     "self_attn": "attn",
     "q_proj": "c_attn/3",
     "k_proj": "c_attn/3",

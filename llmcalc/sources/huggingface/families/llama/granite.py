@@ -4,7 +4,8 @@ GraniteMoE has experts, GraniteMoEShared also a shared expert.
 
 HyperCLOVA X also has norms on the sublayers' outputs. The SWA models have sliding windows, sinks and a base of RoPE per
 layer.
-transformers: models/granite, granitemoe, granitemoeshared, hyperclovax, granite_swa, granitemoe_swa.
+transformers: models/granite, granitemoe, granitemoeshared, hyperclovax, granite_swa, granitemoe_swa, granite4_vision,
+    granite_docling.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .....components.base import LARGEST
 from .....components.position import Rope
 from ...config import Config, is_number
-from ...family import Family, Modules
+from ...family import EVERY, Family, Modules, Quirks
 from ...parts import (
     FULL_OR_SLIDING,
     QKVO,
@@ -152,6 +153,36 @@ GRANITE_EARLIER: Modules = {
 
 FAMILIES = {
     "granite": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED),
+    "granite4_vision": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="granite4_vision_text",
+        uncounted_encoders={"vision_config": "clip_vision_model", "qformer_config": "blip_2_qformer"},
+    ),
+    "granite4_vision_text": Family(_granite, {**COMMON, "mlp_bias": False}, IGNORED, quirks=Quirks(makes_mask=EVERY)),
+    "granite_docling": Family(
+        None,
+        {"tie_word_embeddings": True},
+        text="granite_docling_text",
+        uncounted_encoders={"vision_config": "granite_docling_vision"},
+    ),
+    "granite_docling_text": Family(
+        _granite,
+        {
+            **COMMON,
+            "mlp_bias": False,
+            "vocab_size": 133800,
+            "hidden_size": 1024,
+            "intermediate_size": 2048,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+        },
+        IGNORED,
+    ),
     "granitemoe": Family(_granitemoe, {**COMMON, **EXPERTS}, IGNORED, modules=GRANITE_MODULES, earlier=GRANITE_EARLIER),
     "granitemoeshared": Family(
         _granitemoeshared,

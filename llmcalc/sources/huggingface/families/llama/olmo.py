@@ -36,9 +36,11 @@ def _olmo(config: Config) -> Table:
     )
 
 
-def _normed(config: Config, feed_forward: Table, placement: str, stack: Table | None = None) -> Table:
-    """Returns RMSNorm layers with QK-norm over the full projection."""
-    norm = rmsnorm(config.number("rms_norm_eps"))
+def _normed(
+    config: Config, feed_forward: Table, placement: str, stack: Table | None = None, float32_product: bool = True
+) -> Table:
+    """Returns RMSNorm layers with QK-norm over the full projection. float32_product: as in `Norm`, but for OLMoE."""
+    norm = rmsnorm(config.number("rms_norm_eps"), **biases(float32_product, "float32_product"))
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(norm, "projection"))
     return decoder(
         config,
@@ -63,7 +65,7 @@ def _experts(config: Config) -> Table:
 
 
 def _olmoe(config: Config) -> Table:
-    return _normed(config, _experts(config), "pre")
+    return _normed(config, _experts(config), "pre", float32_product=False)
 
 
 def _flex_olmo(config: Config) -> Table:

@@ -10,6 +10,12 @@ from ...family import Family
 UNTIED, TIED = {"tie_word_embeddings": False}, {"tie_word_embeddings": True}
 
 FAMILIES = {
+    "vision-encoder-decoder": Family(
+        None, text="bert", text_section="decoder", decodes=True, ties="text", uncounted_encoders={"encoder": "vit"}
+    ),
+    "speech-encoder-decoder": Family(
+        None, text="bert", text_section="decoder", decodes=True, ties="text", uncounted_encoders={"encoder": "wav2vec2"}
+    ),
     "got_ocr2": Family(None, TIED, text="qwen2", uncounted_encoders={"vision_config": "got_ocr2_vision"}),
     "pp_chart2table": Family(None, TIED, text="qwen2", uncounted_encoders={"vision_config": "pp_chart2table_vision"}),
     "fast_vlm": Family(None, UNTIED, text="qwen2", ties="either", uncounted_encoders={"vision_config": "timm_wrapper"}),
@@ -106,6 +112,14 @@ FAMILIES = {
             "semantic_tokenizer_encoder_config": "vibevoice_acoustic_tokenizer_encoder",
         },
     ),
+    "fuyu": Family(
+        None,
+        UNTIED,
+        text="persimmon",
+        towers="Fuyu",
+        uncounted_encoders={"vision_embed_tokens": "a projection of patches"},
+    ),
+    "modernvbert": Family(None, UNTIED, text="modernbert", uncounted_encoders={"vision_config": "siglip_vision_model"}),
     "florence2": Family(None, TIED, text="bart", uncounted_encoders={"vision_config": "florence_vision"}),
     "blip-2": Family(
         None,

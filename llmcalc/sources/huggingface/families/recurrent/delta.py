@@ -22,9 +22,11 @@ from ...parts import (
     biases,
     decoder,
     dense_or_moe,
+    float32_rmsnorm,
     glu,
     listed_kinds,
     moe,
+    offset_rmsnorm,
     prediction,
     qk_norm,
     rmsnorm,
@@ -57,7 +59,7 @@ def gated_delta_net(config: Config, **fields: Any) -> Table:
 def _qwen(config: Config, sparse: list[bool]) -> Table:
     """Returns a model of Qwen's layers: `linear` or `full`, or either with `_moe`. sparse: whether each has experts."""
     norm, depth, biased = (
-        rmsnorm(config.number("rms_norm_eps")),
+        offset_rmsnorm(config.number("rms_norm_eps")),
         config.size("num_hidden_layers"),
         config.flag("attention_bias"),
     )
@@ -109,7 +111,7 @@ def _prediction(config: Config, names: list[str]) -> Table:
     return {
         "mtp": {
             "num_nextn_predict_layers": 1,
-            "norm": rmsnorm(config.number("rms_norm_eps")),
+            "norm": offset_rmsnorm(config.number("rms_norm_eps")),
             **({"layer": full_kind} if len(set(names)) > 1 else {}),
         }
     }
@@ -241,7 +243,7 @@ def _olmo_hybrid(config: Config) -> Table:
     """Reads OLMo Hybrid: full-attention layers have OLMo 3's norms, linear-attention layers pre-norms."""
     depth, norm, heads = (
         config.size("num_hidden_layers"),
-        rmsnorm(config.number("rms_norm_eps")),
+        float32_rmsnorm(config.number("rms_norm_eps")),
         config.size("num_attention_heads"),
     )
     keys = config.maybe("linear_num_key_heads") or heads

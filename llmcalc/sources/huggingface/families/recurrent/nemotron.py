@@ -49,7 +49,7 @@ KINDS = {
 
 
 def _nemotron(config: Config) -> Table:
-    norm = layernorm(config.number("norm_eps"))
+    norm = layernorm(config.number("norm_eps"), unit_offset=True)
     mixer = attention(config, position=rope(config, 0.5), **biases(config.flag("attention_bias"), *QKVO))
     network = mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act"), config.flag("mlp_bias"))
     return decoder(config, {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}, norm)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ...absent import present
 from ...config import Config
 from ...family import Family
-from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, layer_pattern, rmsnorm, rope
+from ...parts import ACTIVATIONS, QKV, Table, attention, biases, decoder, glu, layer_pattern, offset_rmsnorm, rope
 from ...writes import PARTIAL_ROTARY
 
 
@@ -17,7 +17,7 @@ def _recurrent_gemma(config: Config) -> Table:
         config.size("num_hidden_layers"),
         config.size("hidden_size"),
         config.size("num_attention_heads"),
-        rmsnorm(config.number("rms_norm_eps")),
+        offset_rmsnorm(config.number("rms_norm_eps")),
     )
     width = config.maybe("lru_width") or hidden
     config.divided("num_attention_heads", width, heads)

@@ -1,4 +1,4 @@
-"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok-1, Arctic.
+"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok-1, MiniMax-01.
 
 Sources: the modeling files of the models' repositories and vLLM's, in `Family.code` of each model type.
 """
@@ -17,6 +17,7 @@ from ...parts import (
     biases,
     combined_kinds,
     decoder,
+    full_rope,
     glu,
     moe,
     qk_norm,
@@ -24,6 +25,7 @@ from ...parts import (
     rope,
 )
 from ..deepseek.deepseek import SIGMOID, deepseek, routed
+from ..experts.minimax import minimax
 
 
 def _deepseek(config: Config) -> Table:
@@ -114,6 +116,18 @@ def _grok(config: Config) -> Table:
     return decoder(config, block, norm)
 
 
+def _minimax_m1(config: Config) -> Table:
+    """Reads MiniMax-Text-01 and M1, which list their layers as 0, lightning attention, and 1, softmax attention."""
+    config.must("postnorm", True)
+    depth, listed = config.size("num_hidden_layers"), config.sizes("attn_type_list")
+    if len(listed) != depth or not {*listed} <= {0, 1}:
+        raise config.wrong("attn_type_list", listed, f"{depth} times 0 or 1, one for each layer")
+    position = full_rope(config)
+    if config.has("rotary_dim"):
+        position["rotary_dim"] = config.size("rotary_dim")
+    return minimax(config, ["full" if kind else "linear" for kind in listed], position)
+
+
 COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -191,5 +205,31 @@ FAMILIES = {
         ),
         code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/grok1.py",
     ),
+    "minimax_m1": Family(
+        _minimax_m1,
+        {
+            "num_key_value_heads": 8,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+            "sliding_window": None,
+            "num_experts_per_tok": 2,
+            "num_local_experts": 8,
+            "block_size": 256,
+            "postnorm": False,
+            "shared_intermediate_size": None,
+        },
+        frozenset(
+            f"layernorm_{part}_{factor}"
+            for part in ("full_attention", "linear_attention", "mlp")
+            for factor in ("alpha", "beta")
+        )
+        | {"shared_moe_mode", "router_jitter_noise", "router_aux_loss_coef", "output_router_logits"},
+        aliases={"num_local_experts": "num_experts"},
+        code="https://huggingface.co/MiniMaxAI/MiniMax-Text-01 modeling_minimax_text_01.py",
+    ),
 }
 FAMILIES["bailing_moe_v2"] = FAMILIES["bailing_moe"]
+FAMILIES["minimax_text_01"] = FAMILIES["minimax_m1"]

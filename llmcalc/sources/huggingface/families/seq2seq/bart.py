@@ -17,8 +17,19 @@ from .....components.networks.moe import MoE
 from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
-from ...family import LOOKS_FOR_THE_END, Family, Modules
-from ...parts import ACTIVATIONS, QKVO, Table, architecture, biases, head_table, layernorm, mlp
+from ...family import EVERY, LOOKS_FOR_THE_END, Family, Modules, Quirks
+from ...parts import (
+    ACTIVATIONS,
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    architecture,
+    biases,
+    decoder,
+    head_table,
+    layernorm,
+    mlp,
+)
 from ...writes import UNPADDED, Writes
 
 if TYPE_CHECKING:
@@ -78,6 +89,29 @@ def _pegasus(config: Config) -> Table:
     return bart_like(config, "pre", position=learned_positions(config))
 
 
+def _bigbird_pegasus(config: Config) -> Table:
+    """Reads BigBird-Pegasus, whose encoder attends to all tokens, or of a long sequence to some blocks of tokens."""
+    if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
+        longest = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
+        config.notes.append(
+            f"attention_type: block_sparse beyond {longest} tokens, which is not counted: every token attends to all"
+        )
+    return bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
+
+
+def _pp_formulanet_text(config: Config) -> Table:
+    """Reads PP-FormulaNet's decoder, mBART's, whose cross-attention reads an image and does not run on text alone."""
+    norm, layer = layernorm(), block(config, "decoder", "pre")
+    config.notes.append(IDLE_CROSS_ATTENTION)
+    stack = {
+        "num_hidden_layers": config.size("decoder_layers"),
+        "position": learned_positions(config, 2),
+        "embedding_norm": norm,
+    }
+    config.fields_read.update(("encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"))
+    return decoder(config, {**layer, "idle_cross_attention": True}, norm, stack=stack)
+
+
 def _blenderbot_small(config: Config) -> Table:
     return bart_like(config, "post", embedding_norm=True, position=learned_positions(config))
 
@@ -109,10 +143,16 @@ def _fsmt(config: Config) -> Table:
 
 
 def bart_like(
-    config: Config, placement: Literal["pre", "post"], position: Table, embedding_norm: bool = False, **sides: Table
+    config: Config,
+    placement: Literal["pre", "post"],
+    position: Table,
+    embedding_norm: bool = False,
+    bias: bool = True,
+    **sides: Table,
 ) -> Table:
     """Returns both stacks, with biases everywhere. Pre-norm stacks end in a norm.
 
+    bias: whether the projections of attention have biases.
     sides: further fields of `encoder` or `decoder`.
     Without tying each stack has its own embedding, and the classes also keep the shared one. The decoder alone
     (`BartForCausalLM`) keeps its cross-attention, which never runs.
@@ -145,7 +185,7 @@ def bart_like(
         depth = config.size("num_hidden_layers") if side == "encoder" else config.size("decoder_layers")
         table[side] = {
             "num_hidden_layers": depth,
-            "block": block(config, side, placement),
+            "block": block(config, side, placement, bias),
             **context,
             **sides.get(side, {}),
         }
@@ -159,10 +199,10 @@ def bart_like(
     return {**table, "head": head_table(config, None, score)}
 
 
-def block(config: Config, side: Side, placement: str) -> Table:
+def block(config: Config, side: Side, placement: str, bias: bool = True) -> Table:
     heads = config.size("num_attention_heads") if side == "encoder" else config.size("decoder_attention_heads")
     config.divided(f"{side}_attention_heads", config.size("hidden_size"), heads)
-    attention = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    attention = {"num_attention_heads": heads, **biases(bias, *QKVO)}
     table = {"attention": attention, "norm": layernorm(), "norm_placement": placement}
     table["feed_forward"] = mlp(config.size(f"{side}_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
     return {**table, "cross_attention": attention} if side == "decoder" else table
@@ -358,6 +398,54 @@ FAMILIES = {
         IGNORED,
         aliases=ALIASES,
         writes=SIDES_WRITES,
+        modules=BART_MODULES,
+        dropout=BART_DROPOUT,
+    ),
+    "bigbird_pegasus": Family(
+        _bigbird_pegasus,
+        {
+            **COMMON,
+            "vocab_size": 96103,
+            "encoder_layers": 16,
+            "decoder_layers": 16,
+            "max_position_embeddings": 4096,
+            "activation_function": "gelu_new",
+            "attention_type": "block_sparse",
+            "block_size": 64,
+            "num_random_blocks": 3,
+            "use_bias": False,
+        },
+        IGNORED,
+        aliases=ALIASES,
+        writes=SIDES_WRITES,
+        quirks=Quirks(reads_values=EVERY),
+        modules={
+            **BART_MODULES,
+            "norm": "layernorm_embedding",
+            "encoder.self_attn.q_proj": "self.query",
+            "encoder.self_attn.k_proj": "self.key",
+            "encoder.self_attn.v_proj": "self.value",
+            "encoder.self_attn.o_proj": "output",
+        },
+        dropout=BART_DROPOUT,
+    ),
+    "pp_formulanet": Family(
+        None, text="pp_formulanet_text", ties="never", uncounted_encoders={"vision_config": "pp_formulanet_vision"}
+    ),
+    "pp_formulanet_text": Family(
+        _pp_formulanet_text,
+        {
+            "vocab_size": 50000,
+            "d_model": 512,
+            "decoder_layers": 8,
+            "decoder_attention_heads": 16,
+            "decoder_ffn_dim": 2048,
+            "max_position_embeddings": 2560,
+            "activation_function": "gelu",
+            "tie_word_embeddings": False,
+        },
+        IGNORED,
+        aliases=ALIASES,
         modules=BART_MODULES,
         dropout=BART_DROPOUT,
     ),

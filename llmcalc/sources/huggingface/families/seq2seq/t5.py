@@ -102,7 +102,7 @@ def t5_feed_forward(config: Config) -> Table:
         raise config.wrong(
             "feed_forward_proj", name, "an activation or gated-ACTIVATION (relu, gated-gelu, gated-silu)"
         )
-    activation = "gelu_tanh" if name == "gated-gelu" else ACTIVATIONS[act]
+    activation = "gelu_new" if name == "gated-gelu" else ACTIVATIONS[act]
     gated = config.flag("is_gated_act") if config.has("is_gated_act") else kind == "gated"
     return {"intermediate_size": config.size("intermediate_size"), "hidden_act": activation, "gated": gated}
 

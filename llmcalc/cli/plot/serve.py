@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+from ...plots.pictures import serve_picture
+from ..options import Target
+from ..serve_options import ServerValues, serve_answer, takes_server
+from ..target_options import Reading, takes_target
+from .files import PictureFile, write
+
+
+@takes_server
+@takes_target
+def command(
+    target: Target,
+    output_file: PictureFile,
+    values: ServerValues,
+    *,
+    reading: Reading,
+) -> None:
+    """Servers under load: the Pareto front of TPOT and tokens/s, and TPOT by the users, with its range.
+    The options of a server are those of llmcalc serve; --output is the tokens of an answer.
+    """
+    write(serve_picture(lambda: serve_answer(target, values, reading)), output_file, "--output-file")

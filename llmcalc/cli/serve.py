@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import typer
+
+from .options import TableOption, Target
+from .serve_options import ServerValues, serve_answer, takes_server
+from .target_options import Reading, Writing, takes_target
+
+
+@takes_server
+@takes_target
+def command(
+    target: Target,
+    values: ServerValues,
+    table: TableOption = None,
+    *,
+    reading: Reading,
+    writing_file: Writing,
+) -> None:
+    """Servers under load: TTFT, TPOT, tokens/s and the price of a token.
+    Every layout that fits by the engine's own rule, the Pareto front, and the cheapest server that keeps the limits.
+    Exit code 1 if none does.
+    """
+    answer = serve_answer(target, values, reading)
+    writing_file.show(answer.report(), table)
+    if not answer.ok:
+        raise typer.Exit(1)

@@ -1,0 +1,110 @@
+"""The first layer of EAGLE-3's draft: its attention reads the token embedding beside the residual stream.
+
+Li 2025 (arXiv:2503.01840), §3. Sources: `LlamaDecoderLayeremb` in eagle/model/cnets.py of SafeAILab/EAGLE;
+`Eagle3FirstLayerMixin` in speculators/models/eagle3/model_definitions.py of vllm-project/speculators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.axis import Beside
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context, Flag
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+from ..target_states import EAGLE_3
+from .block import Sharing, WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class DraftLayer(WholeLayer):
+    """A pre-norm layer whose attention reads [norm of the token embedding, norm of the residual stream].
+
+    attention: attention whose input is twice as wide as its output; its head_dim is stated.
+    norm_before_residual: whether the normalized stream is the residual to which attention is added, in place of the
+        stream itself; false by default.
+    """
+
+    alone: ClassVar[bool] = False
+    plain: ClassVar[bool] = False
+
+    type: Literal["draft"] = "draft"
+    attention: Attention
+    norm_before_residual: Flag = False
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {**super().requires(), "streams": {"type": "target_states", "start": "states"}}
+
+    def mixers(self, width: int) -> list[tuple[str, Any, int]]:
+        return [("attention", self.attention, 2 * width)]
+
+    def source(self) -> str:
+        return EAGLE_3
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.feed_forward, Component)
+        embedded: Value = f.memo.get("embedded", x)  # x itself where the layer is recorded alone
+        normed = f.part("embedding_norm", self.norm, embedded), f.part("self_attn_pre_norm", self.norm, x)
+        x = normed[1] if self.norm_before_residual else x
+        joined = f.cat(*normed, axes=(Beside((embedded.axes, x.axes)),))
+        f.hold(x=x, joined=joined)
+        x = f.add(x, f.part("self_attn", self.attention, joined, out=x.axes))
+        f.hold(x=x)
+        return f.add(x, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Returns no examples: the layer needs the stack's projection of states, and a stack's example uses it."""
+        return []
+
+
+def draft_example(**fields: Any) -> DraftLayer:
+    """Returns a small layer for a stack's examples."""
+    attention = Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=6, position=Rope())
+    network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+    return DraftLayer(attention=attention, feed_forward=network, norm=Norm(type="rmsnorm"), **fields)
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class DraftLayerReference(nn.Module):
+        """The layer. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: DraftLayer, context: Context) -> None:
+            super().__init__()
+            self.norm_before_residual = spec.norm_before_residual
+            for name in ("embedding_norm", "self_attn_pre_norm", "mlp_pre_norm"):
+                self.add_module(name, spec.norm.reference(context))
+            hidden = context.hidden_size
+            self.self_attn = spec.attention.reference(Context(2 * hidden, output_size=hidden))
+            assert isinstance(spec.feed_forward, Component)
+            self.mlp = spec.feed_forward.reference(context)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            assert run.embedded is not None
+            embedded = self.get_submodule("embedding_norm")(run.embedded)
+            normed = self.get_submodule("self_attn_pre_norm")(x)
+            x = normed if self.norm_before_residual else x
+            x = x + self.self_attn(torch.cat([embedded, normed], -1), run)
+            out: Tensor = x + self.mlp(self.get_submodule("mlp_pre_norm")(x), run)
+            return out
+
+    return DraftLayerReference

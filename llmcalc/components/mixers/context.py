@@ -1,0 +1,165 @@
+"""Attention of a block of draft tokens to the target's hidden states and to one another, in both directions.
+
+DFlash (Chen 2026, arXiv:2602.06036): queries are of the block; keys and values, by the same projections, of the context
+and of the block. Only those of the context are cached. Source: `Qwen3DFlashAttention` in
+specforge/modeling/draft/dflash.py of sgl-project/SpecForge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ... import ops
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ...workload.derived_rows import Joined, OfThisPass
+from ..base import Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
+from ..norm import Norm, norm_reference
+from ..position import Rope
+from ..runtime import Run, cache_class
+from ..target_states import DFLASH
+from .grouped import WindowedMixer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ContextAttention(WindowedMixer):
+    """Attention to the projected states of a target, and to all tokens of this pass.
+
+    num_attention_heads: the number of query heads.
+    num_key_value_heads: the number of key and value heads.
+    head_dim: the size of a head.
+    sliding_window: the number of last context tokens that a token attends to; all by default.
+    attention_bias: whether all projections have a bias, false by default.
+    norm: the norm on each query and key head, before RoPE.
+    position: RoPE on queries and keys.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sees_whole_pass: ClassVar[bool] = True
+
+    type: Literal["context"] = "context"
+    num_attention_heads: Heads
+    num_key_value_heads: KVHeads
+    head_dim: HeadDim
+    sliding_window: Window | None = None
+    attention_bias: Flag = False
+    norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
+    position: Rope = Rope()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        self.position.check(self.head_dim)
+        return self
+
+    def requires(self) -> Mapping[str, Mapping[str, Any]]:
+        return {"streams": {"type": "target_states", "start": "embedding"}}
+
+    def source(self) -> str:
+        return DFLASH
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Records one softmax over the scores of both cores; each core counts the products of its keys."""
+        context: Value = f.memo.get("target_states", x)  # x itself where the part is recorded alone
+        heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
+        dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
+        q = f.rope(self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=bias), dim), self.position)
+        joint_rows = Joined(first=x.rows, second=context.rows)
+        keys = f.linear("k_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
+        normed = self._normed(f, "k_norm", keys, dim)
+        values = f.linear("v_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
+        context_keys = f.apply_again(context, keys, bias)
+        if self.norm is not None:
+            context_keys = f.normalized(context_keys, self.norm, (dim,), like=normed)
+        context_keys, context_values = f.cache(
+            "cache",
+            self.cache_kind,
+            f.rope(context_keys, self.position),
+            f.apply_again(context, values, bias),
+            limit=self.sliding_window,
+        )
+        sizes = heads.size, dim.size, dim.size
+        core = ops.AttentionCore(*sizes, causal=False, window=self.sliding_window, rows=x.rows)
+        block_core = ops.AttentionCore(*sizes, causal=False, rows=x.rows, keys=OfThisPass(of=x.rows))
+        y = f.core("core", core, q, context_keys, context_values, axes=(heads, dim))
+        own_keys = f.rope(normed, self.position)
+        y = f.add(y, f.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
+        return f.linear("o_proj", y, *x.axes, bias=bias)
+
+    def _normed(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
+        return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
+
+    def describe(self, hidden_size: int) -> str:
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, of a block{window}"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8),
+            cls(num_attention_heads=4, num_key_value_heads=4, head_dim=6, norm=None, attention_bias=True),
+            cls(num_attention_heads=4, num_key_value_heads=1, head_dim=8, sliding_window=5),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Products(nn.Module):
+        """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x @ y
+
+    class ContextReference(nn.Module):
+        """The attention of a block. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: ContextAttention, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
+            if spec.norm is not None:
+                self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
+            self.core, self.block_core = Products(), Products()
+            self.cache = cache_class()(spec.sliding_window)
+            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
+
+        def _heads_of(self, projection: str, x: Tensor, run: Run) -> Tensor:
+            heads: Tensor = (
+                self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            )
+            if projection == "v":
+                return heads
+            heads = self.get_submodule(f"{projection}_norm")(heads) if self.spec.norm is not None else heads
+            return self.spec.position.rotated(heads, run, run.past)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            spec, context = self.spec, run.memo["target_states"]
+            q, k, v = (self._heads_of(projection, x, run) for projection in "qkv")
+            context_k, context_v = self.cache(run, self._heads_of("k", context, run), self._heads_of("v", context, run))
+            group = spec.num_attention_heads // spec.num_key_value_heads
+            if group > 1:
+                k, v, context_k, context_v = (t.repeat_interleave(group, 1) for t in (k, v, context_k, context_v))
+            scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
+            weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
+            context_weights, weights = weights.split((context_k.shape[-2], k.shape[-2]), -1)
+            out = self.core(context_weights, context_v) + self.block_core(weights, v)
+            result: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+            return result
+
+    return ContextReference

@@ -1,0 +1,60 @@
+"""Fourier mixing: the real part of a two-dimensional discrete Fourier transform over tokens and features.
+
+FNet (Lee-Thorp et al. 2021, arXiv:2105.03824, §3.2). It has no parameters. A fast Fourier transform is no matrix
+multiplication, so it counts no FLOPs.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, TokenMixer
+from ..runtime import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class FourierMixer(TokenMixer):
+    """A Fourier transform over all tokens and features, of which the real part is taken."""
+
+    node_name: ClassVar[str] = "fourier"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+    uncounted: ClassVar[str] = "fast Fourier transform"
+
+    type: Literal["fourier"] = "fourier"
+
+    def source(self) -> str:
+        return "Lee-Thorp et al. 2021, §3.2"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        return f.act(x, "identity")
+
+    def describe(self, hidden_size: int) -> str:
+        return "Fourier"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()()
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls()]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class FourierReference(nn.Module):
+        """x: [batch, tokens, hidden] → same shape."""
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            mixed: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)
+            return mixed
+
+    return FourierReference

@@ -1,0 +1,185 @@
+"""What a block's draft adds to its logits, token by token, and the score of how likely a proposal is accepted.
+
+DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
+Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import model_validator
+
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import FromZeros
+from ..workload.rows import LOGITS
+from .base import Context, Flag, Inner
+from .head import LMHead
+from .output import ModelOutput, OutputPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+ONE = Axis("vocab", 1)
+"""The vocabulary axis of a part that is recorded alone."""
+
+
+class Proposal(OutputPart):
+    """The terms of a draft's logits beside its head, over the head's vocabulary.
+
+    markov_rank: the rank of a bias that depends on the previous token (DSpark); none by default.
+    markov: how the bias depends on the hidden state: not at all (`vanilla`, the default), by a gate (`gated`) or by the
+        state of a recurrence (`rnn`).
+    gru_size: the width of a GRU over the tokens of the block (Domino); none by default.
+    gru_rank: the rank of the projection of its output and the hidden state to the vocabulary.
+    confidence: whether a score says how likely a proposed token is accepted, false by default.
+    confidence_reads_token: whether the score reads the previous token's row of the bias too, false by default.
+    """
+
+    kind: ClassVar[str] = "lm_head"
+
+    markov_rank: Inner | None = None
+    markov: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    gru_size: Inner | None = None
+    gru_rank: Inner | None = None
+    confidence: Flag = False
+    confidence_reads_token: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.gru_size is None) != (self.gru_rank is None):
+            raise ValueError("gru_size and gru_rank: a GRU has both; expected both or none")
+        if self.markov_rank is None and (self.markov != "vanilla" or self.confidence_reads_token):
+            raise ValueError("markov_rank: missing; markov and confidence_reads_token are about its bias")
+        return self
+
+    def check_output(self, output: ModelOutput) -> None:
+        if output.kind != "decoder" or not isinstance(output.head, LMHead):
+            raise ValueError("proposal: stands on a decoder with a language-model head")
+
+    def source(self) -> str:
+        return "SpecForge 2026"
+
+    def flow(self, f: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
+        """Records the part. x: the hidden states. vocab, proposed: the tokens that are read, and that are proposed."""
+        x = x.seen(*x.axes, rows=LOGITS)
+        token: Value | None = None
+        if self.markov_rank is not None:
+            token = self._bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)
+        if self.gru_size is not None:
+            size, rank = Axis("gru", self.gru_size), Axis("rank", self.gru_rank)
+            gates = Beside(((size,), (size,), (size,)))
+            f.linear("gru_input", x, gates)
+            f.linear("gru_state", Value(FromZeros(of=LOGITS), (size,)), gates)
+            state = Value(LOGITS, (size,))
+            joined = f.cat(x, state, axes=(Beside((x.axes, (size,))),))
+            f.linear("gru_up", f.act(f.linear("gru_down", joined, rank), "silu"), proposed)
+        if self.confidence:
+            read = x
+            if self.confidence_reads_token and token is not None:
+                read = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            f.linear("confidence", read, Axis("score", 1), bias=True)
+        return x
+
+    def _bias(self, f: Flow, x: Value, rank: Axis, vocab: Axis, proposed: Axis) -> Value:
+        """Records the bias of the previous token and returns that token's row."""
+        token, _ = f.table("markov_w1", vocab, rank, of=LOGITS)
+        projected = token
+        if self.markov == "gated":
+            joined = f.cat(x, token, axes=(Beside((x.axes, token.axes)),))
+            projected = f.mul(f.act(f.linear("gate_proj", joined, rank, bias=True), "sigmoid"), token)
+        elif self.markov == "rnn":
+            joined = f.cat(token, token, x, axes=(Beside(((rank,), (rank,), x.axes)),))
+            f.linear("joint_proj", joined, Beside(((rank,), (rank,), (rank,))), bias=True)
+        f.linear("markov_w2", projected, proposed)
+        return token
+
+    def reference(self, context: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
+        """Builds the part: hidden states [batch, tokens, hidden], ids → what is added to the logits."""
+        return _reference()(self, context.hidden_size, vocab_size, proposed)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(markov_rank=3),
+            cls(markov_rank=3, markov="gated", confidence=True),
+            cls(markov_rank=4, markov="rnn", confidence=True, confidence_reads_token=True),
+            cls(gru_size=6, gru_rank=5),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class ProposalReference(nn.Module):
+        def __init__(self, spec: Proposal, hidden: int, vocab_size: int, proposed: int) -> None:
+            super().__init__()
+            self.spec = spec
+            if spec.markov_rank is not None:
+                rank = spec.markov_rank
+                self.markov_w1 = nn.Embedding(vocab_size, rank)
+                self.markov_w2 = nn.Linear(rank, proposed, bias=False)
+                if spec.markov == "gated":
+                    self.gate_proj = nn.Linear(hidden + rank, rank)
+                elif spec.markov == "rnn":
+                    self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank)
+            if spec.gru_size is not None and spec.gru_rank is not None:
+                size = spec.gru_size
+                self.gru_input = nn.Linear(hidden, 3 * size, bias=False)
+                self.gru_state = nn.Linear(size, 3 * size, bias=False)
+                self.gru_down = nn.Linear(hidden + size, spec.gru_rank, bias=False)
+                self.gru_up = nn.Linear(spec.gru_rank, proposed, bias=False)
+            if spec.confidence:
+                width = hidden + (spec.markov_rank or 0) * spec.confidence_reads_token
+                self.confidence = nn.Linear(width, 1)
+
+        def _gated(self, x: Tensor, token: Tensor) -> Tensor:
+            """Returns what the bias is projected from: the token's row, gated or through a recurrence."""
+            if self.spec.markov == "gated":
+                gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
+                return gate * token
+            if self.spec.markov == "vanilla":
+                return token
+            state, outputs = torch.zeros_like(token[:, :1]), []
+            for i in range(x.shape[1]):
+                row = torch.cat([state, token[:, i : i + 1], x[:, i : i + 1]], -1)
+                gate, candidate, out = self.joint_proj(row).chunk(3, -1)
+                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * torch.tanh(candidate)
+                outputs.append(torch.tanh(out))
+            return torch.cat(outputs, 1)
+
+        def _run_gru(self, x: Tensor) -> Tensor:
+            """Returns the states of a GRU (Cho 2014) over the rows."""
+            state, states = x.new_zeros(x.shape[0], 1, self.spec.gru_size or 0), []
+            for i in range(x.shape[1]):
+                reset, update, new = self.gru_input(x[:, i : i + 1]).chunk(3, -1)
+                state_reset, state_update, state_new = self.gru_state(state).chunk(3, -1)
+                share = (update + state_update).sigmoid()
+                candidate = torch.tanh(new + (reset + state_reset).sigmoid() * state_new)
+                state = share * state + (1 - share) * candidate
+                states.append(state)
+            return torch.cat(states, 1)
+
+        def forward(self, x: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
+            """Returns the term of the logits, and the score of acceptance if there is one."""
+            term: Any = 0
+            token: Tensor | None = None
+            if hasattr(self, "markov_w1"):
+                token = self.markov_w1(ids)
+                term = self.markov_w2(self._gated(x, token))
+            if hasattr(self, "gru_input"):
+                states = self._run_gru(x)
+                up: Tensor = self.gru_up(nn.functional.silu(self.gru_down(torch.cat([x, states], -1))))
+                term = term + up
+            if not hasattr(self, "confidence"):
+                return term, None
+            if self.spec.confidence_reads_token and token is not None:
+                x = torch.cat([x, token], -1)
+            return term, self.confidence(x)
+
+    return ProposalReference

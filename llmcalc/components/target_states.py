@@ -1,0 +1,164 @@
+"""The hidden states of a target model, which a draft model of speculative decoding reads beside its own tokens.
+
+EAGLE (Li 2024, arXiv:2401.15077, §4.1) projects the last hidden state beside the token embedding; EAGLE-3 (Li 2025,
+arXiv:2503.01840, §3) projects the states of several layers. Sources: eagle/model/cnets1.py and cnets.py of
+SafeAILab/EAGLE; specforge/modeling/draft of sgl-project/SpecForge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import Context, Flag, LayerParts, Width
+from .norm import Norm, norm_reference
+from .runtime import Run, vector
+from .streams import ResidualStreams
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+EAGLE, EAGLE_3 = "Li et al. 2024 (EAGLE), §4.1", "Li et al. 2025 (EAGLE-3), §3"
+DFLASH = "Chen et al. 2026 (DFlash)"
+
+
+class TargetStates(ResidualStreams):
+    """The projection of a target's hidden states, from which a draft starts its residual stream.
+
+    start: what the residual stream starts from. `joined`: the projection of the token embedding beside the states
+        (EAGLE). `states`: the projection of the states (EAGLE-3); the first layer, of type `draft`, reads the
+        embedding. `embedding`: the embedding; attention of type `context` reads the projection of the states (DFlash).
+    states: the number of hidden states of a token, of as many layers of the target.
+    size: the width of one state, hidden_size by default.
+    bias: whether the projection has a bias, false by default.
+    state_norm: the norm of each state before the projection (EAGLE-3.1), none by default.
+    joined_norm: the norm of all states of a token together, none by default.
+    output_norm: the norm of the projection, none by default.
+    masked: whether a learned vector stands for the states of tokens that are not verified yet (P-EAGLE); false by
+        default.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    type: Literal["target_states"] = "target_states"
+    start: Literal["joined", "states", "embedding"] = "states"
+    states: int = Field(ge=1, le=256, strict=True)
+    size: Width | None = None
+    bias: Flag = False
+    state_norm: Norm | None = None
+    joined_norm: Norm | None = None
+    output_norm: Norm | None = None
+    masked: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.state_norm is not None and self.joined_norm is not None:
+            raise ValueError("state_norm and joined_norm: the states have one or the other; expected one of them")
+        return self
+
+    def check_layers(self, layers: Mapping[str, LayerParts]) -> None:
+        starts = {
+            layer.requires()["streams"].get("start") for layer in layers.values() if "streams" in layer.requires()
+        }
+        if starts != ({self.start} - {"joined"}):
+            raise ValueError(
+                f"streams.start: '{self.start}' does not fit the layers; expected 'states' for layers of type 'draft', "
+                "'embedding' for attention of type 'context', 'joined' for others"
+            )
+
+    def source(self) -> str:
+        return {"joined": EAGLE, "states": EAGLE_3, "embedding": DFLASH}[self.start]
+
+    def record_split(self, f: Flow, x: Value) -> Value:
+        projected = f.part("target_states", self, x)
+        if self.start != "embedding":
+            return projected
+        f.memo["target_states"] = projected
+        f.keep(target_states=projected)
+        return x
+
+    def record_merge(self, f: Flow, x: Value) -> Value:
+        return x
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Records the projection. x: the token embeddings."""
+        hidden = x.axes[-1]
+        count, size = Axis("states", self.states), hidden if self.size is None else Axis("target", self.size)
+        states = f.received(x, count, size)
+        if self.masked:
+            f.vector("mask_hidden", count, size, role="kept")
+        f.hold(states=states)
+        if self.state_norm is not None:
+            states = f.norm("state_norm", states, self.state_norm, (size,), count)
+        elif self.joined_norm is not None:
+            states = f.norm("joined_norm", states, self.joined_norm)
+        joined = states
+        if self.start == "joined":
+            joined = f.cat(x, states, axes=(Beside((x.axes, states.axes)),))
+        f.hold(states=states, joined=joined)
+        y = f.linear("fc", joined, hidden, bias=self.bias)
+        return y if self.output_norm is None else f.part("output_norm", self.output_norm, y)
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        """Returns no examples: a stack's examples use it."""
+        return []
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Projection(nn.Module):
+        """The projection. Token embeddings [batch, tokens, hidden] → same shape. The target's states are zeros."""
+
+        def __init__(self, spec: TargetStates, context: Context) -> None:
+            super().__init__()
+            hidden = context.hidden_size
+            self.states, self.size, self.joins = spec.states, spec.size or hidden, spec.start == "joined"
+            if spec.masked:
+                self.mask_hidden = vector(torch.zeros(self.states * self.size))
+            if spec.state_norm is not None:
+                self.state_norm = norm_reference(spec.state_norm, self.states, self.size)
+            if spec.joined_norm is not None:
+                self.joined_norm = spec.joined_norm.reference(Context(self.states * self.size))
+            width = self.states * self.size + (hidden if self.joins else 0)
+            self.fc = nn.Linear(width, hidden, bias=spec.bias)
+            if spec.output_norm is not None:
+                self.output_norm = spec.output_norm.reference(context)
+
+        def forward(self, x: Tensor) -> Tensor:
+            states = x.new_zeros(*x.shape[:-1], self.states * self.size)
+            if hasattr(self, "state_norm"):
+                states = self.state_norm(states.unflatten(-1, (self.states, self.size))).flatten(-2)
+            if hasattr(self, "joined_norm"):
+                states = self.joined_norm(states)
+            out: Tensor = self.fc(torch.cat([x, states], -1) if self.joins else states)
+            return self.output_norm(out) if hasattr(self, "output_norm") else out
+
+    class Holder(nn.Module):
+        """The module whose children are the stack's own."""
+
+        def __init__(self, spec: TargetStates, context: Context) -> None:
+            super().__init__()
+            self.target_states, self.start = Projection(spec, context), spec.start
+
+        def split_streams(self, x: Tensor, run: Run) -> Tensor:
+            projected: Tensor = self.target_states(x)
+            run.memo["target_states"] = projected
+            return x if self.start == "embedding" else projected
+
+        def merge_streams(self, x: Tensor) -> Tensor:
+            return x
+
+    return Holder

@@ -1,0 +1,38 @@
+"""Whether a draft of speculative decoding fits its target: vocabulary, and the width of the states that it reads."""
+
+from __future__ import annotations
+
+from ..components.head import LMHead
+from ..components.target_states import TargetStates
+from ..errors import InputError
+from ..model import ModelSpec
+
+
+def states_of(spec: ModelSpec) -> TargetStates | None:
+    """Returns the part that reads a target's hidden states; None for a model that reads none."""
+    streams = None if spec.decoder is None else spec.decoder.streams
+    return streams if isinstance(streams, TargetStates) else None
+
+
+def check_draft(target: ModelSpec, draft: ModelSpec, target_name: str, option: str) -> None:
+    """Raises `InputError` if a model cannot draft tokens for the target.
+
+    target_name: the target's name. option: the option or flag that names the draft, with the draft's name.
+    """
+    for spec, where in ((target, f"TARGET {target_name}"), (draft, option)):
+        if spec.kind != "decoder" or not isinstance(spec.head, LMHead):
+            raise InputError(f"{where}: tokens are drafted by a decoder, for a decoder; expected language models")
+    if states_of(target) is not None:
+        raise InputError(f"TARGET {target_name}: is a draft itself; expected the model for which it drafts")
+    if draft.vocab_size != target.vocab_size and draft.from_target:
+        raise InputError(
+            f"{option}: its vocabulary of {draft.vocab_size:,} tokens is not the target's, {target.vocab_size:,}, "
+            "whose embedding it takes; expected the draft of this target"
+        )
+    states = states_of(draft)
+    width = None if states is None else states.size or draft.hidden_size
+    if width is not None and width != target.hidden_size:
+        raise InputError(
+            f"{option}: reads hidden states of width {width:,}, and the target's have {target.hidden_size:,}; expected "
+            "the draft of this target"
+        )

@@ -1,0 +1,207 @@
+"""Configs of libraries with one format each: auto-round, HQQ, Quark, torchao, quanto, AQLM, EXL2 and EXL3.
+
+Layouts: auto_round_extension/torch/qlinear_torch.py of intel/auto-round; hqq/core/quantize.py of mobiusml/hqq;
+`QuantizedLinear` of Vahe1994/AQLM; optimum/quanto/tensor/weights; exllamav2 and exllamav3 of turboderp-org,
+doc/exl3.md.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from .base import Scheme
+from .fields import Fields
+from .formats import AQLM, AWQ, FP4, FP8, GPTQ, HQQ, Averaged, Grouped, LinearFormat, WholeInt
+from .linear import Group, LinearScheme
+from .modelopt import KV
+from .patterns import ModuleList
+
+PATTERN = set("*+?[](){}|\\^$")
+
+DESCRIBED = "small tensors that describe each layer are not counted"
+AVERAGE = "bits per weight are the average that the converter aims at: its layers differ"
+TORCHAO = "torchao stores Python objects: what they hold beside codes and scales is not counted"
+
+
+def _kept(c: Fields, *names: str, rule: str = "transformers") -> ModuleList:
+    return ModuleList(c.union(*names), "modelopt" if rule == "modelopt" else "transformers", names[0])
+
+
+def auto_round(c: Fields) -> Scheme:
+    """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has other layers."""
+    c.ignore(
+        "act_bits", "act_data_type", "act_dynamic", "act_group_size", "act_sym", "amp", "autoround_version", "backend",
+        "batch_size", "block_name_to_quantize", "dataset", "enable_minmax_tuning", "enable_norm_bias_tuning",
+        "enable_quanted_input", "gradient_accumulate_steps", "iters", "low_gpu_mem_usage", "lr", "minmax_lr",
+        "nsamples", "quant_block_list", "scale_dtype", "seqlen", "super_bits", "super_group_size", "supported_types",
+        "sym", "to_quant_block_names", "train_bs", "enable_alg_ext", "model_free", "static_kv_dtype",
+    )  # fmt: skip
+    c.must("data_type", "int", absent="int")
+    packing = c.get("packing_format", "auto_round:auto_gptq")
+    if not isinstance(packing, str) or not packing.startswith("auto_round"):
+        raise c.wrong("packing_format", packing, "auto_round:auto_gptq or auto_round:auto_awq")
+    bits, group = c.get("bits"), c.group("group_size", 128)
+
+    def stored(fields: Fields, name: str, bits: Any, group: int | None) -> LinearFormat | None:
+        if bits is not None and type(bits) is int and bits >= 16:
+            return None
+        fields.one_of(name, bits, 2, 3, 4, 8)
+        return AWQ(group, bits) if "awq" in packing else GPTQ(bits, group, indexed="gptqmodel" in packing)
+
+    groups: list[Group] = []
+    extra = c.table("extra_config")
+    for name in extra.data if extra is not None else ():
+        fields = extra.table(name) if extra is not None else None
+        if fields is None:
+            raise c.wrong("extra_config", name, "a table of fields for each module")
+        other = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
+        entry = f"re:{name}" if set(name) & PATTERN else name
+        groups.append(Group(other, ModuleList([entry], "compressed-tensors", "extra_config")))
+    usual = stored(c, "bits", bits, group)
+    label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
+    return LinearScheme(label, "auto-round", (), (*groups, Group(usual)), kept=_kept(c, "modules_to_not_convert"))
+
+
+def hqq(c: Fields) -> Scheme:
+    """Reads an HQQ config: one format for all layers but those that it skips."""
+    table = c.table("quant_config")
+    weights = c if table is None else table.table("weight_quant_params") or table
+    if table is not None:
+        table.must("scale_quant_params", None)
+        table.must("zero_quant_params", None)
+        table.ignore("offload_meta", "weight_quant_params")
+    weights.ignore("channel_wise", "axis", "optimize", "round_zero", "view_as_float", "bitpack")
+    bits, group = weights.get("nbits", weights.get("bits", 4)), weights.group("group_size", 64)
+    weights.one_of("nbits", bits, 1, 2, 3, 4, 8)
+    if group is None:
+        raise weights.wrong("group_size", group, "a positive whole number")
+    if weights is not c:
+        weights.all_read()
+    skipped = ModuleList(c.texts("skip_modules") or ["lm_head"], field="skip_modules")
+    return LinearScheme(
+        f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
+        kept=skipped,
+    )  # fmt: skip
+
+
+def quark(c: Fields) -> Scheme:
+    """Reads a config of AMD's Quark: FP8 or MXFP4, by module in `layer_quant_config`."""
+    c.ignore("algo_config", "export", "layer_type_quant_config", "quant_mode", "softmax_quant_spec", "version")
+    overall = c.table("global_quant_config")
+    layers = c.table("layer_quant_config")
+    remarks = (KV,) if c.get("kv_cache_quant_config") else ()
+    groups: list[Group] = []
+    labels: list[str] = []
+    for name in layers.data if layers is not None else ():
+        fields = layers.table(name) if layers is not None else None
+        if fields is None:
+            raise c.wrong("layer_quant_config", name, "how a group of modules is quantised")
+        stored, label = _quark_format(fields)
+        groups.append(Group(stored, ModuleList([name], "modelopt", "layer_quant_config")))
+        labels.append(label)
+    if overall is not None and overall.data:
+        stored, label = _quark_format(overall)
+        groups.append(Group(stored))
+        labels.append(label)
+    if not groups:
+        raise c.wrong("global_quant_config", None, "how weights are quantised")
+    return LinearScheme(
+        "+".join(dict.fromkeys(label for label in labels if label)), "Quark", remarks, tuple(groups), head=True,
+        everywhere=True, kept=ModuleList(c.texts("exclude"), "modelopt", "exclude"),
+    )  # fmt: skip
+
+
+def _quark_format(c: Fields) -> tuple[LinearFormat | None, str]:
+    """Returns the storage format of a group of modules, None for plain weights, and its label."""
+    weights, inputs = c.table("weight"), c.table("input_tensors")
+    c.must("output_tensors", None)
+    c.must("bias", None)
+    c.ignore("target_device")
+    c.all_read()
+    if weights is None:
+        return None, ""
+    kind, scheme, group = weights.get("dtype"), weights.get("qscheme"), weights.group("group_size")
+    static = 0 if inputs is None or inputs.get("is_dynamic") else 1
+    if kind in ("fp4", "fp4_e2m1"):
+        weights.one_of("qscheme", scheme, "per_group")
+        return FP4(group or 32), "mxfp4"
+    weights.one_of("dtype", kind, "fp8_e4m3", "fp4")
+    weights.one_of("qscheme", scheme, "per_tensor", "per_channel")
+    return FP8("tensor" if scheme == "per_tensor" else "row", 4, static), "fp8"
+
+
+def torchao(c: Fields) -> Scheme:
+    """Reads a torchao config: weights in int4, int8 or FP8."""
+    kind, arguments = c.get("quant_type"), c.table("quant_type_kwargs")
+    c.ignore("include_input_output_embeddings", "untie_embedding_weights")
+    group = None if arguments is None else arguments.group("group_size")
+    if isinstance(kind, dict):
+        default = kind.get("default")
+        kind = default.get("_type") if isinstance(default, dict) else None
+        data = default.get("_data") if isinstance(default, dict) else None
+        group = Fields(data, c.where).group("group_size") if isinstance(data, dict) else group
+    word = str(kind).lower().replace("_", "").removesuffix("config")
+    formats: dict[str, tuple[str, LinearFormat]] = {
+        "int4weightonly": (f"int4-g{group or 128}", Grouped(4, group or 128)),
+        "int8weightonly": ("int8", WholeInt() if group is None else WholeInt(group)),
+        "int8dynamicactivationint8weight": ("w8a8", WholeInt()),
+        "float8weightonly": ("fp8-channel", FP8("row")),
+        "float8dynamicactivationfloat8weight": ("fp8-channel", FP8("row")),
+    }
+    if word not in formats:
+        stated = c.get("quant_type")
+        raise c.wrong("quant_type", stated, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
+    label, stored = formats[word]
+    scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(stored),), everywhere=True)
+    return replace(scheme, kept=_kept(c, "modules_to_not_convert"))
+
+
+def quanto(c: Fields) -> Scheme:
+    """Reads a quanto config."""
+    c.must("activations", None, "int8", "float8")
+    word = c.get("weights", "int8")
+    formats: dict[str, LinearFormat] = {
+        "int8": WholeInt(), "float8": FP8("row", None), "int4": Grouped(4, 128), "int2": Grouped(2, 128),
+    }  # fmt: skip
+    c.one_of("weights", word, *formats)
+    scheme = LinearScheme(f"quanto-{word}", "quanto", (), (Group(formats[word]),), everywhere=True)
+    return replace(scheme, kept=_kept(c, "modules_to_not_convert"))
+
+
+def aqlm(c: Fields) -> Scheme:
+    """Reads an AQLM config: codes of groups of weights in code books."""
+    columns, rows = c.group("in_group_size", 8) or 8, c.group("out_group_size", 1) or 1
+    books, bits = c.group("num_codebooks", 1) or 1, c.get("nbits_per_codebook", 16)
+    c.one_of("nbits_per_codebook", bits, *range(1, 17))
+    names = [name.removesuffix(".weight") for name in c.texts("linear_weights_not_to_quantize")]
+    skipped = ModuleList(names, field="linear_weights_not_to_quantize")
+    stored = AQLM(columns, rows, books, bits)
+    return LinearScheme(f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, kept=skipped)
+
+
+def exl2(c: Fields) -> Scheme:
+    return _exl(c, "exl2", vectors=False)
+
+
+def exl3(c: Fields) -> Scheme:
+    return _exl(c, "exl3", vectors=True)
+
+
+def _exl(c: Fields, name: str, *, vectors: bool) -> Scheme:
+    """Reads a config of ExLlama. vectors: whether a layer stores a scale of each row and column."""
+    c.ignore("version", "calibration", "out_scales", "codebook", "tensor_storage", "original_quantization_config")
+    bits, head_bits = _average(c, "bits", None), _average(c, "head_bits", 6)
+    formats = Averaged(bits, vectors), Averaged(head_bits, vectors)
+    head = Group(formats[1], ModuleList(["lm_head"], "compressed-tensors", "head_bits"))
+    whole = bits.denominator == 1 and head_bits.denominator == 1 and vectors
+    remarks = () if whole else (AVERAGE,)
+    return LinearScheme(f"{name}-{float(bits):g}", f"exllama{name[-2:]}", remarks, (head, Group(formats[0])), head=True)
+
+
+def _average(c: Fields, name: str, absent: float | None) -> Fraction:
+    value = c.get(name, absent)
+    if type(value) not in (int, float) or not 0 < value <= 16:
+        raise c.wrong(name, value, "a number of bits above 0 and at most 16")
+    return Fraction(str(value))

@@ -1,0 +1,126 @@
+"""Configs of ModelOpt (NVIDIA): one algorithm for all linear layers, or one per listed module (MIXED_PRECISION).
+
+Layouts: modelopt/torch/export/quant_utils.py and unified_export_hf.py of NVIDIA/Model-Optimizer. Scales are fp32, but
+those of blocks of NVFP4 (e4m3) and of the microscaling formats (e8m0), which have one byte; `weight_scale_2` and
+`input_scale` are one fp32 number each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
+
+from ...errors import InputError, shown
+from .base import Scheme
+from .fields import Fields
+from .formats import FP4, FP8, AWQInt4, LinearFormat, Static, WholeInt
+from .linear import Group, LinearScheme
+from .patterns import ModuleList
+
+KV = "the config quantises the KV cache, too: give --kv-dtype; scales of it are not counted"
+SMOOTHED = (
+    "pre_quant_scale, the scales of a layer's input that ModelOpt folds into the layers below where it can, is not "
+    "counted"
+)
+
+Make: TypeAlias = Callable[[int | None], LinearFormat]
+"""Function from the group size of a config, None if it states none, to the storage format."""
+
+ALGORITHMS: dict[str, tuple[str, Make]] = {
+    "FP8": ("fp8", lambda group: FP8("tensor", 4, 1)),
+    "FP8_PER_CHANNEL_PER_TOKEN": ("fp8-channel", lambda group: FP8("row")),
+    "FP8_PB_WO": ("fp8-block", lambda group: FP8((group or 128, group or 128))),
+    "FP8_BLOCK_SCALES": ("fp8-block", lambda group: FP8((group or 128, group or 128))),
+    "MXFP8": ("mxfp8", lambda group: FP8((1, group or 32), 1)),
+    "NVFP4": ("nvfp4", lambda group: FP4(group or 16, 1, 1)),
+    "NVFP4_AWQ": ("nvfp4-awq", lambda group: FP4(group or 16, 1, 1)),
+    "W4A16_NVFP4": ("w4a16-nvfp4", lambda group: FP4(group or 16, 1)),
+    "W4A8_NVFP4_FP8": ("w4a8-nvfp4", lambda group: FP4(group or 16, 1, 1)),
+    "W4A8_MXFP4_FP8": ("w4a8-mxfp4", lambda group: FP4(group or 32, 0, 1)),
+    "W4A16_AWQ": ("w4a16-awq", lambda group: AWQInt4(group or 128)),
+    "W4A8_AWQ": ("w4a8-awq", lambda group: AWQInt4(group or 128, static=2)),
+    "W8A16": ("w8a16", lambda group: WholeInt("row", scale_bytes=4)),
+    "W8A8_SQ_PER_CHANNEL": ("w8a8", lambda group: WholeInt("row", static=Static(1), scale_bytes=4)),
+}
+"""`quant_algo` → (label, storage format)."""
+
+WITH_INPUT_SCALES = ("NVFP4_AWQ", "W4A16_AWQ", "W4A8_AWQ", "W8A8_SQ_PER_CHANNEL")
+UNCONVERTED = ("UNQUANTIZED", "NONE")
+
+EXPERT = re.compile(r"(?<=\bexperts\.)\d+(?=\.|$)")
+"""The number of one expert in a module's name."""
+
+DETAILS = ("has_zero_point", "pre_quant_scale", "kv_cache_quant_algo")
+
+
+def modelopt(c: Fields) -> Scheme:
+    """Reads a ModelOpt config. Raises `InputError` for an unknown algorithm."""
+    c.ignore("config_groups", "version", "moe_quant_algo", *DETAILS)
+    algorithm, group = c.get("quant_algo"), c.group("group_size")
+    remarks = [KV] if any([c.get("kv_cache_scheme"), c.get("kv_cache_quant_algo")]) else []
+    excluded = ModuleList(
+        c.union("ignore", "exclude_modules", "modules_to_not_convert", "ignored_layers"), "modelopt", "ignore"
+    )
+    listed = c.table("quantized_layers")
+    if algorithm == "MIXED_PRECISION":
+        if listed is None or not listed.data:
+            raise c.wrong("quantized_layers", None, "the algorithm of each module, for MIXED_PRECISION")
+        groups, labels = listed_groups(listed)
+    else:
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+            raise InputError(
+                f"quantization_config: quant_algo: {shown(algorithm)}; expected MIXED_PRECISION or one of "
+                f"{', '.join(ALGORITHMS)}"
+            )
+        label, make = ALGORITHMS[algorithm]
+        groups, labels = (Group(make(group)),), (algorithm,)
+        if listed is not None:
+            listed.ignore(*listed.data)
+    if any(name in WITH_INPUT_SCALES for name in labels):
+        remarks.append(SMOOTHED)
+    label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in labels))
+    return LinearScheme(label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, kept=excluded)
+
+
+def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
+    """Returns the groups of `quantized_layers`, and their algorithms. Modules that it does not list stay unconverted.
+
+    Raises `InputError` for experts of one layer with different formats.
+    """
+    by_format: dict[LinearFormat | None, list[str]] = {}
+    algorithms: dict[str, None] = {}
+    seen: dict[str, LinearFormat | None] = {}
+    for name, (algorithm, stored) in _formats(listed):
+        if algorithm:
+            algorithms[algorithm] = None
+        module = EXPERT.sub("0", name)
+        if module in seen:
+            if seen[module] != stored:
+                raise listed.wrong(name, algorithm, "the format of the layer's other experts")
+            continue
+        seen[module] = stored
+        by_format.setdefault(stored, []).append(module)
+    groups = (Group(stored, ModuleList(names, "modelopt", "quantized_layers")) for stored, names in by_format.items())
+    return tuple(groups), tuple(algorithms)
+
+
+def _formats(listed: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
+    """Yields (module, (algorithm, its format)); the format is None for a module that stays unconverted."""
+    known: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
+    for name in listed.data:
+        fields = listed.table(name)
+        if fields is None:
+            raise listed.wrong(name, None, "a table with quant_algo")
+        algorithm, group = fields.get("quant_algo"), fields.group("group_size")
+        fields.ignore(*DETAILS)
+        fields.all_read()
+        if algorithm is None or algorithm in UNCONVERTED:
+            yield name, ("", None)
+            continue
+        if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+            raise fields.wrong("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
+        key = algorithm, group
+        if key not in known:
+            known[key] = algorithm, ALGORITHMS[algorithm][1](group)
+        yield name, known[key]

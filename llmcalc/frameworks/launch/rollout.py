@@ -1,0 +1,68 @@
+"""What shares the devices of a training run by reinforcement learning: an engine that generates, and other models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+Place: TypeAlias = Literal["none", "device", "host"]
+"""Where a model is: nowhere, on the devices all the time, or on the host but in its own pass."""
+
+States: TypeAlias = Literal["weights", "gradients", "optimizer"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model beside the trained one.
+
+    place: where it is. weight_bytes: bytes of an element of its weights. ranks: ranks that divide its weights.
+    """
+
+    place: Place = "none"
+    weight_bytes: int = 2
+    ranks: int = 1
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """An engine that generates on the devices of a training run, and what else is there.
+
+    source: the files that say so.
+    engine: its name, as of `--engine`; empty for an engine on devices of its own.
+    flags: values of its flags, by their names.
+    sleeps: whether it frees weights and cache while it does not generate.
+    is_own_process: whether it is a process of its own, with a CUDA context of its own.
+    offloaded: states of the trained model that are on the host while another phase runs.
+    reference: the reference model.
+    critic: where a critic as large as the trained model is, with its states.
+    sequences, tokens: of a micro-batch that computes log-probabilities: sequences, and tokens of each.
+    logit_tokens: tokens of each whose logits are computed.
+    logit_bytes: bytes per logit at the peak of that pass.
+    transfer_bytes: bytes of weights that are sent to the engine at a time; 0 for those of the largest matrix.
+    """
+
+    source: str
+    engine: str = ""
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    sleeps: bool = False
+    is_own_process: bool = False
+    offloaded: frozenset[States] = frozenset()
+    reference: Model = Model()
+    critic: Place = "none"
+    sequences: int = 1
+    tokens: int = 1
+    logit_tokens: int = 1
+    logit_bytes: int = 2
+    transfer_bytes: int = 0
+
+    def data(self) -> dict[str, Any]:
+        """The file's rollouts in a JSON document."""
+        return {
+            "engine": self.engine or None,
+            "flags": dict(self.flags),
+            "sleeps": self.sleeps,
+            "offloaded": sorted(self.offloaded),
+            "reference": self.reference.place,
+            "critic": self.critic,
+        }

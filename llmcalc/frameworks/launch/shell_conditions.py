@@ -1,0 +1,84 @@
+"""Conditions of a script, `[ … ]` and `test`, and the blocks that they choose."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .unresolved import UNSET, is_unresolved
+
+WHOLE = re.compile(r"-?[0-9]{1,15}")
+
+NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+}
+
+
+@dataclass
+class Branch:
+    """A block that is being read.
+
+    runs: whether its lines run; None if unresolved.
+    taken: whether an earlier branch of the same `if` or `case` runs; None if unresolved.
+    value: the value that a `case` compares; None in other blocks.
+    patterns: patterns of the next branch of a `case`; None inside a branch.
+    start: place and line to which a loop goes back; None in other blocks.
+    variable: the variable of a `for` loop; empty in other blocks.
+    values: the values that the variable of a loop has yet to take.
+    joins: the sign between a condition and the next one, & or |; empty after the last condition.
+    condition: whether the conditions so far hold; None if unresolved.
+    """
+
+    runs: bool | None
+    taken: bool | None = False
+    value: str | None = None
+    patterns: list[str] | None = None
+    start: tuple[int, int] | None = None
+    variable: str = ""
+    values: list[str] = field(default_factory=list)
+    joins: str = ""
+    condition: bool | None = None
+
+    def turn(self, fits: bool | None) -> None:
+        """Goes on to the next branch. fits: whether its condition holds; None if unresolved."""
+        self.runs = False if self.taken else (None if self.taken is None else fits)
+        self.taken = self.taken or (None if fits is None else fits) or (None if self.taken is None else False)
+
+
+def holds(words: list[str]) -> bool | None:
+    """Whether a condition `[ … ]` holds; None if it is unresolved or not supported.
+
+    A variable that the script never sets is assumed to be unset.
+    """
+    closes = {"[": "]", "[[": "]]", "test": ""}
+    words = ["" if UNSET.fullmatch(word) else word for word in words]
+    if not words or words[0] not in closes or any(is_unresolved(word) for word in words):
+        return None
+    if closes[words[0]] and words[-1] != closes[words[0]]:
+        return None
+    operands = words[1:-1] if closes[words[0]] else words[1:]
+    negations = next((i for i, word in enumerate(operands) if word != "!"), len(operands))
+    if negations:
+        negated = holds(["test", *operands[negations:]])
+        return None if negated is None else negated == (negations % 2 == 0)
+    if len(operands) == 1 and not operands[0].startswith("-"):
+        return operands[0] != ""
+    if operands in (["-z"], ["-n"]) or (len(operands) == 2 and operands[0] in ("-z", "-n")):
+        return (operands[1:] in ([], [""])) == (operands[0] == "-z")
+    if len(operands) != 3:
+        return None
+    left, sign, right = operands
+    if sign in ("=", "==", "!="):
+        if words[0] == "[[" and set(right) & set("*?["):
+            return None
+        return (left == right) == (sign != "!=")
+    if sign in NUMBERS and WHOLE.fullmatch(left) and WHOLE.fullmatch(right):
+        return NUMBERS[sign](int(left), int(right))
+    return None

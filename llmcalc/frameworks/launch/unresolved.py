@@ -1,0 +1,63 @@
+"""Words of a script that are known only when it runs, and what a message says of them."""
+
+from __future__ import annotations
+
+import re
+
+from ...errors import one_line
+
+UNRESOLVED = "\0"
+"""The mark on both sides of an unresolved name in a word."""
+
+ITEM = "\x1f"
+"""The separator between the items of an expanded array."""
+
+UNSET = re.compile(rf"{UNRESOLVED}\$[A-Za-z0-9_]+{UNRESOLVED}")
+"""A variable that the script never sets."""
+
+NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def unresolved(name: str) -> str:
+    """A word for a value that only a run has: the name between marks."""
+    return f"{UNRESOLVED}{''.join(c for c in name if not c.isspace() and c not in (UNRESOLVED, ITEM))}{UNRESOLVED}"
+
+
+def is_unresolved(text: str) -> bool:
+    """Whether a part of a word is known only when the script runs."""
+    return UNRESOLVED in text
+
+
+def is_unset_variable(word: str) -> bool:
+    """Whether a word is nothing but a variable that the script never sets. A shell would leave the word out."""
+    return UNSET.fullmatch(word) is not None and not word[2:3].isdecimal()
+
+
+def printable(text: str, letters: int = 80) -> str:
+    """The word for a message, without marks, on one line, and cut to a number of letters."""
+    return one_line(text.replace(UNRESOLVED, ""))[:letters]
+
+
+def unresolved_reason(text: str) -> str:
+    """The message about an unresolved word: its variable, and what sets that variable."""
+    name = text.split(UNRESOLVED)[1] if text.count(UNRESOLVED) > 1 else printable(text)
+    shown = f"'{printable(text)[:60]}' is known only when the script runs"
+    variable = NAME.match(name, 1) if name.startswith("$") else None
+    if variable is not None and variable.end() == len(name):
+        unset = variable[0][:60]
+        return f"{shown}: the variable {unset} is not set in it; expected --launch '{unset}=… FILE', or a value"
+    if name.startswith("$(("):
+        used = ", ".join(dict.fromkeys(NAME.findall(name)))
+        return f"{shown}: the script does not set all of {used or 'it'}; expected whole numbers, or a value"
+    if NAME.fullmatch(name):
+        return (
+            f"{shown}: a loop, a condition or a command sets the variable {name[:60]}; expected "
+            f"--launch '{name[:60]}=… FILE', or a value"
+        )
+    if name[:2] in ("$(", "`…"):
+        return f"{shown}: a command prints it; expected a value"
+    if re.fullmatch(r"\$[0-9]{1,3}", name):
+        place = int(name[1:])
+        typed = " ".join(("ARG1", "ARG2", f"… ARG{place}" if place > 3 else "ARG3")[: min(place, 3)])
+        return f"{shown}: it is argument {place} of the script; expected --launch 'FILE {typed}', or a value"
+    return f"{shown}; expected a value"

@@ -1,0 +1,38 @@
+"""What torch's allocator leaves unused beside weights: SGLang measures weights by the memory that is free.
+
+A tensor of 10 MiB or more has a segment of its own, whose size is a multiple of 2 MiB (`kMinLargeAlloc`, `kRoundLarge`
+of c10/cuda/CUDACachingAllocator.cpp). Projections of queries, keys and values are one matrix, gates and up-projections
+too (layers/linear.py: `QKVParallelLinear`, `MergedColumnParallelLinear`; layers/moe/fused_moe_triton: `w13_weight`).
+"""
+
+from __future__ import annotations
+
+from ...ops import Embedding, ExpertLinear, Linear
+from ...units import DTYPE_BITS
+from ..engines.rank import EngineRank
+
+LEAST, ROUNDING = 10 * 2**20, 2 * 2**20
+"""Bytes of the smallest tensor with a segment of its own, and the multiple of a segment's size."""
+
+FUSED = {"q_proj": "qkv", "k_proj": "qkv", "v_proj": "qkv", "gate_proj": "gate_up", "up_proj": "gate_up"}
+"""Name of a projection → the name of the matrix that it is a part of."""
+
+
+def unused_bytes(rank: EngineRank, element_bytes: int) -> int:
+    """Returns the bytes of segments beyond their weights. Quantized weights are taken as they are.
+
+    element_bytes: bytes of an element of the weights.
+    """
+    is_quantized = rank.scheme is not None or bool((rank.preset.config or {}).get("quantization_config"))
+    if is_quantized or DTYPE_BITS[rank.dtype or rank.preset.dtype] < 16:
+        return 0
+    elements: dict[tuple[str, str], tuple[int, int]] = {}
+    for place in rank.model.tree().walk():
+        op = place.node.op
+        if place.optional or not isinstance(op, Linear | ExpertLinear | Embedding):
+            continue
+        matrix = (place.path.rpartition(".")[0], FUSED.get(place.node.name, place.node.name))
+        before, _ = elements.get(matrix, (0, 1))
+        elements[matrix] = (before + sum(int(tensor.size) for tensor in op.tensors()), int(place.times))
+    sizes = ((number * element_bytes, times) for number, times in elements.values())
+    return sum(-size % ROUNDING * times for size, times in sizes if size >= LEAST)

@@ -1,0 +1,139 @@
+"""Reads what verl runs on the devices of the actor beside it: the engine of the rollouts, the reference, the critic.
+
+Source: as of `command.py`, with trainer/config/{rollout/rollout,ref/ref,ref/dp_ref,critic/dp_critic}.yaml.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import shown
+from ...parallel.layout import Layout
+from ..engines.registry import engine
+from ..launch.record import Reading, Table, share_of, size_of
+from ..launch.rollout import Model, Place, Rollout, States
+
+MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
+REFERENCE, ROLLOUT = "actor_rollout_ref.ref", "actor_rollout_ref.rollout"
+
+ENGINE_FLAGS = {
+    "vllm": ("tensor_parallel_size", "gpu_memory_utilization", "max_model_len"),
+    "sglang": ("tp_size", "mem_fraction_static", "context_length"),
+}
+"""Engine of the rollouts → its flags of tensor parallelism, of its share of memory, and of the longest request."""
+
+DIVIDING = ("data_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
+"""Sizes of the engine's layout that are not modelled."""
+
+OFFLOADED: dict[str, States] = {
+    "param_offload": "weights",
+    "optimizer_offload": "optimizer",
+    "grad_offload": "gradients",
+}
+"""Key of a model's engine → the states that it puts on the host between passes."""
+
+SOURCE = "verl/workers/fsdp_workers.py, megatron_workers.py"
+"""Where the files of verl say what is on a device in each phase."""
+
+
+def read_rollout(
+    reading: Reading, data: Table, layout: Layout, megatron: bool, micro_batch: tuple[int, int]
+) -> Rollout:
+    """Reads the engine and the models beside the actor (trainer/config/rollout/rollout.yaml, ref, critic).
+
+    micro_batch: sequences of a micro-batch of the update, and tokens of each.
+    """
+    kind = "megatron" if megatron else "fsdp_config"
+    reading.notes.append("rollouts at their longest")
+    engine_name, flags = _engine(reading, data)
+    sequences, tokens = _log_probability_batch(reading, data, *micro_batch)
+    compiles = reading.flag(data, f"{ACTOR}.use_torch_compile", True)
+    bucket = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+    return Rollout(
+        source=SOURCE,
+        engine=engine_name,
+        flags=flags,
+        sleeps=reading.flag(data, f"{ROLLOUT}.free_cache_engine", True),
+        is_own_process=True,
+        offloaded=frozenset(
+            states for name, states in OFFLOADED.items() if reading.flag(data, f"{ACTOR}.{kind}.{name}")
+        ),
+        reference=_reference(reading, data, layout, megatron),
+        critic=_critic(reading, data, megatron),
+        sequences=sequences,
+        tokens=tokens,
+        logit_tokens=tokens,
+        logit_bytes=2 if compiles and not megatron else 6,  # a compiled entropy keeps no copy; else two more of bf16
+        transfer_bytes=size_of(reading, bucket, reading.value(data, bucket, 2048)) << 20,
+    )
+
+
+def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
+    """The engine of the rollouts and its flags; an empty name for one that is not modelled."""
+    name = str(reading.value(data, f"{ROLLOUT}.name", "vllm"))
+    if name not in ENGINE_FLAGS:
+        reading.notes.append(f"{ROLLOUT}.name {shown(name)}: not modelled; its memory is not counted")
+        return "", {}
+    tensor, share, length = ENGINE_FLAGS[name]
+    lengths = (reading.size(data, f"data.max_{part}_length", 512) for part in ("prompt", "response"))
+    longest = f"{ROLLOUT}.max_model_len"
+    flags: dict[str, Any] = {
+        tensor: reading.size(data, f"{ROLLOUT}.tensor_model_parallel_size", 2),
+        share: share_of(reading, f"{ROLLOUT}.gpu_memory_utilization", data, 0.5),
+        length: sum(lengths) if data.get(longest) is None else size_of(reading, longest, data[longest]),
+    }
+    if name == "vllm":
+        flags["max_num_seqs"] = reading.size(data, f"{ROLLOUT}.max_num_seqs", 256)
+        flags["max_num_batched_tokens"] = reading.size(data, f"{ROLLOUT}.max_num_batched_tokens", 8192)
+        flags["enforce_eager"] = reading.flag(data, f"{ROLLOUT}.enforce_eager")
+    for size in DIVIDING:
+        if data.get(f"{ROLLOUT}.{size}") not in (None, 1):
+            reading.unknown[f"{ROLLOUT}.{size}"] = "the engine's rollouts are modelled with tensor parallelism alone"
+    return name, flags | _engine_arguments(reading, data, name)
+
+
+def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any]:
+    """Further flags of the engine (`engine_kwargs`): those that its record knows to change memory."""
+    section = f"{ROLLOUT}.engine_kwargs.{name}."
+    known = {flag.field: flag for flag in engine(name).known_flags()}
+    flags: dict[str, Any] = {}
+    for key, value in data.items():
+        argument = key.removeprefix(section)
+        if key.startswith(section) and value is not None and not (argument in known and known[argument].is_idle):
+            flags[argument] = value
+    return flags
+
+
+def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens: int) -> tuple[int, int]:
+    """The sequences of a micro-batch of log-probabilities, and the tokens of each; default those of the update."""
+    divided = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+    if reading.flag(data, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reading.flag(data, f"{ACTOR}.use_dynamic_bsz")):
+        longest = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
+        default = reading.size(data, f"{ACTOR}.ppo_max_token_len_per_gpu", 16384)
+        return 1, reading.size(data, longest, default) // divided
+    micro = data.get(f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu")
+    if micro is not None:
+        sequences = size_of(reading, f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu", micro)
+    return sequences, tokens // divided
+
+
+def _reference(reading: Reading, data: Table, layout: Layout, megatron: bool) -> Model:
+    """The reference model: none without a divergence, or with adapters, whose frozen weights are it."""
+    is_used = reading.flag(data, f"{ACTOR}.use_kl_loss") or reading.flag(data, "algorithm.use_kl_in_reward")
+    if not is_used or data.get(f"{MODEL}.lora_rank") not in (None, 0):
+        return Model()
+    section = f"{REFERENCE}.{'megatron' if megatron else 'fsdp_config'}"
+    weights = str(reading.value(data, f"{section}.model_dtype", "fp32")) if not megatron else "bf16"
+    place: Place = "host" if reading.flag(data, f"{section}.param_offload") else "device"
+    ranks = layout.tp * layout.pp if megatron else layout.dp // layout.hsdp_replicas
+    return Model(place, 4 if weights in ("fp32", "float32") else 2, ranks)
+
+
+def _critic(reading: Reading, data: Table, megatron: bool) -> Place:
+    """Where the critic is: on the actor's devices, with generalized advantages."""
+    if str(reading.value(data, "algorithm.adv_estimator", "gae")) != "gae":
+        return "none"
+    section = "critic.megatron" if megatron else "critic.model.fsdp_config"
+    offloads = all(reading.flag(data, f"{section}.{name}") for name in ("param_offload", "optimizer_offload"))
+    reading.notes.append("the critic is counted as large as the actor")
+    return "host" if offloads else "device"

@@ -1,0 +1,117 @@
+"""Plot of the time of a run: its parts, the nodes of the model, and what bounds each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .. import units
+from ..reports.palette import BOUNDS, FAINT, INK
+from ..reports.seconds import BOUND_NAMES, FACTORS, PART_NAMES, duration, range_of, unit_of
+from ..studies.run_time import Node, TimedRun
+from .figure import STYLE, new_figure
+from .labels import label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_NODES = 14
+"""Largest number of bars of nodes; the others are one bar."""
+
+HEIGHT = 0.62
+"""Height of a bar, in rows."""
+
+
+def breakdown(title: str, aside: str, run: TimedRun, depth: int = 3) -> Figure:
+    """Draws two panels: the parts of the time with the estimate's range, and the nodes by what bounds them.
+
+    depth: levels of the model's tree that nodes are listed by.
+    """
+    from matplotlib import rc_context
+
+    bars = _bars(run, depth)
+    parts = [(PART_NAMES[name], seconds) for name, seconds in _parts(run)]
+    figure = new_figure(9, 2.2 + 0.3 * (len(parts) + 1 + len(bars)))
+    with rc_context(STYLE):
+        heights = (len(parts) + 1.6, len(bars) + 0.6)
+        parts_axes, node_axes = figure.subplots(2, 1, height_ratios=heights)
+        draw_parts(parts_axes, run, parts)
+        draw_nodes(node_axes, run, bars)
+        figure.suptitle(label(title), x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+        parts_axes.set_title(label(aside), color=INK, fontsize=9)
+    return figure
+
+
+def _parts(run: TimedRun) -> list[tuple[str, float]]:
+    """The parts that add up to the estimate; waits between layers are of the work."""
+    return [(name, seconds) for name, seconds in run.parts.items() if seconds and name != "layer waits"]
+
+
+def _bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
+    """The nodes with their names, longest first; those beyond the largest number together."""
+    nodes = run.nodes(depth)
+    paths = [node.path for node in nodes]
+    bars = [
+        (node.path if paths.count(node.path) == 1 else f"{node.path} ({node.kind.replace('_', '-')})", node)
+        for node in nodes
+    ]
+    if len(bars) <= MOST_NODES:
+        return bars
+    others = [node for _, node in bars[MOST_NODES - 1 :]]
+    by_bound = {bound: sum(node.by_bound[bound] for node in others) for bound in others[0].by_bound}
+    total = others[0]._replace(seconds=sum(by_bound.values()), by_bound=by_bound)
+    return [*bars[: MOST_NODES - 1], (f"{len(others)} others", total)]
+
+
+def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
+    ax.set_yticks(range(len(names)), [label(name) for name in names])
+    ax.invert_yaxis()
+    ax.tick_params(left=False)
+    ax.set_xlabel(unit)
+
+
+def draw_parts(ax: Axes, run: TimedRun, parts: list[tuple[str, float]]) -> None:
+    """Draws the estimate by bounds with a whisker from its low to its high end, and below it one part after another."""
+    unit = unit_of(run.seconds)
+    factor, start = FACTORS[unit], 0.0
+    for bound, seconds in run.bounds.items():
+        ax.barh(0, seconds / factor, left=start / factor, color=BOUNDS[bound], height=HEIGHT)
+        start += seconds
+    low, high = float(run.range.low) / factor, float(run.range.high) / factor
+    ax.plot([low, high], [0, 0], color=INK, linewidth=1.4, marker="|", markersize=9)
+    ax.text(high, 0, f"  {range_of(run.range, ' to ')} {unit}", va="center", color=INK)
+    start = 0.0
+    for row, (_, seconds) in enumerate(parts, 1):
+        ax.barh(row, seconds / factor, left=start / factor, color=FAINT, height=HEIGHT)
+        start += seconds
+        ax.text(start / factor, row, f"  {_share_text(seconds, run)}", va="center", color=INK)
+    _time_axis(ax, ["estimate, with its range", *(name for name, _ in parts)], unit)
+    ax.set_xlim(0, 1.28 * high)
+
+
+def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
+    """Draws a bar for each node of the model and each part of the run, by what bounds it."""
+    unit = unit_of(bars[0][1].seconds)
+    factor = FACTORS[unit]
+    for row, (_, node) in enumerate(bars):
+        start = 0.0
+        for bound, seconds in node.by_bound.items():
+            ax.barh(row, seconds / factor, left=start / factor, color=BOUNDS[bound], height=HEIGHT)
+            start += seconds
+        ax.text(start / factor, row, f"  {_share_text(node.seconds, run)}", va="center", color=INK)
+    _time_axis(ax, [name for name, _ in bars], unit)
+    ax.set_xlim(0, 1.28 * bars[0][1].seconds / factor)
+    _legend(ax, run)
+
+
+def _share_text(seconds: float, run: TimedRun) -> str:
+    """Writes `4.1 ms, 25 %`."""
+    return f"{duration(seconds, digits=3)}, {units.percent(seconds / run.seconds, 0)}"
+
+
+def _legend(ax: Axes, run: TimedRun) -> None:
+    from matplotlib.patches import Patch
+
+    bounds = [bound for bound, seconds in run.bounds.items() if seconds]
+    patches = [Patch(color=BOUNDS[bound], label=BOUND_NAMES[bound]) for bound in bounds]
+    ax.legend(handles=patches, loc="lower right", frameon=False, fontsize=9, title="bound by", alignment="left")

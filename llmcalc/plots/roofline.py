@@ -1,0 +1,139 @@
+"""Plot of a roofline (Williams, Waterman and Patterson 2009): FLOP/s of a model's products against their intensity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from .. import units
+from ..reports.palette import FAINT, INK, SERIES
+from ..studies.run_time import TimedRun
+from ..timing.price import Pricing
+from ..timing.traffic import Traffic
+from .figure import STYLE, new_figure
+from .labels import FAR_PLACES, PLACES, label, place_names
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LARGEST, SMALLEST = 900.0, 14.0
+"""Area of a point that is all of a pass's time, and the least area of a point, in square points (1/72 inch)."""
+
+
+NEAR = 0.06
+"""Distance of two points below which they have one name, in decades of either axis."""
+
+
+def roofline(title: str, runs: Sequence[tuple[TimedRun, str]]) -> Figure:
+    """Draws the products of one or several passes on one accelerator, under its roof.
+
+    runs: a pass of inference with its description. A point's area is its share of the pass's time.
+    Raises `InputError` for a training step.
+    """
+    from matplotlib import rc_context
+    from matplotlib.collections import PathCollection
+
+    run = runs[0][0]
+    points = [timed_run.traffic() for timed_run, _ in runs]
+    figure = new_figure(9, 5.6)
+    with rc_context(STYLE):
+        ax = figure.subplots()
+        for (timed_run, words), kernels, colour in zip(runs, points, SERIES, strict=False):
+            ax.scatter(
+                [kernel.intensity for kernel in kernels.values()],
+                [kernel.rate / 1e12 for kernel in kernels.values()],
+                s=[max(SMALLEST, LARGEST * kernel.seconds / timed_run.seconds) for kernel in kernels.values()],
+                color=colour,
+                alpha=0.65,
+                linewidths=0,
+                label=_pass_text(timed_run, words, sum(kernel.seconds for kernel in kernels.values())),
+            )
+        roofs = _roof(ax, run, [kernel.intensity for kernels in points for kernel in kernels.values()])
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+        ax.set_xlabel("FLOPs per byte of memory; a point's area is its share of the pass's time")
+        ax.set_ylabel("TFLOP/s")
+        figure.suptitle(
+            f"{label(title)} under the roof of {label(run.hardware.title)}",
+            x=0.01,
+            ha="left",
+            color=INK,
+            fontsize=12,
+            fontweight="bold",
+        )
+        legend = figure.legend(loc="outside lower left", frameon=False, fontsize=9)
+        for handle in legend.legend_handles:
+            if isinstance(handle, PathCollection):  # of points
+                handle.set_sizes([40.0])
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        _name_points(ax, list(zip((run for run, _ in runs), points, strict=True)), roofs)
+    return figure
+
+
+def _pass_text(run: TimedRun, words: str, seconds: float) -> str:
+    """Writes the legend of a pass, with the time that its points have of it."""
+    fits = "" if run.resident_bytes <= run.hardware.capacity_bytes else ", whose memory they do not fit"
+    return f"{label(words)}{fits}; points: {units.percent(seconds / run.seconds, 0)} of its time"
+
+
+def _roof(ax: Axes, run: TimedRun, intensities: Sequence[float]) -> list[tuple[float, float]]:
+    """Draws the roof of the datasheet's bandwidth and peak, and dashed the rates that large kernels reach.
+
+    Returns points along both, in data coordinates.
+    """
+    device, product_format = run.device, run.formats.dtype
+    pricing = Pricing(device, run.stack, run.formats, run.passes[0].rank_pass)
+    ridge = run.peak / device.bandwidth
+    ends = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
+    steps = [ends[0] * (ends[1] / ends[0]) ** (step / SAMPLES) for step in range(SAMPLES + 1)]
+    drawn_points = []
+    for peak, bandwidth, line, words in (
+        (run.peak, device.bandwidth, "-", f"roof of the datasheet: {_roof_text(run, ridge)}"),
+        (pricing.rate(product_format), device.bandwidth * device.generation.memory, "--", "reached by large kernels"),
+    ):
+        x = [ends[0], peak / bandwidth, ends[1]]
+        y = [min(peak, value * bandwidth) / 1e12 for value in x]
+        ax.plot(x, y, color=INK, linewidth=1.1, linestyle=line, label=words, zorder=0)
+        drawn_points += [(value, min(peak, value * bandwidth) / 1e12) for value in steps]
+    ax.axvline(ridge, color=FAINT, linewidth=0.8, zorder=0)
+    ax.set_xlim(*ends)
+    ax.margins(y=0.12)
+    return drawn_points
+
+
+SAMPLES = 200
+"""Steps along a roof at which no name may lie."""
+
+
+def _roof_text(run: TimedRun, ridge: float) -> str:
+    product_format = run.device.format_of(run.formats.dtype)
+    peak, bandwidth = run.peak / 1e12, run.device.bandwidth / 1e12
+    return f"{peak:,.0f} TFLOP/s ({product_format}), {bandwidth:.2f} TB/s; they meet at {ridge:,.0f} FLOPs per byte"
+
+
+def _name_points(
+    ax: Axes, runs: Sequence[tuple[TimedRun, dict[str, Traffic]]], roofs: Sequence[tuple[float, float]]
+) -> None:
+    """Names points by the ends of their paths, those with most time first; points that touch have one name."""
+    points = [
+        (kernel.seconds / run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
+        for run, kernels in runs
+        for path, kernel in kernels.items()
+    ]
+    points.sort(key=lambda point: -point[0])
+    names: dict[tuple[float, float], list[str]] = {}
+    for _, point, path in points:
+        near = next((other for other in names if _distance(point, other) < NEAR), point)
+        names.setdefault(near, []).append(".".join(path.split(".")[-2:]))
+    words = [first if not others else f"{first} and {len(others)} more" for first, *others in names.values()]
+    place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES))
+
+
+def _distance(point: tuple[float, float], other: tuple[float, float]) -> float:
+    return max(abs(math.log10(value / other_value)) for value, other_value in zip(point, other, strict=True))

@@ -1,0 +1,135 @@
+"""Plots of servers under load: TPOT against the users, and the Pareto front of TPOT and tokens/s of a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..reports.notes import plural
+from ..reports.palette import FAINT, INK, SERIES
+from ..reports.serve import layout_text
+from ..studies.serving import Limits, Point, Servers
+from .figure import STYLE, new_figure
+from .labels import label
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MOST_NAMED = len(SERIES)
+"""Largest number of servers with a colour; the others are grey."""
+
+
+def servers(title: str, aside: str, answer: Servers, limits: Limits) -> Figure:
+    """Draws two panels: the Pareto front of all servers, and the TPOT of the chosen one by its users.
+
+    limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
+    """
+    from matplotlib import rc_context
+
+    figure = new_figure(11, 5.4)
+    with rc_context(STYLE):
+        front_axes, load_axes = figure.subplots(1, 2, width_ratios=(1.25, 1))
+        draw_front(front_axes, answer, limits)
+        draw_load(load_axes, answer, limits)
+        figure.suptitle(f"{label(title)}\n", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
+        figure.text(0.01, 0.925, label(aside), ha="left", color=INK, fontsize=9)
+    return figure
+
+
+def shown_index(answer: Servers) -> int:
+    """The chosen server; without one that of the front's last point, which has the most tokens/s of a device."""
+    return answer.front[-1][0] if answer.chosen is None else answer.chosen.index
+
+
+def front_points(answer: Servers) -> list[tuple[int, Point]]:
+    """The Pareto front: each point with the index of its server."""
+    curves = [{point.concurrency: point for point in curve} for curve in answer.curves]
+    return [(index, curves[index][concurrency]) for index, concurrency in answer.front]
+
+
+def draw_front(ax: Axes, answer: Servers, limits: Limits) -> None:
+    """Draws every server's curve, those on the front in colour, the front, and the chosen server's load."""
+    front = front_points(answer)
+    on_front = list(dict.fromkeys(index for index, _ in front))
+    colours = dict(zip(on_front, SERIES, strict=False))
+    for index, curve in enumerate(answer.curves):
+        x, y = _milliseconds(curve), [point.per_device for point in curve]
+        if index in colours:
+            name = label(layout_text(answer.servers[index]))
+            ax.plot(x, y, color=colours[index], linewidth=1.4, marker="o", markersize=3, label=name, zorder=3)
+        else:
+            ax.plot(x, y, color=FAINT, linewidth=0.8, zorder=1)
+    points = [point for _, point in front]
+    ax.plot(
+        _milliseconds(points),
+        [point.per_device for point in points],
+        color=INK,
+        linewidth=5,
+        alpha=0.18,
+        solid_capstyle="round",
+        label="Pareto front",
+        zorder=2,
+    )
+    if answer.chosen is not None:
+        _mark_chosen(ax, answer.chosen.point)
+    if limits.tpot is not None:
+        ax.axvline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1)
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    _plain_numbers(ax)
+    ax.set_xlabel("TPOT, ms" + ("; dashed: the limit" if limits.tpot is not None else ""))
+    ax.set_ylabel("output tokens/s of a device")
+    ax.set_title("Which layout", color=INK)
+    ax.legend(frameon=False, fontsize=8.5, loc="lower right")
+
+
+def _milliseconds(points: Sequence[Point]) -> list[float]:
+    return [1e3 * float(point.tpot.estimate) for point in points]
+
+
+def _mark_chosen(ax: Axes, point: Point) -> None:
+    """Draws a star at the chosen load, and a whisker along the range of its TPOT."""
+    low, estimate, high = (1e3 * float(end) for end in (point.tpot.low, point.tpot.estimate, point.tpot.high))
+    ax.plot([low, high], [point.per_device] * 2, color=INK, linewidth=1, marker="|", markersize=8, zorder=4)
+    users = f"chosen: {point.concurrency:,} users, with its range"
+    ax.plot([estimate], [point.per_device], color=INK, marker="*", markersize=12, linestyle="", label=users, zorder=5)
+
+
+def draw_load(ax: Axes, answer: Servers, limits: Limits) -> None:
+    """Draws the TPOT of one server by its users, with the range as a band."""
+    index = shown_index(answer)
+    curve = answer.curves[index]
+    users = [point.concurrency for point in curve]
+    low, high = ([1e3 * float(getattr(point.tpot, end)) for point in curve] for end in ("low", "high"))
+    ax.fill_between(users, low, high, color=SERIES[0], alpha=0.18, linewidth=0, label="range")
+    ax.plot(users, _milliseconds(curve), color=SERIES[0], linewidth=2, marker="o", markersize=3.5, label="estimate")
+    if answer.chosen is not None:
+        point = answer.chosen.point
+        ax.plot([point.concurrency], _milliseconds([point]), color=INK, marker="*", markersize=12, linestyle="")
+    if limits.tpot is not None:
+        ax.axhline(1e3 * limits.tpot, color=INK, linestyle="--", linewidth=1, label="limit of TPOT")
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log")
+    _plain_numbers(ax)
+    ax.set_xlabel(f"users of the server, up to the {curve[-1].concurrency:,} that its cache holds")
+    ax.set_ylabel("TPOT, ms")
+    server = answer.servers[index]
+    ax.set_title(f"Load of {label(layout_text(server))} ({plural(server.devices, 'device')})", color=INK)
+    ax.legend(frameon=False, fontsize=8.5, loc="upper left")
+
+
+def _plain_numbers(ax: Axes) -> None:
+    """Writes whole numbers at the ticks of log axes, at 1, 2 and 5 of a decade where there are few decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    formatter = FuncFormatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
+    ax.xaxis.set_major_formatter(formatter)
+    ax.yaxis.set_major_formatter(formatter)
+    if ax.get_xscale() == "log" and ax.xaxis.get_transform().base == 10:  # type: ignore[attr-defined]
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.yaxis.set_minor_formatter(NullFormatter())
+    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)

@@ -1,0 +1,219 @@
+"""The question of `llmcalc cost`: days, hours of devices, energy and money of a training run, or of many requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..costs.context_length import learned_positions, longest_sequence
+from ..errors import InputError
+from ..reports.answer import ReportedAnswer
+from ..studies.cost import Amount, Cost, RunCost
+from ..workload.setting import declared, option
+from .runs import RunQuestion, planned_run
+from .serving import ServeOptions, positive, serve_study
+from .times import TimeOptions, parse_duration, time_settings
+
+if TYPE_CHECKING:
+    from ..studies.plan import LayoutPlan
+
+USUAL_TRAINING_SEQ = 4096
+"""Default tokens of a sequence: what most pre-training runs since Llama 2 start with."""
+
+USUAL_STEP_TOKENS = 2**22
+"""Default tokens of a training step: 4M, as of Llama 2 (arXiv:2307.09288) and of most of Llama 3's training."""
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """Options of cost, as they were typed; None for an option that was not given.
+
+    tokens: tokens that are trained on. step: a measured duration of a step.
+    requests, input, output, concurrency, engine: of requests in place of tokens.
+    global_batch: sequences of a step. power: watts of a device. price: money of a device and hour.
+    stack, overlap, nic: as of `time`.
+    """
+
+    tokens: int | None = None
+    step: Any = None
+    requests: int | None = None
+    input: int | None = None
+    output: int | None = None
+    concurrency: int | None = None
+    engine: str | None = None
+    global_batch: int | None = None
+    power: Any = None
+    price: Any = None
+    stack: str | None = None
+    overlap: str | None = None
+    nic: Any = None
+
+
+def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
+    """Computes what a training run or a number of requests costs.
+
+    Raises `InputError` for options that contradict each other, and where no layout fits.
+    """
+    from ..reports.cost import report
+
+    if (options.tokens is None) == (options.requests is None):
+        expected = (
+            "one of the two" if options.tokens is not None else "--tokens 15T to train, or --requests 1M to serve"
+        )
+        raise InputError(
+            f"--tokens, --requests: {'both are' if options.tokens else 'neither is'} given; expected {expected}"
+        )
+    hardware = question.hardware
+    if hardware is None:
+        raise InputError("--hardware: missing; expected the accelerator, such as h100")
+    power = hardware.tdp_watts if options.power is None else positive("--power", options.power, "700")
+    price = None if options.price is None else positive("--price", options.price, "2.5")
+    if options.tokens is not None:
+        answer = _training(question, options, power, price)
+    else:
+        answer = _serving(question, options, power, price)
+    return ReportedAnswer(answer, lambda: report(question.preset, hardware, answer))
+
+
+def _training(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
+    for name in ("input", "output", "concurrency", "engine"):
+        if getattr(options, name) is not None:
+            raise InputError(f"{option(name)}: is of --requests; expected --requests in place of --tokens, or neither")
+    if question.settings.phase in ("prefill", "decode"):
+        raise InputError(
+            f"--phase {question.settings.phase}: --tokens are of training; expected --requests, or no --phase"
+        )
+    devices = question.layout.devices
+    if devices is None:
+        raise InputError("--devices: missing; expected the number of accelerators that train")
+    assert options.tokens is not None
+    question, assumed = _with_usual_step(question, options)
+    assert question.settings.seq is not None
+    batch = options.global_batch or _usual_batch(question.settings.seq, devices)
+    assumed += [] if options.global_batch is not None else [f"--global-batch {batch}"]
+    step_tokens = batch * question.settings.seq
+    steps = -(-options.tokens // step_tokens)
+    if options.step is not None:
+        step = Amount.exactly(parse_duration("--step", options.step))
+        cost = Cost(step.times(steps), devices, power, price)
+        return RunCost(cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed))
+    planned = _plan(question, options, batch)
+    chosen = planned.plan.feasible[0]
+    seconds = planned.range(chosen)
+    assert seconds is not None
+    assert planned.times is not None
+    step = Amount(float(seconds.estimate), float(seconds.low), float(seconds.high))
+    cost = Cost(step.times(steps), devices, power, price)
+    return RunCost(
+        cost,
+        options.tokens,
+        None,
+        steps,
+        step,
+        step_tokens,
+        range=seconds,
+        stack_title=planned.times.stack.title,
+        plan=planned,
+        assumed=tuple(assumed),
+    )
+
+
+def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
+    """The question as training, with the usual length where none is given; and what was assumed."""
+    settings, assumed = question.settings.with_(phase="training"), []
+    if settings.seq is None:
+        spec = question.preset.model
+        longest = learned_positions(spec) or longest_sequence(spec) or USUAL_TRAINING_SEQ
+        settings = settings.with_(seq=min(USUAL_TRAINING_SEQ, longest))
+        assumed.append(f"--seq {settings.seq}")
+    return replace(question, settings=settings), assumed
+
+
+def _usual_batch(seq: int, devices: int) -> int:
+    """Sequences of a step: about 4M tokens, in equal parts for all devices, or for the most replicas of equal size."""
+    wanted = max(1, USUAL_STEP_TOKENS // seq)
+    if devices <= wanted:
+        return round(wanted / devices) * devices
+    return next(number for number in range(wanted, 0, -1) if devices % number == 0)
+
+
+def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:
+    """The plan by time. Raises `InputError` where no layout fits."""
+    from ..studies.plan import plan_of
+
+    assert question.hardware is not None
+    memory, layout = planned_run(question)
+    times = TimeOptions(stack=options.stack, overlap=options.overlap, nic=options.nic)
+    planned = plan_of(
+        memory,
+        question.hardware,
+        layout,
+        batch,
+        1,
+        by="time",
+        nearest="never",
+        time_settings=lambda record: time_settings(question, record, times),
+    )
+    if not planned.plan.feasible or planned.plan.feasible[0].seconds is None:
+        raise InputError(
+            f"--devices {layout.devices}: no layout of {planned.plan.tried:,} fits the memory of "
+            f"{question.hardware.title}; expected more devices, --recompute full, or --step with a measured step"
+        )
+    return planned
+
+
+def _refuse_others(options: Any, names: tuple[str, ...]) -> None:
+    """Raises `InputError` for an option that a server under load does not have."""
+    for name in declared(type(options)):
+        if name not in names and getattr(options, name) is not None:
+            raise InputError(f"{option(name)}: does not change servers of --requests; remove it")
+
+
+def _serving(question: RunQuestion, options: CostOptions, power: float | None, price: float | None) -> RunCost:
+    for name in ("step", "global_batch", "overlap"):
+        if getattr(options, name) is not None:
+            raise InputError(f"{option(name)}: is of training; expected --tokens in place of --requests")
+    for name in ("input", "output"):
+        if getattr(options, name) is None:
+            part = "prompt" if name == "input" else "answer"
+            raise InputError(f"{option(name)}: missing; expected the tokens of a request's {part}")
+    assert options.input is not None
+    assert options.output is not None
+    assert options.requests is not None
+    assert question.hardware is not None
+    layout, settings = question.layout, question.settings
+    _refuse_others(settings, ("phase", "quantize", "kv_dtype"))
+    _refuse_others(layout, ("devices", "tp", "pp", "dp", "ep"))
+    if settings.phase != "inference":
+        raise InputError(f"--phase {settings.phase}: --requests are served; expected --tokens, or no --phase")
+    study = serve_study(
+        question.preset,
+        question.hardware,
+        ServeOptions(
+            options.input,
+            options.output,
+            concurrency=options.concurrency,
+            devices=layout.devices,
+            tp=layout.tp,
+            pp=layout.pp,
+            dp=layout.dp,
+            ep=layout.ep,
+            engine=options.engine,
+            quantize=settings.quantize,
+            kv_dtype=settings.kv_dtype,
+            stack=options.stack,
+            nic=options.nic,
+        ),
+    )
+    servers = study.answer()
+    if servers.chosen is None:
+        reasons = ", ".join(servers.why_not)
+        raise InputError(f"--devices: no server of {study.hardware.title} serves these requests: {reasons}")
+    point = servers.chosen.point
+    per_request = Amount(**point.end_to_end)
+    seconds = per_request.times(options.requests / point.concurrency)
+    cost = Cost(seconds, point.devices, power, price)
+    server = servers.servers[servers.chosen.index]
+    return RunCost(
+        cost, requests=options.requests, range=point.tpot, stack_title=study.stack.title, server=server, point=point
+    )

@@ -1,0 +1,137 @@
+"""Rows of a user's measured runs (`--calibrate rows.csv`): each is a question of `time` with a measured answer.
+
+A column has the name of an option of `time` (`batch`, `seq`, `tp`, `global_batch`, `phase`, …), `model` is another
+TARGET, and `seconds` what was measured. An empty cell is what the command line says. Example:
+
+    phase,users,seq,tp,seconds
+    decode,1,2048,2,9.1ms
+    decode,64,2048,2,21ms
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from ..device_memory.settings import Settings
+from ..errors import InputError, shown, suggest
+from ..parallel.layout_request import LayoutRequest
+from ..sources.bounded import read_bytes
+from ..sources.hardware import find_hardware
+from ..sources.preset import Preset
+from ..timing.calibration import Calibration, Factors, MeasuredRun, calibrate
+from ..workload.inference import USERS, batch_of
+from ..workload.setting import declared, length_of
+from ..workload.validation import whole
+from .runs import RunQuestion
+from .times import TimeOptions, parse_duration, timed_run
+
+MOST_BYTES = 2**20
+"""Largest size of the file."""
+
+MOST_ROWS = 300
+"""Largest number of rows."""
+
+OWN_COLUMNS = ("seconds", "model", "hardware")
+
+TIME_COLUMNS = ("global_batch", "engine", "context", "stack", "overlap", "nic")
+"""Options of `time` beside settings and layout."""
+
+LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
+
+
+def calibration_of(
+    path: str | Path, question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset]
+) -> Calibration:
+    """Fits the stack to the rows of a file.
+
+    question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
+    Raises `InputError`, which names the file, the row and the column, for rows that are no question.
+    """
+    runs = [_measured_run(f"{path}:{number}", row, question, options, read_model) for number, row in _rows(Path(path))]
+    return calibrate(runs)
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yields the number of the line and the filled cells of each row."""
+    data = read_bytes(path, MOST_BYTES, "a .csv file")
+    try:
+        reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True)
+        known = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
+        for name in reader.fieldnames or ():
+            if name not in known:
+                raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), known)}")
+        if "seconds" not in (reader.fieldnames or ()):
+            raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
+        for count, row in enumerate(reader):
+            if count >= MOST_ROWS:
+                raise InputError(f"{path}: more than {MOST_ROWS} rows; expected at most so many")
+            if None in row or None in row.values():
+                raise InputError(f"{path}:{reader.line_num}: has another number of cells than the heading")
+            yield reader.line_num, {name: cell.strip() for name, cell in row.items() if cell.strip()}
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: is not UTF-8 text; expected a .csv file") from None
+    except csv.Error as error:
+        raise InputError(f"{path}: {error}; expected a .csv file") from None
+
+
+def _measured_run(
+    where: str,
+    row: Mapping[str, str],
+    question: RunQuestion,
+    options: TimeOptions,
+    read_model: Callable[[str], Preset],
+) -> MeasuredRun:
+    if "seconds" not in row:
+        raise InputError(f"{where}: seconds: missing; expected the measured time")
+    seconds = parse_duration(f"{where}: seconds", row["seconds"])
+    try:
+        run = timed_run(_question(row, question, read_model), _options(row, options))
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    pricer = run.pricer
+    assert pricer is not None
+    device, stack = run.device, run.stack
+
+    def seconds_with(factors: Factors) -> float:
+        return pricer(factors.device(device), factors.stack(stack))
+
+    group = (run.phase, id(run.spec), run.hardware.name, run.stack.name, run.devices, run.tokens, run.seq, run.context)
+    return MeasuredRun(where, seconds, seconds_with, group)
+
+
+def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
+    """The question of a row: that of the command line, with the row's cells."""
+    settings, layout = _checked(Settings, row), _checked(LayoutRequest, row)
+    if "users" in row:
+        users = whole("--users", length_of("--users", row["users"]))
+        settings["batch"] = batch_of(settings.get("batch"), users, "decode")
+    return replace(
+        question,
+        preset=read_model(row["model"]) if "model" in row else question.preset,
+        settings=question.settings.with_(**settings),
+        layout=replace(question.layout, **layout),
+        accelerators=(find_hardware(row["hardware"]),) if "hardware" in row else question.accelerators,
+    )
+
+
+def _checked(kind: type, row: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a class that a row has, read as options are."""
+    values: dict[str, Any] = {}
+    for name, setting in declared(kind).items():
+        if name in row:
+            cell: Any = row[name]
+            values[name] = setting.checked(cell.lower() == "true" if setting.kind is bool else cell)
+    return values
+
+
+def _options(row: Mapping[str, str], options: TimeOptions) -> TimeOptions:
+    values: dict[str, Any] = {name: row[name] for name in TIME_COLUMNS if name in row}
+    for name in ("global_batch", "context"):
+        if name in values:
+            values[name] = whole(f"--{name}", length_of(f"--{name}", values[name]), 0)
+    return replace(options, measured=None, by_node=None, calibrate=None, **values)

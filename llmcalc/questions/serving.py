@@ -1,0 +1,199 @@
+"""The question of `llmcalc serve`: which server keeps limits of time for so many requests, and what its tokens cost."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ..accelerator import Hardware
+from ..device_memory.settings import settings_of
+from ..errors import InputError, shown
+from ..parallel.layout_request import LayoutRequest
+from ..reports.answer import ReportedAnswer
+from ..sources.preset import Preset
+from ..sources.target import load
+from ..timing.calibration import Calibration
+from ..workload.validation import LARGEST
+from .runs import RunQuestion
+from .times import DEFAULT_ENGINE, TimeOptions, parse_duration, parse_nic, stack_of_engine
+
+if TYPE_CHECKING:
+    from ..studies.serving import ServeStudy
+
+MOST_MONEY = 1e12
+"""Largest price, power or rate."""
+
+AUTO = "auto"
+"""The word for the published number format in lists of formats."""
+
+MOST_FORMATS = 8
+"""Largest number of combinations of formats that are tried."""
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """Options of serve, as they were typed; None for an option that was not given.
+
+    input, output: tokens of a prompt and of an answer. concurrency: requests at any time. rate: requests per second.
+    ttft, tpot: limits as durations. devices, tp, pp, dp, ep: the layout. engine: `NAME` or `NAME==VERSION`.
+    quantize, kv_dtype: formats, separated by commas. price: money of a device and hour.
+    prefix_hit: share of the prompt that is cached. stack, nic, calibrate: as of `time`.
+    """
+
+    input: int
+    output: int
+    concurrency: int | None = None
+    rate: Any = None
+    ttft: Any = None
+    tpot: Any = None
+    devices: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+    engine: str | None = None
+    quantize: str | None = None
+    kv_dtype: str | None = None
+    price: Any = None
+    prefix_hit: Any = None
+    stack: str | None = None
+    nic: Any = None
+    calibrate: Any = None
+
+
+def positive(where: str, value: Any, example: str, most: float = MOST_MONEY) -> float:
+    """Parses a positive number, also as text. Raises `InputError`, which names the option, for other values."""
+    match = re.fullmatch(r"[0-9]{1,13}(?:\.[0-9]{1,9})?|\.[0-9]{1,9}", str(value).strip())
+    number = math.nan if match is None or isinstance(value, bool) else float(match[0])
+    if not 0 < number <= most:
+        raise InputError(f"{where}: {shown(value)}; expected a number above 0, such as {example}")
+    return number
+
+
+def share_of(where: str, value: Any) -> float:
+    """Parses a share from 0 up to, but not, 1. Raises `InputError` for other values."""
+    match = re.fullmatch(r"0?\.[0-9]{1,9}|0", str(value).strip())
+    if match is None or isinstance(value, bool):
+        raise InputError(f"{where}: {shown(value)}; expected a share from 0 to below 1, such as 0.5")
+    return float(match[0])
+
+
+def ask_serve(
+    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
+) -> ReportedAnswer:
+    """Finds servers of a model and the cheapest one that keeps the limits; `.ok` says whether there is one.
+
+    read_model: reads the models of measured runs; default without changes.
+    Raises `InputError` for options that contradict each other, and for engines whose servers are not modelled.
+    """
+    from ..reports.calibration import with_calibration
+    from ..reports.serve import report
+
+    study, calibration = serve_study(preset, hardware, options), None
+    if options.calibrate is not None:
+        calibration = _calibration(preset, hardware, options, read_model)
+        device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
+        study = replace(study, device=device, stack=stack)
+    servers = study.answer()
+    ok = servers.chosen is not None
+    return ReportedAnswer(servers, lambda: with_calibration(report(study, servers), calibration), ok)
+
+
+def _calibration(
+    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset]
+) -> Calibration:
+    """The fit to measured runs, which are prompts and tokens of `time`."""
+    from .measured_rows import calibration_of
+
+    question = RunQuestion(
+        preset=preset,
+        settings=settings_of(phase="decode"),
+        layout=LayoutRequest(devices=options.devices, tp=options.tp, pp=options.pp),
+        accelerators=(hardware,),
+    )
+    time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
+    return calibration_of(options.calibrate, question, time_options, read_model)
+
+
+def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> ServeStudy:
+    """The study of `ask_serve`. Raises `InputError` as that does."""
+    from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
+    from ..studies.serving import Limits, ServeStudy, SizesRequest
+    from ..timing.batching import Requests
+    from ..timing.device import device_of
+    from ..timing.stack import find_stack
+
+    if options.concurrency is not None and options.rate is not None:
+        raise InputError("--rate: --concurrency says the load already; expected one of the two")
+    record, version = engine_and_version(options.engine or DEFAULT_ENGINE)
+    if record.layout_flags is None:
+        known = [name for name in FOLDERS if engine(name).layout_flags is not None]
+        raise InputError(
+            f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(known)}"
+        )
+    if not record.runs_on(hardware):
+        raise InputError(
+            f"--hardware {hardware.name or hardware.title}: {record.title} does not run on it; expected a GPU of "
+            f"{' or '.join(record.vendors)}"
+        )
+    hit = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
+    requests = Requests(options.input, options.output, int(hit * options.input))
+    limits = Limits(
+        options.concurrency,
+        None if options.rate is None else positive("--rate", options.rate, "2.5 requests per second"),
+        None if options.ttft is None else parse_duration("--ttft", options.ttft),
+        None if options.tpot is None else parse_duration("--tpot", options.tpot),
+    )
+    stack = find_stack(options.stack or stack_of_engine(options.engine), "inference")
+    return ServeStudy(
+        preset,
+        hardware,
+        device_of(hardware, None if options.nic is None else parse_nic("--nic", options.nic)),
+        stack,
+        record,
+        version,
+        dict(_runs(preset, hardware, options, requests.length)),
+        requests,
+        limits,
+        SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
+        None if options.price is None else positive("--price", options.price, "2.5"),
+    )
+
+
+def _runs(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:
+    """Each pair of formats of weights and cache, with the model's memory on one device."""
+    formats = [
+        (quantize, kv_dtype)
+        for quantize in _formats("--quantize", options.quantize)
+        for kv_dtype in _formats("--kv-dtype", options.kv_dtype)
+    ]
+    if len(formats) > MOST_FORMATS:
+        raise InputError(f"--quantize, --kv-dtype: {len(formats)} combinations; expected at most {MOST_FORMATS}")
+    question = RunQuestion(
+        preset=preset, settings=settings_of(phase="decode", batch=1, seq=length), accelerators=(hardware,)
+    )
+    return [
+        (pair, replace(question, settings=_with_formats(question, *pair)).on_one_device())
+        for pair in dict.fromkeys(formats)
+    ]
+
+
+def _with_formats(question: RunQuestion, quantize: str | None, kv_dtype: str | None) -> Any:
+    formats = {"quantize": quantize, "kv_dtype": kv_dtype}
+    length = question.settings.seq
+    return settings_of(
+        phase="decode", batch=1, seq=length, **{name: value for name, value in formats.items() if value is not None}
+    )
+
+
+def _formats(where: str, text: str | None) -> Sequence[str | None]:
+    """The formats of a list with commas between them; None for the published one."""
+    if text is None:
+        return [None]
+    words = [word.strip() for word in str(text)[: LARGEST.bit_length() * 20].split(",")]
+    if not all(words):
+        raise InputError(f"{where}: {shown(text)}; expected formats with commas between them, such as {AUTO},fp8")
+    return [None if word == AUTO else word for word in words]

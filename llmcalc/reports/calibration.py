@@ -1,0 +1,54 @@
+"""What `--calibrate` adds to an answer: errors before and after, of runs that are left out, and the fitted factors."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from .. import units
+from ..timing.calibration import Calibration, Errors
+from ..timing.spread import DIGITS
+from .document import Report
+from .notes import plural
+
+
+def with_calibration(report: Report, calibration: Calibration | None) -> Report:
+    """Returns the report with the calibration as data and as notes; unchanged without one."""
+    if calibration is None or isinstance(report.data, list):
+        return report
+    first, *others = report.tables
+    first = first._replace(notes=[*_notes(calibration), *first.notes])
+    return report._replace(data=report.data | {"calibration": calibration_data(calibration)}, tables=[first, *others])
+
+
+def calibration_data(calibration: Calibration) -> dict[str, Any]:
+    """Returns a calibration as plain data."""
+    return {
+        "runs": calibration.runs,
+        "before": _errors(calibration.before),
+        "after": _errors(calibration.after),
+        "left_out": _errors(calibration.left_out),
+        "fitted": {name: float(f"{value:.{DIGITS}g}") for name, value in asdict(calibration.fitted).items()},
+        "refused": calibration.refused or None,
+    }
+
+
+def _errors(errors: Errors) -> dict[str, float | None]:
+    return {name: None if value is None else float(f"{value:.{DIGITS}g}") for name, value in asdict(errors).items()}
+
+
+def _notes(calibration: Calibration) -> list[str]:
+    before, after, left_out = calibration.before, calibration.after, calibration.left_out
+    errors = ", ".join(
+        f"{units.percent(errors.median_error, 0)} {when}"
+        for errors, when in ((before, "before"), (after, "after"), (left_out, "of runs left out"))
+    )
+    factors = ", ".join(f"{name} × {value:.2f}" for name, value in asdict(calibration.fitted).items())
+    notes = [f"calibrated on {plural(calibration.runs, 'measured run')}, median error {errors}; {factors}"]
+    if calibration.refused:
+        notes = [f"not calibrated: {calibration.refused} (median error {errors})"]
+    if before.regret is not None and after.regret is not None:
+        first = f"{units.percent(before.regret)} before, {units.percent(after.regret)} after"
+        three = f"{units.percent(before.best_of_three or 0)}, {units.percent(after.best_of_three or 0)}"
+        notes.append(f"regret of the first layout {first}; of the best of three {three}")
+    return notes

@@ -1,0 +1,54 @@
+"""What a draft of speculative decoding adds to an answer about its target."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import units
+from ..studies.draft import Draft
+from .document import Report
+
+NAMES = {"embed_tokens": "embedding", "lm_head": "head"}
+
+
+def with_draft(report: Report, draft: Draft | None, counted: bool = False) -> Report:
+    """Returns the report with the draft in its document and in a note of its first table.
+
+    counted: whether the numbers of the report count the draft too.
+    """
+    if draft is None or not isinstance(report.data, dict):
+        return report
+    text = note(draft, counted)
+    first, *others = report.tables
+    data = {**report.data, "draft": draft_data(draft)}
+    if "notes" in data:
+        data["notes"] = [text, *data["notes"]]
+    warnings = [text, *report.warnings]
+    return report._replace(data=data, tables=[first._replace(notes=[text, *first.notes]), *others], warnings=warnings)
+
+
+def draft_data(draft: Draft) -> dict[str, Any]:
+    """Returns the draft's entry of a document."""
+    data: dict[str, Any] = {
+        "name": draft.preset.name,
+        "params": draft.params,
+        "from_target": list(draft.shared),
+        "cache": {"bytes": draft.cache.bytes, "bytes_per_token": draft.cache.bytes_per_token},
+    }
+    return data if draft.count is None else {**data, "flops": draft.count.total}
+
+
+def note(draft: Draft, counted: bool = False) -> str:
+    """Writes what the draft adds: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
+    parts = [
+        f"{units.exact(draft.params)} parameters",
+        f"{units.memory(draft.cache.bytes_per_token)} of cache per token",
+    ]
+    if draft.cache.workload.seq > 1:
+        parts.append(f"{units.memory(draft.cache.bytes)} in all")
+    if draft.count is not None:
+        parts.append(units.flops(draft.count.total))
+    taken = " and ".join(NAMES[name] for name in draft.shared)
+    shares = f"; its {taken} {'is' if len(draft.shared) == 1 else 'are'} the target's" if taken else ""
+    where = "counted in" if counted else "beside the numbers above"
+    return f"draft {draft.preset.name}, {where}: {', '.join(parts)}{shares}"

@@ -1,0 +1,89 @@
+"""The phases of reinforcement learning on one device: rollout, weights to the engine, log-probabilities, update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import units
+from ..frameworks.launch.rollout import Rollout
+from ..studies.rollout_phases import RolloutPhase
+from .document import Column, Row, Table
+
+TITLES = {
+    "rollout": "rollout",
+    "weight_transfer": "weights sent",
+    "log_probabilities": "log-probs",
+    "update": "update",
+}
+"""Phase → the title of its column."""
+
+ROWS = {
+    "weights": ("weights",),
+    "gradients": ("gradients",),
+    "optimizer": ("optimizer",),
+    "activations": ("activations",),
+    "temporary": ("temporary",),
+    "buffers, workspaces": ("communication", "overhead"),
+    "reference model": ("reference",),
+    "critic and its states": ("critic",),
+    "gathered weights": ("gathered_weights",),
+    "logits": ("logits",),
+    "weights sent": ("weights_sent",),
+    "fragmentation": ("fragmentation",),
+    "CUDA context": ("context",),
+    "engine: weights": ("engine_weights",),
+    "engine: KV cache": ("engine_kv_cache",),
+    "engine: the rest": ("engine_profile_run", "engine_non_torch", "engine_cuda_graphs"),
+}
+"""Row of the table → the terms that it sums."""
+
+NOTE = (
+    "phases: the update is replayed, the engine has its own rule; other models, logits and activations of passes "
+    "without gradients are estimates, which no measured run was compared with"
+)
+
+
+def fullest(phases: Sequence[RolloutPhase]) -> RolloutPhase:
+    """Returns the phase that needs most."""
+    return max(phases, key=lambda phase: phase.bytes)
+
+
+def engine_note(rollout: Rollout | None) -> str:
+    """Writes the engine of the rollouts with its flags; empty without one."""
+    if rollout is None or not rollout.engine:
+        return ""
+    flags = " ".join(f"{name}={value}" for name, value in rollout.flags.items())
+    idle = "weights and cache are freed" if rollout.sleeps else "weights and cache stay on the device"
+    return f"rollouts by {rollout.engine} (newest rules): {flags}; while it is idle its {idle}"
+
+
+def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answer: str, notes: Sequence[str]) -> Table:
+    """Returns the terms of each phase, one phase a column, and their sums."""
+    columns = [
+        Column("term", f"{units.GIB.name} of one device", justify="left"),
+        *(Column(f"{phase.name}_bytes", TITLES[phase.name], units.GIB.write) for phase in phases),
+    ]
+    sizes = [{term.name: term.bytes for term in phase.terms} for phase in phases]
+    rows = []
+    for name, terms in ROWS.items():
+        sums = [sum(size for term, size in of_phase.items() if term in terms) for of_phase in sizes]
+        if any(sums):
+            rows.append(Row([name, *(size or None for size in sums)]))
+    total = Row(["total", *(phase.bytes for phase in phases)], strong=True)
+    return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer, name="rollout")
+
+
+def phases_data(phases: Sequence[RolloutPhase]) -> list[dict[str, Any]]:
+    """Returns the phases of the document."""
+    return [
+        {
+            "name": phase.name,
+            "bytes": phase.bytes,
+            "terms": [
+                {"name": term.name, "bytes": term.bytes, "status": term.status, "source": term.source}
+                for term in phase.terms
+            ],
+        }
+        for phase in phases
+    ]

@@ -1,0 +1,253 @@
+"""`llmcalc serve`: the cheapest server that keeps the limits, the others beside it, and its load curve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import units
+from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
+from ..timing.spread import DIGITS, Range
+from .document import Column, Report, Row, Shown, Table, text_of
+from .notes import as_warnings, plural, too_long
+from .seconds import class_text, duration, unit_of
+from .summary import model_data
+
+NOT_COUNTED = (
+    "bursts of arrivals", "routing between replicas", "requests of uneven length", "uneven routing of experts",
+    "uneven stages", "failures",
+)  # fmt: skip
+"""What no estimate of a server counts."""
+
+
+def money(value: float) -> str:
+    """Writes money with three digits, without a currency."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+SHARED_COLUMNS = (
+    Column("concurrency", "users", units.exact),
+    Column("ttft", "TTFT", text_of),
+    Column("tpot", "TPOT", text_of),
+)
+
+RATE_COLUMNS = (
+    Column("output_tokens_per_second", "tokens/s", _rate),
+    Column("per_device", "a device", _rate),
+    Column("cost_per_million", "a million", money),
+)
+
+SERVER_COLUMNS = (
+    Column("server", "server", justify="left", wrap=True),
+    Column("devices", "devices", units.exact),
+    *SHARED_COLUMNS,
+    *RATE_COLUMNS,
+    Column("keeps", "keeps", justify="left", verdict=True),
+)
+
+CURVE_COLUMNS = (
+    *SHARED_COLUMNS,
+    Column("tpot_likely", "likely", text_of),
+    Column("end_to_end", "end to end", text_of),
+    *RATE_COLUMNS,
+)
+
+
+def layout_text(server: Server) -> str:
+    """Writes `2 × tp4 pp2, fp8-dynamic, kv fp8`."""
+    sizes = server.sizes
+    layout = " ".join(f"{name}{size}" for name, size in vars(sizes).items() if size > 1) or "tp1"
+    copies = f"{server.replicas} × " if server.replicas > 1 else ""
+    formats = [server.quantize, None if server.kv_dtype is None else f"kv {server.kv_dtype}"]
+    return ", ".join([f"{copies}{layout}", *filter(None, formats)])
+
+
+def report(study: ServeStudy, servers: Servers) -> Report:
+    """Returns the answer as data and as tables."""
+    from ..workload.workload import Workload
+
+    preset, requests = study.preset, study.requests
+    warnings = too_long(preset.model, Workload(1, requests.length))
+    chosen = servers.chosen
+    notes = [*warnings, *_notes(study, servers)]
+    title = f"{preset.display}, {load_text(study)}"
+    rows = _server_rows(study, servers)
+    columns = _columns(SERVER_COLUMNS, study)
+    tables = [Table(title, columns, rows, _aside(study), notes, _answer(study, servers), name="servers")]
+    if chosen is not None:
+        server = servers.servers[chosen.index]
+        rows = [Row(_curve_cells(point, study), strong=point == chosen.point) for point in servers.curves[chosen.index]]
+        tables.append(Table(f"Load of {layout_text(server)}", _columns(CURVE_COLUMNS, study), rows, name="curve"))
+    return Report(_data(study, servers), tables, warnings=as_warnings(preset, warnings)).of(preset.target)
+
+
+def load_text(study: ServeStudy) -> str:
+    """Writes the load: `64 users of 8,192 + 1,024 tokens`."""
+    limits, requests = study.limits, study.requests
+    load = "requests" if limits.rate is None else f"{limits.rate:g} requests/s"
+    load = load if limits.concurrency is None else plural(limits.concurrency, "user")
+    return f"{load} of {requests.input:,} + {requests.output:,} tokens"
+
+
+def _columns(columns: Sequence[Column], study: ServeStudy) -> list[Column]:
+    """The columns: with a price the cost of a token, which is in proportion to the devices over its rate."""
+    unused = "cost_per_million" if study.price is None else "per_device"
+    return [column for column in columns if column.key != unused]
+
+
+def _answer(study: ServeStudy, servers: Servers) -> str:
+    chosen = servers.chosen
+    if chosen is None:
+        return "no server keeps the limits" if servers.servers else "no server fits"
+    server, point = servers.servers[chosen.index], chosen.point
+    cost = "" if point.cost_per_million is None else f", {money(point.cost_per_million)} per million tokens"
+    return f"{layout_text(server)} on {server.devices} {study.hardware.title}{cost}"
+
+
+def _aside(study: ServeStudy) -> str:
+    limits = study.limits
+    limit_texts = [f"TTFT ≤ {duration(limits.ttft)}"] if limits.ttft is not None else []
+    limit_texts += [f"TPOT ≤ {duration(limits.tpot)}"] if limits.tpot is not None else []
+    cached = study.requests.cached
+    return ", ".join(
+        [
+            f"{study.engine.title} {study.version.version}",
+            *limit_texts,
+            *([f"{cached:,} tokens of a prompt cached"] if cached else []),
+            *([f"{study.price:g} a device and hour"] if study.price is not None else []),
+        ]
+    )
+
+
+def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
+    """The servers: the chosen one, then those that keep the limits, the cheapest first, then the others."""
+    chosen = servers.chosen
+    order = sorted(range(len(servers.servers)), key=lambda index: _order(study, servers, index))
+    rows = []
+    for index in order:
+        server, point = servers.servers[index], servers.points[index]
+        keeps = point is not None and not study.limits.broken_by(point.load)
+        shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
+        cells = [layout_text(server), server.devices, *_cells(shown_point, study), "fits" if keeps else "no"]
+        rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
+    return rows
+
+
+def _order(study: ServeStudy, servers: Servers, index: int) -> tuple[bool, float, int]:
+    point = servers.points[index]
+    keeps = point is not None and not study.limits.broken_by(point.load)
+    return not keeps, -point.per_device if point is not None else 0.0, index
+
+
+def _cells(point: Point, study: ServeStudy) -> list[Any]:
+    ttft, tpot = (Shown(float(part.estimate), _range_cell(part)) for part in (point.ttft, point.tpot))
+    return [point.concurrency, ttft, tpot, *_rates(point, study)]
+
+
+def _rates(point: Point, study: ServeStudy) -> list[Any]:
+    last = point.per_device if study.price is None else point.cost_per_million
+    return [point.output_tokens_per_second, last]
+
+
+def _range_cell(seconds: Range) -> str:
+    """Writes `0.42-12 s`, in the unit of its upper end."""
+    unit = unit_of(float(seconds.high))
+    low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (seconds.low, seconds.high))
+    return f"{low}-{high} {unit}"
+
+
+def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
+    concurrency, ttft, tpot, *rates = _cells(point, study)
+    likely, end_to_end = float(point.tpot.estimate), point.load.end_to_end
+    seconds = [Shown(likely, duration(likely)), Shown(end_to_end, duration(end_to_end))]
+    return [concurrency, ttft, tpot, *seconds, *rates]
+
+
+def _notes(study: ServeStudy, servers: Servers) -> list[str]:
+    title, chosen = study.stack.title, servers.chosen
+    example = servers.curves[0][0] if servers.curves else None
+    why_not = ", ".join(f"{reason} ({number})" for reason, number in servers.why_not.items())
+    notes = [] if example is None else [class_text(example.tpot, title)]
+    notes += [f"ruled out: {why_not}"] if why_not else []
+    if chosen is not None:
+        server = servers.servers[chosen.index]
+        notes.append(
+            f"a replica holds {plural(server.most_sequences, 'request')} ({server.kv_tokens:,} tokens of cache) by the "
+            f"rule of {study.engine.title}"
+        )
+        notes.append(f"likely {duration(float(chosen.point.tpot.estimate))} a token")
+    notes += ["no --price: the cheapest has the most tokens/s of a device"] if study.price is None else []
+    notes += ["arrivals are evenly spread; bursts wait longer"] if study.limits.rate is not None else []
+    notes += [] if example is None else [f"TTFT: {class_text(example.ttft, title)}"]
+    notes += [study.version.note] if study.version.note else []
+    if list(study.runs) == [(None, None)]:
+        notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
+    return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
+
+
+def point_data(point: Point) -> dict[str, Any]:
+    """Returns a point as plain data."""
+    return {
+        "concurrency": point.concurrency,
+        "ttft": point.ttft.seconds(),
+        "tpot": point.tpot.seconds(),
+        "end_to_end": {name: _digits(value) for name, value in point.end_to_end.items()},
+        "output_tokens_per_second": _digits(point.output_tokens_per_second),
+        "per_device": _digits(point.per_device),
+        "cost_per_million": None if point.cost_per_million is None else _digits(point.cost_per_million),
+    }
+
+
+def _digits(value: float) -> float:
+    return float(f"{value:.{DIGITS}g}")
+
+
+def _options(server: Server) -> dict[str, Any]:
+    return {**vars(server.sizes), "quantize": server.quantize, "kv_dtype": server.kv_dtype}
+
+
+def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
+    limits, requests = study.limits, study.requests
+    listed = [
+        {
+            "options": _options(server),
+            "devices": server.devices,
+            "replicas": server.replicas,
+            "most_sequences": server.most_sequences,
+            "kv_tokens": server.kv_tokens,
+            "curve": [point_data(point) for point in curve],
+        }
+        for server, curve in zip(servers.servers, servers.curves, strict=True)
+    ]
+    example = servers.curves[0][0] if servers.curves else None
+    return {
+        "model": model_data(study.preset),
+        "hardware": study.hardware.name,
+        "engine": {"name": study.engine.name, "version": study.version.version},
+        "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
+        "limits": {**vars(limits)},
+        "price": study.price,
+        "servers": listed,
+        "front": [{"server": index, "concurrency": concurrency} for index, concurrency in servers.front],
+        "chosen": _chosen_data(servers, servers.chosen),
+        "why_not": servers.why_not,
+        "class": {name: None if example is None else getattr(example, name).class_data() for name in ("ttft", "tpot")},
+        "not_counted": list(NOT_COUNTED),
+    }
+
+
+def _chosen_data(servers: Servers, chosen: Chosen | None) -> dict[str, Any] | None:
+    if chosen is None:
+        return None
+    server = servers.servers[chosen.index]
+    return {
+        "server": chosen.index,
+        "options": _options(server),
+        "devices": server.devices,
+        "replicas": server.replicas,
+        **point_data(chosen.point),
+    }

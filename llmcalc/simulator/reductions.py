@@ -1,0 +1,55 @@
+"""The temporary memory of a sum over rows on a GPU: partial sums of the blocks that share an output.
+
+Source: aten/src/ATen/native/cuda/Reduce.cuh, `setReduceConfig` and `ReduceConfig::global_memory_size`. The sizes of an
+H200 were equal to it (tests/data/gpu).
+"""
+
+from __future__ import annotations
+
+from ..algebra import ceil_div
+
+THREADS = 512
+"""The most threads of a block (`MAX_REDUCE_THREADS`)."""
+
+WARP = 32
+VECTOR = 4
+"""The most outputs that a thread reads at once."""
+
+FEWEST_VALUES, MOST_VALUES = 16, 256
+"""The values that a thread should sum: an output is divided among blocks where they are more than the second."""
+
+MULTIPROCESSORS = 132
+THREADS_OF_MULTIPROCESSOR = 2048
+"""Of an H100 and an H200."""
+
+SUM_BYTES = COUNTER_BYTES = 4
+"""Partial sums are in float32, and each column of blocks counts those that are done."""
+
+
+def scratch_bytes(outputs: int, rows: int) -> tuple[int, int]:
+    """The bytes of partial sums, and of counters, of a sum of rows whose elements lie side by side; 0 for neither.
+
+    outputs: elements of a row. rows: rows that are summed.
+    """
+    vector = VECTOR
+    while outputs % vector:
+        vector //= 2
+    threads = THREADS // vector
+    columns, lines = (min(_power_of_two(n), threads) for n in (outputs // vector, rows))
+    height = min(lines, threads // min(columns, WARP))
+    width = min(columns, threads // height)
+    values = rows
+    if values < height * FEWEST_VALUES and values < MOST_VALUES:
+        return 0, 0
+    values = ceil_div(values, height)
+    grid = ceil_div(outputs // vector, width)
+    wanted = MULTIPROCESSORS * (THREADS_OF_MULTIPROCESSOR // (width * height))
+    if values < MOST_VALUES or grid > wanted:
+        return 0, 0
+    blocks = max(min(ceil_div(wanted, grid), ceil_div(values, FEWEST_VALUES)), ceil_div(values, MOST_VALUES))
+    return (SUM_BYTES * outputs * blocks * width * vector, COUNTER_BYTES * grid) if blocks > 1 else (0, 0)
+
+
+def _power_of_two(n: int) -> int:
+    """The largest power of two that is at most n."""
+    return 1 << (n.bit_length() - 1)

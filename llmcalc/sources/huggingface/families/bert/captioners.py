@@ -1,0 +1,91 @@
+"""Decoders of captions with BERT's layers: GIT, which reads image features as tokens, and BLIP's text decoder.
+
+BLIP's decoder attends to the image by cross-attention, which does not run on text alone.
+
+transformers: models/git, models/blip.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import Family
+from ...parts import IDLE_CROSS_ATTENTION, QKVO, Table, biases, decoder, layernorm
+from .bert import BERT_MODULES, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions
+
+
+def _captioner(config: Config, head: Table, **cross: Any) -> Table:
+    stack = {"position": bert_positions(config), "embedding_norm": layernorm(config.number("layer_norm_eps"))}
+    return decoder(config, {**bert_block(config), **cross}, None, head, stack)
+
+
+def _git(config: Config) -> Table:
+    return _captioner(config, {"bias": True})
+
+
+def _blip_text_model(config: Config) -> Table:
+    config.must("is_decoder", True)
+    config.notes.append(IDLE_CROSS_ATTENTION)
+    attention = {"num_attention_heads": config.size("num_attention_heads"), **biases(True, *QKVO)}
+    source, width = config.size("encoder_hidden_size"), config.size("hidden_size")
+    return _captioner(
+        config,
+        bert_head(config, bert_act(config)),
+        cross_attention=attention,
+        idle_cross_attention=True,
+        **({} if source == width else {"idle_source_size": source}),
+    )
+
+
+COMMON: dict[str, Any] = {
+    "hidden_size": 768,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "layer_norm_eps": 1e-12,
+}
+
+FAMILIES = {
+    "git": Family(
+        _git,
+        {
+            **COMMON,
+            "vocab_size": 30522,
+            "num_hidden_layers": 6,
+            "max_position_embeddings": 1024,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"num_image_with_embedding"}),
+        towers="Git",
+        uncounted_encoders={"vision_config": "git_vision_model"},
+        uncounted_modules="git.image_encoder + git.visual_projection + git.img_temporal_embedding",
+        modules={**BERT_MODULES, "lm_head": "output"},
+        dropout=BERT_DROPOUT,
+    ),
+    "blip": Family(
+        None,
+        text="blip_text_model",
+        ties="either",
+        passed={"encoder_hidden_size": ("vision_config", "hidden_size", 768)},
+        uncounted_encoders={"vision_config": "blip_vision_model"},
+    ),
+    "blip_text_model": Family(
+        _blip_text_model,
+        {
+            **COMMON,
+            "vocab_size": 30524,
+            "encoder_hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 8,
+            "max_position_embeddings": 512,
+            "is_decoder": True,
+            "tie_word_embeddings": True,
+        },
+        frozenset({"label_smoothing", "projection_dim"}),
+        deviations=(SECOND_BIAS,),
+        modules=BERT_MODULES,
+        dropout=BERT_DROPOUT,
+    ),
+}

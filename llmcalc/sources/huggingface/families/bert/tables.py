@@ -1,0 +1,93 @@
+"""Encoders of pages and tables with BERT's layers and further embeddings.
+
+LayoutLM embeds coordinates on a page, TAPAS columns and rows.
+
+transformers: models/layoutlm, models/tapas.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import EVERY, Family, Quirks
+from ...parts import OF_ANSWERS, Table, architecture, encoder, layernorm, pooler, scores_sequences
+from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_positions
+
+AXES = ("x", "y", "h", "w")
+"""The coordinates of a word on its page: corners of its box, height and width."""
+
+
+def _with_tables(config: Config, tables: Table, **model: Any) -> Table:
+    stack = {
+        "position": bert_positions(config),
+        "embedding_norm": layernorm(config.number("layer_norm_eps")),
+        "token_types": tables,
+    }
+    return encoder(config, bert_block(config), stack, bert_head(config, bert_act(config)), {}, **model)
+
+
+def _layoutlm(config: Config) -> Table:
+    tables = {
+        "type_vocab_size": config.size("type_vocab_size"),
+        "other_vocab_sizes": [config.size("max_2d_position_embeddings")] * len(AXES),
+    }
+    return _with_tables(config, tables, **pooler(True))
+
+
+def _tapas(config: Config) -> Table:
+    """Reads TAPAS. Its class for questions scores cells and columns, and the aggregation of the pooled vector."""
+    sizes = config.sizes("type_vocab_sizes")
+    if not 1 <= len(sizes) <= 64 or 0 in sizes:
+        raise config.wrong("type_vocab_sizes", sizes, "from 1 to 64 positive whole numbers")
+    answers = architecture(config).endswith(OF_ANSWERS)
+    aggregations = config.count("num_aggregation_labels") if answers else 0
+    pools = config.head == "none" or scores_sequences(config) or answers
+    table = _with_tables(config, {"other_vocab_sizes": sizes}, **pooler(pools, aggregations or None))
+    if answers:  # cells and columns
+        table["head"] = {"type": "classification", "num_labels": 2, "over": "token"}
+    return table
+
+
+FAMILIES = {
+    "layoutlm": Family(
+        _layoutlm,
+        {**COMMON, "type_vocab_size": 2, "max_2d_position_embeddings": 1024},
+        OLD,
+        deviations=(SECOND_BIAS,),
+        modules={
+            **BERT_MODULES,
+            **{f"embed_other_{i}": f"embeddings.{axis}_position_embeddings" for i, axis in enumerate(AXES)},
+        },
+        dropout=BERT_DROPOUT,
+    ),
+    "tapas": Family(
+        _tapas,
+        {
+            **COMMON,
+            "max_position_embeddings": 1024,
+            "type_vocab_sizes": [3, 256, 256, 2, 256, 256, 10],
+            "num_aggregation_labels": 0,
+        },
+        OLD
+        | frozenset(
+            """
+            aggregation_labels aggregation_loss_weight aggregation_temperature allow_empty_column_selection
+            answer_loss_cutoff answer_loss_importance average_approximation_function average_logits_per_cell
+            cell_selection_preference disable_per_token_loss huber_loss_delta init_cell_selection_weights_to_zero
+            max_num_columns max_num_rows no_aggregation_label_index positive_label_weight
+            reset_position_index_per_cell select_one_column softmax_temperature type_vocab_size
+            use_answer_as_supervision use_gumbel_for_aggregation use_gumbel_for_cells use_normalized_answer_loss
+            """.split()  # noqa: SIM905
+        ),
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules={
+            **BERT_MODULES,
+            **{f"embed_other_{i}": f"embeddings.token_type_embeddings_{i}" for i in range(7)},
+            "pooler.out_proj": "aggregation_classifier",
+        },
+        dropout=BERT_DROPOUT,
+    ),
+}

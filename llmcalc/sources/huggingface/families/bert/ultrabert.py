@@ -1,0 +1,108 @@
+"""Ultrabert: an encoder of Llama's layers, two of three with a sliding window, and a head with a bottleneck.
+
+UltraVBERT adds an encoder of images, which is not counted.
+
+transformers: models/ultrabert, models/ultravbert.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    bidirectional,
+    encoder,
+    every_nth_full,
+    glu,
+    layer_pattern,
+    listed_kinds,
+    rmsnorm,
+    rope,
+)
+
+
+def _ultrabert(config: Config) -> Table:
+    config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    config.choice({"cls": "sequence", "mean": "sequence"}, "classifier_pooling")
+    mixer = attention(
+        config,
+        position=rope(config, kind="full_attention"),
+        **biases(config.flag("attention_bias"), *QKVO),
+    )
+    kinds, window = _layers(config, depth)
+    near = {"position": rope(config, kind="sliding_attention"), "sliding_window": window}
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(config, config.flag("mlp_bias")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    variants: Table = {"full": {}, "sliding": {"attention": near}}
+    used = {name: variants[name] for name in dict.fromkeys(kinds)}
+    stack = bidirectional({"block": block, "variants": used, **layer_pattern(kinds)}, lambda distance: distance)
+    head = {
+        "transform": {
+            "bottleneck_size": config.size("prediction_head_size"),
+            "hidden_act": "gelu_tanh",
+            "bias": False,
+            "norm": None,
+        }
+    }
+    return encoder(config, block, {**stack, "final_norm": norm}, head, {})
+
+
+def _layers(config: Config, depth: int) -> tuple[list[str], int]:
+    """Returns the kind of each layer and the distance of those with a window, from either form of the config."""
+    kinds, distance = every_nth_full(depth, 3), config.size("sliding_window")
+    if config.get("attention_windows") is not None:
+        windows = config.sizes("attention_windows")
+        if len(windows) != depth:
+            raise config.wrong("attention_windows", windows, f"{depth} whole numbers, 0 for a layer without a window")
+        kinds = ["sliding" if window else "full" for window in windows]
+        distance = next((window for window in windows if window), distance)
+    return listed_kinds(config, "layer_types", FULL_OR_SLIDING, kinds), distance
+
+
+FAMILIES = {
+    "ultrabert": Family(
+        _ultrabert,
+        {
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "max_position_embeddings": 32768,
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "sliding_window": 128,
+            "layer_types": None,
+            "attention_windows": None,
+            "prediction_head_size": 768,
+            "classifier_pooling": "cls",
+            "tie_word_embeddings": False,
+        },
+        modules={
+            "lm_head": "head | projection_head + lm_head",
+            "lm_head.bottleneck": "linear1",
+            "lm_head.dense": "linear2",
+            "lm_head.decoder": "decoder | .lm_head",
+        },
+    ),
+    "ultravbert": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="ultrabert",
+        uncounted_encoders={"vision_config": "siglip_vision_model"},
+    ),
+}

@@ -1,0 +1,125 @@
+"""XLM and FlauBERT: BERT's layers with learned or sinusoidal positions in a table, and an embedding of languages.
+
+transformers: models/xlm, models/flaubert.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import EVERY, DropoutFields, Family, Modules, Quirks
+from ...parts import QKVO, Table, biases, encoder, layernorm, learned_positions, mlp, token_types
+
+
+def _xlm(config: Config, placement: str = "post") -> Table:
+    config.must("asm", False)
+    config.must("is_encoder", True)
+    norm, heads, width = (
+        layernorm(config.number("layer_norm_eps")),
+        config.size("num_attention_heads"),
+        config.size("hidden_size"),
+    )
+    config.divided("n_heads", width, heads)
+    languages = config.count("n_langs")
+    block = {
+        "attention": {"num_attention_heads": heads, **biases(True, *QKVO)},
+        "feed_forward": mlp(4 * width, "gelu" if config.flag("gelu_activation") else "relu"),
+        "norm": norm,
+        "norm_placement": placement,
+    }
+    stack = {
+        "position": learned_positions(config),
+        "embedding_norm": norm,
+        **token_types(languages if languages > 1 and config.flag("use_lang_emb") else 0),
+    }
+    table = encoder(config, block, stack, {"bias": True}, None)
+    if config.flag("causal"):
+        table["decoder"] = table.pop("encoder")
+    return table
+
+
+def _flaubert(config: Config) -> Table:
+    return _xlm(config, "pre" if config.flag("pre_norm") else "post")
+
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 30145,
+    "emb_dim": 2048,
+    "n_layers": 12,
+    "n_heads": 16,
+    "gelu_activation": True,
+    "causal": False,
+    "asm": False,
+    "n_langs": 1,
+    "use_lang_emb": True,
+    "max_position_embeddings": 512,
+    "layer_norm_eps": 1e-12,
+    "is_encoder": True,
+    "tie_word_embeddings": True,
+}
+ALIASES = {
+    "hidden_size": "emb_dim",
+    "num_hidden_layers": "n_layers",
+    "num_attention_heads": "n_heads",
+    "n_words": "vocab_size",
+}
+NO_COUNT = frozenset(
+    """
+    amp asm_cutoffs asm_div_value bos_index bptt clip_grad_norm embed_init_std emb_dim end_n_top encoder_only eos_index
+    fp16 group_by_size id2lang lang2id lang_id langs lg_sampling_factor layerdrop mask_index max_batch_size max_vocab
+    mlm_steps pad_index sample_alpha share_inout_emb sinusoidal_embeddings start_n_top summary_activation
+    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj unk_index word_blank word_dropout
+    word_keep word_mask word_mask_keep_rand word_pred word_rand word_shuffle
+    """.split()  # noqa: SIM905
+)
+MODULES: Modules = {
+    "layers": "attentions.* & layer_norm1.* & ffns.* & layer_norm2.*",
+    "embed_tokens": "embeddings",
+    "embed_positions": "position_embeddings",
+    "embed_types": "lang_embeddings",
+    "embed_norm": "layer_norm_emb",
+    "self_attn": "&attentions",
+    "self_attn_pre_norm": "&layer_norm1",
+    "self_attn_post_norm": "&layer_norm1",
+    "mlp": "&ffns",
+    "mlp_pre_norm": "&layer_norm2",
+    "mlp_post_norm": "&layer_norm2",
+    "q_proj": "q_lin",
+    "k_proj": "k_lin",
+    "v_proj": "v_lin",
+    "o_proj": "out_lin",
+    "up_proj": "lin1",
+    "down_proj": "lin2",
+    "lm_head": "pred_layer.proj",
+}
+DROPOUT = DropoutFields(
+    {
+        "embedding": "dropout",
+        "attention": "attention_dropout",
+        "attention_output": "dropout",
+        "feed_forward": "dropout",
+    },
+    {"dropout": 0.1, "attention_dropout": 0.1},
+)
+
+FAMILIES = {
+    "xlm": Family(
+        _xlm,
+        DEFAULTS,
+        NO_COUNT,
+        aliases=ALIASES,
+        quirks=Quirks(reads_values=EVERY),
+        modules=MODULES,
+        dropout=DROPOUT,
+    ),
+    "flaubert": Family(
+        _flaubert,
+        {**DEFAULTS, "pre_norm": False},
+        NO_COUNT,
+        aliases=ALIASES,
+        quirks=Quirks(reads_values=EVERY),
+        modules=MODULES,
+        dropout=DROPOUT,
+    ),
+}

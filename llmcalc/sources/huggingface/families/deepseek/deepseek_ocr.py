@@ -1,0 +1,100 @@
+"""The text models of DeepSeek-OCR 2 and Unlimited-OCR: DeepSeek's experts with multi-head attention.
+
+transformers: models/deepseek_ocr2, models/unlimited_ocr.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import Family
+from ...parts import DENSE_OR_MOE, QKVO, Table, attention, biases, listed_kinds
+from .deepseek import ROUTING, deepseek, routed
+
+
+def _experts(config: Config, names: list[str]) -> Table:
+    bias = config.flag("mlp_bias")
+    config.size("n_shared_experts")
+    mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
+    return deepseek(config, mixer, routed(config, bias), names, bias)
+
+
+def _deepseek_ocr2_text(config: Config) -> Table:
+    return _experts(
+        config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * config.size("num_hidden_layers"))
+    )
+
+
+def _unlimited_ocr_text(config: Config) -> Table:
+    """Reads Unlimited-OCR, whose layers attend to the whole prompt and to a window of the tokens after it.
+
+    A spec does not tell a prompt from the tokens after it, so that its layers attend to all of them; a remark says so.
+    """
+    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    window = config.size("sliding_window")
+    kinds = config.get("layer_types")
+    if kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
+        config.notes.append(
+            f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "
+            "attending to all tokens, which is exact for the prompt and the most for tokens after it"
+        )
+    default = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    return _experts(config, listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default))
+
+
+COMMON: dict[str, Any] = {
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "tie_word_embeddings": False,
+}
+UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
+
+FAMILIES = {
+    "deepseek_ocr2": Family(
+        None, UNTIED, text="deepseek_ocr2_text", uncounted_encoders={"vision_config": "deepseek_ocr2_vision"}
+    ),
+    "deepseek_ocr2_text": Family(
+        _deepseek_ocr2_text,
+        {
+            **COMMON,
+            "vocab_size": 102400,
+            "hidden_size": 4096,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": None,
+            "intermediate_size": 11008,
+            "moe_intermediate_size": 1407,
+            "num_experts_per_tok": None,
+            "max_position_embeddings": 2048,
+        },
+        ROUTING | {"first_k_dense_replace"},
+    ),
+    "unlimited_ocr": Family(
+        None, UNTIED, text="unlimited_ocr_text", uncounted_encoders={"vision_config": "unlimited_ocr_vision"}
+    ),
+    "unlimited_ocr_text": Family(
+        _unlimited_ocr_text,
+        {
+            **COMMON,
+            "vocab_size": 129280,
+            "hidden_size": 1280,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 10,
+            "num_key_value_heads": 10,
+            "intermediate_size": 6848,
+            "moe_intermediate_size": 896,
+            "num_experts_per_tok": 6,
+            "max_position_embeddings": 32768,
+            "sliding_window": 128,
+            "layer_types": None,
+            "first_k_dense_replace": 1,
+        },
+        ROUTING,
+    ),
+}

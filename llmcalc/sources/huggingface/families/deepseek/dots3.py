@@ -1,0 +1,170 @@
+"""The text model of Dots 3: latent attention with a gate per head, sparse in some layers, with a window in others.
+
+Layers with a window have sizes of their own. Queries and latents are scaled, which has no parameters.
+
+transformers: models/dots3_note. Published configs are flat, with the names of the window's sizes after `swa_`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from .....ops import KVCache, Op
+from ...config import Config
+from ...family import Deviation, Family
+from ...parts import DENSE_OR_MOE, Table, combined_kinds, decoder, glu, listed_kinds, moe, rmsnorm
+from .deepseek import ROUTING, SIGMOID, mla
+from .dsa import DSA_MODULES
+
+LATENT_SIZES = (
+    "num_attention_heads",
+    "q_lora_rank",
+    "kv_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "v_head_dim",
+)
+"""The sizes of latent attention that layers with a window have of their own."""
+
+RANGES = {"indexed_attention": "indexed", "full_attention": "full", "sliding_attention": "sliding"}
+
+
+def _dots3_note_text(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    indexer = {name: config.size(name) for name in ("index_n_heads", "index_head_dim", "index_topk")}
+    config.size("q_lora_rank")
+    mixer = mla(config, output_gate={"per": "head"}, key_norm=True, norm=norm)
+    shared = config.size("shared_experts_intermediate_size", "moe_shared_expert_intermediate_size")
+    experts = moe(
+        config.size("n_routed_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, width=shared * config.size("n_shared_experts")),
+        **SIGMOID,
+    )
+    kinds: Table = {
+        "full": {},
+        "indexed": {"attention": {"indexer": indexer}},
+        "sliding": {"attention": {**_window_sizes(config), "sliding_window": _window(config)}},
+    }
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    stack = combined_kinds((_ranges(config, depth), kinds), (_networks(config, depth), network_kinds))
+    return decoder(config, block, norm, stack=stack)
+
+
+def _ranges(config: Config, depth: int) -> list[str]:
+    """Returns whether each layer selects tokens (`indexed`), has a window or attends to all tokens."""
+    selects = config.get("use_dsa")
+    whole = "full" if selects is False else "indexed"
+    windows = config.flag("use_sliding_window")
+    default = [whole if not windows or i < 2 or i % 4 == 1 else "sliding" for i in range(depth)]
+    names = listed_kinds(config, "layer_types", RANGES, default)
+    if selects is None and config.has("per_layer_config"):
+        return names
+    return [name if name == "sliding" else whole for name in names]
+
+
+def _networks(config: Config, depth: int) -> list[str]:
+    """Returns the kind of each layer's network; `moe_layer_freq` is an interval, or has a number for every layer."""
+    first_moe, interval = config.count("first_k_dense_replace"), config.get("moe_layer_freq")
+    chosen = config.sizes("moe_layer_freq") if isinstance(interval, list) else None
+    if chosen is not None and len(chosen) < depth:
+        raise config.wrong("moe_layer_freq", interval, f"an interval, or {depth} whole numbers")
+    period = config.size("moe_layer_freq") if chosen is None else 1
+    routed = [bool(chosen[i]) if chosen is not None else i % period == 0 for i in range(depth)]
+    default = ["moe" if i >= first_moe and routed[i] else "dense" for i in range(depth)]
+    return listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, default)
+
+
+def _window(config: Config) -> int:
+    return config.maybe("sliding_window") or config.size("sliding_window_size")
+
+
+def _window_sizes(config: Config) -> Table:
+    """Returns the sizes of latent attention in layers with a window, from either form of the config."""
+    saved = config.get("per_layer_config")
+    if saved is not None:
+        layers = config.table("per_layer_config")
+        first = next((fields for fields in layers.values() if isinstance(fields, dict)), {})
+        section = Config(first, {}, config.model_type, where=f"{config.where}per_layer_config.")
+        return {name: section.size(name) if section.has(name) else config.size(name) for name in LATENT_SIZES}
+    sizes = {name: config.size(f"swa_{name}") for name in LATENT_SIZES if name != "qk_rope_head_dim"}
+    rotary = config.maybe("swa_qk_rope_head_dim")
+    if rotary is None:
+        rotary = config.size("swa_head_dim") - sizes["qk_nope_head_dim"]
+    return {**sizes, "qk_rope_head_dim": rotary}
+
+
+def _in_float32(op: Op) -> Op:
+    return replace(op, width=2 * op.width) if isinstance(op, KVCache) and op.kind == "indexer" else op
+
+
+FLOAT32_KEYS = Deviation(
+    "Dots 3's indexer",
+    "its keys are cached in float32, because they are rotated by angles in float32",
+    "cache_bytes",
+    follow=_in_float32,
+)
+
+NO_COUNT = ROUTING | {"swa_num_key_value_heads", "swa_rope_theta", "swa_head_dim", "per_layer_config"}
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 152064,
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 524288,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "tie_word_embeddings": False,
+    "q_lora_rank": 1024,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "index_topk": 2048,
+    "index_head_dim": 128,
+    "index_n_heads": 64,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 1536,
+    "shared_experts_intermediate_size": 1536,
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "sliding_window": None,
+}
+OF_NO_CLASS: dict[str, Any] = {
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "use_dsa": None,
+    "use_sliding_window": True,
+    "sliding_window_size": 512,
+    "per_layer_config": None,
+    "swa_num_attention_heads": 64,
+    "swa_q_lora_rank": 1024,
+    "swa_kv_lora_rank": 1024,
+    "swa_head_dim": 256,
+    "swa_qk_nope_head_dim": 192,
+    "swa_v_head_dim": 128,
+}
+"""Defaults that the class applies to the fields of published configs, which it then replaces by its own."""
+
+FAMILIES = {
+    "dots3_note": Family(
+        None,
+        {"tie_word_embeddings": False},
+        text="dots3_note_text",
+        uncounted_encoders={"vision_config": "dots3_note_vision_encoder", "audio_config": "dots3_note_audio_encoder"},
+    ),
+    "dots3_note_text": Family(
+        _dots3_note_text,
+        {**DEFAULTS, **OF_NO_CLASS},
+        NO_COUNT,
+        deviations=(FLOAT32_KEYS,),
+        modules={**DSA_MODULES, "self_attn.gate_proj": "g_proj", "k_rope_norm": "k_rope_only_layernorm"},
+    ),
+}

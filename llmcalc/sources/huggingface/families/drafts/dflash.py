@@ -1,0 +1,107 @@
+"""DFlash, DSpark and Domino: drafts of a whole block of tokens in a pass, with attention to the target's hidden states.
+
+Sources: specforge/modeling/draft/dflash.py, dspark.py and domino.py of sgl-project/SpecForge; speculators/models/dflash
+and dspark of vllm-project/speculators. SpecForge's configs have a table `dflash_config`, those of speculators the same
+fields at the top.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...family import Family
+from ...parts import FULL_OR_SLIDING, Table, combined_kinds, decoder, glu, listed_kinds, rmsnorm, rope
+from .eagle import COMMON, IGNORED
+
+
+def _dflash(config: Config) -> Table:
+    """Reads DFlash: layers of Qwen3 whose keys and values are also those of the projected states."""
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    hidden, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    mixer: Table = {
+        "type": "context",
+        "num_attention_heads": heads,
+        "num_key_value_heads": config.maybe("num_key_value_heads") or heads,
+        "head_dim": config.maybe("head_dim") or config.divided("num_attention_heads", hidden, heads),
+        "attention_bias": config.flag("attention_bias"),
+        "norm": norm,
+        "position": rope(config),
+    }
+    names = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    if "sliding" in names:
+        sliding = {"attention": {"sliding_window": config.size("sliding_window")}}
+        stack = combined_kinds((names, {"full": {}, "sliding": sliding}))
+    else:
+        config.fields_read.add("sliding_window")
+        stack = {}
+    listed = config.get("target_layer_ids", "aux_hidden_state_layer_ids")
+    count = depth if listed is None else len(config.sizes("target_layer_ids", "aux_hidden_state_layer_ids"))
+    stack["streams"] = {"type": "target_states", "start": "embedding", "states": count, "output_norm": norm}
+    vocab = config.size("vocab_size")
+    proposed = config.maybe("draft_vocab_size") or vocab
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(
+        config,
+        block,
+        norm,
+        {"draft_vocab_size": proposed} if proposed != vocab else None,
+        stack,
+        tie_word_embeddings=False,
+        from_target=["embed_tokens", *(["lm_head"] if proposed == vocab else [])],
+    )
+
+
+def _dspark(config: Config) -> Table:
+    table = _dflash(config)
+    proposal: Table = {}
+    if config.count("markov_rank"):
+        kinds = {name: name for name in ("vanilla", "gated", "rnn")}
+        proposal |= {"markov_rank": config.size("markov_rank"), "markov": config.choice(kinds, "markov_head_type")}
+    config.fields_read.update(("markov_rank", "markov_head_type"))
+    alpha = config.number("confidence_head_alpha")
+    if config.flag("enable_confidence_head") if config.get("enable_confidence_head") is not None else alpha > 0:
+        proposal |= {"confidence": True, "confidence_reads_token": config.flag("confidence_head_with_markov")}
+    config.fields_read.update(("enable_confidence_head", "confidence_head_with_markov"))
+    return {**table, **({"proposal": proposal} if proposal else {})}
+
+
+def _domino(config: Config) -> Table:
+    return {
+        **_dflash(config),
+        "proposal": {"gru_size": config.size("gru_hidden_dim"), "gru_rank": config.size("emb_dim")},
+    }
+
+
+DFLASH: dict[str, Any] = {
+    **COMMON,
+    "draft_vocab_size": None,
+    "layer_types": None,
+    "target_layer_ids": None,
+    "aux_hidden_state_layer_ids": None,
+}
+UNCOUNTED = (IGNORED - {"layer_types", "sliding_window"}) | frozenset(
+    """
+    attention_mode projector_type pure_draft_prefix_len sample_from_anchor shift_label sliding_window_non_causal
+    target_hidden_size
+    """.split()  # noqa: SIM905
+)
+SOURCE = "https://github.com/sgl-project/SpecForge/blob/main/specforge/modeling/draft/"
+
+FAMILIES = {
+    "dflash": Family(_dflash, DFLASH, UNCOUNTED, code=f"{SOURCE}dflash.py"),
+    "dspark": Family(
+        _dspark,
+        {
+            **DFLASH,
+            "markov_rank": 0,
+            "markov_head_type": "vanilla",
+            "enable_confidence_head": None,
+            "confidence_head_alpha": 0.0,
+            "confidence_head_with_markov": False,
+        },
+        UNCOUNTED,
+        code=f"{SOURCE}dspark.py",
+    ),
+    "domino": Family(_domino, DFLASH, UNCOUNTED, code=f"{SOURCE}domino.py"),
+}

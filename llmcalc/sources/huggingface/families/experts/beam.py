@@ -1,0 +1,87 @@
+"""Beam: gated attention with QK-norm and DeepSeek-V3's routing.
+
+Layers with a sliding window have RoPE, full ones no positions.
+
+transformers: models/beam.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import EVERY, Family, Quirks
+from ...parts import (
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    decoder,
+    dense_or_moe,
+    float32_rmsnorm,
+    glu,
+    listed_kinds,
+    moe,
+    qk_norm,
+    rope,
+)
+from ..deepseek.deepseek import SIGMOID
+
+
+def _beam(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), float32_rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(
+        config,
+        position=rope(config, kind="sliding_attention"),
+        output_gate={"per": "element", "bias": "head"},
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norm(norm),
+    )
+    default = ["sliding" if (i + 1) % 6 and i < depth - 1 else "full" for i in range(depth)]
+    ranges = listed_kinds(config, "layer_types", FULL_OR_SLIDING, default)
+    angles = config.data.get("rope_parameters") or {}
+    full = {} if angles.get("full_attention") else {"attention": {"position": "none"}}
+    window = config.maybe("sliding_window")
+    if window is None and "sliding" in ranges:
+        raise config.wrong("sliding_window", None, "a number of tokens, for there are layers with a window")
+    experts = moe(
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
+        **SIGMOID,
+    )
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "sandwich"}
+    kinds: Table = {"full": full, "sliding": {"attention": {"sliding_window": window}}}
+    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    stack = combined_kinds((ranges, kinds), (dense_or_moe(config, depth, 3), network_kinds))
+    return decoder(config, block, norm, stack=stack)
+
+
+FAMILIES = {
+    "beam": Family(
+        _beam,
+        {
+            "vocab_size": 151936,
+            "hidden_size": 5120,
+            "intermediate_size": 20480,
+            "num_hidden_layers": 52,
+            "num_attention_heads": 48,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "sliding_window": 512,
+            "layer_types": None,
+            "moe_intermediate_size": 2560,
+            "num_experts": 256,
+            "num_experts_per_tok": 8,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"final_logit_softcapping", "n_group", "norm_topk_prob", "output_router_logits"})
+        | {"routed_scaling_factor", "topk_group"},
+        quirks=Quirks(reads_values=EVERY),
+        modules={"self_attn.gate_proj": "gate_proj + gate_bias", "gate_proj.head_bias": ".self_attn.gate_bias"},
+    ),
+}

@@ -1,0 +1,154 @@
+"""The text model of Step-3.5 and Step-3.7: gated attention with QK-norm, sliding windows, DeepSeek-V3's routing.
+
+Layers with a window may have more heads than layers without one.
+
+transformers: models/step3p7. Configs of earlier code list more layers than num_hidden_layers: the last are those of
+    multi-token prediction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config, is_whole
+from ...family import EVERY, Family, Quirks
+from ...parts import (
+    DENSE_OR_MOE,
+    FULL_OR_SLIDING,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    decoder,
+    glu,
+    length_hint,
+    moe,
+    offset_rmsnorm,
+    qk_norm,
+    uncounted_prediction,
+)
+from ..deepseek.deepseek import SIGMOID
+
+
+def _step3p5(config: Config) -> Table:
+    uncounted_prediction(config)
+    depth, norm = config.size("num_hidden_layers"), offset_rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(
+        config,
+        output_gate={"per": "head"},
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norm(norm),
+    )
+    ranges = _first_layers(config, "layer_types", FULL_OR_SLIDING, ["full"] * depth)
+    window = config.maybe("sliding_window")
+    if window is None and "sliding" in ranges:
+        raise config.wrong("sliding_window", None, "a number of tokens, for there are layers with a window")
+    sliding: Table = {"num_attention_heads": _sliding_heads(config), "sliding_window": window}
+    experts = moe(
+        config.size("n_routed_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, width=config.size("share_expert_dim")),
+        **SIGMOID,
+    )
+    networks = _first_layers(config, "mlp_layer_types", DENSE_OR_MOE, _layers_with_experts(config, depth))
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    kinds: Table = {"full": {}, "sliding": {"attention": sliding}}
+    network_kinds: Table = {"dense": {}, "moe": {"feed_forward": experts}}
+    return decoder(config, block, norm, stack=combined_kinds((ranges, kinds), (networks, network_kinds)))
+
+
+def _first_layers(config: Config, field: str, kinds: dict[str, str], default: list[str]) -> list[str]:
+    """Returns the kind of each layer, from a list that may go on with the layers of multi-token prediction."""
+    if config.get(field) is None:
+        return default
+    names, depth = [kinds.get(name, "") for name in config.texts(field)], len(default)
+    extra = config.count("num_nextn_predict_layers") if config.has("num_nextn_predict_layers") else 0
+    if "" in names or len(names) not in (depth, depth + extra):
+        raise config.wrong(
+            field, config.get(field), f"{depth} times {' or '.join(kinds)}" + length_hint(names, default)
+        )
+    return names[:depth]
+
+
+def _layers_with_experts(config: Config, depth: int) -> list[str]:
+    """Returns the kind of each layer's network: experts in the layers of `moe_layers_enum`, by default from 3 on."""
+    listed = config.get("moe_layers_enum")
+    if listed is None:
+        return ["dense" if i < 3 else "moe" for i in range(depth)]
+    items = [item for item in listed.split(",") if item.strip()] if isinstance(listed, str) else listed
+    if not isinstance(items, list) or not all(is_whole(item) or str(item).strip().isdecimal() for item in items):
+        raise config.wrong("moe_layers_enum", listed, "indices of layers, separated by commas")
+    chosen = {int(item) for item in items}
+    return ["moe" if i in chosen else "dense" for i in range(depth)]
+
+
+def _sliding_heads(config: Config) -> int:
+    """Returns the number of query heads in layers with a window."""
+    heads = config.maybe("num_sliding_attention_heads")
+    if heads is not None:
+        return heads
+    usual = config.size("num_attention_heads")
+    if not config.has("attention_other_setting"):
+        return usual
+    setting = Config(
+        config.table("attention_other_setting"),
+        {"num_attention_heads": usual},
+        config.model_type,
+        where=f"{config.where}attention_other_setting.",
+    )
+    heads = setting.size("num_attention_heads")
+    for name, value in (
+        ("num_attention_groups", config.size("num_key_value_heads")),
+        ("head_dim", config.get("head_dim")),
+    ):
+        if setting.has(name) and value is not None:
+            setting.must(name, value)
+    setting.close(frozenset({"attention_type", "true_head_dim"}), config)
+    return heads
+
+
+NO_COUNT = frozenset(
+    """
+    att_impl_type mlp_bias moe_router_activation moe_router_scaling_factor mtp_layer_types mtp_mlp_layer_types
+    need_fp32_gate norm_expert_weight output_router_logits partial_rotary_factors per_layer_config
+    query_pre_attn_scalar scaling_factor sink swiglu_limits swiglu_limits_shared use_head_wise_attn_gate use_mfa
+    use_moe use_moe_router_bias use_qk_norm use_rope_layers yarn_only_types zero_centered
+    """.split()  # noqa: SIM905
+)
+
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 128815,
+    "hidden_size": 4096,
+    "intermediate_size": 11264,
+    "num_hidden_layers": 45,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_sliding_attention_heads": None,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "max_position_embeddings": 128000,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": False,
+    "sliding_window": None,
+    "layer_types": None,
+    "mlp_layer_types": None,
+    "moe_layers_enum": None,
+    "moe_intermediate_size": 1280,
+    "n_routed_experts": 288,
+    "num_experts_per_tok": 8,
+    "share_expert_dim": 1280,
+    "tie_word_embeddings": False,
+}
+
+FAMILIES = {
+    "step3p7": Family(
+        None,
+        text="step3p5",
+        uncounted_encoders={"vision_config": "step3p5_vision"},
+    ),
+    "step3p5": Family(
+        _step3p5, DEFAULTS, NO_COUNT, modules={"self_attn.gate_proj": "g_proj"}, quirks=Quirks(reads_values=EVERY)
+    ),
+}

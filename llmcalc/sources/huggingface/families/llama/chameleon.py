@@ -1,0 +1,58 @@
+"""Chameleon: Llama's layers with a LayerNorm per head on queries and keys, and norms before or after each sublayer.
+
+Images are tokens of the vocabulary; the encoder that makes them (a VQ-VAE) is not counted.
+
+transformers: models/chameleon.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, qk_norm, rmsnorm
+
+
+def _chameleon(config: Config) -> Table:
+    config.divided("num_attention_heads", config.size("hidden_size"), config.size("num_attention_heads"))
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(
+        config,
+        head_dim=None,
+        **biases(config.get("attention_bias") is True, *QKVO),
+        **qk_norm(layernorm(), "per_head"),
+    )
+    placement = "output" if config.get("swin_norm") is True else "pre"
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(config, config.flag("mlp_bias")),
+        "norm": norm,
+        "norm_placement": placement,
+    }
+    return decoder(config, block, norm)
+
+
+FAMILIES = {
+    "chameleon": Family(
+        _chameleon,
+        {
+            "vocab_size": 65536,
+            "hidden_size": 4096,
+            "intermediate_size": 11008,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 32,
+            "hidden_act": "silu",
+            "max_position_embeddings": 4096,
+            "rms_norm_eps": 1e-5,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "swin_norm": False,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"model_parallel_size", "vocabulary_map"}),
+        towers="Chameleon",
+        uncounted_encoders={"vq_config": "chameleon_vqgan"},
+        uncounted_modules="model.vqmodel",
+        modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
+    ),
+}

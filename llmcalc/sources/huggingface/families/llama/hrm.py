@@ -1,0 +1,67 @@
+"""HRM-Text: two stacks of gated layers that run in turn, several times, with the same parameters in every cycle.
+
+Wang et al. 2025 (arXiv:2506.21734): the low-level stack runs L_cycles times, then the high-level stack once, and all of
+it H_cycles times. Every run of a layer has a cache of its own.
+
+transformers: models/hrm_text.
+"""
+
+from __future__ import annotations
+
+from .....components.base import MOST_LAYERS
+from .....components.stack import MOST_KINDS
+from ...config import Config
+from ...family import Family
+from ...parts import QKVO, Table, attention, biases, decoder, glu, rmsnorm
+
+
+def _hrm_text(config: Config) -> Table:
+    cycles, low_cycles = config.size("H_cycles"), config.size("L_cycles")
+    depth = config.maybe("num_layers_per_stack") or config.size("num_hidden_layers")
+    if 2 * depth > MOST_KINDS or depth * cycles * (low_cycles + 1) > MOST_LAYERS:
+        raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
+    norm, bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
+    mixer = attention(config, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO))
+    low, high = [f"low_{i}" for i in range(depth)], [f"high_{i}" for i in range(depth)]
+    names = [*low * low_cycles, *high] * cycles
+    stack = {
+        "num_hidden_layers": len(names),
+        "variants": {name: {} for name in (*low, *high)},
+        "first_layers": names,
+        "pattern": names[-1:],
+        "shared_layers": [*low, *high],
+        "second_stream": {},
+    }
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(config, config.flag("mlp_bias")),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    return decoder(config, block, norm, stack=stack)
+
+
+FAMILIES = {
+    "hrm_text": Family(
+        _hrm_text,
+        {
+            "vocab_size": 151808,
+            "hidden_size": 1536,
+            "intermediate_size": 4096,
+            "num_hidden_layers": 16,
+            "num_layers_per_stack": None,
+            "num_attention_heads": 12,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "mlp_bias": False,
+            "H_cycles": 2,
+            "L_cycles": 3,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"L_bp_cycles", "embedding_scale", "prefix_lm"}),
+        modules={"layers": "L_module.layers.* + H_module.layers.*", "second_stream": "z_L_init"},
+    ),
+}

@@ -1,0 +1,69 @@
+"""Llama 3.2 Vision (mllama): Llama's layers, and between them layers that attend to the image.
+
+A pass over text alone skips the latter, and so do its counts: their parameters are counted, and no FLOPs and no cache.
+
+transformers: models/mllama.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import DropoutFields, Family
+from ...parts import Table, attention, decoder, glu, layer_pattern, qk_norm, rmsnorm
+
+IMAGE_TOKENS = 8
+"""Rows of the embedding beyond the vocabulary, which the class adds."""
+
+
+def _mllama_text_model(config: Config) -> Table:
+    depth, norm = config.size("num_hidden_layers"), rmsnorm(config.number("rms_norm_eps"))
+    layers = config.get("cross_attention_layers")
+    chosen = {3, 8, 13, 18, 23, 28, 33, 38} if layers is None else {*config.sizes("cross_attention_layers")}
+    mixer = attention(config, head_dim=None)
+    layer: Table = {
+        "attention": mixer,
+        "feed_forward": glu(config),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    image: Table = {"type": "gated_cross", "attention": {"position": "none", **qk_norm(norm)}}
+    names = ["image" if i in chosen else "block" for i in range(depth)]
+    if "image" in names:
+        config.notes.append(
+            "cross_attention_layers: their parameters are counted; their products with the image are not counted"
+        )
+    stack = {"variants": {"image": image}, **layer_pattern(names)} if "image" in names else {}
+    return decoder(config, layer, norm, stack=stack, additional_vocab_size=IMAGE_TOKENS)
+
+
+FAMILIES = {
+    "mllama": Family(
+        None,
+        text="mllama_text_model",
+        ties="never",
+        uncounted_encoders={"vision_config": "mllama_vision_model"},
+    ),
+    "mllama_text_model": Family(
+        _mllama_text_model,
+        {
+            "vocab_size": 128256,
+            "hidden_size": 4096,
+            "hidden_act": "silu",
+            "num_hidden_layers": 40,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "intermediate_size": 14336,
+            "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 131072,
+            "cross_attention_layers": None,
+            "tie_word_embeddings": False,
+        },
+        modules={
+            "cross_attn_pre_norm": "input_layernorm",
+            "cross_attn_gate": "cross_attn_attn_gate",
+            "mlp_gate": "cross_attn_mlp_gate",
+            "mlp_pre_norm": "post_attention_layernorm",
+        },
+        dropout=DropoutFields({"attention": "dropout"}),
+    ),
+}

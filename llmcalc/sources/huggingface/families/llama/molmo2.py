@@ -1,0 +1,58 @@
+"""The text model of Molmo 2: Qwen 3's layers, or OLMo 2's with the norms after each sublayer.
+
+The embedding has further rows for image tokens, which the head does not score.
+
+transformers: models/molmo2.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import QKV, Table, attention, biases, decoder, glu, qk_norm, rmsnorm
+
+
+def _molmo2_text(config: Config) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    scope = config.choice({"qwen3": "head", "olmo": "projection"}, "qk_norm_type")
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKV), **qk_norm(norm, scope))
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(config),
+        "norm": norm,
+        "norm_placement": "output" if config.flag("norm_after") else "pre",
+    }
+    further = config.count("additional_vocab_size") or None
+    return decoder(config, block, norm, additional_vocab_size=further)
+
+
+FAMILIES = {
+    "molmo2": Family(
+        None,
+        text="molmo2_text",
+        ties="never",
+        uncounted_encoders={"vision_config": "molmo2_vision", "adapter_config": "molmo2_adapter"},
+    ),
+    "molmo2_text": Family(
+        _molmo2_text,
+        {
+            "vocab_size": 151936,
+            "additional_vocab_size": 128,
+            "hidden_size": 4096,
+            "intermediate_size": 12288,
+            "num_hidden_layers": 36,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "hidden_act": "silu",
+            "max_position_embeddings": 36864,
+            "rms_norm_eps": 1e-6,
+            "attention_bias": False,
+            "qk_norm_type": "qwen3",
+            "norm_after": False,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"rope_scaling_layers"}),
+        modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
+    ),
+}

@@ -1,0 +1,148 @@
+"""TrOCR's decoder, BART's with other positions, and Pix2Struct's, T5's with a gated network.
+
+Both attend to an image by cross-attention, which does not run on text alone.
+
+transformers: models/trocr, models/pix2struct.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...config import Config
+from ...dropout import BART_DROPOUT, T5_DROPOUT
+from ...family import Family
+from ...parts import (
+    ACTIVATIONS,
+    IDLE_CROSS_ATTENTION,
+    QKVO,
+    Table,
+    biases,
+    decoder,
+    layernorm,
+    learned_positions,
+    mlp,
+    rmsnorm,
+)
+from .bart import BART_MODULES, IGNORED
+
+
+def _trocr(config: Config) -> Table:
+    heads, norm = config.size("num_attention_heads"), layernorm()
+    config.divided("decoder_attention_heads", config.size("hidden_size"), heads)
+    mixer = {"num_attention_heads": heads, **biases(True, *QKVO)}
+    stack: Table = {"position": {"type": "sinusoidal"}}
+    if config.flag("use_learned_position_embeddings"):
+        stack = {"position": learned_positions(config, 2)}
+    if config.flag("layernorm_embedding"):
+        stack["embedding_norm"] = norm
+    network = mlp(config.size("decoder_ffn_dim"), config.choice(ACTIVATIONS, "activation_function"))
+    source = config.maybe("cross_attention_hidden_size")
+    block = {
+        "attention": mixer,
+        "cross_attention": mixer,
+        "idle_cross_attention": True,
+        **({} if source in (None, config.size("hidden_size")) else {"idle_source_size": source}),
+        "feed_forward": network,
+        "norm": norm,
+        "norm_placement": "post",
+    }
+    config.notes.append(IDLE_CROSS_ATTENTION)
+    return decoder(config, block, None, stack=stack)
+
+
+def _pix2struct_text_model(config: Config) -> Table:
+    config.must("is_decoder", True)
+    heads, norm = config.size("num_attention_heads"), rmsnorm(config.number("layer_norm_epsilon"))
+    if config.size("d_kv") * heads != config.size("hidden_size"):
+        raise config.wrong("d_kv", config.size("d_kv"), "hidden_size / num_heads, for the class divides it so")
+    act = config.choice(ACTIVATIONS, "dense_act_fn")
+    network = {"intermediate_size": config.size("d_ff"), "hidden_act": act, "gated": True}
+    bias = {
+        "num_attention_heads": heads,
+        "relative_attention_num_buckets": config.size("relative_attention_num_buckets"),
+        "relative_attention_max_distance": config.size("relative_attention_max_distance"),
+    }
+    block = {
+        "attention": {"num_attention_heads": heads},
+        "cross_attention": {"num_attention_heads": heads},
+        "idle_cross_attention": True,
+        "feed_forward": network,
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    config.notes.append(IDLE_CROSS_ATTENTION)
+    return decoder(config, block, norm, stack={"relative_bias": bias})
+
+
+UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
+
+FAMILIES = {
+    "trocr": Family(
+        _trocr,
+        {
+            "vocab_size": 50265,
+            "d_model": 1024,
+            "decoder_layers": 12,
+            "decoder_attention_heads": 16,
+            "decoder_ffn_dim": 4096,
+            "activation_function": "gelu",
+            "max_position_embeddings": 512,
+            "use_learned_position_embeddings": True,
+            "layernorm_embedding": True,
+            "cross_attention_hidden_size": None,
+            "tie_word_embeddings": True,
+        },
+        IGNORED,
+        aliases={
+            "hidden_size": "d_model",
+            "num_hidden_layers": "decoder_layers",
+            "num_attention_heads": "decoder_attention_heads",
+        },
+        modules={**BART_MODULES, "lm_head": "output_projection"},
+        dropout=BART_DROPOUT,
+    ),
+    "pix2struct": Family(
+        None,
+        UNTIED,
+        text="pix2struct_text_model",
+        uncounted_encoders={"vision_config": "pix2struct_vision_model"},
+    ),
+    "pix2struct_text_model": Family(
+        _pix2struct_text_model,
+        {
+            "vocab_size": 50244,
+            "hidden_size": 768,
+            "d_kv": 64,
+            "d_ff": 2048,
+            "num_layers": 12,
+            "num_heads": 12,
+            "relative_attention_num_buckets": 32,
+            "relative_attention_max_distance": 128,
+            "layer_norm_epsilon": 1e-6,
+            "dense_act_fn": "gelu_new",
+            "is_decoder": True,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"add_cross_attention", "feed_forward_proj", "is_gated_act"}),
+        modules={
+            "layers": "layer",
+            "relative_bias": "layer.0.self_attention.attention.relative_attention_bias",
+            "self_attn": "self_attention.attention",
+            "self_attn_pre_norm": "self_attention.layer_norm",
+            "cross_attn": "encoder_decoder_attention.attention",
+            "cross_attn_pre_norm": "encoder_decoder_attention.layer_norm",
+            "mlp": "mlp.DenseReluDense",
+            "mlp_pre_norm": "mlp.layer_norm",
+            "q_proj": "query",
+            "k_proj": "key",
+            "v_proj": "value",
+            "o_proj": "output",
+            "gate_proj": "wi_0",
+            "up_proj": "wi_1",
+            "down_proj": "wo",
+            "norm": "final_layer_norm",
+        },
+        dropout=T5_DROPOUT,
+    ),
+}

@@ -1,0 +1,156 @@
+"""Configs in other programs' forms: params.json of Meta and Mistral, nanoGPT's and nanochat's arguments, MLC's.
+
+Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py
+of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from typing import Any
+
+from ...components.base import LARGEST
+from ...errors import InputError, shown
+from .config import is_number, is_whole
+
+META = frozenset(
+    """
+    dim n_layers n_heads n_kv_heads vocab_size multiple_of ffn_dim_multiplier norm_eps rope_theta use_scaled_rope
+    max_batch_size max_seq_len rope_scaling_factor high_freq_factor
+    """.split()  # noqa: SIM905
+)
+"""Fields of Meta's `params.json` for Llama 1 to 3."""
+
+MISTRAL = frozenset(
+    "dim n_layers n_heads n_kv_heads head_dim hidden_dim vocab_size norm_eps rope_theta max_seq_len moe".split()  # noqa: SIM905
+)
+"""Fields of Mistral's `params.json`."""
+
+NANOGPT = frozenset("n_layer n_head n_embd block_size bias vocab_size dropout".split())  # noqa: SIM905
+NANOCHAT = frozenset("sequence_len sequence_length vocab_size n_layer n_head n_kv_head n_embd".split())  # noqa: SIM905
+
+MLC = frozenset(
+    """
+    context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages max_batch_size
+    attention_sink_size sliding_window_size disaggregation kwargs head_dim
+    """.split()  # noqa: SIM905
+)
+"""Fields of MLC's `model_config` that are settings of its engine, and `head_dim`, which it fills in."""
+
+
+def as_config(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
+    """Returns a config in another program's form as a `config.json`, with remarks; any other config unchanged.
+
+    Raises `InputError` for a field of that form with a value that has no such config.
+    """
+    if isinstance(data.get("model_config"), dict) and isinstance(data.get("model_type"), str):
+        return _mlc(data)
+    names = frozenset(data)
+    if "model_type" in names or "architectures" in names:
+        return data, []
+    if {"dim", "n_layers", "n_heads", "hidden_dim"} <= names <= MISTRAL:
+        return _mistral(data)
+    if {"dim", "n_layers", "n_heads", "vocab_size"} <= names <= META:
+        return _meta(data)
+    if {"n_layer", "n_head", "n_embd", "block_size"} <= names <= NANOGPT:
+        return _nanogpt(data)
+    if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= names <= NANOCHAT:
+        return _nanochat(data)
+    return data, []
+
+
+def _size(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    if not is_whole(value) or not 0 < value <= LARGEST:
+        raise InputError(f"{name}: {shown(value)}; expected a positive whole number")
+    return value
+
+
+def _meta(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads Llama's `params.json`: the width of the FFN follows from that of the model (`FeedForward`)."""
+    width, multiple = _size(data, "dim"), _size({"multiple_of": 256, **data}, "multiple_of")
+    factor = data.get("ffn_dim_multiplier")
+    if factor is not None and (not is_number(factor) or not 0 < factor <= 100):
+        raise InputError(f"ffn_dim_multiplier: {shown(factor)}; expected a number above 0, up to 100")
+    ffn = 4 * width * 2 // 3
+    ffn = ffn if factor is None else int(factor * ffn)
+    config = {
+        **_shared(data),
+        "model_type": "llama",
+        "intermediate_size": multiple * ceil(ffn / multiple),
+    }
+    return config, ["params.json of Llama: read as 'llama' with an output head of its own"]
+
+
+def _mistral(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads Mistral's `params.json`, with experts if it has a table `moe`."""
+    config = {**_shared(data), "model_type": "mistral", "intermediate_size": _size(data, "hidden_dim")}
+    config["sliding_window"] = None
+    if data.get("head_dim") is not None:
+        config["head_dim"] = _size(data, "head_dim")
+    experts = data.get("moe")
+    if experts is not None:
+        if not isinstance(experts, dict):
+            raise InputError(f"moe: {shown(experts)}; expected a table of fields")
+        config |= {
+            "model_type": "mixtral",
+            "num_local_experts": _size(experts, "num_experts"),
+            "num_experts_per_tok": _size(experts, "num_experts_per_tok"),
+        }
+    return config, [f"params.json of Mistral: read as '{config['model_type']}' with an output head of its own"]
+
+
+def _shared(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the fields that both kinds of `params.json` have."""
+    heads = _size(data, "n_heads")
+    config: dict[str, Any] = {
+        "hidden_size": _size(data, "dim"),
+        "num_hidden_layers": _size(data, "n_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": _size({"n_kv_heads": heads, **data}, "n_kv_heads"),
+        "vocab_size": _size(data, "vocab_size"),
+        "tie_word_embeddings": False,
+    }
+    others = {"rms_norm_eps": "norm_eps", "rope_theta": "rope_theta", "max_position_embeddings": "max_seq_len"}
+    return config | {name: data[field] for name, field in others.items() if data.get(field) is not None}
+
+
+def _nanogpt(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads nanoGPT's arguments: GPT-2's class, which has biases."""
+    if data.get("bias", True) is not True:
+        raise InputError(
+            f"bias: {shown(data['bias'])}; GPT-2's class has biases everywhere; expected true, or a description: "
+            "llmcalc convert writes that of the config with bias true, in which each bias is a field"
+        )
+    sizes = {name: _size(data, name) for name in ("n_layer", "n_head", "n_embd")}
+    vocab = _size({"vocab_size": 50304, **data}, "vocab_size")
+    config = {"model_type": "gpt2", **sizes, "n_positions": _size(data, "block_size"), "vocab_size": vocab}
+    return config, ["arguments of nanoGPT: read as 'gpt2', with its biases and its tied head"]
+
+
+def _nanochat(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads the arguments of nanochat's first versions."""
+    width = _size(data, "n_embd")
+    length = data.get("sequence_len", data.get("sequence_length"))
+    config = {
+        "model_type": "nanochat",
+        "hidden_size": width,
+        "intermediate_size": 4 * width,
+        "num_hidden_layers": _size(data, "n_layer"),
+        "num_attention_heads": _size(data, "n_head"),
+        "num_key_value_heads": _size(data, "n_kv_head"),
+        "vocab_size": _size({"vocab_size": 50304, **data}, "vocab_size"),
+        **({} if length is None else {"max_position_embeddings": length}),
+    }
+    return config, ["arguments of nanochat: read as 'nanochat', as in its first versions"]
+
+
+def _mlc(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads MLC's config: the fields of the model's own config, and settings of the engine, which are left out."""
+    fields = {name: value for name, value in data["model_config"].items() if name not in MLC}
+    theta = fields.pop("position_embedding_base", None)
+    config = {**fields, "model_type": data["model_type"], **({} if theta is None else {"rope_theta": theta})}
+    stored = data.get("quantization")
+    remarks = [f"quantization: MLC's {shown(stored)} is not counted; --quantize counts a scheme"] if stored else []
+    return config, ["mlc-chat-config.json: read as the config of its model", *remarks]

@@ -1,0 +1,108 @@
+"""What a run costs: days, hours of devices, energy and money, each with its range. Arithmetic on seconds alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from ..timing.spread import Range
+
+if TYPE_CHECKING:
+    from .plan import LayoutPlan
+    from .serving import Point, Server
+
+SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
+
+
+class Amount(NamedTuple):
+    """A quantity with its range: 80 % of comparable measured runs lie between low and high."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Amount:
+        return Amount(*(factor * value for value in self))
+
+    @classmethod
+    def exactly(cls, value: float) -> Amount:
+        """A quantity that was measured, without a range."""
+        return cls(value, value, value)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The cost of a run.
+
+    seconds: of the whole run. devices: that it occupies.
+    power: watts of a device; None if not known. price: money of a device and hour; None if not given.
+    """
+
+    seconds: Amount
+    devices: int
+    power: float | None = None
+    price: float | None = None
+
+    @property
+    def days(self) -> Amount:
+        return self.seconds.times(1 / SECONDS_OF_AN_HOUR / HOURS_OF_A_DAY)
+
+    @property
+    def device_hours(self) -> Amount:
+        return self.seconds.times(self.devices / SECONDS_OF_AN_HOUR)
+
+    @property
+    def energy_kwh(self) -> Amount | None:
+        """Energy of the devices alone; None if their power is not known."""
+        return None if self.power is None else self.device_hours.times(self.power / 1000)
+
+    @property
+    def money(self) -> Amount | None:
+        """None without a price."""
+        return None if self.price is None else self.device_hours.times(self.price)
+
+    @property
+    def amounts(self) -> dict[str, Amount | None]:
+        """Each quantity by its name."""
+        return {
+            "days": self.days,
+            "device_hours": self.device_hours,
+            "energy_kwh": self.energy_kwh,
+            "money": self.money,
+        }
+
+
+NOT_COUNTED = {
+    "training": ("restarts and failures", "stragglers", "data loading", "checkpoints", "evaluation", "storage"),
+    "requests": ("idle hours", "bursts of arrivals", "failures", "storage", "network traffic"),
+    "power": ("hosts", "network", "cooling"),
+}
+"""What a cost leaves out, by what is run, and in its energy."""
+
+
+@dataclass(frozen=True)
+class RunCost:
+    """A cost, and the run that it is of.
+
+    cost: the amounts. tokens, requests: of the run; None for the other one.
+    steps, step: number of training steps and seconds of each; None for requests.
+    step_tokens: tokens of a step. measured: whether the step was measured.
+    layout: the layout of devices in words. range: the range of an estimated step or token; None of a measured one.
+    plan: the plan whose first layout trains; None for others.
+    server, point: what serves the requests; None for training.
+    assumed: options that were not given, with their values.
+    """
+
+    cost: Cost
+    tokens: int | None = None
+    requests: int | None = None
+    steps: int | None = None
+    step: Amount | None = None
+    step_tokens: int | None = None
+    measured: bool = False
+    range: Range | None = None
+    stack_title: str = ""
+    plan: LayoutPlan | None = None
+    server: Server | None = None
+    point: Point | None = None
+    assumed: tuple[str, ...] = ()

@@ -1,0 +1,73 @@
+"""A draft of speculative decoding beside its target: what the draft adds in parameters, FLOPs and bytes.
+
+A draft is a model of its own, or one that reads the target's hidden states and takes its embedding or its head.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..costs.cache import CacheSize, kv
+from ..costs.draft import check_draft
+from ..costs.flops import FlopCount, flops
+from ..costs.params import params
+from ..sources.preset import Preset
+
+if TYPE_CHECKING:
+    from ..device_memory.device_memory import UnreplayedBytes
+    from ..device_memory.settings import Settings
+    from ..workload.run_config import RunConfig
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A draft beside its target.
+
+    preset: the draft.
+    cache: its cache for the sequences of the question; without a question about sequences, one token's.
+    count: its FLOPs in the question's pass; None where the question is not about FLOPs.
+    """
+
+    preset: Preset
+    cache: CacheSize
+    count: FlopCount | None = None
+
+    @property
+    def params(self) -> int:
+        """Its parameters, without those that are the target's."""
+        return int(params(self.preset.model).total)
+
+    @property
+    def shared(self) -> tuple[str, ...]:
+        """The parts that are the target's: `embed_tokens`, `lm_head`."""
+        return self.preset.model.from_target
+
+
+def draft_of(
+    target: Preset,
+    draft: Preset,
+    batch: int = 1,
+    seq: int = 1,
+    kv_dtype: str = "bfloat16",
+    run_config: RunConfig | None = None,
+) -> Draft:
+    """Returns a draft beside its target. batch, seq, kv_dtype: its cache. run_config: the pass whose FLOPs count.
+
+    Raises `InputError` if the draft does not fit the target.
+    """
+    check_draft(target.model, draft.model, target.name, f"--draft {draft.name}")
+    cache = kv(draft.model, batch, seq, kv_dtype)
+    return Draft(draft, cache, None if run_config is None else flops(draft.model, run_config))
+
+
+def bytes_of_draft(draft: Preset, settings: Settings) -> list[UnreplayedBytes]:
+    """Returns the bytes that a draft keeps beside its target: its weights in its own format, and its cache.
+
+    settings: those of the target's run; `quantize` is the target's alone.
+    """
+    from ..device_memory.device_memory import UnreplayedBytes
+    from ..device_memory.static import memory
+
+    use = memory(draft.model, settings.with_(quantize=None), draft.dtype, frozenset(), draft.checkpoint)
+    return [UnreplayedBytes("weights", int(use.weights)), UnreplayedBytes("cache", int(use.kv_cache))]

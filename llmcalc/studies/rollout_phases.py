@@ -1,0 +1,215 @@
+"""The memory of a device over the phases of reinforcement learning, whose engine shares it with the training.
+
+The update is the replayed training step. The engine has its own rule. What other models and passes take is estimated:
+their weights, and for a pass without gradients the logits of a micro-batch or the widest layer's activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ..accelerator import Hardware
+from ..device_memory.cuda_runtime import Runtime
+from ..device_memory.device_memory import DeviceMemory
+from ..errors import InputError
+from ..evidence import Status
+from ..frameworks.engines.engine import EngineMemory
+from ..frameworks.engines.flags import read_values
+from ..frameworks.engines.rank import EngineRank
+from ..frameworks.engines.registry import engine_and_version
+from ..frameworks.launch.rollout import Rollout
+from ..frameworks.ranks import Cluster, largest_need
+from ..sources.preset import Preset
+from ..units import DTYPE_BITS
+
+HIDDEN_VECTORS = 4
+"""Vectors of the hidden size that are alive per token in a layer's pass without gradients."""
+
+TRAINED = ("weights", "gradients", "optimizer")
+"""Kinds of memory of the trained model that stay between its passes."""
+
+
+class PhaseTerm(NamedTuple):
+    """A part of a phase's memory. status: as of any term. source: the file, rule or witness behind it."""
+
+    name: str
+    bytes: int
+    status: Status
+    source: str
+
+
+class RolloutPhase(NamedTuple):
+    """A phase: `rollout`, `weight_transfer`, `log_probabilities` or `update`, with the terms of its fullest moment."""
+
+    name: str
+    terms: tuple[PhaseTerm, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all terms."""
+        return sum(term.bytes for term in self.terms)
+
+
+def rollout_phases(
+    cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, runtime: Runtime
+) -> list[RolloutPhase]:
+    """Returns the phases of a run on an accelerator, in their order.
+
+    cluster: the update of the trained model. runtime: the CUDA runtime of the accelerator.
+    Raises `InputError` for flags of the engine that contradict the model.
+    """
+    device = largest_need(cluster.on(runtime)).device
+    return _Phases(cluster, rollout, preset, hardware, device).phases()
+
+
+class _Phases:
+    """The phases of one device. device: the memory of the update on it."""
+
+    def __init__(
+        self, cluster: Cluster, rollout: Rollout, preset: Preset, hardware: Hardware, device: DeviceMemory
+    ) -> None:
+        self.cluster, self.rollout, self.preset, self.device = cluster, rollout, preset, device
+        self.context = device.device_bytes - device.reserved_bytes
+        step = device.moments.get("step", {})
+        self.states = {kind: step.get(kind, 0) for kind in TRAINED}
+        others = ("weights", "optimizer", "overhead")
+        self.states["gradients"] = max(0, device.after_step_bytes - sum(step.get(kind, 0) for kind in others))
+        tp = cluster.layout.tp
+        self.vocab = -(-preset.model.vocab_size // tp)
+        self.model = EngineRank(preset, cluster.layout, 0, with_towers=False)
+        self.engine = self._engine(hardware)
+
+    def _engine(self, hardware: Hardware) -> EngineMemory | None:
+        """The engine's memory; its budget is a share of the device, or of what the training leaves free."""
+        if not self.rollout.engine:
+            return None
+        record, version = engine_and_version(self.rollout.engine)
+        if record.budgets_free_memory:
+            free = hardware.capacity_bytes - sum(term.bytes for term in self._between())
+            hardware = hardware.model_copy(update={"driver_total": max(free, 1), "usable_memory_bytes": None})
+        try:
+            flags = read_values(record.title, record.known_flags(), self.rollout.flags)
+            return record.memory_on(self.preset, hardware, version, flags)
+        except InputError as error:
+            raise InputError(f"the rollout's {record.title}: {error}") from None
+
+    def phases(self) -> list[RolloutPhase]:
+        """The phases in their order."""
+        names = {
+            "rollout": self._rollout,
+            "weight_transfer": self._weight_transfer,
+            "log_probabilities": self._log_probabilities,
+            "update": self._update,
+        }
+        left_out = () if self.engine is not None else ("rollout", "weight_transfer")
+        return [RolloutPhase(name, tuple(_present(terms()))) for name, terms in names.items() if name not in left_out]
+
+    def _between(self) -> list[PhaseTerm]:
+        """What the training keeps on the device while it computes nothing."""
+        return list(_present([*self._trained(()), *self._others(), self._context()]))
+
+    def _trained(self, loaded: Iterable[str]) -> Iterator[PhaseTerm]:
+        """States of the trained model. loaded: those that are loaded from the host in this phase."""
+        for kind in TRAINED:
+            if kind not in self.rollout.offloaded or kind in loaded:
+                yield PhaseTerm(kind, self.states[kind], "source", self.rollout.source)
+
+    def _others(self) -> Iterator[PhaseTerm]:
+        """Models beside the trained one that are on the device all the time."""
+        if self.rollout.reference.place == "device":
+            yield self._reference()
+        if self.rollout.critic == "device":
+            yield self._critic()
+
+    def _reference(self) -> PhaseTerm:
+        reference = self.rollout.reference
+        parameters = self.cluster.memory.states.count.total
+        size = parameters * reference.weight_bytes // reference.ranks
+        return PhaseTerm("reference", size, "estimate", self.rollout.source)
+
+    def _critic(self) -> PhaseTerm:
+        states = sum(self.states.values())
+        return PhaseTerm("critic", states, "estimate", f"as large as the trained model; {self.rollout.source}")
+
+    def _context(self) -> PhaseTerm:
+        processes = 2 if self.rollout.is_own_process and self.rollout.engine else 1
+        return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
+
+    def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
+        """Terms of the engine but its budget; those that are named, or all."""
+        assert self.engine is not None
+        for term in self.engine.terms:
+            if term.name != "budget" and (not names or term.name in names):
+                status: Status = "estimate" if term.status == "measured" else term.status
+                yield PhaseTerm(f"engine_{term.name}", term.bytes, status, term.source)
+
+    def _idle_engine(self) -> Iterator[PhaseTerm]:
+        """What the engine keeps while it does not generate: in one process, its activations' blocks are used again."""
+        if self.engine is None:
+            return
+        names = ["non_torch", "cuda_graphs"]
+        if not self.rollout.sleeps:
+            names += ["weights", "kv_cache", *(["profile_run"] if self.rollout.is_own_process else [])]
+        yield from self._engine_terms(*names)
+
+    def _rollout(self) -> Iterator[PhaseTerm]:
+        yield from self._between()
+        yield from self._engine_terms()
+
+    def _weight_transfer(self) -> Iterator[PhaseTerm]:
+        """The engine has its weights, and no cache yet if it sleeps in between."""
+        yield from self._between()
+        yield from self._idle_engine()
+        if self.rollout.sleeps:
+            yield from self._engine_terms("weights")
+        size = self.rollout.transfer_bytes or self._largest_matrix()
+        yield PhaseTerm("weights_sent", size, "estimate", self.rollout.source)
+
+    def _largest_matrix(self) -> int:
+        """Bytes of the largest matrix of the whole model, in two bytes per element."""
+        dense, _, experts = EngineRank(self.preset, with_towers=False).widths
+        h = self.model.hidden_size
+        width = max(dense, self.model.vocab_size, 0 if experts is None else experts.number * experts.width)
+        return 2 * width * h
+
+    def _log_probabilities(self) -> Iterator[PhaseTerm]:
+        """Passes without gradients: the trained model's, and the reference's and the critic's after it."""
+        rollout = self.rollout
+        yield from self._trained(("weights",))
+        yield from self._others()
+        if rollout.reference.place == "host" and "weights" not in rollout.offloaded:
+            yield self._reference()
+        gathered = self.device.moments.get("forward", {}).get("weights", 0) - self.states["weights"]
+        yield PhaseTerm("gathered_weights", max(0, gathered), "estimate", "the training's forward pass")
+        rows = rollout.sequences * rollout.logit_tokens
+        yield PhaseTerm("logits", rows * self.vocab * rollout.logit_bytes, "estimate", rollout.source)
+        yield PhaseTerm("activations", self._layer_bytes(), "estimate", "the widest layer's vectors per token")
+        yield from self._idle_engine()
+        yield self._context()
+
+    def _layer_bytes(self) -> int:
+        """Bytes of one layer's activations in a pass without gradients."""
+        dense, gated, experts = self.model.widths
+        wide = dense * (3 if gated else 2)
+        if experts is not None:
+            wide = max(wide, experts.top_k * 3 * experts.width)
+        element = max(2, DTYPE_BITS[self.cluster.memory.states.dtype] // 8)
+        rows = self.rollout.sequences * self.rollout.tokens
+        return rows * element * (HIDDEN_VECTORS * self.model.hidden_size + wide)
+
+    def _update(self) -> Iterator[PhaseTerm]:
+        """The training step, with the engine idle. A critic is trained after the trained model."""
+        device = self.device
+        tensors = device.terms[0]
+        for kind, size in device.by_kind.items():
+            yield PhaseTerm(kind, size, tensors.status, tensors.witness)
+        yield PhaseTerm("fragmentation", device.fragmentation, "estimate", "the caching allocator")
+        yield from self._others()
+        yield from self._idle_engine()
+        yield self._context()
+
+
+def _present(terms: Iterable[PhaseTerm]) -> Iterator[PhaseTerm]:
+    """Terms that take memory."""
+    return (term for term in terms if term.bytes > 0)

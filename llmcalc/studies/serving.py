@@ -1,0 +1,438 @@
+"""Servers of a model: layouts that fit by an engine's own rule, their times under load, and the cheapest one.
+
+A server is one replica or several equal ones, each with an equal part of the requests. What a replica holds is the
+cache that the engine allocates, over the tokens of a request at its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+
+from ..accelerator import Hardware
+from ..device_memory.estimate import Memory
+from ..errors import InputError
+from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
+from ..parallel.layout import ImpossibleLayout, Layout
+from ..parallel.search import routed_experts
+from ..sources.preset import Preset
+from ..timing.batching import Replica, Requests, ServedLoad
+from ..timing.device import Device
+from ..timing.records import Stack
+from ..timing.spread import Range, expected_range
+from .fit_serving import NODE
+from .run_time import inference_formats
+
+MOST_REPLICA = 32
+"""Largest number of devices of a replica that is tried."""
+
+MOST_DEVICES = 1024
+"""Largest number of devices of a server."""
+
+STAGES = (1, 2, 4)
+"""Pipeline stages that are tried."""
+
+ATTENTION_RANKS = (2, 4, 8, 16)
+"""Ranks with attention of their own that are tried, of models with experts."""
+
+SECONDS_OF_AN_HOUR = 3600.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a server has to keep; None for no limit.
+
+    concurrency: requests at any time. rate: requests per second that arrive.
+    ttft, tpot: seconds to the first token and of each further token, at most.
+    """
+
+    concurrency: int | None = None
+    rate: float | None = None
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def broken_by(self, load: ServedLoad) -> str:
+        """Why a load breaks the limits; empty if it keeps them."""
+        if self.tpot is not None and load.tpot > self.tpot:
+            return "TPOT above --tpot"
+        if self.ttft is not None and load.ttft > self.ttft:
+            return "TTFT above --ttft"
+        return ""
+
+
+@dataclass(frozen=True)
+class LayoutSizes:
+    """Sizes of a replica's layout. dp: ranks with attention of their own, which share experts."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+
+    @property
+    def devices(self) -> int:
+        return self.tp * self.pp * self.dp
+
+    def layout(self, layers: int) -> Layout:
+        """The layout. Raises `InputError` for sizes that contradict each other."""
+        per_stage = None
+        if layers % self.pp:
+            per_stage = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
+        etp = self.tp * self.dp // self.ep if self.ep > 1 else None
+        return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.ep, etp=etp, pp_layout=per_stage)
+
+
+@dataclass(frozen=True)
+class SizesRequest:
+    """Sizes that were given; None for one that is tried. devices: of the whole server."""
+
+    devices: int | None = None
+    tp: int | None = None
+    pp: int | None = None
+    dp: int | None = None
+    ep: int | None = None
+
+    @property
+    def states_layout(self) -> bool:
+        """Whether the layout of a replica is given; sizes beside those that are given are 1 then."""
+        return any(size is not None for size in (self.tp, self.pp, self.dp, self.ep))
+
+    def candidates(self, experts: int) -> Iterator[LayoutSizes]:
+        """Yields the layouts of a replica, the fewest devices first. experts: of a layer; 0 for a dense model."""
+        for sizes in sorted(self._tried(experts), key=lambda sizes: (sizes.devices, sizes.pp, sizes.dp, sizes.ep)):
+            if self.devices is None or self.devices % sizes.devices == 0:
+                yield sizes
+
+    def _tried(self, experts: int) -> Iterator[LayoutSizes]:
+        if self.states_layout:
+            tp, ep = self.tp or 1, self.ep or 1
+            attention = ep // tp if ep > tp and ep % tp == 0 and self.dp in (None, ep // tp) else 1
+            yield LayoutSizes(tp, self.pp or 1, attention, ep)
+            return
+        most = min(MOST_REPLICA, self.devices or MOST_REPLICA)
+        for tp, pp in product((1, 2, 4, NODE), STAGES):
+            if tp * pp > most:
+                continue
+            yield LayoutSizes(tp, pp)
+            if not experts:
+                continue
+            if tp > 1 and experts % tp == 0:
+                yield LayoutSizes(tp, pp, 1, tp)
+            for dp in ATTENTION_RANKS if pp == 1 else ():
+                if tp * dp <= most and experts % (tp * dp) == 0:
+                    yield LayoutSizes(tp, pp, dp, tp * dp)
+
+    def replicas(self, sizes: LayoutSizes) -> int | None:
+        """Copies of a replica; None where they follow from the requests."""
+        if self.devices is not None:
+            return self.devices // sizes.devices
+        return self.dp if self.dp is not None and sizes.dp == 1 else None
+
+
+@dataclass(frozen=True)
+class Point:
+    """A server at a concurrency. load: of one replica. ttft, tpot, end_to_end: with their ranges.
+
+    cost_per_million: money of a million output tokens; None without a price.
+    """
+
+    concurrency: int
+    devices: int
+    load: ServedLoad
+    replicas: int
+    ttft: Range
+    tpot: Range
+    cost_per_million: float | None
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        return self.replicas * self.load.output_tokens_per_second
+
+    @property
+    def per_device(self) -> float:
+        """Output tokens per second of each device."""
+        return self.output_tokens_per_second / self.devices
+
+    @property
+    def end_to_end(self) -> dict[str, float]:
+        """Seconds of a request, with the range of its parts."""
+        further = self.load.output - 1
+        return {
+            name: float(getattr(self.ttft, name) + further * getattr(self.tpot, name))
+            for name in ("estimate", "low", "high")
+        }
+
+
+@dataclass(frozen=True)
+class Server:
+    """A layout with number formats, and how many replicas of it.
+
+    sizes, quantize, kv_dtype: of the replica; None for the published formats.
+    replica: what computes its times. memory: what the engine does with a rank's memory.
+    replicas: number of copies. price: money of a device and hour; None if not given.
+    """
+
+    sizes: LayoutSizes
+    quantize: str | None
+    kv_dtype: str | None
+    replica: Replica
+    memory: EngineMemory
+    most_sequences: int
+    replicas: int = 1
+    price: float | None = None
+
+    @property
+    def devices(self) -> int:
+        return self.sizes.devices * self.replicas
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that the caches of one replica hold."""
+        return self.memory.kv_tokens * self.sizes.dp
+
+    def range(self, seconds: float, phase: str) -> Range:
+        return expected_range(seconds, phase, self.replica.device, self.replica.stack, self.replica.spec)
+
+    def point(self, concurrency: int) -> Point:
+        """The server at a concurrency, which its replicas divide evenly."""
+        load = self.replica.load(max(1.0, concurrency / self.replicas))
+        rate = self.replicas * load.output_tokens_per_second
+        cost = None if self.price is None else self.price * self.devices / SECONDS_OF_AN_HOUR / rate * 1e6
+        ttft, tpot = self.range(load.ttft, "prefill"), self.range(load.tpot, "decode")
+        ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
+        return Point(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
+
+    @cached_property
+    def most(self) -> int:
+        """Requests that all replicas hold."""
+        return self.most_sequences * self.replicas
+
+    def curve(self, also: int | None = None) -> list[Point]:
+        """The server at 1, 2, 4, … requests and at the most. also: one more concurrency."""
+        steps = {2**i for i in range(self.most.bit_length())} | {self.most}
+        steps |= {also} if also is not None and also <= self.most else set()
+        return [self.point(step) for step in sorted(steps) if step >= self.replicas or step == also]
+
+    def most_within(self, limits: Limits) -> int:
+        """The most requests of one replica that keep the limits; 0 if a single one breaks them."""
+        low, high = 0, self.most_sequences
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if not limits.broken_by(self.replica.load(middle)) else (low, middle - 1)
+        return low
+
+    def concurrency_of(self, rate: float) -> int | None:
+        """Requests at any time of one replica at which so many complete per second; None if it cannot."""
+        if self.replica.load(self.most_sequences).requests_per_second < rate:
+            return None
+        low, high = 1, self.most_sequences
+        while low < high:
+            middle = (low + high) // 2
+            fast = self.replica.load(middle).requests_per_second >= rate
+            low, high = (low, middle) if fast else (middle + 1, high)
+        return low
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The cheapest server that keeps the limits, and its load. index: of the server."""
+
+    index: int
+    point: Point
+
+
+@dataclass(frozen=True)
+class Servers:
+    """Servers of a model.
+
+    servers: all that fit, the fewest devices first. curves: the points of each.
+    points: of each, the one at the load that is asked for, or at the largest that keeps the limits; None for none.
+    front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
+    chosen: the cheapest that keeps the limits; None if none does.
+    why_not: reason → number of servers and layouts that it rules out.
+    """
+
+    servers: tuple[Server, ...]
+    curves: tuple[tuple[Point, ...], ...]
+    points: tuple[Point | None, ...]
+    front: tuple[tuple[int, int], ...]
+    chosen: Chosen | None
+    why_not: dict[str, int]
+
+
+@dataclass(frozen=True)
+class ServeStudy:
+    """A study of servers.
+
+    preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
+    runs: (quantize, kv_dtype) → the model's memory on one device with these formats.
+    requests, limits: what is served. sizes: the layout. price: money of a device and hour; None if not given.
+    """
+
+    preset: Preset
+    hardware: Hardware
+    device: Device
+    stack: Stack
+    engine: Engine
+    version: EngineVersion
+    runs: dict[tuple[str | None, str | None], Memory]
+    requests: Requests
+    limits: Limits
+    sizes: SizesRequest
+    price: float | None = None
+
+    def answer(self) -> Servers:
+        """Tries every layout with every format. Raises `InputError` where no layout is possible at all."""
+        why_not: Counter[str] = Counter()
+        fitting = list(self._fitting(why_not))
+        if not fitting and not why_not:
+            raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
+        servers: list[Server] = []
+        at_limits: list[Point | None] = []
+        for server in fitting:
+            sized, point, reason = self._sized(server)
+            servers.append(sized)
+            at_limits.append(point)
+            if reason:
+                why_not[reason] += 1
+        also = [None if point is None else point.concurrency for point in at_limits]
+        curves = [tuple(server.curve(step)) for server, step in zip(servers, also, strict=True)]
+        return Servers(
+            tuple(servers),
+            tuple(curves),
+            tuple(at_limits),
+            _front(curves),
+            self._cheapest(at_limits),
+            dict(why_not),
+        )
+
+    def _fitting(self, why_not: Counter[str]) -> Iterator[Server]:
+        """Yields a replica of every layout that fits; counts the reasons of the others."""
+        experts = routed_experts(self.preset.model)
+        layers = sum(stack.num_hidden_layers for _, stack in self.preset.model.stacks())
+        for sizes in self.sizes.candidates(experts):
+            if sizes.pp > layers:
+                why_not["more pipeline stages than layers"] += 1
+                continue
+            flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(sizes).values())
+            if flags is None:
+                why_not[f"{self.engine.title} has no such layout"] += 1
+                continue
+            for quantize, kv_dtype in self.runs:
+                try:
+                    yield self._server(sizes, sizes.layout(layers), flags, quantize, kv_dtype)
+                except ImpossibleLayout:
+                    why_not["the layout does not divide the model"] += 1
+                except DoesNotFit as reason:
+                    why_not[str(reason)] += 1
+
+    def _server(
+        self, sizes: LayoutSizes, layout: Layout, flags: dict[str, object], quantize: str | None, kv_dtype: str | None
+    ) -> Server:
+        """One replica. Raises `DoesNotFit`, and `ImpossibleLayout` where the sizes do not divide the model."""
+        engine, length = self.engine, self.requests.length
+        used = {engine.instead["--seq"].lstrip("-").replace("-", "_"): length, **flags}
+        used |= {} if quantize is None else {"quantize": quantize}
+        used |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
+        try:
+            memory = engine.memory_on(self.preset, self.hardware, self.version, used)
+            capacity = int(memory.kv_tokens // length)
+            if not memory.starts or capacity < 1:
+                raise DoesNotFit("weights and the cache of one request do not fit")
+            run = self.runs[quantize, kv_dtype]
+            formats = inference_formats(run, self.requests.mean_context)
+            step_tokens = memory.settings.get(engine.step_tokens)
+            replica = Replica(self.preset.model, self.device, self.stack, self.requests, layout, formats, step_tokens)
+            replica.token(1)  # sizes that the layout does not divide raise here
+        except DoesNotFit:
+            raise
+        except InputError as error:
+            if "divide" not in str(error) and not isinstance(error, ImpossibleLayout):
+                raise
+            raise ImpossibleLayout(str(error)) from None
+        at_once = int(memory.settings.get(engine.step_sequences) or capacity)
+        most = max(1, min(capacity, at_once)) * sizes.dp
+        return Server(sizes, quantize, kv_dtype, replica, memory, most, price=self.price)
+
+    def _sized(self, server: Server) -> tuple[Server, Point | None, str]:
+        """The server with its replicas, its point that keeps the limits at the given load, and why there is none.
+
+        Without a load it is the largest one that keeps the limits.
+        """
+        limits, replicas = self.limits, self.sizes.replicas(server.sizes)
+        within = server.most_within(limits)
+        if not within:
+            return replace(server, replicas=replicas or 1), None, limits.broken_by(server.replica.load(1))
+        if limits.rate is not None:
+            return self._sized_by_rate(server, replicas, within, limits.rate)
+        concurrency = limits.concurrency or within * (replicas or 1)
+        sized = replace(server, replicas=replicas or -(-concurrency // within))
+        if sized.devices > MOST_DEVICES and replicas is None:
+            return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
+        if concurrency > sized.most:
+            return sized, None, "the cache holds fewer requests than --concurrency"
+        point = sized.point(concurrency)
+        return sized, point, limits.broken_by(point.load)
+
+    def _sized_by_rate(
+        self, server: Server, replicas: int | None, within: int, rate: float
+    ) -> tuple[Server, Point | None, str]:
+        most = server.replica.load(within).requests_per_second
+        sized = replace(server, replicas=replicas or math.ceil(rate / most))
+        if sized.devices > MOST_DEVICES and replicas is None:
+            return replace(server, replicas=1), None, f"more than {MOST_DEVICES:,} devices"
+        concurrency = sized.concurrency_of(rate / sized.replicas)
+        if concurrency is None:
+            return sized, None, "fewer requests per second than --rate"
+        point = sized.point(concurrency * sized.replicas)
+        return sized, point, self.limits.broken_by(point.load)
+
+    def _cheapest(self, points: Sequence[Point | None]) -> Chosen | None:
+        """The server with the most output tokens per second of each device, whose token is cheapest at any price."""
+        candidates = [
+            (-point.per_device, point.devices, float(point.tpot.estimate), index)
+            for index, point in enumerate(points)
+            if point is not None and not self.limits.broken_by(point.load)
+        ]
+        if not candidates:
+            return None
+        index = min(candidates)[-1]
+        point = points[index]
+        assert point is not None
+        return Chosen(index, point)
+
+
+class DoesNotFit(Exception):
+    """Raised for a replica whose weights and cache do not fit; the message is the reason in a few words."""
+
+
+def cache_flag(engine: Engine, kv_dtype: str) -> dict[str, str]:
+    """The flag of an engine for a number format of the cache, by its name's beginning.
+
+    Raises `InputError` for a format that the engine does not have.
+    """
+    typed = engine.instead["--kv-dtype"]
+    flag = next(flag for flag in engine.known_flags() if typed in flag.names)
+    words = {"bf16": ("bf16", "bfloat16", "auto"), "fp16": ("fp16", "float16", "auto")}.get(kv_dtype, (kv_dtype,))
+    word = next((word for start in words for word in flag.words if word.startswith(start)), None)
+    if word is None:
+        raise InputError(
+            f"--kv-dtype {kv_dtype}: {engine.title} has no such cache; expected one of {', '.join(flag.words)}"
+        )
+    return {flag.field: word}
+
+
+def _front(curves: Sequence[Sequence[Point]]) -> tuple[tuple[int, int], ...]:
+    """The points that no other one beats: with a lower TPOT fewer tokens per second of a device, and so on."""
+    points = [(index, point) for index, curve in enumerate(curves) for point in curve]
+    points.sort(key=lambda item: (float(item[1].tpot.estimate), -item[1].per_device))
+    front, best = [], 0.0
+    for index, point in points:
+        if point.per_device > best:
+            best = point.per_device
+            front.append((index, point.concurrency))
+    return tuple(front)

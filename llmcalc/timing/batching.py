@@ -1,0 +1,219 @@
+"""A server under load: continuous batching, in which steps that decode carry the prompts of other requests.
+
+`concurrency` requests are in a replica at any time; when one ends, the next takes its place. With C requests of O
+output tokens, d seconds of a step that decodes C sequences, p seconds of a request's own prompt, and e seconds by which
+the prompt of another request makes the steps of all longer:
+
+    round = p + (C - 1) e + (O - 1) d            in one round every other request has one prompt
+    W = (C - 1) e · p / (p + (O - 1) d)          these prompts are spread evenly over a request's own work
+    TTFT = p + W,   TPOT = d + ((C - 1) e - W) / (O - 1),   tokens/s = C O / round
+
+The last one is Little's law (Operations Research 9(3), 1961). It does not depend on W, which only divides the round
+between the first token and the others. For one request these are the seconds of a prompt and of a token.
+
+Where all requests arrive at once, W is half of the other prompts, or of those of a step that takes several: equal
+requests of a benchmark stay together from answer to answer, because steps with prompts are so much longer than others.
+
+At most (O - 1) steps of a request's life have prompts of others. Beyond the concurrency at which all of them have, new
+requests wait until a prompt can start: tokens/s and TPOT stay, and TTFT grows by the wait.
+
+A step with a prompt and decoding sequences reads the weights once for all of its tokens (Orca, OSDI 2022; chunks of
+prompts: Sarathi, arXiv:2308.16369), so e is less than the seconds of the prompt alone. An engine that runs prompts in
+steps of their own (`Stack.mixed_steps`) does not save that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import InputError
+from ..model import ModelSpec
+from ..parallel.layout import ONE_DEVICE, Layout
+from .device import Device
+from .inference import MAX_CHUNKS, InferencePass, decode, prefill
+from .price import SIXTEEN_BITS, Formats, Line
+from .records import Stack
+
+PER_SEQUENCE = frozenset({"attention", "state"})
+"""Kinds of kernels that run for each sequence by itself, whatever else the step computes."""
+
+SHARED_WEIGHTS = frozenset({"product", "experts"})
+"""Kinds of kernels whose weights a step reads once for all of its tokens."""
+
+
+@dataclass(frozen=True)
+class Requests:
+    """Equal requests.
+
+    input, output: tokens of a prompt and of an answer.
+    cached: tokens of the prompt that an earlier request left in the cache; default 0.
+    """
+
+    input: int
+    output: int
+    cached: int = 0
+
+    @property
+    def computed(self) -> int:
+        """Tokens of the prompt that are computed: at least the last one, whose logits give the first token."""
+        return max(1, self.input - self.cached)
+
+    @property
+    def mean_context(self) -> int:
+        """Tokens of a sequence in the cache in the middle of its answer."""
+        return self.input + self.output // 2
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence at its end."""
+        return self.input + self.output
+
+
+@dataclass(frozen=True)
+class ServedLoad:
+    """The times of a replica with so many requests at any time.
+
+    concurrency: number of requests. output: tokens of an answer.
+    ttft: seconds to the first token, with the wait for the prompts of others, where arrivals are spread.
+    ttft_of_burst: the mean of the same where all requests arrive at once, as equal ones in a benchmark do.
+    tpot: seconds of each further token.
+    """
+
+    concurrency: float
+    output: int
+    ttft: float
+    tpot: float
+    ttft_of_burst: float
+
+    @property
+    def end_to_end(self) -> float:
+        """Seconds of a request."""
+        return self.ttft + (self.output - 1) * self.tpot
+
+    @property
+    def requests_per_second(self) -> float:
+        """Completed requests per second (Little's law)."""
+        return self.concurrency / self.end_to_end
+
+    @property
+    def output_tokens_per_second(self) -> float:
+        """Output tokens per second of all requests."""
+        return self.output * self.requests_per_second
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One copy of a model that serves requests.
+
+    spec, device, stack: the model and what runs it.
+    requests: the requests. layout: of this replica. formats: number formats.
+    step_tokens: most tokens of a step, by which prompts are cut into chunks; None for whole prompts.
+    """
+
+    spec: ModelSpec
+    device: Device
+    stack: Stack
+    requests: Requests
+    layout: Layout = ONE_DEVICE
+    formats: Formats = SIXTEEN_BITS
+    step_tokens: int | None = None
+
+    @property
+    def batches(self) -> int:
+        """Batches that run at any time: one in each stage of the pipeline, of each rank with attention of its own."""
+        return self.layout.pp * self.layout.dp
+
+    @property
+    def chunk(self) -> int | None:
+        """Tokens of a chunk of a prompt; None where a step takes the whole prompt."""
+        if self.step_tokens is None or self.step_tokens >= self.requests.computed:
+            return None
+        return max(self.step_tokens, -(-self.requests.computed // MAX_CHUNKS))
+
+    def token(self, concurrency: float) -> InferencePass:
+        """One token of each sequence, without any prompt."""
+        batch, context = max(1.0, concurrency / self.batches), self.requests.mean_context
+        return decode(self.spec, self.device, self.stack, _whole(batch), context, self.layout, self.formats)
+
+    def prompts(self, number: float, server: bool = False) -> InferencePass:
+        """The prompts of so many requests at once. server: whether a server's time before the first token counts."""
+        computed, cached = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
+        return prefill(
+            self.spec,
+            self.device,
+            self.stack,
+            _whole(number),
+            computed,
+            cached,
+            self.chunk,
+            self.layout,
+            self.formats,
+            server,
+        )
+
+    @cached_property
+    def own_prompt(self) -> float:
+        """Seconds of a prompt on an idle server."""
+        return float(self.prompts(1, server=True).seconds)
+
+    @property
+    def most_prompts(self) -> float:
+        """Prompts that one step takes at most; a long prompt takes several steps."""
+        return 1.0 if self.step_tokens is None else max(1.0, self.step_tokens / self.requests.computed)
+
+    @cached_property
+    def saturation(self) -> float:
+        """Requests at any time beyond which every step has prompts, so that further requests only wait."""
+        steps = len(self.prompts(1).priced)
+        return 1 + (self.requests.output - 1) * self.most_prompts * self.batches / steps
+
+    def load(self, concurrency: float) -> ServedLoad:
+        """The times at a concurrency. Raises `InputError` for less than one request."""
+        if concurrency < 1:
+            raise InputError(f"--concurrency {concurrency:g}: expected at least 1 request at any time")
+        load = self._load(min(concurrency, self.saturation))
+        waiting = (concurrency - load.concurrency) / load.requests_per_second
+        if not waiting:
+            return load
+        return ServedLoad(
+            concurrency, load.output, load.ttft + waiting, load.tpot, max(load.ttft + waiting, load.ttft_of_burst)
+        )
+
+    def _load(self, concurrency: float) -> ServedLoad:
+        """The times at a concurrency at which some steps only decode."""
+        others, further = concurrency - 1, self.requests.output - 1
+        token_pass = self.token(concurrency)
+        token = float(token_pass.seconds)
+        if not others:
+            return ServedLoad(concurrency, self.requests.output, self.own_prompt, token, self.own_prompt)
+        together = max(1.0, min(self.most_prompts, concurrency / self.batches / further))
+        prompt_pass = self.prompts(together)
+        steps = len(prompt_pass.priced)
+        beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
+        saved = token - beside if self.stack.mixed_steps else 0.0
+        longer = max(0.0, float(prompt_pass.seconds) - steps * saved) / together / self.batches
+        prompt = self.own_prompt + steps * beside
+        wait = others * longer * prompt / (prompt + further * token)
+        tpot = token + (others * longer - wait) / further
+        in_burst = max(wait, (others + min(self.most_prompts, concurrency) - 1) / 2 * longer)
+        return ServedLoad(concurrency, self.requests.output, prompt + wait, tpot, prompt + in_burst)
+
+
+def seconds_beside_prompts(token_pass: InferencePass) -> float:
+    """Seconds that decoding sequences add to a step with a prompt: no reading of weights, no launches, no host."""
+    priced = token_pass.priced[0]
+    return sum(float(line.times * priced.work.count(line.layer)) * _added(line) for line in priced.lines)
+
+
+def _added(line: Line) -> float:
+    if line.is_message:
+        return 0.0
+    if line.kind in SHARED_WEIGHTS:
+        return float(line.compute)
+    return float(max(line.compute, line.memory) if line.kind in PER_SEQUENCE else line.memory)
+
+
+def _whole(number: float) -> float:
+    """The number, as an integer where it is one: counts of integers are exact."""
+    return int(number) if number == int(number) else number

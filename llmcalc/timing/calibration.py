@@ -1,0 +1,272 @@
+"""Fits a stack on a user's own measured runs: four numbers, by which computing, memory, network and waits differ.
+
+A factor of 1.2 of `memory` says that bytes take 1.2 times as long as on other systems with this accelerator and stack.
+An estimate is nearly linear in the factors: its share that each of them bounds is found by changing that one. The fit
+keeps the factors near each other, because few rows do not say which of them it is; how near is chosen by the rows
+themselves, each estimated by a fit of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass, fields, replace
+from statistics import mean, median
+from typing import TypeAlias
+
+from ..errors import InputError
+from .device import Device
+from .records import Stack
+
+Pricer: TypeAlias = Callable[["Factors"], float]
+"""Seconds that are estimated for a run with these factors."""
+
+WAITS = (
+    "kernel_gap", "host_kernel", "host_prompt_kernel", "host_step", "host_sequence", "first_token", "layer_wait",
+    "host_update",
+)  # fmt: skip
+"""Seconds of a stack in which no kernel runs."""
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Seconds over those without calibration, of what each of these bounds."""
+
+    compute: float = 1.0
+    memory: float = 1.0
+    network: float = 1.0
+    wait: float = 1.0
+
+    def device(self, device: Device) -> Device:
+        """The device as it runs here."""
+        generation = device.generation.model_copy(
+            update={
+                "kernel_start": device.generation.kernel_start * self.wait,
+                "launch_gap": device.generation.launch_gap * self.wait,
+                "far_latency": device.generation.far_latency * self.network,
+            }
+        )
+        return replace(
+            device,
+            generation=generation,
+            peaks={name: peak / self.compute for name, peak in device.peaks.items()},
+            bandwidth=device.bandwidth / self.memory,
+            link=device.link / self.network,
+            nic=device.nic / self.network,
+            latency=device.latency * self.network,
+        )
+
+    def stack(self, stack: Stack) -> Stack:
+        """The stack as it runs here."""
+        return stack.model_copy(update={name: getattr(stack, name) * self.wait for name in WAITS})
+
+
+NAMES = tuple(field.name for field in fields(Factors))
+
+UNCHANGED = Factors()
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run that the user measured.
+
+    name: its place in the file. seconds: what was measured. pricer: its estimate by factors.
+    group: what has to be equal for the run's layout to be a choice among others; empty for none.
+    """
+
+    name: str
+    seconds: float
+    pricer: Pricer
+    group: tuple[object, ...] = ()
+
+
+class Linear:
+    """Estimates of runs as sums of the four factors, near those at which it was made."""
+
+    def __init__(self, runs: Sequence[MeasuredRun], at: Factors = UNCHANGED) -> None:
+        self.measured = [run.seconds for run in runs]
+        self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, at)) for run in runs]
+
+    def without(self, left_out: int) -> Linear:
+        """The estimates of all runs but one."""
+        rest = Linear([])
+        rest.measured = [*self.measured[:left_out], *self.measured[left_out + 1 :]]
+        rest.parts = [*self.parts[:left_out], *self.parts[left_out + 1 :]]
+        return rest
+
+    def error(self, index: int, factors: Sequence[float]) -> float:
+        """Logarithm of the estimate over what was measured."""
+        estimate = sum(factor * part for factor, part in zip(factors, self.parts[index], strict=True))
+        return math.log(estimate / self.measured[index])
+
+    def loss(self, logarithms: Sequence[float], stiffness: float) -> float:
+        """Mean error, and how far the factors are from each other."""
+        factors = [math.exp(value) for value in logarithms]
+        middle = sum(logarithms) / len(logarithms)
+        spread = sum((value - middle) ** 2 for value in logarithms)
+        count = len(self.measured)
+        errors = sum(abs(self.error(index, factors)) for index in range(count)) / count
+        return errors + stiffness * spread / count + ANCHOR * middle**2 / count
+
+
+STEP = 1.1
+"""Factor by which one part of an estimate is changed to find its share."""
+
+ANCHOR = 0.02
+"""Weight of the factors' distance from 1, over the number of runs."""
+
+AS_ONE = 1e6
+"""Stiffness at which the four factors are one."""
+
+STIFFNESSES = (AS_ONE, 10.0, 1.0, 0.3)
+"""How much the factors are kept near each other: as one, then more and more by themselves."""
+
+RANGE = (1 / 8, 8.0)
+"""Smallest and largest factor."""
+
+
+def _parts(pricer: Pricer, at: Factors) -> Iterator[float]:
+    """Yields the share of an estimate that is in proportion to each factor, over that factor."""
+    base = pricer(at)
+    slopes = []
+    for name in NAMES:
+        factor = getattr(at, name)
+        changed = pricer(replace(at, **{name: factor * STEP}))
+        slopes.append(max(0.0, (changed - base) / (factor * (STEP - 1))))
+    total = sum(slope * getattr(at, name) for slope, name in zip(slopes, NAMES, strict=True))
+    for slope in slopes:
+        yield slope * base / total if total else base / len(NAMES)
+
+
+def minimize(linear: Linear, stiffness: float, sweeps: int = 3) -> Factors:
+    """The factors of the least loss: the common one first, then each by itself, in turns."""
+    low, high = map(math.log, RANGE)
+    common = _least(lambda value: linear.loss([value] * len(NAMES), stiffness), low, high)
+    logarithms = [common] * len(NAMES)
+    for _ in range(sweeps if stiffness < AS_ONE else 0):
+        for i in range(len(NAMES)):
+            before, after = logarithms[:i], logarithms[i + 1 :]
+            near = max(low, logarithms[i] - 1), min(high, logarithms[i] + 1)
+            logarithms[i] = _least(lambda value: linear.loss([*before, value, *after], stiffness), *near)  # noqa: B023
+    return Factors(*map(math.exp, logarithms))
+
+
+GOLDEN = (math.sqrt(5) - 1) / 2
+
+
+def _least(function: Callable[[float], float], low: float, high: float) -> float:
+    """The argument of the least value of a function with one valley, by golden sections."""
+    left, right = high - GOLDEN * (high - low), low + GOLDEN * (high - low)
+    value_left, value_right = function(left), function(right)
+    while high - low > 1e-3:
+        if value_left <= value_right:
+            high, right, value_right = right, left, value_left
+            left = high - GOLDEN * (high - low)
+            value_left = function(left)
+        else:
+            low, left, value_left = left, right, value_right
+            right = low + GOLDEN * (high - low)
+            value_right = function(right)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors of the estimates of some runs.
+
+    median_error, p90_error: |estimate / measured - 1|.
+    regret: how much longer the layout that is estimated fastest takes than the fastest, mean of the groups; None
+        without a group of three layouts. best_of_three: the same of the best of the first three.
+    """
+
+    median_error: float
+    p90_error: float
+    regret: float | None
+    best_of_three: float | None
+
+    @classmethod
+    def of(cls, runs: Sequence[MeasuredRun], estimates: Sequence[float]) -> Errors:
+        """The errors of estimates of these runs, in their order."""
+        errors = sorted(abs(estimate / run.seconds - 1) for run, estimate in zip(runs, estimates, strict=True))
+        groups: dict[tuple[object, ...], list[tuple[float, float]]] = {}
+        for run, estimate in zip(runs, estimates, strict=True):
+            groups.setdefault(run.group, []).append((estimate, run.seconds))
+        choices = [group for name, group in groups.items() if name and len(group) >= LEAST_LAYOUTS]
+        return cls(
+            median(errors),
+            errors[min(len(errors) - 1, int(0.9 * len(errors)))],
+            mean(_regret(group, 1) for group in choices) if choices else None,
+            mean(_regret(group, 3) for group in choices) if choices else None,
+        )
+
+
+LEAST_LAYOUTS = 3
+"""Measured layouts of one run from which its regret is known."""
+
+
+def _regret(group: Sequence[tuple[float, float]], first: int) -> float:
+    chosen = sorted(group)[:first]
+    return min(seconds for _, seconds in chosen) / min(seconds for _, seconds in group) - 1
+
+
+LEAST_RUNS = 3
+"""Fewest runs from which factors are fitted."""
+
+GAIN = 0.9
+"""Error of runs that are left out over that without a fit, from which on a fit is refused: few rows also err."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fit, and what it does to the errors.
+
+    runs: number of measured runs.
+    before, after: errors without and with the fit. left_out: of each run, estimated by a fit of all others.
+    fitted: the factors. refused: why they are not used; empty where they are.
+    """
+
+    runs: int
+    before: Errors
+    after: Errors
+    left_out: Errors
+    fitted: Factors
+    refused: str
+
+    @property
+    def factors(self) -> Factors:
+        """The factors that are used."""
+        return UNCHANGED if self.refused else self.fitted
+
+
+def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
+    """Fits the factors to measured runs. Raises `InputError` for fewer than three."""
+    if len(runs) < LEAST_RUNS:
+        raise InputError(f"--calibrate: {len(runs)} measured runs; expected at least {LEAST_RUNS}")
+    linear = Linear(runs)
+    trials = [(stiffness, _left_out(linear, stiffness)) for stiffness in STIFFNESSES]
+    stiffness, logarithms = min(trials, key=lambda trial: mean(map(abs, trial[1])))
+    fitted = minimize(linear, stiffness)
+    before = [run.pricer(UNCHANGED) for run in runs]
+    after = [run.pricer(fitted) for run in runs]
+    left_out = [run.seconds * math.exp(value) for run, value in zip(runs, logarithms, strict=True)]
+    errors = Errors.of(runs, before), Errors.of(runs, after), Errors.of(runs, left_out)
+    without = [abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, before, strict=True)]
+    refused = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(without), 1e-12))
+    return Calibration(len(runs), *errors, fitted, refused)
+
+
+def _left_out(linear: Linear, stiffness: float) -> list[float]:
+    """Logarithm of the error of each run, estimated by a fit of all others."""
+    return [
+        linear.error(index, astuple(minimize(linear.without(index), stiffness)))
+        for index in range(len(linear.measured))
+    ]
+
+
+def _refusal(before: Errors, after: Errors, left_out: Errors, gain: float) -> str:
+    """Why a fit is not used; empty where it is. gain: mean error of runs left out over that without a fit."""
+    if before.regret is not None and after.regret is not None and after.regret > before.regret:
+        return "it would raise the regret of the chosen layout"
+    if gain > GAIN or left_out.median_error > GAIN * before.median_error:
+        return "runs that are left out are not estimated clearly better by a fit of the others"
+    return ""

@@ -1,0 +1,62 @@
+"""FLOPs and bytes of the kernels of a forward pass, with their seconds: the points of a roofline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .price import Pricing
+from .work import Kernel, RankWork
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What kernels compute and move, over all of their runs in a pass.
+
+    flops: FLOPs of their matrix products. bytes: bytes that they read and write. seconds: their estimated duration.
+    """
+
+    flops: float
+    bytes: float
+    seconds: float
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.flops + other.flops, self.bytes + other.bytes, self.seconds + other.seconds)
+
+    @property
+    def intensity(self) -> float:
+        """Arithmetic intensity in FLOPs per byte."""
+        return self.flops / self.bytes
+
+    @property
+    def rate(self) -> float:
+        """FLOP/s of the estimate."""
+        return self.flops / self.seconds
+
+
+def traffic(work: RankWork, pricing: Pricing) -> Iterator[tuple[str, Traffic]]:
+    """Yields the kernels of a pass of inference that compute products, each with the path of its node.
+
+    Bytes are those that the estimate prices, without the losses of the device and of its software.
+    """
+    generation = pricing.device.generation.model_copy(update={"memory": 1.0, "cache": 1.0})
+    device = replace(pricing.device, bandwidth=1.0, generation=generation)  # on it a second is a byte
+    lossless = replace(pricing, device=device, stack=pricing.stack.model_copy(update={"expert_weights": 1.0}))
+    for kernel in work.kernels:
+        runs = float(kernel.times * work.count(kernel.layer))
+        flops = runs * float(kernel.flops[0])
+        if not flops:
+            continue
+        seconds = sum(float(line.seconds) for line in pricing.kernel_lines(kernel))
+        if kernel.kind == "attention":
+            bytes = attention_bytes(kernel, pricing)
+        else:
+            bytes = sum(float(line.memory) for line in lossless.kernel_lines(kernel))
+        yield kernel.path, Traffic(flops, runs * bytes, runs * seconds)
+
+
+def attention_bytes(kernel: Kernel, pricing: Pricing) -> float:
+    """Bytes of fused attention: its cache, and in 16 bits queries and results, with the new keys of a prompt."""
+    cached = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
+    heads = float(kernel.heads) + (0.0 if pricing.rank_pass.phase == "decode" else float(kernel.kv_heads))
+    return cached + 2.0 * float(kernel.m) * heads * float(kernel.dim + kernel.k)

@@ -1,0 +1,185 @@
+"""Configs of ModelOpt's mixed precision and of other libraries: bytes by hand, from the layouts of their sources.
+
+DENSE has two layers with queries of 128 × 96, keys and values of 64 × 96, an output of 96 × 128 and three matrices of
+192 · 96 weights; its embedding and its head have 50 rows.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.costs.params import params
+from llmcalc.costs.quantization import Parts, quantized_size, scheme_of_config
+from llmcalc.device_memory.settings import Settings
+from llmcalc.device_memory.static import memory
+from llmcalc.sources.huggingface.checkpoint import checkpoint_of
+from tests.costs.quantization.test_quantize import DENSE
+
+SHAPES = [(128, 96), (64, 96), (64, 96), (96, 128), (192, 96), (192, 96), (96, 192)]
+"""(rows, columns) of the linear layers of one layer."""
+
+N = 2 * sum(rows * columns for rows, columns in SHAPES)
+ROWS, COLUMNS = 2 * sum(rows for rows, _ in SHAPES), 2 * sum(columns for _, columns in SHAPES)
+HEAD = 50 * 96
+PLAIN = 2 * (params(DENSE).total - N)
+"""Bytes in bf16 of everything else."""
+
+MIXED: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data" / "mixed_precision.json").read_text())
+
+
+def parts_of(**quantization: Any) -> Parts:
+    scheme = scheme_of_config({"quantization_config": quantization})
+    assert scheme is not None
+    names = checkpoint_of({"model_type": "llama"}).names(DENSE.tree(), DENSE.kind)
+    return quantized_size(DENSE, scheme, names=names).by_part
+
+
+BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
+    "auto-round": (
+        {"quant_method": "auto-round", "bits": 4, "group_size": 32, "sym": True, "iters": 200},
+        Parts(N // 2, 2 * N // 32, N // 32 // 2, 0, PLAIN),
+    ),
+    "auto-round in AWQ's layout": (
+        {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": "auto_round:auto_awq"},
+        Parts(N // 2, 2 * N // 32, N // 32 // 2, 0, PLAIN),
+    ),
+    "auto-round without the second layer's last matrix": (
+        {
+            "quant_method": "auto-round", "bits": 4, "group_size": 32,
+            "extra_config": {"model.layers.1.mlp.down_proj": {"bits": 16}},
+        },
+        Parts((N - 96 * 192) // 2, 2 * (N - 96 * 192) // 32, (N - 96 * 192) // 32 // 2, 0, PLAIN + 2 * 96 * 192),
+    ),
+    "hqq": (
+        {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"nbits": 4, "group_size": 64, "axis": 1}}},
+        Parts(N // 2, 2 * N // 64, 2 * N // 64, 0, PLAIN),
+    ),
+    "quark in FP8": (
+        {
+            "quant_method": "quark", "exclude": ["lm_head"],
+            "global_quant_config": {
+                "weight": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"},
+                "input_tensors": {"dtype": "fp8_e4m3", "is_dynamic": False},
+            },
+        },
+        Parts(N, 14 * 4, 0, 14 * 4, PLAIN),
+    ),
+    "quark in MXFP4": (
+        {
+            "quant_method": "quark", "exclude": ["lm_head"],
+            "global_quant_config": {"weight": {"dtype": "fp4", "qscheme": "per_group", "group_size": 32}},
+        },
+        Parts(N // 2, N // 32, 0, 0, PLAIN),
+    ),
+    "torchao": (
+        {
+            "quant_method": "torchao",
+            "quant_type": {"default": {"_type": "Int4WeightOnlyConfig", "_data": {"group_size": 32}}},
+        },
+        Parts(N // 2, 2 * N // 32, 2 * N // 32, 0, PLAIN),
+    ),
+    "quanto": ({"quant_method": "quanto", "weights": "int8"}, Parts(N, 2 * ROWS, 0, 0, PLAIN)),
+    "aqlm": (
+        {
+            "quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1,
+            "num_codebooks": 1, "nbits_per_codebook": 16,
+            "linear_weights_not_to_quantize": ["lm_head.weight"],
+        },
+        Parts(2 * N // 8, 2 * ROWS, 0, 14 * 2**16 * 8 * 2, PLAIN),
+    ),
+    "exl2": (
+        {"quant_method": "exl2", "bits": 4.5, "head_bits": 6},
+        Parts(N * 9 // 16 + HEAD * 6 // 8, 0, 0, 0, PLAIN - 2 * HEAD),
+    ),
+    "exl3": (
+        {"quant_method": "exl3", "bits": 3.0, "head_bits": 6, "codebook": "mcg"},
+        Parts(N * 3 // 8 + HEAD * 6 // 8, 2 * (ROWS + COLUMNS + 50 + 96), 0, 0, PLAIN - 2 * HEAD),
+    ),
+    "ModelOpt's AWQ, without a method": (
+        {
+            "quant_algo": "W4A16_AWQ", "group_size": 32, "has_zero_point": False, "pre_quant_scale": True,
+            "ignore": ["lm_head"],
+        },
+        Parts(N // 2, 4 * N // 32, 0, 0, PLAIN),
+    ),
+    "ModelOpt's FP8 in blocks": (
+        {"quant_method": "modelopt", "quant_algo": "FP8_PB_WO", "group_size": 32, "ignore": ["lm_head"]},
+        Parts(N, 4 * N // 32**2, 0, 0, PLAIN),
+    ),
+    "FP8 with two lists": (
+        {
+            "quant_method": "fp8", "activation_scheme": "dynamic", "act_per_tensor": False, "weight_per_tensor": False,
+            "weight_block_size": [32, 32], "ignored_layers": ["model.layers.0.mlp.up_proj"],
+            "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate_proj"],
+        },
+        Parts(N - 2 * 192 * 96, 4 * (N - 2 * 192 * 96) // 32**2, 0, 0, PLAIN + 4 * 192 * 96),
+    ),
+    "compressed-tensors with a further list": (
+        {
+            "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ["lm_head"],
+            "ignored_layers": ["model.layers.0.mlp.up_proj"], "sparsity_config": {"format": "dense"},
+            "transform_config": {"config_groups": {"R1": {"type": "hadamard"}}},
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {"type": "int", "num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True},
+                }
+            },
+        },
+        Parts((N - 192 * 96) // 2, 2 * (N - 192 * 96) // 32, 0, 13 * 16, PLAIN + 2 * 192 * 96),
+    ),
+    "one algorithm for each listed module": (
+        {
+            "quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "ignore": ["mtp*"],
+            "quantized_layers": {
+                "model.layers.0.self_attn.q_proj": {"quant_algo": "FP8"},
+                "model.layers.1.mlp.up_proj": {"quant_algo": "W4A16_NVFP4", "group_size": 16},
+                "lm_head": {"quant_algo": "MXFP8"},
+            },
+        },
+        Parts(
+            128 * 96 + 192 * 96 // 2 + HEAD,
+            4 + (192 * 96 // 16 + 4) + HEAD // 32,
+            0,
+            4,
+            PLAIN + 2 * (N - 128 * 96 - 192 * 96 - HEAD),
+        ),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_bytes_are_those_of_the_layout(name: str) -> None:
+    config, expected = BY_HAND[name]
+    assert parts_of(**config) == expected
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_a_published_list_names_modules_of_its_model(name: str) -> None:
+    """Every module of `quantized_layers` is found, and its weights have the listed format."""
+    record = MIXED[name]
+    preset = llmcalc.load(record["config"])
+    use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
+    assert use.quantized is not None
+    assert not [note for note in use.quantized.scheme.notes() if "converts modules that are not in this model" in note]
+    assert use.quantized.by_part.weights == eval_bytes(record["weight_bytes"])
+
+
+def eval_bytes(terms: list[list[int]]) -> int:
+    """Returns the sum of products: [layers, matrices, rows, columns, bits of a weight]."""
+    return sum(layers * matrices * rows * columns * bits // 8 for layers, matrices, rows, columns, bits in terms)
+
+
+def test_gpt_oss_is_counted_as_its_checkpoint_stores_it() -> None:
+    """MXFP4 experts with one byte of scale for 32 weights; the rest in bf16. The published files have 60.77 GiB."""
+    preset = llmcalc.load("gpt-oss-120b")
+    experts = 36 * 128 * 3 * 2880 * 2880
+    total = preset.model.tree().total(lambda use: use.params())
+    use = memory(preset.model, Settings(), preset.dtype, frozenset(), preset.checkpoint)
+    assert use.weights == experts // 2 + experts // 32 + 2 * (total - experts) == 65_248_815_744
+    assert round(use.weights / 2**30, 2) == 60.77

@@ -1,0 +1,42 @@
+"""Shapes of the families in `sources/huggingface/families/deepseek/deepseek_ocr.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": None,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "pad_token_id": 0,
+}
+OTHER: dict[str, Any] = {
+    **SMALL,
+    "num_key_value_heads": 2,
+    "attention_bias": True,
+    "mlp_bias": True,
+    "n_shared_experts": 1,
+}
+
+SHAPES = {
+    "DeepseekOcr2TextModel": [
+        {"model_type": "deepseek_ocr2_text", **SMALL},
+        {"model_type": "deepseek_ocr2_text", **OTHER},
+    ],
+    "UnlimitedOcrTextModel": [
+        {"model_type": "unlimited_ocr_text", **SMALL, "layer_types": ["full_attention"] * 3},
+        {
+            "model_type": "unlimited_ocr_text",
+            **OTHER,
+            "num_key_value_heads": None,
+            "layer_types": ["full_attention"] * 3,
+        },
+    ],
+}

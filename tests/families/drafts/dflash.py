@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "target_layer_ids": [1, 3, 5],
+}
+WINDOWED: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 8,
+}
+
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "DFlashDraftModel": [
+        {"model_type": "dflash", **SMALL},
+        {"model_type": "dflash", **SMALL, **WINDOWED, "attention_bias": True, "draft_vocab_size": 40},
+    ],
+    "DSparkDraftModel": [
+        {"model_type": "dspark", **SMALL, "markov_rank": 6, "confidence_head_alpha": 1.0},
+        {
+            "model_type": "dspark",
+            **SMALL,
+            "markov_rank": 6,
+            "markov_head_type": "gated",
+            "enable_confidence_head": True,
+            "confidence_head_with_markov": True,
+        },
+        {"model_type": "dspark", **SMALL, "markov_rank": 6, "markov_head_type": "rnn", "draft_vocab_size": 40},
+        {"model_type": "dspark", **SMALL, "markov_rank": 0},
+    ],
+    "DominoDraftModel": [
+        {"model_type": "domino", **SMALL, "gru_hidden_dim": 10, "emb_dim": 6},
+        {"model_type": "domino", **SMALL, **WINDOWED, "gru_hidden_dim": 6, "emb_dim": 4},
+    ],
+}

@@ -1,0 +1,42 @@
+"""Shapes of the families in `sources/huggingface/families/experts/step.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 48,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "share_expert_dim": 16,
+    "sliding_window": 7,
+}
+KINDS = ["full_attention", "sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
+
+SHAPES = {
+    "Step3p7TextModel": [
+        {"model_type": "step3p5", **SMALL},
+        {
+            "model_type": "step3p5",
+            **SMALL,
+            "layer_types": KINDS,
+            "num_sliding_attention_heads": 6,
+            "mlp_layer_types": ["dense", "sparse", "dense", "sparse", "sparse"],
+        },
+        {
+            "model_type": "step3p5",
+            **SMALL,
+            "layer_types": KINDS,
+            "attention_other_setting": {"num_attention_heads": 8},
+            "moe_layers_enum": "1,2,4",
+            "attention_bias": True,
+        },
+    ],
+}

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+EXPERTS: dict[str, Any] = {
+    **SMALL,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "first_k_dense_replace": 1,
+}
+LATENT: dict[str, Any] = {
+    "kv_lora_rank": 8,
+    "q_lora_rank": None,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "InternVLChatModel": [
+        {"model_type": "internvl_chat", "llm_config": {"model_type": kind, **SMALL, **fields}}
+        for kind, fields in (("internlm2", {"bias": False}), ("qwen2", {}), ("qwen3", {"head_dim": 8}))
+    ],
+    "KimiVLForConditionalGeneration": [
+        {
+            "model_type": "kimi_vl",
+            "text_config": {"model_type": "deepseek_v3", **EXPERTS, **LATENT, "n_group": 1, "topk_group": 1},
+        },
+    ],
+    "DeepseekVLV2ForCausalLM": [
+        {"model_type": "deepseek_vl_v2", "language_config": {"model_type": "deepseek_v2", **EXPERTS, **LATENT}},
+        {
+            "model_type": "deepseek_vl_v2",
+            "language_config": {
+                "model_type": "deepseek_v2",
+                **EXPERTS,
+                "use_mla": False,
+                "kv_lora_rank": None,
+                "q_lora_rank": None,
+                "qk_nope_head_dim": 0,
+                "qk_rope_head_dim": 0,
+                "v_head_dim": 0,
+            },
+        },
+    ],
+    "Ovis": [{"model_type": "ovis", "llm_config": {"model_type": "gemma2", **SMALL, "head_dim": 8}}],
+    "Phi3VForCausalLM": [{"model_type": "phi3_v", **SMALL}],
+}

@@ -1,0 +1,105 @@
+"""Configs in the forms of other programs: read as the config of the class that computes them, or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+
+Run = Callable[..., Any]
+
+LLAMA3_8B: dict[str, Any] = {
+    "dim": 4096, "ffn_dim_multiplier": 1.3, "multiple_of": 1024, "n_heads": 32, "n_kv_heads": 8, "n_layers": 32,
+    "norm_eps": 1e-05, "rope_theta": 500000.0, "vocab_size": 128256,
+}  # fmt: skip
+"""The arguments of Llama 3 8B in meta-llama/llama-models: an FFN of 1,024 · ⌈1.3 · 10,922 / 1,024⌉ = 14,336."""
+
+MISTRAL_7B: dict[str, Any] = {
+    "dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8,
+    "norm_eps": 1e-05, "vocab_size": 32000,
+}  # fmt: skip
+
+GPT2 = {
+    "n_layer": 12,
+    "n_head": 12,
+    "n_embd": 768,
+    "block_size": 1024,
+    "bias": True,
+    "vocab_size": 50257,
+    "dropout": 0.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "preset"),
+    [
+        (LLAMA3_8B, "llama3-8b"),
+        (MISTRAL_7B, "mistral-7b"),
+        ({**MISTRAL_7B, "moe": {"num_experts": 8, "num_experts_per_tok": 2}}, "mixtral-8x7b"),
+        (GPT2, "gpt2"),
+    ],
+)
+def test_arguments_of_a_known_model_have_its_parameters(config: dict[str, Any], preset: str) -> None:
+    description = llmcalc.load(config)
+    assert llmcalc.params(description).total == llmcalc.params(preset).total
+    assert llmcalc.kv(description, seq=512).bytes == llmcalc.kv(preset, seq=512).bytes
+    assert "read as" in description.notes[0]
+
+
+def test_nanochat_has_no_parameters_but_matrices() -> None:
+    config = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 10, "n_kv_head": 10, "n_embd": 1280}
+    total = 2 * 65536 * 1280 + 20 * 12 * 1280**2
+    assert llmcalc.params(config).total == total == 560_988_160
+
+
+def test_mlcs_config_is_that_of_its_model() -> None:
+    fields = {
+        "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,
+        "num_hidden_layers": 2, "rms_norm_eps": 1e-5, "vocab_size": 100, "tie_word_embeddings": False,
+    }  # fmt: skip
+    engine = {"position_embedding_base": 10000.0, "context_window_size": 4096, "prefill_chunk_size": 512}
+    written = {
+        "model_type": "llama",
+        "quantization": "q4f16_1",
+        "model_config": {**fields, **engine},
+        "version": "0.1.0",
+    }
+    description = llmcalc.load(written)
+    assert llmcalc.params(description).total == llmcalc.params({"model_type": "llama", **fields}).total
+    assert any("q4f16_1' is not counted; --quantize counts a scheme" in note for note in description.notes)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**LLAMA3_8B, "vocab_size": -1}, "vocab_size: -1; expected a positive whole number"),
+        ({**LLAMA3_8B, "ffn_dim_multiplier": "x"}, "ffn_dim_multiplier: 'x'; expected a number"),
+        ({**MISTRAL_7B, "moe": 8}, "moe: 8; expected a table of fields"),
+        ({**GPT2, "bias": False}, "bias: False; GPT-2's class has biases everywhere"),
+        ({**LLAMA3_8B, "n_experts": 8}, "model_type: missing"),
+    ],
+)
+def test_arguments_without_such_a_class_are_refused(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        llmcalc.load(config)
+
+
+def test_a_yaml_file_is_refused_with_a_way_out(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "model_config.yaml"
+    path.write_text("n_layer: 2\n")
+    code, out, err = run("params", str(path))
+    assert (code, out) == (2, "")
+    assert err.count("error:") == 1
+    assert "expected the config.json that their own converter to Hugging Face writes" in err
+
+
+def test_a_params_json_is_read_from_a_file(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "params.json"
+    path.write_text(json.dumps(LLAMA3_8B))
+    assert json.loads(run("params", str(path), "--format", "json").out)["params"]["total"] == 8_030_261_248

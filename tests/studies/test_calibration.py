@@ -1,0 +1,213 @@
+"""`--calibrate`: factors that were put into rows are found again, and fits that do not help are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.sources.hardware import find_hardware
+from llmcalc.sources.presets import load_preset
+from llmcalc.timing.calibration import UNCHANGED, Calibration, Errors, Factors, MeasuredRun, calibrate
+from llmcalc.timing.device import device_of
+from llmcalc.timing.inference import decode, prefill
+from llmcalc.timing.stack import find_stack
+from tests.timing import measured
+
+SPEC, DEVICE, STACK = load_preset("llama3-8b").model, device_of(find_hardware("h100")), find_stack("vllm")
+
+
+def pricer(batch: int, tokens: int, is_prompt: bool = False) -> Callable[[Factors], float]:
+    def seconds(factors: Factors) -> float:
+        run = prefill if is_prompt else decode
+        return float(run(SPEC, factors.device(DEVICE), factors.stack(STACK), batch, tokens).seconds)
+
+    return seconds
+
+
+PRICERS = [pricer(batch, tokens) for batch in (1, 8, 64) for tokens in (1024, 8192)]
+PRICERS += [pricer(batch, 4096, is_prompt=True) for batch in (1, 2, 4)]
+
+
+def measured_with(truth: Factors, noise: Sequence[float] = ()) -> Calibration:
+    errors = noise or [1.0] * len(PRICERS)
+    return calibrate([MeasuredRun(str(i), seconds(truth) * errors[i], seconds) for i, seconds in enumerate(PRICERS)])
+
+
+def test_a_common_factor_is_found_again() -> None:
+    fit = measured_with(Factors(1.5, 1.5, 1.5, 1.5))
+    assert fit.refused == ""
+    assert fit.before.median_error == pytest.approx(1 / 3, rel=0.01)
+    assert fit.left_out.median_error < 0.02
+    assert fit.after.median_error < 0.02
+    assert fit.factors == fit.fitted
+
+
+def test_a_factor_of_memory_is_told_from_one_of_compute() -> None:
+    fit = measured_with(Factors(compute=1.0, memory=1.6))
+    assert fit.refused == ""
+    assert fit.fitted.memory == pytest.approx(1.6, rel=0.1)
+    assert fit.fitted.compute == pytest.approx(1.0, rel=0.15)
+    assert fit.after.median_error < 0.05 < fit.before.median_error
+
+
+def test_rows_that_differ_at_random_are_refused() -> None:
+    noise = [1.3, 1 / 1.3, 1.3, 1 / 1.3, 1.25, 1 / 1.25, 1.0, 1.2, 1 / 1.2]
+    fit = measured_with(UNCHANGED, noise)
+    assert "runs that are left out" in fit.refused
+    assert fit.factors == UNCHANGED
+
+
+def test_factors_change_what_they_name() -> None:
+    token, prompt = PRICERS[0], PRICERS[-1]
+    assert token(Factors(memory=2)) > 1.6 * token(UNCHANGED)
+    assert token(Factors(compute=2)) < 1.05 * token(UNCHANGED)
+    assert prompt(Factors(compute=2)) > 1.6 * prompt(UNCHANGED)
+    assert token(Factors(wait=2)) > token(UNCHANGED)
+    everything = token(Factors(2, 2, 2, 2))
+    assert everything == pytest.approx(2 * token(UNCHANGED), rel=1e-9)
+
+
+def test_regret_is_of_layouts_that_differ_alone() -> None:
+    runs = [MeasuredRun(str(i), seconds, lambda factors: 1.0, ("a",)) for i, seconds in enumerate((2.0, 1.0, 1.2, 5.0))]
+    errors = Errors.of(runs, [1.0, 1.1, 1.2, 1.3])
+    assert errors.regret == 1.0  # the first one takes 2 s, the best one 1 s
+    assert errors.best_of_three == 0.0
+    assert Errors.of(runs[:2], [1.0, 1.1]).regret is None
+
+
+def test_a_fit_that_raises_regret_is_refused() -> None:
+    """Memory explains the errors, but orders the layouts of one run wrongly."""
+    runs = [MeasuredRun(str(i), 1.5 * seconds(UNCHANGED), seconds) for i, seconds in enumerate(PRICERS)]
+
+    def layout(base: float, better: float) -> Callable[[Factors], float]:
+        return lambda factors: base if factors == UNCHANGED else better
+
+    choices = [MeasuredRun(name, seconds, layout(base, fitted), ("run",)) for name, seconds, base, fitted in (
+        ("fast", 1.0, 1.0, 9.0), ("slow", 2.0, 2.0, 1.0), ("slower", 3.0, 3.0, 3.0)
+    )]  # fmt: skip
+    fit = calibrate([*runs, *choices])
+    assert fit.before.regret == 0
+    assert fit.refused == "it would raise the regret of the chosen layout"
+
+
+def test_few_rows_are_refused() -> None:
+    with pytest.raises(InputError, match="--calibrate: 2 measured runs; expected at least 3"):
+        calibrate([MeasuredRun("a", 1.0, PRICERS[0])] * 2)
+
+
+ROWS = """phase,users,seq,tp,seconds
+decode,1,2048,1,9.1ms
+decode,8,2048,,10.2ms
+decode,64,2048,1,21ms
+decode,64,8192,1,0.044
+prefill,1,4096,1,170ms
+decode,16,2048,2,8ms
+"""
+TIME = ("time", "llama3-8b", "--hardware", "h100", "--users", "32", "--seq", "4k")
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        (tmp_path / "rows.csv").write_text(text)
+        return str(tmp_path / "rows.csv")
+
+    return write
+
+
+def answer(run: Any, *words: str) -> Any:
+    code, out, err = run(*words, "--format", "json")
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_time_plan_and_serve_answer_as_it_runs_here(run: Any, rows: Any) -> None:
+    file = rows(ROWS)
+    plain, calibrated = answer(run, *TIME), answer(run, *TIME, "--calibrate", file)
+    fit = calibrated["calibration"]
+    assert set(fit) == {"runs", "before", "after", "left_out", "fitted", "refused"}
+    assert fit["runs"] == 6
+    assert fit["refused"] is None
+    assert fit["left_out"]["median_error"] < fit["before"]["median_error"]
+    assert calibrated["seconds"]["estimate"] > 1.1 * plain["seconds"]["estimate"]
+    assert sum(calibrated["bounds"].values()) == pytest.approx(calibrated["seconds"]["estimate"])
+    words = ("serve", "llama3-8b", "--hardware", "h100", "--input", "1k", "--output", "256", "--tp", "1")
+    slower = answer(run, *words, "--calibrate", file)
+    assert slower["calibration"]["fitted"] == fit["fitted"]
+    assert slower["chosen"]["output_tokens_per_second"] < answer(run, *words)["chosen"]["output_tokens_per_second"]
+    words = ("plan", "gpt2", "--hardware", "h100", "--devices", "2", "--seq", "512", "--rows", "1")
+    steps = "phase,batch,seq,seconds\ntraining,1,512,30ms\ntraining,4,512,110ms\ntraining,8,512,210ms\n"
+    plan = answer(run, *words, "--calibrate", rows(steps))
+    assert plan["calibration"]["refused"] is None
+    assert plan["feasible"][0]["seconds"]["estimate"] > answer(run, *words)["feasible"][0]["seconds"]["estimate"]
+
+
+def test_a_refused_fit_changes_nothing(run: Any, rows: Any) -> None:
+    noise = "phase,users,seq,seconds\ndecode,1,2048,4ms\ndecode,1,2048,14ms\ndecode,1,2048,4ms\ndecode,1,2048,14ms\n"
+    document = answer(run, *TIME, "--calibrate", rows(noise))
+    assert document["calibration"]["refused"]
+    assert document["seconds"] == answer(run, *TIME)["seconds"]
+    assert any(note.startswith("not calibrated: ") for note in document["notes"])
+
+
+FILES: dict[str, tuple[str, str]] = {
+    "an unknown column": ("usres,seconds\n1,1s\n", "column 'usres' is no option of time"),
+    "no seconds": ("users,seq\n1,2\n", "the column 'seconds' is missing"),
+    "an empty time": ("users,seconds\n1,\n", ":2: seconds: missing"),
+    "a bad time": ("users,seconds\n1,soon\n", ":2: seconds: 'soon'; expected a duration"),
+    "a bad size": ("users,seconds\nmany,1s\n", ":2: --users: 'many'"),
+    "a layout that divides nothing": ("tp,seconds\n3,1s\n", ":2: --tp 3: does not divide"),
+    "too many cells": ("users,seconds\n1,1s,2\n", ":2: has another number of cells than the heading"),
+    "too few rows": ("users,seconds\n1,1s\n2,1s\n", "2 measured runs; expected at least 3"),
+    "nothing": ("", "the column 'seconds' is missing"),
+    "too many rows": ("seconds\n" + "1s\n" * 301, "more than 300 rows"),
+}
+
+
+@pytest.mark.parametrize(("text", "message"), FILES.values(), ids=FILES)
+def test_files_that_are_refused(run: Any, rows: Any, text: str, message: str) -> None:
+    code, out, err = run(*TIME, "--calibrate", rows(text))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_a_plan_by_memory_takes_no_calibration(run: Any, rows: Any) -> None:
+    words = ("plan", "gpt2", "--hardware", "h100", "--devices", "2", "--by", "memory", "--calibrate", rows(ROWS))
+    code, _, err = run(*words)
+    assert code == 2
+    assert "--calibrate: is of the order by time" in err
+
+
+SETS = (
+    "batched_spark", "ft_stratified", "llamacpp_strix_halo", "serve_rocm_vllm", "serve_sgl_cookbook",
+    "train_internevo_a100", "train_simumax_b200", "train_bloom_a100",
+)  # fmt: skip
+"""Sets of one cluster or one kind of accelerator each, as a user's rows are."""
+
+
+def test_half_of_a_source_s_rows_lower_the_error_of_the_other_half() -> None:
+    """Refused fits change nothing; of the others four in five help, and none raises the error by more than a tenth."""
+    rng = random.Random(0)
+    ratios = defaultdict(list)
+    for rows in measured.read_sets(SETS).values():
+        sample = rng.sample([row for row in rows if row["measure"] != "throughput"], min(24, len(rows)))
+        runs = [MeasuredRun(row.id, row.seconds, measured.pricer_of(row)) for row in sample]
+        half = len(runs) // 2
+        fit = calibrate(runs[:half])
+        others = runs[half:]
+        before = Errors.of(others, [run.pricer(UNCHANGED) for run in others]).median_error
+        after = Errors.of(others, [run.pricer(fit.factors) for run in others]).median_error
+        ratios["refused" if fit.refused else "fitted"].append(after / before)
+    assert set(ratios["refused"]) <= {1.0}
+    assert len(ratios["fitted"]) >= 4
+    assert mean(ratio < 1 for ratio in ratios["fitted"]) >= 0.8
+    assert max(ratios["fitted"]) < 1.1

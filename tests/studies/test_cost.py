@@ -1,0 +1,122 @@
+"""`llmcalc cost`: arithmetic on the seconds of `plan` and `serve`, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TRAIN = ("llama3-8b", "--tokens", "1T", "--hardware", "h100", "--devices", "16", "--seq", "8k", "--global-batch", "512")
+REQUESTS = ("llama3-8b", "--requests", "1M", "--hardware", "h100", "--input", "2k", "--output", "256")
+
+
+def cost(run: Any, *words: str) -> Any:
+    exit_code, out, err = run("cost", *words, "--format", "json")
+    assert exit_code == 0, err
+    return json.loads(out)
+
+
+def refusal(run: Any, *words: str) -> str:
+    exit_code, out, err = run("cost", *words)
+    assert (exit_code, out) == (2, "")
+    assert err.count("\n") == 1
+    return str(err)
+
+
+def check_arithmetic(document: Any, price: float, watts: float) -> None:
+    """hours = days · 24 · devices, energy = hours · watts, money = hours · price; low ≤ estimate ≤ high."""
+    amounts = document["cost"]
+    for end in ("estimate", "low", "high"):
+        hours = amounts["device_hours"][end]
+        assert hours == pytest.approx(24 * document["devices"] * amounts["days"][end])
+        assert amounts["energy_kwh"][end] == pytest.approx(watts / 1000 * hours)
+        assert amounts["money"][end] == pytest.approx(price * hours)
+    for amount in amounts.values():
+        assert amount["low"] < amount["estimate"] < amount["high"]
+
+
+def test_training_costs_its_steps_under_the_fastest_layout(run: Any) -> None:
+    document = cost(run, *TRAIN, "--price", "2.5")
+    check_arithmetic(document, 2.5, 700)
+    tokens = 512 * 8192
+    assert document["step_tokens"] == tokens
+    assert document["steps"] == -(-(10**12) // tokens)
+    plan = ("plan", "llama3-8b", "--hardware", "h100", "--devices", "16", "--seq", "8k", "--global-batch", "512")
+    first = json.loads(run(*plan, "--rows", "1", "--format", "json").out)["feasible"][0]
+    assert document["layout"] == first["layout"]
+    assert document["step"] == first["seconds"]
+    days = document["steps"] * first["seconds"]["estimate"] / 86400
+    assert document["cost"]["days"]["estimate"] == pytest.approx(days)
+
+
+def test_a_measured_step_has_no_range(run: Any) -> None:
+    document = cost(run, *TRAIN, "--step", "20s", "--power", "1000", "--price", "2")
+    amounts = document["cost"]
+    steps = -(-(10**12) // (512 * 8192))
+    assert amounts["days"] == dict.fromkeys(("estimate", "low", "high"), pytest.approx(20 * steps / 86400))
+    assert amounts["energy_kwh"]["estimate"] == pytest.approx(amounts["device_hours"]["estimate"])
+    assert document["measured"]
+    assert document["layout"] is None
+
+
+def test_what_is_assumed_is_said(run: Any) -> None:
+    words = ("llama3-8b", "--tokens", "1T", "--hardware", "h100", "--devices", "6", "--step", "9s")
+    document = cost(run, *words)
+    assert document["assumed"] == ["--seq 4096", "--global-batch 1026"]  # 171 of each device; 1024 would be 4M tokens
+    assert document["step_tokens"] == 4096 * 1026
+    assert any("assumed: --seq 4096 --global-batch 1026" in note for note in document["notes"])
+    many = ("llama3-8b", "--tokens", "1T", "--hardware", "h100", "--devices", "3000", "--step", "9s", "--seq", "8k")
+    assert cost(run, *many)["assumed"] == ["--global-batch 500"]  # the largest divisor of 3,000 up to 512
+
+
+def test_requests_cost_the_cheapest_server_that_is_full(run: Any) -> None:
+    document = cost(run, *REQUESTS, "--price", "2.5")
+    check_arithmetic(document, 2.5, 700)
+    words = ("serve", "llama3-8b", "--hardware", "h100", "--input", "2k", "--output", "256", "--price", "2.5")
+    chosen = json.loads(run(*words, "--format", "json").out)["chosen"]
+    assert document["devices"] == chosen["devices"]
+    seconds = 1e6 * 256 / chosen["output_tokens_per_second"]
+    assert document["cost"]["days"]["estimate"] == pytest.approx(seconds / 86400)
+    assert document["cost"]["money"]["estimate"] == pytest.approx(256 * chosen["cost_per_million"])
+
+
+def test_what_is_not_known_is_null(run: Any, tmp_path: Path) -> None:
+    document = cost(run, *REQUESTS)
+    assert document["cost"]["money"] is None
+    assert any("no --price" in note for note in document["notes"])
+    accelerator = tmp_path / "mine.toml"
+    accelerator.write_text('title = "mine"\nmemory_bytes = 80_000_000_000\n')
+    words = ("gpt2", "--tokens", "1B", "--hardware", str(accelerator), "--devices", "1", "--step", "1s")
+    document = cost(run, *words)
+    assert document["cost"]["energy_kwh"] is None
+    assert any("--power WATTS" in note for note in document["notes"])
+
+
+REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
+    "nothing": (("--devices", "8"), "neither is given; expected --tokens 15T to train"),
+    "both": (("--tokens", "1B", "--requests", "1M"), "both are given; expected one of the two"),
+    "no devices": (("--tokens", "1B"), "--devices: missing; expected the number of accelerators"),
+    "no prompt": (("--requests", "1M", "--output", "9"), "--input: missing; expected the tokens of a request's prompt"),
+    "a step of requests": (
+        ("--requests", "1M", "--input", "9", "--output", "9", "--step", "1s"), "--step: is of training"
+    ),
+    "a prompt of training": (("--tokens", "1B", "--devices", "8", "--input", "9"), "--input: is of --requests"),
+    "a phase of training": (("--tokens", "1B", "--devices", "8", "--phase", "decode"), "--phase decode: --tokens are"),
+    "an option of training": (
+        ("--requests", "1M", "--input", "9", "--output", "9", "--recompute", "full"), "--recompute: does not change"
+    ),
+    "a layout of training": (
+        ("--requests", "1M", "--input", "9", "--output", "9", "--zero", "1"), "--zero: does not change servers"
+    ),
+    "no power": (("--tokens", "1B", "--devices", "8", "--power", "0"), "--power: '0'; expected a number above 0"),
+    "no layout that fits": (
+        ("--tokens", "1B", "--devices", "1", "--seq", "4k", "--global-batch", "1"), "fits the memory of H100"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
+    assert message in refusal(run, "llama3-8b", "--hardware", "h100", *words)

@@ -1,0 +1,179 @@
+"""Drafts of speculative decoding: sizes as published, tensors by hand, and what a draft adds beside its target.
+
+`tests/data/drafts.json` has configs as published, with their source. `published_billions` is the number of parameters
+in SafeAILab/EAGLE's README, which leaves out the embedding and the head, because they are the target's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.witnesses.reference import verify_reference
+
+Run = Callable[..., Any]
+DRAFTS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parents[1] / "data" / "drafts.json").read_text())
+WITH_SIZE = [name for name, record in DRAFTS.items() if "published_billions" in record]
+
+
+def spec_of(name: str) -> ModelSpec:
+    return llmcalc.load(DRAFTS[name]["config"]).model
+
+
+def config_at(folder: Path, name: str) -> str:
+    """Writes a published config to a file and returns its path."""
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps(DRAFTS[name]["config"]))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", WITH_SIZE)
+def test_eagles_sizes_are_those_of_its_readme(name: str) -> None:
+    assert round(llmcalc.params(spec_of(name)).total / 1e9, 2) == DRAFTS[name]["published_billions"]
+
+
+@pytest.mark.parametrize("name", DRAFTS)
+def test_published_drafts_agree_with_the_reference(name: str) -> None:
+    verdict = verify_reference(spec_of(name), seq=8)
+    assert verdict.ok, verdict.failures[:4]
+
+
+def layer_tensors(hidden: int, read: int, heads: int, kv_heads: int, dim: int, ffn: int) -> list[tuple[int, ...]]:
+    """The matrices of a layer of Llama whose queries, keys and values are projected from `read` numbers."""
+    return [
+        (heads * dim, read), (kv_heads * dim, read), (kv_heads * dim, read), (hidden, heads * dim),
+        (ffn, hidden), (ffn, hidden), (hidden, ffn),
+    ]  # fmt: skip
+
+
+BY_HAND: dict[str, list[tuple[int, ...]]] = {
+    # fc, midlayer with input_layernorm, hidden_norm and post_attention_layernorm, norm, lm_head of 32,000 tokens
+    "eagle3-llama-3.1-8b": [
+        (4096, 3 * 4096), *layer_tensors(4096, 2 * 4096, 32, 8, 128, 14336), *[(4096,)] * 4, (32000, 4096),
+    ],
+    # the same with fc_norm, a norm of each of three states
+    "qwen3-30b-a3b-eagle3.1": [
+        (2048, 3 * 2048), *layer_tensors(2048, 2 * 2048, 32, 4, 128, 12288), *[(2048,)] * (4 + 3), (32000, 2048),
+    ],
+    # its draft vocabulary is the whole one, and the head is its own all the same
+    "longcat-flash-eagle3": [
+        (6144, 3 * 6144), *layer_tensors(6144, 2 * 6144, 64, 16, 128, 12288), *[(6144,)] * 4, (131072, 6144),
+    ],
+    # mask_hidden, the first layer of EAGLE-3, three of Llama with two norms each
+    "qwen3-8b-peagle": [
+        (4096, 3 * 4096), (3 * 4096,), *layer_tensors(4096, 2 * 4096, 32, 8, 128, 12288),
+        *layer_tensors(4096, 4096, 32, 8, 128, 12288) * 3, *[(4096,)] * (4 + 3 * 2), (32000, 4096),
+    ],
+    # fc of five states, hidden_norm and norm, five layers of Qwen3 with norms of queries and keys; no embedding or head
+    "qwen3-8b-dflash": [
+        (4096, 5 * 4096), *[(4096,)] * 2,
+        *[*layer_tensors(4096, 4096, 32, 8, 128, 12288), (4096,), (4096,), (128,), (128,)] * 5,
+    ],
+}  # fmt: skip
+BY_HAND["qwen3-8b-dspark"] = [
+    *BY_HAND["qwen3-8b-dflash"], (151936, 256), (151936, 256), (1, 4096 + 256), (1,),
+]  # markov_w1 and w2, the score of acceptance with its bias  # fmt: skip
+BY_HAND["qwen3-8b-domino"] = [
+    *BY_HAND["qwen3-8b-dflash"], (3 * 1024, 4096), (3 * 1024, 1024), (256, 4096 + 1024), (151936, 256),
+]  # prefix_gru without biases, embed_proj  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_the_tensors_are_those_of_the_published_source(name: str) -> None:
+    assert llmcalc.params(spec_of(name)).total == sum(prod(shape) for shape in BY_HAND[name])
+
+
+def test_only_the_context_of_a_block_is_cached() -> None:
+    """Five layers with keys and values of 8 · 128 numbers, in bf16; four of them keep 2,048 tokens."""
+    per_token_and_layer = 2 * 8 * 128 * 2
+    assert llmcalc.kv(spec_of("qwen3-8b-dflash"), seq=4096).bytes == 5 * 4096 * per_token_and_layer
+    windowed = llmcalc.kv(spec_of("qwen3.6-27b-dflash"), seq=4096)
+    assert windowed.bytes == (4 * 2048 + 4096) * per_token_and_layer
+
+
+def test_a_config_of_speculators_has_the_same_draft() -> None:
+    config = DRAFTS["eagle3-llama-3.1-8b"]["config"]
+    layers = {name: value for name, value in config.items() if name not in ("architectures", "draft_vocab_size")}
+    written = {
+        "architectures": ["Eagle3Speculator"],
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": 32000,
+        "transformer_layer_config": layers,
+        "norm_before_residual": False,
+        "speculators_config": {"algorithm": "eagle3", "verifier": {"name_or_path": "meta-llama/Llama-3.1-8B"}},
+    }
+    assert llmcalc.load(written).model == llmcalc.load(config).model
+    of_qwen3 = {**written, "transformer_layer_config": {**layers, "model_type": "qwen3", "head_dim": 128}}
+    assert llmcalc.params(of_qwen3).total == llmcalc.params(config).total + 2 * 128  # q_norm and k_norm
+
+
+# --- beside a target --------------------------------------------------------------------------------------------------
+
+EAGLE3 = 424_689_664
+"""The parameters of the draft of Llama 3.1 8B: the sum in `BY_HAND`."""
+
+
+def test_params_lists_a_draft(run: Run, tmp_path: Path) -> None:
+    path = config_at(tmp_path, "eagle3-llama-3.1-8b")
+    document = json.loads(run("params", "llama3.1-8b", "--draft", path, "--format", "json").out)
+    assert document["draft"] == {
+        "name": "eagle3-llama-3.1-8b",
+        "params": EAGLE3,
+        "from_target": ["embed_tokens"],
+        "cache": {"bytes": 4096, "bytes_per_token": 4096},
+    }
+    assert document["params"]["total"] == 8_030_261_248
+    assert "424,689,664 parameters" in run("params", "llama3.1-8b", "--draft", path).out
+
+
+def test_cache_flops_and_memory_of_a_draft(tmp_path: Path) -> None:
+    draft = DRAFTS["eagle3-llama-3.1-8b"]["config"]
+    cache = llmcalc.kv("llama3.1-8b", batch=4, seq=8192, draft=draft).document["draft"]["cache"]
+    assert cache == {"bytes": 4 * 8192 * 4096, "bytes_per_token": 4096}
+    flops = llmcalc.flops("llama3.1-8b", phase="decode", seq=8192, draft=draft).document["draft"]["flops"]
+    assert flops == llmcalc.flops(draft, phase="decode", seq=8192).total
+    run: dict[str, Any] = {"phase": "decode", "batch": 2, "seq": 512}
+    alone, both = llmcalc.memory("llama3.1-8b", **run), llmcalc.memory("llama3.1-8b", **run, draft=draft)
+    assert both.device.exact_bytes - alone.device.exact_bytes == 2 * EAGLE3 + 2 * 513 * 4096
+    assert both.document["draft"]["params"] == EAGLE3
+
+
+def test_a_model_of_its_own_drafts_too() -> None:
+    document = llmcalc.params("llama3.1-8b", draft="llama3.2-1b").document
+    assert document["draft"]["params"] == llmcalc.params("llama3.2-1b").total
+    assert document["draft"]["from_target"] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("params", "qwen3-8b"), "its vocabulary of 128,256 tokens is not the target's, 151,936"),
+        (("params", "llama3-70b"), "reads hidden states of width 4,096, and the target's have 8,192"),
+        (("params", "bert-base"), "tokens are drafted by a decoder, for a decoder"),
+        (("params", "llama3.1-8b", "--tp", "2"), "--draft: counts a whole draft beside a whole model"),
+        (("flops", "llama3.1-8b", "--phase", "training"), "--draft: drafts tokens in inference"),
+        (("memory", "llama3.1-8b", "--phase", "training"), "--draft: drafts tokens in inference"),
+        (("memory", "llama3.1-8b", "--devices", "2"), "--draft: counts a whole draft beside a whole model"),
+    ],
+)
+def test_a_draft_that_does_not_fit_is_refused(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    code, out, err = run(*arguments, "--draft", config_at(tmp_path, "eagle3-llama-3.1-8b"))
+    assert (code, out) == (2, "")
+    assert err.startswith("error:")
+    assert message in err
+
+
+def test_a_target_is_no_draft() -> None:
+    draft = DRAFTS["eagle3-llama-3.1-8b"]["config"]
+    with pytest.raises(InputError, match="is a draft itself"):
+        llmcalc.params(draft, draft=draft)

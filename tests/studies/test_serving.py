@@ -1,0 +1,191 @@
+"""`llmcalc serve`: layouts that fit, Pareto front, the cheapest server that keeps the limits, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+MODEL = ("llama3.1-8b", "--hardware", "h100", "--input", "4k", "--output", "512")
+
+
+def serve(run: Any, *words: str, code: int = 0) -> Any:
+    exit_code, out, err = run("serve", *words, "--format", "json")
+    assert exit_code == code, err
+    return json.loads(out)
+
+
+def refusal(run: Any, *words: str) -> str:
+    exit_code, out, err = run("serve", *words)
+    assert (exit_code, out) == (2, "")
+    assert err.count("\n") == 1
+    return str(err)
+
+
+def point(document: Any, index: int, concurrency: int) -> Any:
+    points = {entry["concurrency"]: entry for entry in document["servers"][index]["curve"]}
+    return points[concurrency]
+
+
+@pytest.mark.parametrize("layout", [("--tp", "1"), ("--tp", "2"), ("--tp", "2", "--pp", "2")], ids=" ".join)
+def test_one_request_is_the_answer_of_time(run: Any, layout: tuple[str, ...]) -> None:
+    served = point(serve(run, *MODEL, *layout, "--concurrency", "1"), 0, 1)
+    model, accelerator = MODEL[:1], MODEL[1:3]
+    words = ("time", *model, *accelerator, *layout)
+
+    def seconds(*more: str) -> Any:
+        return json.loads(run(*words, *more, "--format", "json").out)["seconds"]
+
+    assert served["tpot"] == seconds("--phase", "decode", "--seq", str(4096 + 256))
+    assert served["ttft"] == seconds("--phase", "prefill", "--seq", "4096", "--server")
+    for end in ("estimate", "low", "high"):
+        assert served["end_to_end"][end] == pytest.approx(served["ttft"][end] + 511 * served["tpot"][end])
+
+
+@pytest.fixture
+def everything(run: Any) -> Any:
+    return serve(run, *MODEL, "--price", "2.5")
+
+
+def test_cost_is_price_times_time(everything: Any) -> None:
+    for server in everything["servers"]:
+        for entry in server["curve"]:
+            hours = 1e6 / entry["output_tokens_per_second"] / 3600
+            assert entry["cost_per_million"] == pytest.approx(2.5 * server["devices"] * hours)
+            assert entry["per_device"] == pytest.approx(entry["output_tokens_per_second"] / server["devices"])
+
+
+def test_more_requests_are_served_until_the_cache_is_full(everything: Any) -> None:
+    for server in everything["servers"]:
+        curve = server["curve"]
+        assert [entry["concurrency"] for entry in curve] == sorted(entry["concurrency"] for entry in curve)
+        assert curve[-1]["concurrency"] == server["most_sequences"] * server["replicas"]
+        assert server["most_sequences"] * (4096 + 512) <= server["kv_tokens"]
+        rates = [entry["output_tokens_per_second"] for entry in curve]
+        assert rates == sorted(rates)
+
+
+def test_no_point_beats_one_of_the_front(everything: Any) -> None:
+    points = [(entry["tpot"]["estimate"], entry["per_device"]) for s in everything["servers"] for entry in s["curve"]]
+    front = [point(everything, entry["server"], entry["concurrency"]) for entry in everything["front"]]
+    assert len(front) > 3
+    for entry in front:
+        tpot, rate = entry["tpot"]["estimate"], entry["per_device"]
+        assert not any(other_tpot < tpot and other_rate > rate for other_tpot, other_rate in points)
+    for tpot, rate in points:
+        assert any(entry["tpot"]["estimate"] <= tpot and entry["per_device"] >= rate for entry in front)
+
+
+LAYOUTS = [("--tp", "1"), ("--tp", "2"), ("--tp", "4"), ("--tp", "8"), ("--tp", "4", "--pp", "2"), ("--pp", "2")]
+
+
+def test_the_cheapest_is_never_dearer_than_a_layout_that_is_typed(run: Any) -> None:
+    limits = ("--concurrency", "128", "--tpot", "20ms", "--ttft", "2s", "--price", "2.5")
+    best = serve(run, *MODEL, *limits)["chosen"]
+    assert best["tpot"]["estimate"] <= 0.02
+    assert best["ttft"]["estimate"] <= 2
+    assert best["concurrency"] == 128
+    kept = 0
+    for layout in LAYOUTS:
+        exit_code, out, _ = run("serve", *MODEL, *limits, *layout, "--format", "json")
+        document = json.loads(out)
+        assert len(document["servers"]) == 1
+        assert (document["chosen"] is None) == (exit_code == 1)
+        if document["chosen"] is not None:
+            kept += 1
+            assert document["chosen"]["cost_per_million"] >= best["cost_per_million"] * 0.999999
+    assert kept >= 3
+
+
+def test_limits_that_no_server_keeps(run: Any) -> None:
+    document = serve(run, *MODEL, "--concurrency", "64", "--tpot", "1ms", code=1)
+    assert document["chosen"] is None
+    assert document["why_not"]["TPOT above --tpot"] > 0
+    document = serve(run, *MODEL, "--concurrency", "8", "--ttft", "20ms", code=1)
+    assert document["why_not"]["TTFT above --ttft"] > 0
+    document = serve(run, "deepseek-v3", *MODEL[1:], "--devices", "1", code=1)
+    assert document["servers"] == []
+    assert document["why_not"] == {"weights and the cache of one request do not fit": 1}
+    document = serve(run, *MODEL, "--tp", "1", "--devices", "1", "--concurrency", "1000", code=1)
+    assert document["why_not"] == {"the cache holds fewer requests than --concurrency": 1}
+
+
+def test_devices_are_those_of_all_replicas(run: Any) -> None:
+    document = serve(run, *MODEL, "--devices", "4", "--concurrency", "64")
+    assert all(server["devices"] == 4 for server in document["servers"])
+    assert {server["replicas"] for server in document["servers"]} == {1, 2, 4}
+    two = serve(run, *MODEL, "--tp", "2", "--dp", "2", "--concurrency", "64")["chosen"]
+    one = serve(run, *MODEL, "--tp", "2", "--dp", "1", "--concurrency", "32")["chosen"]
+    assert two["devices"] == 4
+    assert two["tpot"] == one["tpot"]
+    assert two["output_tokens_per_second"] == pytest.approx(2 * one["output_tokens_per_second"])
+
+
+def test_a_rate_is_the_concurrency_at_which_so_many_complete(run: Any) -> None:
+    document = serve(run, *MODEL, "--tp", "1", "--rate", "2")
+    chosen = document["chosen"]
+    assert chosen["concurrency"] / chosen["end_to_end"]["estimate"] >= 2
+    fewer = point(document, 0, 2 ** ((chosen["concurrency"] - 1).bit_length() - 1))
+    assert fewer["concurrency"] / fewer["end_to_end"]["estimate"] < 2
+    many = serve(run, *MODEL, "--tp", "1", "--rate", "20")["chosen"]
+    assert many["replicas"] > 1
+
+
+def test_formats_are_tried_beside_each_other(run: Any) -> None:
+    words = (*MODEL, "--tp", "1", "--quantize", "auto,fp8-dynamic", "--kv-dtype", "auto,fp8")
+    document = serve(run, *words)
+    options = {(s["options"]["quantize"], s["options"]["kv_dtype"]): s for s in document["servers"]}
+    assert set(options) == {(None, None), ("fp8-dynamic", None), (None, "fp8"), ("fp8-dynamic", "fp8")}
+    assert options[None, "fp8"]["kv_tokens"] == pytest.approx(2 * options[None, None]["kv_tokens"], rel=0.01)
+    assert document["chosen"]["options"]["kv_dtype"] == "fp8"
+
+
+def test_a_cached_prefix_shortens_the_first_token(run: Any) -> None:
+    whole = serve(run, *MODEL, "--tp", "1", "--concurrency", "16")["chosen"]
+    half = serve(run, *MODEL, "--tp", "1", "--concurrency", "16", "--prefix-hit", "0.5")["chosen"]
+    assert half["ttft"]["estimate"] < 0.7 * whole["ttft"]["estimate"]
+    assert half["output_tokens_per_second"] > whole["output_tokens_per_second"]
+
+
+@pytest.mark.parametrize("engine", ["vllm==0.19", "sglang", "tensorrt-llm"])
+def test_engines_have_layouts_and_rules_of_their_own(run: Any, engine: str) -> None:
+    words = ("qwen3-30b-a3b", "--hardware", "h200", "--input", "1k", "--output", "256", "--engine", engine)
+    document = serve(run, *words, "--devices", "4")
+    assert document["chosen"]["devices"] == 4
+    assert {"tp": 4, "pp": 1, "dp": 1, "ep": 4, "quantize": None, "kv_dtype": None} in [
+        server["options"] for server in document["servers"]
+    ]
+    assert any(server["options"]["dp"] > 1 for server in document["servers"]) == engine.startswith("vllm")
+
+
+def test_a_range_ends_where_all_requests_arrive_at_once(run: Any) -> None:
+    alone = serve(run, *MODEL, "--tp", "1", "--concurrency", "1")["chosen"]["ttft"]
+    loaded = serve(run, *MODEL, "--tp", "1", "--concurrency", "64")["chosen"]["ttft"]
+    assert loaded["high"] / loaded["estimate"] > alone["high"] / alone["estimate"]
+    assert loaded["low"] / loaded["estimate"] == pytest.approx(alone["low"] / alone["estimate"])
+
+
+REFUSALS: dict[str, tuple[tuple[str, ...], str]] = {
+    "two loads": (("--rate", "1", "--concurrency", "2"), "--rate: --concurrency says the load already"),
+    "no duration": (("--tpot", "fast"), "--tpot: 'fast'; expected a duration such as"),
+    "no rate": (("--rate", "-1"), "--rate: '-1'; expected a number above 0"),
+    "no price": (("--price", "cheap"), "--price: 'cheap'; expected a number above 0"),
+    "no share": (("--prefix-hit", "1"), "--prefix-hit: '1'; expected a share from 0 to below 1"),
+    "an engine without layouts": (("--engine", "llama.cpp"), "expected one of vllm, sglang, tensorrt-llm"),
+    "an unknown engine": (("--engine", "vlm"), "--engine: 'vlm' is not known"),
+    "an unknown cache": (("--kv-dtype", "q8_0"), "--kv-dtype q8_0: vLLM has no such cache"),
+    "an empty format": (("--quantize", "fp8,,"), "--quantize: 'fp8,,'; expected formats with commas"),
+    "a layout that divides nothing": (("--devices", "7", "--tp", "2"), "expected another number or layout"),
+    "a stack that trains": (("--stack", "maxtext"), "--stack maxtext: is for training"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSALS.values(), ids=REFUSALS)
+def test_refusals(run: Any, words: tuple[str, ...], message: str) -> None:
+    assert message in refusal(run, *MODEL, *words)
+
+
+def test_accelerators_that_no_engine_runs_on(run: Any) -> None:
+    assert "vLLM does not run on it" in refusal(run, "gpt2", "--hardware", "m4-max", "--input", "8", "--output", "8")
+    assert "no memory bandwidth" in refusal(run, "gpt2", "--hardware", "24GiB", "--input", "8", "--output", "8")

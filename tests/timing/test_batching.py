@@ -1,0 +1,108 @@
+"""What holds of servers under load without any measured run: one request is `time`, more requests give more tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from llmcalc.errors import InputError
+from llmcalc.parallel.layout import Layout
+from llmcalc.sources.hardware import find_hardware
+from llmcalc.sources.presets import load_preset
+from llmcalc.timing.batching import Replica, Requests, seconds_beside_prompts
+from llmcalc.timing.device import device_of
+from llmcalc.timing.inference import decode, prefill
+from llmcalc.timing.price import Formats
+from llmcalc.timing.stack import find_stack
+
+H100 = device_of(find_hardware("h100"))
+VLLM, SGLANG = find_stack("vllm"), find_stack("sglang")
+
+REPLICAS: dict[str, tuple[str, Layout]] = {
+    "dense": ("llama3-8b", Layout()),
+    "tensor parallel": ("llama3-70b", Layout(tp=8)),
+    "pipeline": ("llama3-70b", Layout(tp=4, pp=2)),
+    "experts": ("qwen3-30b-a3b", Layout(tp=4, ep=4, etp=1)),
+    "attention of each rank": ("deepseek-v3", Layout(dp=16, ep=16, etp=1)),
+    "recurrent": ("mamba2-2.7b", Layout()),
+}
+
+REQUESTS = {"chat": Requests(1024, 1024), "documents": Requests(16384, 128), "short": Requests(128, 128)}
+
+
+def replica(name: str = "dense", requests: Requests = REQUESTS["chat"], **changes: Any) -> Replica:
+    model, layout = REPLICAS[name]
+    made = Replica(load_preset(model).model, H100, VLLM, requests, layout, step_tokens=8192)
+    return replace(made, **changes)
+
+
+@pytest.mark.parametrize("name", REPLICAS)
+def test_one_request_takes_the_time_of_a_prompt_and_of_tokens(name: str) -> None:
+    server, requests = replica(name), REQUESTS["chat"]
+    load = server.load(1)
+    context = 1024 + 512
+    assert load.tpot == decode(server.spec, H100, VLLM, 1, context, server.layout).seconds
+    assert load.ttft == prefill(server.spec, H100, VLLM, 1, 1024, 0, None, server.layout, server=True).seconds
+    assert load.end_to_end == pytest.approx(load.ttft + 1023 * load.tpot, rel=1e-12)
+    assert load.output_tokens_per_second == pytest.approx(requests.output / load.end_to_end, rel=1e-12)
+
+
+def test_long_prompts_run_in_chunks() -> None:
+    server = replica(requests=REQUESTS["documents"])
+    expected = prefill(server.spec, H100, VLLM, 1, 16384, 0, 8192, server=True).seconds
+    assert server.load(1).ttft == expected
+    assert len(server.prompts(1).priced) == 2
+
+
+@pytest.mark.parametrize("requests", REQUESTS.values(), ids=REQUESTS)
+@pytest.mark.parametrize("name", REPLICAS)
+@pytest.mark.parametrize("stack", [VLLM, SGLANG], ids=lambda stack: stack.name)
+def test_more_requests_give_more_tokens_and_longer_waits(name: str, requests: Requests, stack: Any) -> None:
+    server = replica(name, requests, stack=stack)
+    loads = [server.load(2**i) for i in range(11)]
+    for fewer, more in pairwise(loads):
+        assert more.output_tokens_per_second >= fewer.output_tokens_per_second * 0.9999
+        assert more.end_to_end >= fewer.end_to_end
+        assert more.tpot >= fewer.tpot * 0.9999
+
+
+@pytest.mark.parametrize("concurrency", [2, 16, 300])
+def test_little_s_law_and_every_prompt_is_somewhere(concurrency: int) -> None:
+    """In one round every other request has one prompt: in the wait for the first token, or between tokens."""
+    server = replica()
+    load, token = server.load(concurrency), server.token(concurrency).seconds
+    assert load.requests_per_second * load.end_to_end == pytest.approx(concurrency, rel=1e-12)
+    others = load.end_to_end - server.own_prompt - 1023 * token
+    assert others > 0
+    assert load.ttft > server.own_prompt
+    assert load.tpot > token
+
+
+def test_a_step_with_a_prompt_reads_weights_once() -> None:
+    token_pass = replica().token(32)
+    assert 0 < seconds_beside_prompts(token_pass) < token_pass.seconds
+    apart = replica(stack=VLLM.model_copy(update={"mixed_steps": False}))
+    assert apart.load(64).end_to_end > replica().load(64).end_to_end
+    assert apart.load(1) == replica().load(1)
+
+
+def test_cached_prompts_and_narrow_caches_are_faster() -> None:
+    cached = replica(requests=Requests(1024, 1024, cached=512)).load(64)
+    whole = replica().load(64)
+    assert cached.ttft < whole.ttft
+    assert cached.output_tokens_per_second > whole.output_tokens_per_second
+    narrow = replica(formats=Formats(cache_bits=8)).load(64)
+    assert narrow.output_tokens_per_second > whole.output_tokens_per_second
+
+
+def test_an_answer_of_one_token_is_a_prompt() -> None:
+    load = replica(requests=Requests(1024, 1)).load(8)
+    assert load.end_to_end == load.ttft
+
+
+def test_less_than_a_request_is_refused() -> None:
+    with pytest.raises(InputError, match="--concurrency 0: expected at least 1 request"):
+        replica().load(0)
