@@ -16,6 +16,7 @@ from ..optional import MTP, TOWERS, WITHOUT_FLOPS
 from ..sources.preset import Preset
 from ..studies.rules import Rule
 from ..studies.utilization import Utilization
+from ..workload.execution import Execution
 from ..workload.recompute import Recompute
 from . import bars, conventions, palette, utilization
 from .answer import MODEL_FIELD, Answer
@@ -69,7 +70,7 @@ def report(
         "workload": {
             **asdict(count.workload),
             **asdict(count.run_config.counting),
-            **asdict(count.run_config.execution),
+            **_execution_data(count.run_config.execution),
         },
         "flops": {
             "total": count.total,
@@ -246,6 +247,13 @@ def _training_notes(count: FlopCount) -> list[str]:
         if MTP.name in count.include and count.spec.mtp is not None:
             notes.append(f"{MTP.title} are not recomputed")
     return notes
+
+
+def _execution_data(execution: Execution) -> dict[str, Any]:
+    """Returns the document of an execution, in which the operations that are saved are `kept`."""
+    data = asdict(execution)
+    data["recompute"] = {"kept" if name == "saved_operations" else name: v for name, v in data["recompute"].items()}
+    return data
 
 
 def _recompute_note(recompute: Recompute) -> str:

@@ -211,7 +211,7 @@ class Pricing:
     _experts = _product
 
     def _inference_format(self, kernel: Kernel) -> str:
-        return "bf16" if kernel.in_16_bits and self.formats.dtype != QUANTIZED else self.formats.dtype
+        return "bf16" if kernel.in_16_bits and self.formats.dtype not in (QUANTIZED, "fp32") else self.formats.dtype
 
     def _weight_bytes(self, kernel: Kernel, elements: Number) -> Number:
         """Bytes of weights that a pass reads. The head stays in 16 bits unless all weights are quantized."""
