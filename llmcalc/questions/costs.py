@@ -10,9 +10,10 @@ from ..errors import InputError
 from ..reports.answer import ReportedAnswer
 from ..studies.cost import Amount, Cost, RunCost
 from ..workload.setting import declared, option
+from .durations import parse_duration
 from .runs import RunQuestion, planned_run
 from .serving import ServeOptions, positive, serve_study
-from .times import TimeOptions, parse_duration, time_settings
+from .times import TimeOptions, time_settings
 
 if TYPE_CHECKING:
     from ..studies.plan import LayoutPlan

@@ -15,7 +15,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..device_memory.settings import Settings
 from ..errors import InputError, shown, suggest
@@ -27,8 +27,14 @@ from ..timing.calibration import Calibration, Factors, MeasuredRun, calibrate
 from ..workload.inference import USERS, batch_of
 from ..workload.setting import declared, length_of
 from ..workload.validation import whole
+from .durations import parse_duration
 from .runs import RunQuestion
-from .times import TimeOptions, parse_duration, timed_run
+
+if TYPE_CHECKING:
+    from ..studies.run_time import TimedRun
+    from .times import TimeOptions
+
+    Timer: TypeAlias = Callable[[RunQuestion, TimeOptions], TimedRun]
 
 MOST_BYTES = 2**20
 """Largest size of the file."""
@@ -45,14 +51,18 @@ LAYOUT_COLUMNS = tuple(field.name for field in fields(LayoutRequest))
 
 
 def calibration_of(
-    path: str | Path, question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset]
+    path: str | Path, question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset], timer: Timer
 ) -> Calibration:
     """Fits the stack to the rows of a file.
 
     question, options: of the command line, which hold for what a row leaves empty. read_model: reads a TARGET.
+    timer: gives the time of a run.
     Raises `InputError`, which names the file, the row and the column, for rows that are no question.
     """
-    runs = [_measured_run(f"{path}:{number}", row, question, options, read_model) for number, row in _rows(Path(path))]
+    runs = [
+        _measured_run(f"{path}:{number}", row, question, options, read_model, timer)
+        for number, row in _rows(Path(path))
+    ]
     return calibrate(runs)
 
 
@@ -85,12 +95,13 @@ def _measured_run(
     question: RunQuestion,
     options: TimeOptions,
     read_model: Callable[[str], Preset],
+    timer: Timer,
 ) -> MeasuredRun:
     if "seconds" not in row:
         raise InputError(f"{where}: seconds: missing; expected the measured time")
     seconds = parse_duration(f"{where}: seconds", row["seconds"])
     try:
-        run = timed_run(_question(row, question, read_model), _options(row, options))
+        run = timer(_question(row, question, read_model), _options(row, options))
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
     pricer = run.pricer

@@ -17,8 +17,9 @@ from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import Calibration
 from ..workload.validation import LARGEST
+from .durations import parse_duration
 from .runs import RunQuestion
-from .times import DEFAULT_ENGINE, TimeOptions, parse_duration, parse_nic, stack_of_engine
+from .times import DEFAULT_ENGINE, TimeOptions, parse_nic, stack_of_engine, timed_run
 
 if TYPE_CHECKING:
     from ..studies.serving import ServeStudy
@@ -115,7 +116,7 @@ def _calibration(
         accelerators=(hardware,),
     )
     time_options = TimeOptions(stack=options.stack, nic=options.nic, engine=options.engine)
-    return calibration_of(options.calibrate, question, time_options, read_model)
+    return calibration_of(options.calibrate, question, time_options, read_model, timed_run)
 
 
 def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> ServeStudy:

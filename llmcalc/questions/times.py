@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import UNCHANGED, Calibration, Factors
 from ..workload.setting import option
+from .durations import parse_duration
 from .runs import RunQuestion
 
 if TYPE_CHECKING:
@@ -24,24 +24,11 @@ if TYPE_CHECKING:
     from ..studies.plan import Order
     from ..studies.run_time import TimedRun, TimeSettings
 
-DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(us|ms|s|min|h)?")
-
-DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
-
 MAX_DEPTH = 8
 """Largest depth of `--by-node`."""
 
 MAX_NIC = 10**6
 """Largest bandwidth of `--nic` in GB/s."""
-
-
-def parse_duration(where: str, text: Any) -> float:
-    """Parses a duration in seconds: `8.1s`, `810ms`, `8.1`. Raises `InputError` for other text."""
-    match = DURATION.fullmatch(str(text).strip()) if isinstance(text, str | int | float) else None
-    seconds = 0.0 if match is None else float(match[1]) * DURATION_UNITS[match[2] or "s"]
-    if not 0 < seconds < math.inf:
-        raise InputError(f"{where}: {shown(text)}; expected a duration such as 8.1s, 35ms or 12min")
-    return seconds
 
 
 def parse_nic(where: str, gigabytes: Any) -> float:
@@ -141,7 +128,7 @@ def calibrated(
         return options, None
     from .measured_rows import calibration_of
 
-    calibration = calibration_of(options.calibrate, question, options, read_model)
+    calibration = calibration_of(options.calibrate, question, options, read_model, timed_run)
     return replace(options, factors=calibration.factors), calibration
 
 

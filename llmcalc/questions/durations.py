@@ -1,0 +1,22 @@
+"""Durations as people type them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+from ..errors import InputError, shown
+
+DURATION = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?|\.[0-9]{1,9})\s*(us|ms|s|min|h)?")
+
+DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_duration(where: str, text: Any) -> float:
+    """Parses a duration in seconds: `8.1s`, `810ms`, `8.1`. Raises `InputError` for other text."""
+    match = DURATION.fullmatch(str(text).strip()) if isinstance(text, str | int | float) else None
+    seconds = 0.0 if match is None else float(match[1]) * DURATION_UNITS[match[2] or "s"]
+    if not 0 < seconds < math.inf:
+        raise InputError(f"{where}: {shown(text)}; expected a duration such as 8.1s, 35ms or 12min")
+    return seconds
