@@ -102,7 +102,7 @@ def test_colour() -> None:
 
 
 def test_verdicts_have_a_colour_that_says_nothing_more() -> None:
-    line = "llmcalc memory llama3-8b --hardware rtx-4090 --hardware t4 --hardware 18400MiB"
+    line = "llmcalc memory llama3-8b --hardware rtx-4090 --hardware t4 --hardware 18250MiB"
     coloured = shell(line, FORCE_COLOR="1", COLUMNS="80").stdout
     assert re.search(r"\x1b\[32mfits ", coloured)
     assert re.search(r"\x1b\[33mtight ", coloured)
