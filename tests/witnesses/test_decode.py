@@ -106,6 +106,8 @@ MORE: Mapping[str, More] = {
     ),
 }
 WITHOUT_CACHE = {"openai-gpt": "its class keeps no cache"}
+READS_VALUES = frozenset({"granite4_vision_text", "granite_docling_text"})
+"""Model types whose class reads values of tensors where it puts images in, which meta has not."""
 ENCODERS = {
     *("albert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "eurobert", "gte"),
     *("jina_embeddings_v3", "modernbert", "mpnet", "nomic_bert", "xlm-roberta", "xlnet"),
@@ -155,6 +157,8 @@ def test_a_decoded_token_costs_what_its_class_does(file: str) -> None:
     listed, needed = set(), set()
     for name, config, spec in shapes(file):
         family = config["model_type"]
+        if family in READS_VALUES:
+            continue
         if family in WITHOUT_CACHE:
             assert not {*CACHE_NAMES} & {*signature(build(config).forward).parameters}
             continue
