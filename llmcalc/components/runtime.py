@@ -105,6 +105,19 @@ def _vector_class() -> type[nn.Module]:
 
 
 @cache
+def product_class() -> type[nn.Module]:
+    from torch import nn
+
+    class Products(nn.Module):
+        """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return x @ y
+
+    return Products
+
+
+@cache
 def softmax_core_class() -> type[nn.Module]:
     import torch
     from torch import nn

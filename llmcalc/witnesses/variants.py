@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from ..components.runtime import attention_mask
 from ..simulator.adapters import Adapters
 from ..simulator.choices import Choices
 from ..workload.recompute import PRODUCTS, Recompute
@@ -105,9 +106,8 @@ def kernel_context(choices: Choices) -> Iterator[None]:
     changed: list[tuple[Any, str, Any]] = []
     if choices.attention != "eager":
         mixers = [module for name, module in sys.modules.items() if name.startswith("llmcalc.components.mixers.")]
-        changed = [
-            (module, "attention_mask", lambda *_, **__: None) for module in mixers if hasattr(module, "attention_mask")
-        ]
+        mask = attention_mask.__name__
+        changed = [(module, mask, lambda *_, **__: None) for module in mixers if hasattr(module, mask)]
     if choices.attention in ("flash", "sdpa"):
         repeat = torch.Tensor.repeat_interleave
         changed.append((torch.Tensor, "repeat_interleave", lambda x, n, axis: x if axis == 1 else repeat(x, n, axis)))

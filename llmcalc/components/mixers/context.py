@@ -21,7 +21,7 @@ from ...workload.derived_rows import Joined, OfThisPass
 from ..base import Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, cache_class
+from ..runtime import Run, cache_class, product_class
 from ..target_states import DFLASH
 from .grouped import WindowedMixer
 
@@ -71,10 +71,10 @@ class ContextAttention(WindowedMixer):
         context: Value = f.memo.get("target_states", x)  # x itself where the part is recorded alone
         heads, kv_heads = Axis("heads", self.num_attention_heads), Axis("kv_heads", self.num_key_value_heads)
         dim, bias = Axis("head_dim", self.head_dim), self.attention_bias
-        q = f.rope(self._normed(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=bias), dim), self.position)
+        q = f.rope(self._normalize(f, "q_norm", f.linear("q_proj", x, heads, dim, bias=bias), dim), self.position)
         joint_rows = Joined(first=x.rows, second=context.rows)
         keys = f.linear("k_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
-        normed = self._normed(f, "k_norm", keys, dim)
+        normed = self._normalize(f, "k_norm", keys, dim)
         values = f.linear("v_proj", x, kv_heads, dim, bias=bias, counted=joint_rows)
         context_keys = f.apply_again(context, keys, bias)
         if self.norm is not None:
@@ -94,7 +94,7 @@ class ContextAttention(WindowedMixer):
         y = f.add(y, f.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
         return f.linear("o_proj", y, *x.axes, bias=bias)
 
-    def _normed(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
+    def _normalize(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
         return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
 
     def describe(self, hidden_size: int) -> str:
@@ -119,12 +119,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Products(nn.Module):
-        """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x @ y
-
     class ContextReference(nn.Module):
         """The attention of a block. x: [batch, tokens, hidden] → same shape."""
 
@@ -135,7 +129,7 @@ def _reference() -> type[nn.Module]:
                 self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
             if spec.norm is not None:
                 self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
-            self.core, self.block_core = Products(), Products()
+            self.core, self.block_core = product_class()(), product_class()()
             self.cache = cache_class()(spec.sliding_window)
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 

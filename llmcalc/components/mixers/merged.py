@@ -19,7 +19,7 @@ from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
-from ..runtime import Run, apply_dropout, attention_mask, cache_class
+from ..runtime import Run, apply_dropout, attention_mask, cache_class, product_class
 from .grouped import WindowedMixer
 
 if TYPE_CHECKING:
@@ -142,12 +142,6 @@ def _reference() -> type[nn.Module]:
     import torch
     from torch import nn
 
-    class Products(nn.Module):
-        """Scores of queries and keys, or the weighted sum of values: [batch, heads, queries, ·]."""
-
-        def forward(self, x: Tensor, y: Tensor) -> Tensor:
-            return x @ y
-
     class MergedReference(nn.Module):
         """Merged self- and cross-attention. x: [batch, tokens, hidden] → same shape."""
 
@@ -158,7 +152,7 @@ def _reference() -> type[nn.Module]:
                 self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
             if spec.norm is not None:
                 self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
-            self.core, self.cross_core = Products(), Products()
+            self.core, self.cross_core = product_class()(), product_class()()
             self.cache, self.cross_cache = cache_class()(spec.sliding_window), cache_class()()
             self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
 

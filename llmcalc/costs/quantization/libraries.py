@@ -25,10 +25,6 @@ AVERAGE = "bits per weight are the average that the converter aims at: its layer
 TORCHAO = "torchao stores Python objects: what they hold beside codes and scales is not counted"
 
 
-def _kept(c: Fields, *names: str, rule: str = "transformers") -> ModuleList:
-    return ModuleList(c.union(*names), "modelopt" if rule == "modelopt" else "transformers", names[0])
-
-
 def auto_round(c: Fields) -> Scheme:
     """Reads an auto-round config: GPTQ's layout without indices, or AWQ's; `extra_config` has other layers."""
     c.ignore(
@@ -61,7 +57,9 @@ def auto_round(c: Fields) -> Scheme:
         groups.append(Group(other, ModuleList([entry], "compressed-tensors", "extra_config")))
     usual = stored(c, "bits", bits, group)
     label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
-    return LinearScheme(label, "auto-round", (), (*groups, Group(usual)), kept=_kept(c, "modules_to_not_convert"))
+    return LinearScheme(
+        label, "auto-round", (), (*groups, Group(usual)), kept=ModuleList(c.union("modules_to_not_convert"))
+    )
 
 
 def hqq(c: Fields) -> Scheme:
@@ -155,7 +153,7 @@ def torchao(c: Fields) -> Scheme:
         raise c.wrong("quant_type", stated, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
     label, stored = formats[word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(stored),), everywhere=True)
-    return replace(scheme, kept=_kept(c, "modules_to_not_convert"))
+    return replace(scheme, kept=ModuleList(c.union("modules_to_not_convert")))
 
 
 def quanto(c: Fields) -> Scheme:
@@ -167,7 +165,7 @@ def quanto(c: Fields) -> Scheme:
     }  # fmt: skip
     c.one_of("weights", word, *formats)
     scheme = LinearScheme(f"quanto-{word}", "quanto", (), (Group(formats[word]),), everywhere=True)
-    return replace(scheme, kept=_kept(c, "modules_to_not_convert"))
+    return replace(scheme, kept=ModuleList(c.union("modules_to_not_convert")))
 
 
 def aqlm(c: Fields) -> Scheme:
