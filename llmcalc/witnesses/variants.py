@@ -63,7 +63,8 @@ def sdpa_math(causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
 def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_: Any) -> Any:
     """Runs scaled_dot_product_attention: on the CPU torch's own, on meta the kernel of a compute capability.
 
-    The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 reads keys of every head.
+    The kernels of 9.0 and 8.0 read each key head for all of its queries; that of 7.5 has no groups, for which torch
+    falls back to its math.
     """
     aten = torch.ops.aten
     if capability == 0:
@@ -72,9 +73,8 @@ def scaled_dot_product(capability: int, causal: bool, q: Any, k: Any, v: Any, *_
         return aten._scaled_dot_product_cudnn_attention(q, k, v, None, True, 0.0, causal)[0]
     if capability == 80:
         return flash(causal, q, k, v)
-    groups = q.shape[1] // k.shape[1]
-    if groups != 1:
-        k, v = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (k, v))
+    if k.shape[1] != q.shape[1]:
+        return aten._scaled_dot_product_attention_math(q, k, v, None, 0.0, causal, enable_gqa=True)[0]
     return aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)[0]
 
 

@@ -63,12 +63,14 @@ def test_a_backend_holds_what_torch_holds(kv_heads: int, capability: int) -> Non
 
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
+    """Without groups; with them torch's math runs, which has no seeds."""
     choices = Choices("sdpa", capability=T4, workspace=False)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(attention(kv_heads), log=ours, choices=choices, dtype="float16")
     reference = by_torch(attention(kv_heads), log=theirs, choices=choices, dtype="float16")
-    assert held._replace(saved=held.saved - SEEDS) == reference, "\n".join([*ours, "=====", *theirs])
+    saved = held.saved - (SEEDS if kv_heads == 4 else 0)
+    assert held._replace(saved=saved) == reference, "\n".join([*ours, "=====", *theirs])
 
 
 def test_a_window_makes_a_mask_that_every_layer_saves() -> None:
