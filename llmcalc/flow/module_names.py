@@ -204,9 +204,11 @@ class ModuleNames:
 
 
 def _in_layer(layer: str, name: str) -> str:
-    """Returns the name of a module of a layer; empty if it is one of the layer's modules, and another one of them."""
+    """Returns the name of a module of a layer; empty if it is of another of the lists that hold the layer's modules."""
     if name.startswith("&"):
-        return layer if name[1:] in layer.split(".") else ""
+        module_list, _, name = name[1:].partition(".")
+        if module_list not in layer.split("."):
+            return ""
     return f"{layer}.{name}" if name else layer
 
 

@@ -57,7 +57,7 @@ MODULES = (
     "tests/frameworks/fsdp2/test_fsdp2_pipeline.py",
     "tests/frameworks/fsdp2/test_two_dimensions.py",
     "tests/frameworks/deepspeed/test_deepspeed.py",
-    "tests/frameworks/test_serving.py",
+    "tests/frameworks/test_serving_records.py",
     "tests/frameworks/torch/test_pipeline.py",
     "tests/frameworks/megatron/test_megatron.py",
     "tests/frameworks/megatron/test_megatron_delta.py",

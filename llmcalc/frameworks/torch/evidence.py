@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...evidence import FrameworkEvidence, Witness, by_source
 from ...parallel.layout import Layout
 
-DTENSOR = Witness("exact", "torch's DTensor on a fake process group", "tests/frameworks/test_serving.py")
+DTENSOR = Witness("exact", "torch's DTensor on a fake process group", "tests/frameworks/test_serving_records.py")
 """The witness of passes without gradients on ranks of tensor parallelism and of a pipeline."""
 
 SERVING = FrameworkEvidence(
@@ -25,7 +25,7 @@ SERVING = FrameworkEvidence(
         ),
         DTENSOR,
     ),
-    rest=by_source("torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving.py"),
+    rest=by_source("torch/distributed/tensor/parallel/style.py", "tests/frameworks/test_serving_records.py"),
 )
 """Passes without gradients."""
 

@@ -92,17 +92,14 @@ FAMILIES = {
             "classifier_pooling": "cls",
             "tie_word_embeddings": False,
         },
-        modules={
-            "lm_head": "head | projection_head + lm_head",
-            "lm_head.bottleneck": "linear1",
-            "lm_head.dense": "linear2",
-            "lm_head.decoder": "decoder | .lm_head",
-        },
+        modules={"lm_head": "head", "lm_head.bottleneck": "linear1", "lm_head.dense": "linear2"},
+        earlier={"model": "ultrabert"},
     ),
     "ultravbert": Family(
         None,
         {"tie_word_embeddings": False},
         text="ultrabert",
         uncounted_encoders={"vision_config": "siglip_vision_model"},
+        modules={"lm_head": "projection_head + lm_head", "lm_head.decoder": ".lm_head"},
     ),
 }

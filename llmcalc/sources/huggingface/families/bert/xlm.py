@@ -74,6 +74,7 @@ NO_COUNT = frozenset(
     """.split()  # noqa: SIM905
 )
 MODULES: Modules = {
+    "": "transformer",
     "layers": "attentions.* & layer_norm1.* & ffns.* & layer_norm2.*",
     "embed_tokens": "embeddings",
     "embed_positions": "position_embeddings",

@@ -63,5 +63,11 @@ FAMILIES = {
         },
         frozenset({"L_bp_cycles", "embedding_scale", "prefix_lm"}),
         modules={"layers": "L_module.layers.* + H_module.layers.*", "second_stream": "z_L_init"},
+        earlier={
+            **{f"self_attn.{leaf}": "attn.gqkv_proj" for leaf in ("gate_proj", "q_proj", "k_proj", "v_proj")},
+            "self_attn.o_proj": "attn.o_proj",
+            "mlp.gate_proj": "mlp.gate_up_proj",
+            "mlp.up_proj": "mlp.gate_up_proj",
+        },
     ),
 }

@@ -54,5 +54,12 @@ FAMILIES = {
         },
         frozenset({"rope_scaling_layers"}),
         modules={"self_attn_post_norm": "input_layernorm", "mlp_post_norm": "post_attention_layernorm"},
+        earlier={
+            **{f"self_attn.{leaf}": "self_attn.att_proj" for leaf in ("q_proj", "k_proj", "v_proj")},
+            "self_attn.o_proj": "self_attn.attn_out",
+            "mlp.gate_proj": "mlp.ff_proj",
+            "mlp.up_proj": "mlp.ff_proj",
+            "mlp.down_proj": "mlp.ff_out",
+        },
     ),
 }
