@@ -89,13 +89,16 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     import transformers
 
     require_library_class(config)
-    config_object = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
+    quirks = quirks_of(config)
+    config_object = transformers.AutoConfig.for_model(
+        witness_of(config["model_type"]), **fields_of(config) | quirks.counted_as
+    )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
         "batched_mm"  # the default grouped product has no FLOP formula and would count 0
     )
     model_class = class_object_of(config)
-    float32 = model_class.__name__.endswith(quirks_of(config).refuses_bfloat16)
+    float32 = model_class.__name__.endswith(quirks.refuses_bfloat16)
     dtype = torch.float32 if float32 else torch.bfloat16
     try:
         with torch.device("meta"):
@@ -106,7 +109,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
         error_text = " ".join(str(error).split())
         raise InputError(f"--against transformers: {model_class.__name__} cannot be built here: {error_text}") from None
     _without_warnings(model)
-    if not to_run or not model_class.__name__.endswith(quirks_of(config).reads_values):
+    if not to_run or not model_class.__name__.endswith(quirks.reads_values):
         return model
     size = 2 * sum(p.numel() for p in model.parameters())
     if size > LARGEST_REAL:

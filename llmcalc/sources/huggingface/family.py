@@ -83,19 +83,22 @@ def untied(spec: ModelSpec) -> bool:
 
 @dataclass(frozen=True)
 class Quirks:
-    """Requirements for running classes without real values; each field is a tuple of class-name suffixes.
+    """Requirements for running classes without real values; a tuple has suffixes of class names.
 
     reads_values: classes that branch on tensor values (chosen experts, end of a sequence); they run with real weights
         on a CPU.
     makes_mask: classes that build a mask from the ids if they are given none, and read their values for it.
     refuses_bfloat16: classes with operations that torch does not have in bfloat16 (Fourier transforms).
     refuses_cache: classes that fail with a cache, because they pass `use_cache` twice or to an encoder that refuses it.
+    counted_as: config fields → the value that is counted, in families whose classes replace modules by the length of a
+        sequence (BigBird); not class names.
     """
 
     reads_values: tuple[str, ...] = ()
     makes_mask: tuple[str, ...] = ()
     refuses_cache: tuple[str, ...] = ()
     refuses_bfloat16: tuple[str, ...] = ()
+    counted_as: Mapping[str, Any] = field(default_factory=dict)
 
 
 LOOKS_FOR_THE_END = Quirks(reads_values=("ForSequenceClassification",))

@@ -173,13 +173,20 @@ def _without_single_variant(layers: Table) -> Table:
 
 
 def encoder(
-    config: Config, block: Table, stack: Table, head: Table, score: Table | None = None, /, **model: Any
+    config: Config,
+    block: Table,
+    stack: Table,
+    head: Table,
+    score: Table | None = None,
+    /,
+    answers: int | None = None,
+    **model: Any,
 ) -> Table:
     """Returns an encoder-only model, or a decoder if the config sets `is_decoder` and `stack` allows it.
 
-    The arguments are those of `decoder`.
+    The arguments are those of `decoder`; by default a question-answering head has the config's number of labels.
     """
-    table = {**decoder(config, block, None, head, stack, score, labels(config)), **model}
+    table = {**decoder(config, block, None, head, stack, score, answers or labels(config)), **model}
     if "is_decoder" in config.defaults and config.flag("is_decoder"):
         if config.flag("add_cross_attention"):
             _add_idle_cross_attention(config, table["decoder"]["block"])
@@ -215,6 +222,34 @@ OF_TOKENS, OF_ANSWERS, OF_CHOICES, OF_PAIRS = (
     "ForNextSentencePrediction",
 )
 """Class-name suffixes of classifiers other than the sequence classifier."""
+
+OF_SIMPLE_ANSWERS = OF_ANSWERS + "Simple"
+"""Class-name suffix of a question-answering class with one linear layer, in families whose other class searches for
+answers by beams.
+"""
+
+
+def simple_answers(config: Config) -> Table:
+    """Returns the head of a question-answering class with one linear layer, `{head: …}` of a model, if it is one.
+
+    Raises `InputError` for the class of the family that searches for answers by beams.
+    """
+    name = architecture(config)
+    if name.endswith(OF_ANSWERS):
+        raise config.wrong("architectures", name, f"{name}Simple or another class without beam search over answers")
+    if not name.endswith(OF_SIMPLE_ANSWERS):
+        return {}
+    config.head = "classification"
+    return {"head": {"type": "classification", "num_labels": labels(config), "over": "token"}}
+
+
+def block_sparse_note(config: Config) -> None:
+    """Reads BigBird's `attention_type` and notes that attention to some blocks of a long sequence is counted in full."""
+    if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
+        longest = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
+        config.notes.append(
+            f"attention_type: block_sparse beyond {longest} tokens, which is not counted: every token attends to all"
+        )
 
 
 def scores_sequences(config: Config) -> bool:

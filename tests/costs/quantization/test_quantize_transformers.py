@@ -27,17 +27,17 @@ ROUTERS = {"afmoe", "doge", "gemma4_text", "hunyuan_v1_moe", "longcat_flash", "z
 router is never converted.
 """
 
-OTHER_CLASSES = {"falcon", "gpt2", "gpt-sw3", "openai-gpt", "gpt_bigcode", "xlnet"}
-"""Families whose linear layers have their own class (`Conv1D`, `FalconLinear`) or are bare parameters, which the
+OTHER_CLASSES = {"falcon", "gpt2", "gpt-sw3", "ibert", "openai-gpt", "gpt_bigcode", "xlnet"}
+"""Families whose linear layers have their own class (`Conv1D`, `FalconLinear`, `QuantLinear`) or are bare parameters, which the
 function does not convert.
 """
 
-LAST_OR_TIED = {"nanochat", "olmo", "gemma3n_text", "zamba", "zamba2"}
+LAST_OR_TIED = {"nanochat", "olmo", "gemma3n_text", "ultrabert", "zamba", "zamba2"}
 """Families in which `get_keys_to_not_convert` excludes the module of the last parameter or shared modules: here the
 last linear layer of the model, or shared blocks.
 """
 
-BESIDE = {"esm", "t5gemma2"}
+BESIDE = {"esm", "git", "t5gemma2"}
 """Families in which it also converts modules outside of the text model: a regression on attention maps, a vision
 encoder.
 """

@@ -10,7 +10,7 @@ SMALL: dict[str, Any] = {
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "intermediate_size": 48,
-    "max_position_embeddings": 40,
+    "max_position_embeddings": 64,
     "pad_token_id": 0,
 }
 VISION: dict[str, Any] = {

@@ -26,6 +26,7 @@ from ...parts import (
     Table,
     architecture,
     biases,
+    block_sparse_note,
     encoder,
     labels,
     layernorm,
@@ -160,12 +161,9 @@ def _fnet(config: Config) -> Table:
 
 def _big_bird(config: Config) -> Table:
     """Reads BigBird, whose layers attend to all tokens, or of a long sequence to some blocks of tokens."""
-    sparse = config.choice({"original_full": False, "block_sparse": True}, "attention_type")
-    if sparse:
-        longest = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
-        config.notes.append(
-            f"attention_type: block_sparse beyond {longest} tokens, which is not counted: every token attends to all"
-        )
+    if architecture(config).endswith(OF_ANSWERS):
+        raise config.wrong("architectures", architecture(config), "a class without a layer of its own below the answers")
+    block_sparse_note(config)
     table = _bert(config)
     stack = table["encoder"] if "encoder" in table else table["decoder"]
     heads = config.size("num_attention_heads")
@@ -174,7 +172,7 @@ def _big_bird(config: Config) -> Table:
         **biases(config.flag("use_bias"), *QKV),
         "o_bias": True,
     }
-    table |= pooler(not architecture(config).endswith(OF_ANSWERS), 2 if _has_pretraining_head(config) else None)
+    table |= pooler(True, 2 if _has_pretraining_head(config) else None)
     if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
         table["head"] |= bert_score(bert_act(config))  # its class has a pooler too
     return table
@@ -476,7 +474,12 @@ FAMILIES = {
     "camembert": ROBERTA,
     "fnet": Family(
         _fnet,
-        {**COMMON, "vocab_size": 32000, "hidden_act": "gelu_new", "type_vocab_size": 4},
+        {
+            **{name: value for name, value in COMMON.items() if name != "num_attention_heads"},
+            "vocab_size": 32000,
+            "hidden_act": "gelu_new",
+            "type_vocab_size": 4,
+        },
         OLD | {"tpu_short_seq_length", "use_tpu_fourier_optimizations"},
         deviations=(SECOND_BIAS,),
         quirks=Quirks(refuses_bfloat16=EVERY),
@@ -506,7 +509,8 @@ FAMILIES = {
         },
         OLD | {"rescale_embeddings", "sep_token_id"},
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(reads_values=EVERY),
+        writes={"attention_type": lambda _: "original_full"},
+        quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
         modules={**BERT_MODULES, "pooler.dense": ".pooler", "classifier.dense": "dense"},
         dropout=BERT_DROPOUT,
     ),

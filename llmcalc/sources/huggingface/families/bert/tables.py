@@ -67,7 +67,7 @@ FAMILIES = {
         {
             **COMMON,
             "max_position_embeddings": 1024,
-            "type_vocab_sizes": [3, 256, 256, 2, 256, 256, 10],
+            "type_vocab_sizes": (3, 256, 256, 2, 256, 256, 10),
             "num_aggregation_labels": 0,
         },
         OLD

@@ -54,7 +54,7 @@ def _ultrabert(config: Config) -> Table:
             "norm": None,
         }
     }
-    return encoder(config, block, {**stack, "final_norm": norm}, head, {})
+    return encoder(config, block, {**stack, "final_norm": norm}, head, {}, answers=2)
 
 
 def _layers(config: Config, depth: int) -> tuple[list[str], int]:
@@ -93,7 +93,7 @@ FAMILIES = {
             "tie_word_embeddings": False,
         },
         modules={"lm_head": "head", "lm_head.bottleneck": "linear1", "lm_head.dense": "linear2"},
-        earlier={"model": "ultrabert"},
+        earlier={"model": "ultrabert", "head.decoder": "cls"},
     ),
     "ultravbert": Family(
         None,

@@ -9,7 +9,20 @@ from typing import Any
 
 from ...config import Config
 from ...family import EVERY, DropoutFields, Family, Modules, Quirks
-from ...parts import QKVO, Table, biases, encoder, layernorm, learned_positions, mlp, token_types
+from ...parts import (
+    OF_CHOICES,
+    QKVO,
+    Table,
+    architecture,
+    biases,
+    encoder,
+    layernorm,
+    learned_positions,
+    mlp,
+    scores_sequences,
+    simple_answers,
+    token_types,
+)
 
 
 def _xlm(config: Config, placement: str = "post") -> Table:
@@ -33,10 +46,19 @@ def _xlm(config: Config, placement: str = "post") -> Table:
         "embedding_norm": norm,
         **token_types(languages if languages > 1 and config.flag("use_lang_emb") else 0),
     }
-    table = encoder(config, block, stack, {"bias": True}, None)
+    table = encoder(config, block, stack, {"bias": True}, _summary(config), **simple_answers(config))
     if config.flag("causal"):
         table["decoder"] = table.pop("encoder")
     return table
+
+
+def _summary(config: Config) -> Table | None:
+    """Returns the classifier of a sequence's first token; None for the choice between sequences, which has two layers."""
+    if not scores_sequences(config) or architecture(config).endswith(OF_CHOICES):
+        return None
+    config.must("summary_use_proj", True)
+    config.must("summary_proj_to_labels", True)
+    return {}
 
 
 def _flaubert(config: Config) -> Table:
@@ -57,6 +79,8 @@ DEFAULTS: dict[str, Any] = {
     "layer_norm_eps": 1e-12,
     "is_encoder": True,
     "tie_word_embeddings": True,
+    "summary_use_proj": True,
+    "summary_proj_to_labels": True,
 }
 ALIASES = {
     "hidden_size": "emb_dim",

@@ -9,20 +9,22 @@ from typing import Any
 
 from ...config import Config
 from ...family import DropoutFields, Family
-from ...parts import ACTIVATIONS, OF_ANSWERS, Table, architecture, encoder, labels, layernorm, mlp, scores_sequences
-
-SIMPLE = OF_ANSWERS + "Simple"
-"""Class-name suffix of the question-answering class with one linear layer; the other class uses beam search."""
+from ...parts import (
+    ACTIVATIONS,
+    OF_SIMPLE_ANSWERS,
+    Table,
+    architecture,
+    encoder,
+    layernorm,
+    mlp,
+    scores_sequences,
+    simple_answers,
+)
 
 
 def _xlnet(config: Config) -> Table:
-    name, heads, norm = (
-        architecture(config),
-        config.size("num_attention_heads"),
-        layernorm(config.number("layer_norm_eps")),
-    )
-    if name.endswith(OF_ANSWERS):
-        raise config.wrong("architectures", name, f"XLNet{SIMPLE} or another class without beam search over answers")
+    heads, norm = config.size("num_attention_heads"), layernorm(config.number("layer_norm_eps"))
+    model = simple_answers(config)
     config.must("attn_type", "bi")
     config.must("bi_data", False)
     size = config.divided("n_head", config.size("hidden_size"), heads)
@@ -30,17 +32,13 @@ def _xlnet(config: Config) -> Table:
         raise config.wrong("d_head", config.get("d_head"), f"d_model / n_head ({size})")
     mixer = {"type": "relative", "num_attention_heads": heads, "head_dim": size}
     network = mlp(config.size("d_inner"), config.choice(ACTIVATIONS, "ff_activation"))
-    model: Table = {}
-    if name.endswith(SIMPLE):
-        config.head = "classification"
-        model["head"] = {"type": "classification", "num_labels": labels(config), "over": "token"}
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
     return encoder(config, block, {"second_stream": {}}, {"bias": True}, _summary(config), **model)
 
 
 def _summary(config: Config) -> Table:
     """Returns a classifier of one token, with an optional linear layer before it."""
-    if not scores_sequences(config) or architecture(config).endswith(SIMPLE) or not config.flag("summary_use_proj"):
+    if not scores_sequences(config) or architecture(config).endswith(OF_SIMPLE_ANSWERS) or not config.flag("summary_use_proj"):
         return {}
     config.must("summary_proj_to_labels", None, False)
     return {"transform": {"hidden_act": "tanh", "norm": None}}

@@ -25,6 +25,7 @@ from ...parts import (
     Table,
     architecture,
     biases,
+    block_sparse_note,
     decoder,
     head_table,
     layernorm,
@@ -91,12 +92,11 @@ def _pegasus(config: Config) -> Table:
 
 def _bigbird_pegasus(config: Config) -> Table:
     """Reads BigBird-Pegasus, whose encoder attends to all tokens, or of a long sequence to some blocks of tokens."""
-    if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
-        longest = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
-        config.notes.append(
-            f"attention_type: block_sparse beyond {longest} tokens, which is not counted: every token attends to all"
-        )
-    return bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
+    block_sparse_note(config)
+    table = bart_like(config, "pre", position=learned_positions(config), bias=config.flag("use_bias"))
+    if architecture(config).endswith("ForCausalLM"):  # the class of the decoder alone ties nothing
+        table["tie_word_embeddings"] = False
+    return table
 
 
 def _pp_formulanet_text(config: Config) -> Table:
@@ -417,8 +417,8 @@ FAMILIES = {
         },
         IGNORED,
         aliases=ALIASES,
-        writes=SIDES_WRITES,
-        quirks=Quirks(reads_values=EVERY),
+        writes={**SIDES_WRITES, "attention_type": lambda _: "original_full"},
+        quirks=Quirks(reads_values=EVERY, counted_as={"attention_type": "original_full"}),
         modules={
             **BART_MODULES,
             "norm": "layernorm_embedding",
