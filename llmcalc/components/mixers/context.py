@@ -11,25 +11,23 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from pydantic import model_validator
-
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined, OfThisPass
-from ..base import Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
-from ..norm import Norm, norm_reference
+from ..base import Context, Flag, HeadDim, Heads, KVHeads, Window
+from ..norm import Norm
 from ..position import Rope
-from ..runtime import Run, cache_class, product_class
+from ..runtime import Run, product_class
 from ..target_states import DFLASH
-from .grouped import WindowedMixer
+from .two_sets import TwoSetsMixer, two_sets_reference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ContextAttention(WindowedMixer):
+class ContextAttention(TwoSetsMixer):
     """Attention to the projected states of a target, and to all tokens of this pass.
 
     num_attention_heads: the number of query heads.
@@ -53,12 +51,6 @@ class ContextAttention(WindowedMixer):
     attention_bias: Flag = False
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check(self.head_dim)
-        return self
 
     def requires(self) -> Mapping[str, Mapping[str, Any]]:
         return {"streams": {"type": "target_states", "start": "embedding"}}
@@ -94,13 +86,8 @@ class ContextAttention(WindowedMixer):
         y = f.add(y, f.core("block_core", block_core, q, own_keys, values, axes=(heads, dim)))
         return f.linear("o_proj", y, *x.axes, bias=bias)
 
-    def _normalize(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
-        return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
-
     def describe(self, hidden_size: int) -> str:
-        a, k = self.num_attention_heads, self.num_key_value_heads
-        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, of a block{window}"
+        return self._describe("of a block")
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context.hidden_size)
@@ -117,38 +104,24 @@ class ContextAttention(WindowedMixer):
 @cache
 def _reference() -> type[nn.Module]:
     import torch
-    from torch import nn
 
-    class ContextReference(nn.Module):
+    class ContextReference(two_sets_reference()):  # type: ignore[misc]
         """The attention of a block. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: ContextAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
-            if spec.norm is not None:
-                self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
-            self.core, self.block_core = product_class()(), product_class()()
-            self.cache = cache_class()(spec.sliding_window)
-            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
+            super().__init__(spec, hidden)
+            self.block_core = product_class()()
 
-        def _heads_of(self, projection: str, x: Tensor, run: Run) -> Tensor:
-            heads: Tensor = (
-                self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            )
-            if projection == "v":
-                return heads
-            heads = self.get_submodule(f"{projection}_norm")(heads) if self.spec.norm is not None else heads
-            return self.spec.position.rotated(heads, run, run.past)
+        def _placed(self, projection: str, x: Tensor, run: Run) -> Tensor:
+            """Returns the heads of x, with RoPE but for the values."""
+            heads: Tensor = self._split_heads(projection, x)
+            return heads if projection == "v" else self.spec.position.rotated(heads, run, run.past)
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             spec, context = self.spec, run.memo["target_states"]
-            q, k, v = (self._heads_of(projection, x, run) for projection in "qkv")
-            context_k, context_v = self.cache(run, self._heads_of("k", context, run), self._heads_of("v", context, run))
-            group = spec.num_attention_heads // spec.num_key_value_heads
-            if group > 1:
-                k, v, context_k, context_v = (t.repeat_interleave(group, 1) for t in (k, v, context_k, context_v))
+            q, k, v = (self._placed(projection, x, run) for projection in "qkv")
+            context_k, context_v = self.cache(run, self._placed("k", context, run), self._placed("v", context, run))
+            k, v, context_k, context_v = self._for_each_query_head(k, v, context_k, context_v)
             scores = [self.core(q, context_k.transpose(-1, -2)), self.block_core(q, k.transpose(-1, -2))]
             weights = torch.softmax((torch.cat(scores, -1) * spec.head_dim**-0.5).float(), -1).to(v.dtype)
             context_weights, weights = weights.split((context_k.shape[-2], k.shape[-2]), -1)

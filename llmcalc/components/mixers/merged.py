@@ -9,24 +9,24 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window, check_groups
-from ..norm import Norm, norm_reference
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window
+from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run, apply_dropout, attention_mask, cache_class, product_class
-from .grouped import WindowedMixer
+from .two_sets import TwoSetsMixer, two_sets_reference
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class MergedAttention(WindowedMixer):
+class MergedAttention(TwoSetsMixer):
     """Decoder attention over its own tokens and the encoder's output at once.
 
     The encoder must have the decoder's width.
@@ -57,12 +57,6 @@ class MergedAttention(WindowedMixer):
     attn_logit_softcapping: Real | None = Field(default=None, gt=0)
     norm: Norm | None = Norm(type="rmsnorm", eps=1e-6)
     position: Rope = Rope()
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        check_groups(self.num_attention_heads, self.num_key_value_heads)
-        self.position.check(self.head_dim)
-        return self
 
     def check_place(self, place: Standing) -> None:
         super().check_place(place)
@@ -108,16 +102,8 @@ class MergedAttention(WindowedMixer):
         f.hold(out=y)
         return f.linear("o_proj", y, *x.axes, bias=biased)
 
-    def _normalize(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
-        return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
-
     def describe(self, hidden_size: int) -> str:
-        a, k = self.num_attention_heads, self.num_key_value_heads
-        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
-        return (
-            f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, with the encoder's "
-            f"keys{window}"
-        )
+        return self._describe("with the encoder's keys")
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context.hidden_size)
@@ -140,27 +126,13 @@ class MergedAttention(WindowedMixer):
 @cache
 def _reference() -> type[nn.Module]:
     import torch
-    from torch import nn
 
-    class MergedReference(nn.Module):
+    class MergedReference(two_sets_reference()):  # type: ignore[misc]
         """Merged self- and cross-attention. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: MergedAttention, hidden: int) -> None:
-            super().__init__()
-            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
-            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
-                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
-            if spec.norm is not None:
-                self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
-            self.core, self.cross_core = product_class()(), product_class()()
-            self.cache, self.cross_cache = cache_class()(spec.sliding_window), cache_class()()
-            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
-
-        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
-            heads: Tensor = (
-                self.get_submodule(f"{projection}_proj")(x).unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
-            )
-            return getattr(self, f"{projection}_norm")(heads) if hasattr(self, f"{projection}_norm") else heads
+            super().__init__(spec, hidden)
+            self.cross_core, self.cross_cache = product_class()(), cache_class()()
 
         def _memory_keys_and_values(self, run: Run) -> tuple[Tensor, ...]:
             cached = None if run.store is None else run.store.get(self.cross_cache)
@@ -177,9 +149,7 @@ def _reference() -> type[nn.Module]:
             q, k = (spec.position.rotated(self._split_heads(projection, x), run, run.past) for projection in ("q", "k"))
             k, v = self.cache(run, k, self._split_heads("v", x))
             memory_k, memory_v = self._memory_keys_and_values(run)
-            group = spec.num_attention_heads // spec.num_key_value_heads
-            if group > 1:
-                k, v, memory_k, memory_v = (t.repeat_interleave(group, 1) for t in (k, v, memory_k, memory_v))
+            k, v, memory_k, memory_v = self._for_each_query_head(k, v, memory_k, memory_v)
             scores = torch.cat([self.core(q, k.transpose(-1, -2)), self.cross_core(q, memory_k.transpose(-1, -2))], -1)
             scores = scores * spec.head_dim**-0.5
             if spec.attn_logit_softcapping is not None:

@@ -1,0 +1,75 @@
+"""What attention over two sets of keys shares: one set of projections, for its own tokens and for further rows."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import model_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import check_groups
+from ..norm import Norm, norm_reference
+from ..runtime import cache_class, product_class
+from .grouped import WindowedMixer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class TwoSetsMixer(WindowedMixer):
+    """Grouped-query attention whose keys and values are of its own tokens and of further rows, by the same projections.
+
+    A subclass also declares attention_bias and norm, the norm on each query and key head.
+    """
+
+    if TYPE_CHECKING:
+        attention_bias: bool
+        norm: Norm | None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        check_groups(self.num_attention_heads, self.num_key_value_heads)
+        self.position.check(self.head_dim)
+        return self
+
+    def _normalize(self, f: Flow, name: str, x: Value, dim: Axis) -> Value:
+        return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
+
+    def _describe(self, keys: str) -> str:
+        """Describes heads and window. keys: says what it attends to."""
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        window = "" if self.sliding_window is None else f", window {self.sliding_window}"
+        return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window}"
+
+
+@cache
+def two_sets_reference() -> Any:
+    """Returns the base class of the references, with the projections, the norms, and the cache of the first set."""
+    from torch import nn
+
+    class TwoSetsReference(nn.Module):
+        def __init__(self, spec: TwoSetsMixer, hidden: int) -> None:
+            super().__init__()
+            self.spec, heads, kv_heads, d = spec, spec.num_attention_heads, spec.num_key_value_heads, spec.head_dim
+            for name, width in (("q_proj", heads * d), ("k_proj", kv_heads * d), ("v_proj", kv_heads * d)):
+                self.add_module(name, nn.Linear(hidden, width, bias=spec.attention_bias))
+            if spec.norm is not None:
+                self.q_norm, self.k_norm = norm_reference(spec.norm, d), norm_reference(spec.norm, d)
+            self.core, self.cache = product_class()(), cache_class()(spec.sliding_window)
+            self.o_proj = nn.Linear(heads * d, hidden, bias=spec.attention_bias)
+
+        def _split_heads(self, projection: str, x: Tensor) -> Tensor:
+            """Returns [batch, heads, tokens, head_dim] of x [batch, tokens, hidden]; queries and keys are normed."""
+            projected = self.get_submodule(f"{projection}_proj")(x)
+            heads: Tensor = projected.unflatten(-1, (-1, self.spec.head_dim)).transpose(1, 2)
+            normed = projection != "v" and self.spec.norm is not None
+            return self.get_submodule(f"{projection}_norm")(heads) if normed else heads
+
+        def _for_each_query_head(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+            group = self.spec.num_attention_heads // self.spec.num_key_value_heads
+            return tensors if group == 1 else tuple(t.repeat_interleave(group, 1) for t in tensors)
+
+    return TwoSetsReference
