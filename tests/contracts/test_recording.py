@@ -103,7 +103,9 @@ def _scopes(scope: Scope) -> list[Scope]:
     return [scope, *(deeper for one in inner for deeper in _scopes(one))]
 
 
-@pytest.mark.parametrize("example", [example for example in EXAMPLES if not getattr(example.values[0], "gru_size", None)])
+@pytest.mark.parametrize(
+    "example", [example for example in EXAMPLES if not getattr(example.values[0], "gru_size", None)]
+)
 def test_a_step_reads_what_was_made_before_it(example: Component) -> None:
     """Every value that a step reads is the output of an earlier step or an input of the model. A recurrence (GRU) reads
     what its last step made.

@@ -244,7 +244,7 @@ def simple_answers(config: Config) -> Table:
 
 
 def block_sparse_note(config: Config) -> None:
-    """Reads BigBird's `attention_type` and notes that attention to some blocks of a long sequence is counted in full."""
+    """Reads BigBird's `attention_type`; notes that attention to some blocks of a long sequence is counted in full."""
     if config.choice({"original_full": False, "block_sparse": True}, "attention_type"):
         longest = (5 + 2 * config.size("num_random_blocks")) * config.size("block_size")
         config.notes.append(

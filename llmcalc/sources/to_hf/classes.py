@@ -52,4 +52,7 @@ def _lm_classes(names: list[str], spec: ModelSpec) -> str | tuple[str, ...]:
         return "ForPreTraining" if _ending_with(names, "ForPreTraining") and spec.pooler is not None else "ForMaskedLM"
     if spec.kind == "encoder" and _ending_with(names, CONDITIONAL):
         return ()
-    return (*CAUSAL, *(name for name in names if name.endswith("TextModel") and head_of({"architectures": [name]}) == "lm"))
+    return (
+        *CAUSAL,
+        *(name for name in names if name.endswith("TextModel") and head_of({"architectures": [name]}) == "lm"),
+    )

@@ -28,8 +28,8 @@ router is never converted.
 """
 
 OTHER_CLASSES = {"falcon", "gpt2", "gpt-sw3", "ibert", "openai-gpt", "gpt_bigcode", "xlnet"}
-"""Families whose linear layers have their own class (`Conv1D`, `FalconLinear`, `QuantLinear`) or are bare parameters, which the
-function does not convert.
+"""Families whose linear layers have their own class (`Conv1D`, `FalconLinear`, `QuantLinear`) or are bare parameters,
+which the function does not convert.
 """
 
 LAST_OR_TIED = {"nanochat", "olmo", "gemma3n_text", "ultrabert", "zamba", "zamba2"}

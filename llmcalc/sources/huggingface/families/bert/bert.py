@@ -162,7 +162,9 @@ def _fnet(config: Config) -> Table:
 def _big_bird(config: Config) -> Table:
     """Reads BigBird, whose layers attend to all tokens, or of a long sequence to some blocks of tokens."""
     if architecture(config).endswith(OF_ANSWERS):
-        raise config.wrong("architectures", architecture(config), "a class without a layer of its own below the answers")
+        raise config.wrong(
+            "architectures", architecture(config), "a class without a layer of its own below the answers"
+        )
     block_sparse_note(config)
     table = _bert(config)
     stack = table["encoder"] if "encoder" in table else table["decoder"]

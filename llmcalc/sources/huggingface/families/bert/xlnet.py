@@ -38,7 +38,11 @@ def _xlnet(config: Config) -> Table:
 
 def _summary(config: Config) -> Table:
     """Returns a classifier of one token, with an optional linear layer before it."""
-    if not scores_sequences(config) or architecture(config).endswith(OF_SIMPLE_ANSWERS) or not config.flag("summary_use_proj"):
+    if (
+        not scores_sequences(config)
+        or architecture(config).endswith(OF_SIMPLE_ANSWERS)
+        or not config.flag("summary_use_proj")
+    ):
         return {}
     config.must("summary_proj_to_labels", None, False)
     return {"transform": {"hidden_act": "tanh", "norm": None}}
