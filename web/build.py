@@ -61,7 +61,7 @@ NOT_ON_THE_PAGE = (
     ),
     *(f"llmcalc/frameworks/fsdp2/{part}." for part in ("torchtitan_file", "torchtitan_models", "plugin")),
     *(f"llmcalc/frameworks/deepspeed/{part}." for part in ("config_file", "plugin")),
-    *(f"llmcalc/studies/{part}" for part in ("fit", "sweep.", "diff.", "budget")),
+    *(f"llmcalc/studies/{part}" for part in ("fit_devices.", "fit_options.", "sweep.", "diff.", "budget")),
     *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
     *(f"llmcalc/questions/{part}." for part in ("differences", "witnesses")),
     "llmcalc/presets/description.schema.",
@@ -71,11 +71,27 @@ NOT_ON_THE_PAGE = (
 
 CLUSTER = (
     "llmcalc/frameworks/",
+    "llmcalc/timing/",
+    *(f"llmcalc/presets/{part}/" for part in ("engines", "timing")),
     *(f"llmcalc/parallel/{part}." for part in ("nearest", "schedules", "search", "weight_shards")),
-    "llmcalc/studies/plan.",
-    *(f"llmcalc/reports/{part}." for part in ("cluster", "ranks_answer", "plan", "schedule", "formats/pipe")),
+    *(f"llmcalc/studies/{part}." for part in ("cost", "fit", "fit_serving", "plan", "run_time", "serving")),
+    *(f"llmcalc/questions/{part}." for part in ("costs", "durations", "serving", "times")),
+    *(
+        f"llmcalc/reports/{part}."
+        for part in (
+            "calibration",
+            "cluster",
+            "cost",
+            "formats/pipe",
+            "plan",
+            "ranks_answer",
+            "schedule",
+            "seconds",
+            "serve",
+        )
+    ),
 )
-"""What only runs on many devices need: an archive of its own, which their panel loads."""
+"""What only runs on many devices, servers and answers in seconds need: an archive of its own, which their panel loads."""
 
 SHAPES = (
     *(f"llmcalc/studies/{part}." for part in ("compare", "literature", "shape")),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from llmcalc import api
 from llmcalc.costs.context_length import longest_sequence
@@ -24,9 +24,6 @@ from llmcalc.sources.preset import Preset, name_in_errors
 from llmcalc.sources.presets import find_preset, model_names
 from llmcalc.sources.target import load, load_text
 from llmcalc.studies.layers import distinct_blocks
-
-if TYPE_CHECKING:
-    pass
 
 DEFAULTS = {"ctx": 8192, "batch": 1, "weights": "bf16", "kv": "bf16"}
 """Context, sequences, and formats of weights and cache before anybody has moved a control."""
@@ -170,6 +167,25 @@ def plan(request: dict[str, Any]) -> dict[str, Any]:
     return {"plan": found, "exact": exact(found)}
 
 
+def serve(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `llmcalc serve`. options: its options by their names, `tpot` in milliseconds."""
+    options = dict(request["options"])
+    if (limit := options.pop("tpot", None)) is not None:
+        options["tpot"] = f"{limit}ms"
+    preset = _loaded(json.dumps(request["model"]))
+    with name_in_errors(preset):
+        found = document(api.serve(preset, **options).report())
+    return {"serve": found, "exact": exact(found)}
+
+
+def cost(request: dict[str, Any]) -> dict[str, Any]:
+    """The document of `llmcalc cost` for a training run. options: its options by their names."""
+    preset = _loaded(json.dumps(request["model"]))
+    with name_in_errors(preset):
+        found = document(api.cost(preset, **request["options"]).report())
+    return {"cost": found, "exact": exact(found)}
+
+
 def _timetable(run: Any) -> dict[str, Any] | None:
     """What each rank of the pipeline runs, and when; None without a pipeline, and where it runs too many passes."""
     from llmcalc.parallel.schedules import pipeline, timetable
@@ -260,6 +276,8 @@ CALLS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "training": training,
     "cluster": cluster,
     "plan": plan,
+    "serve": serve,
+    "cost": cost,
     "explain": explain,
     "shape": shape,
     "proportions": proportions,

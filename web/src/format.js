@@ -46,3 +46,22 @@ export function tokens(value) {
 }
 
 export const percent = (share) => `${(100 * share).toFixed(1)} %`;
+
+const UNITS = [[86400, "days"], [3600, "h"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
+const unitOf = (value) => UNITS.find(([size]) => value >= size * 0.9995) ?? UNITS.at(-1);
+const digits = (value) => (value >= 100 ? grouped(value.toFixed(0)) : String(Number(value.toPrecision(2))));
+
+/** 0.0283 → "28 ms" */
+export function seconds(value) {
+  const [size, unit] = unitOf(value);
+  return `${digits(value / size)} ${unit}`;
+}
+
+/** {low, high} of seconds → "20–43 ms" */
+export function range({ low, high }) {
+  const [size, unit] = unitOf(high);
+  return `${digits(low / size)}–${digits(high / size)} ${unit}`;
+}
+
+/** 60120 → "60,000": two digits */
+export const about = (value) => digits(Number(value.toPrecision(2)));

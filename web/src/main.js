@@ -15,7 +15,7 @@ import { SERIES } from "./palette.js";
 import { ask, ready, Refused, times } from "./python.js";
 import { asked, hash, MOST, restore, state, target } from "./state.js";
 
-const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
+const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("serve"), lazyPanel("cost"), lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
 const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
 
 let withFirst = new Set(); // presets whose first answer was made at build

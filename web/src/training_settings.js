@@ -1,5 +1,6 @@
-// How a model is trained and over which devices: the settings of the panels further down. One table says what each is in
-// the link, in a question to Python (fields of llmcalc's Settings and LayoutRequest), and as an option of the command line.
+// How a model is served, trained, and over which devices: the settings of the panels further down. One table says what each
+// is in the link, in a question to Python (fields of llmcalc's Settings and LayoutRequest), and as an option of the command
+// line.
 import { DECLARED, FRAMEWORKS } from "./declared_settings.js";
 
 const READS = {
@@ -8,6 +9,8 @@ const READS = {
   flag: () => (text) => ({ true: true, false: false })[text],
   word: ({ of }) => (text) => (of.includes(text) ? text : undefined),
   name: () => (text) => (/^[a-z0-9.-]{1,40}$/.test(text) ? text : undefined),
+  decimal: ({ least, most }) => (text) => (/^\d{1,8}(\.\d{1,4})?$/.test(text) && +text >= least && +text <= most ? +text : undefined),
+  count: () => (text) => (/^\d{1,6}(\.\d{1,3})?[kmbt]?$/i.test(text) && parseFloat(text) > 0 ? text.toUpperCase() : undefined),
 };
 const WRITES = { numbers: (value) => value.join(","), flag: null };
 
@@ -15,8 +18,12 @@ const WRITES = { numbers: (value) => value.join(","), flag: null };
     own: what the page knows of it beside its declaration. of: all values, where they are few. */
 function field(name, start, usual, own = {}) {
   const declared = { ...DECLARED[name], of: DECLARED[name]?.words, ...own }, { kind } = declared.of ? { kind: "word" } : declared;
-  return { option: declared.option, of: declared.of, start, usual, read: READS[kind](declared), word: kind in WRITES ? WRITES[kind] : String };
+  return { option: declared.option, of: declared.of, start, usual, read: READS[kind](declared), word: own.word ?? (kind in WRITES ? WRITES[kind] : String) };
 }
+
+const HARDWARE = field("hardware", "h100-sxm", undefined, { option: "--hardware", kind: "name" });
+const PRICE = field("price", null, null, { option: "--price", kind: "decimal", least: 0, most: 1e6 });
+const whole = (name, start, most = 2 ** 22) => field(name, start, undefined, { option: `--${name}`, kind: "number", least: 1, most });
 
 /** Group → its settings; options, bounds and words are those that llmcalc declares. */
 export const FIELDS = {
@@ -48,12 +55,26 @@ export const FIELDS = {
   },
   plan: {
     devices: field("devices", 64),
-    hardware: field("hardware", "h100-sxm", undefined, { option: "--hardware", kind: "name" }),
+    hardware: HARDWARE,
     global_batch: field("global_batch", null, null, { option: "--global-batch", kind: "number", least: 1, most: 2 ** 24 }),
+  },
+  serve: {
+    hardware: HARDWARE,
+    concurrency: whole("concurrency", 64, 2 ** 16),
+    input: whole("input", 4096),
+    output: whole("output", 1024),
+    tpot: field("tpot", 30, null, { option: "--tpot", kind: "decimal", least: 0.1, most: 60000, word: (value) => `${value}ms` }),
+    price: PRICE,
+  },
+  cost: {
+    hardware: HARDWARE,
+    devices: field("devices", 64),
+    tokens: field("tokens", "1T", undefined, { option: "--tokens", kind: "count" }),
+    price: PRICE,
   },
 };
 
-const MARKS = { run: "r", steps: "n", layout: "l", plan: "p" }; // of a group, in the link
+const MARKS = { run: "r", steps: "n", layout: "l", plan: "p", serve: "s", cost: "c" }; // of a group, in the link
 
 /** Every setting before anybody has changed one. */
 export const starts = () => Object.fromEntries(Object.entries(FIELDS).map(([group, fields]) => [group, Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, field.start]))]));

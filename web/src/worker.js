@@ -3,7 +3,7 @@
 import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const DEVICES = ["later.zip", "cluster.zip"];
-const NEEDS = { memory: ["later.zip"], training: ["later.zip"], cluster: DEVICES, plan: DEVICES, shape: ["shapes.zip"], proportions: ["shapes.zip"], explain: ["later.zip", "sympy.zip"] };
+const NEEDS = { memory: ["later.zip"], training: ["later.zip"], cluster: DEVICES, plan: DEVICES, serve: DEVICES, cost: DEVICES, shape: ["shapes.zip"], proportions: ["shapes.zip"], explain: ["later.zip", "sympy.zip"] };
 const here = (path) => new URL(path, self.location.href).href;
 const fetched = new Map();
 let python;

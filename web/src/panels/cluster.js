@@ -2,7 +2,7 @@
 import { debouncedQuery } from "../debounced_query.js";
 import { $, h } from "../dom.js";
 import { check, choice, command, line, number, style } from "../fields.js";
-import { bytes, gib, integer, joined, percent } from "../format.js";
+import { bytes, gib, integer, joined, percent, range } from "../format.js";
 import { bar, fitting, legend, partsOf, PHASES, words } from "../memory_bars.js";
 import { FIELDS, layoutOf, options, request, same, starts } from "../training_settings.js";
 import { timetable } from "../schedule.js";
@@ -193,14 +193,14 @@ function paintAll() {
 
 function planTable(plan) {
   const rows = plan.feasible;
-  const head = ["", "layout", "needed, GiB", "headroom, GiB", "sent, GiB", "idle", "micro-batches"];
+  const head = ["", "layout", "a step", "needed, GiB", "headroom, GiB", "sent, GiB", "idle", "micro-batches"];
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Layouts that fit, the best first" }, h("table", { class: "plan" },
     h("thead", {}, h("tr", {}, head.map((text) => (text ? h("th", { scope: "col" }, text) : h("td", {}))))),
     h("tbody", {}, rows.map((one) => {
       const { tp, pp, cp, dp, ep, vpp, zero, world } = one.layout;
       const name = [["tp", tp], ["pp", pp], ["cp", cp], ["dp", dp], ["ep", ep], ["vpp", vpp]].filter(([, n]) => n > 1).map(([key, n]) => `${key} ${n}`).join(" · ") + (zero ? ` · ZeRO ${zero}` : "");
       const button = h("button", { type: "button", class: "offer", "aria-label": `Use ${name}`, onclick: () => use(layoutOf(one.options, plan.framework), one.num_microbatches) }, "Use");
-      return h("tr", {}, h("td", {}, button), h("th", { scope: "row", title: one.options }, name || `${world} device`), h("td", {}, gib(one.device_bytes)), h("td", {}, gib(one.headroom_bytes)), h("td", {}, gib(one.communication_bytes)), h("td", {}, percent(one.bubble)), h("td", {}, integer(one.num_microbatches)));
+      return h("tr", {}, h("td", {}, button), h("th", { scope: "row", title: one.options }, name || `${world} device`), h("td", {}, one.seconds ? range(one.seconds) : ""), h("td", {}, gib(one.device_bytes)), h("td", {}, gib(one.headroom_bytes)), h("td", {}, gib(one.communication_bytes)), h("td", {}, percent(one.bubble)), h("td", {}, integer(one.num_microbatches)));
     }))));
 }
 
@@ -212,7 +212,7 @@ function paintPlan() {
   const refused = Object.entries(plan.refused).sort((a, b) => b[1] - a[1]).map(([reason, count]) => h("li", {}, `${integer(count)}: ${reason}`));
   const nearest = plan.nearest, full = plan.feasible_with_recompute;
   made.ranked.replaceChildren(
-    h("p", { class: "quiet said" }, h("b", {}, plan.unreplayed.length ? `${integer(many)} layouts fit, ${integer(plan.unreplayed.length)} more of ${integer(plan.tried)} may` : `${integer(many)} of ${integer(plan.tried)} layouts fit`), ` ${planned.title} on ${integer(plan.devices)} × ${plan.hardware}, ${integer(plan.global_batch)} sequences a step. Order: places by headroom, by what is sent and by idle time; time is not known.`),
+    h("p", { class: "quiet said" }, h("b", {}, plan.unreplayed.length ? `${integer(many)} layouts fit, ${integer(plan.unreplayed.length)} more of ${integer(plan.tried)} may` : `${integer(many)} of ${integer(plan.tried)} layouts fit`), ` ${planned.title} on ${integer(plan.devices)} × ${plan.hardware}, ${integer(plan.global_batch)} sequences a step. ${plan.by === "time" ? "Order: by the likely time of a step; ranges move together, so that the order is surer than the seconds." : "Order: by headroom, by what is sent and by idle time."}`),
     full === null ? "" : h("p", { class: "quiet" }, `With whole layers recomputed ${integer(full)} may fit: their tensors do.`),
     many ? planTable(plan) : nearest ? h("p", {}, `The one that needs least, ${nearest.options}, is ${joined(bytes(-nearest.headroom_bytes))} short.`) : "",
     refused.length ? h("details", {}, h("summary", {}, "Why others are left out"), h("ul", { class: "notes" }, refused)) : "");

@@ -1,0 +1,89 @@
+"""The panels on servers under load and on the cost of a training run.
+
+The tests of what Python answers need no browser (5 s). The others are marked, as those of `test_page.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from .conftest import Question
+from .loading import Open, inaccessible, until
+from .test_bridge import ask, printed
+from .test_memory_panels import seen, shown
+
+Run = Callable[..., Any]
+
+SERVERS: list[tuple[str, dict[str, Any]]] = [
+    ("llama3-8b", {"hardware": "h100-sxm", "concurrency": 64, "input": 4096, "output": 1024, "tpot": 30, "price": 2.5}),
+    ("deepseek-v3", {"hardware": "h200", "concurrency": 32, "input": 2048, "output": 512}),
+]
+COST: dict[str, Any] = {"hardware": "h100-sxm", "devices": 64, "tokens": "1T", "price": 2.5}
+
+QUESTIONS: list[Question] = [
+    *(("serve", {"model": model, "options": options}) for model, options in SERVERS),
+    ("cost", {"model": "llama3-8b", "options": COST}),
+]
+
+
+def words(options: dict[str, Any]) -> list[str]:
+    """Settings as options; the page's limit of a token's time is in milliseconds."""
+    texts = {name: f"{value}ms" if name == "tpot" else str(value) for name, value in options.items()}
+    return [word for name, value in texts.items() for word in (f"--{name}", value)]
+
+
+@pytest.mark.parametrize(("model", "options"), SERVERS)
+def test_servers_are_those_of_the_command(model: str, options: dict[str, Any], run: Run) -> None:
+    assert ask("serve", model=model, options=options)["serve"] == printed(run, "serve", model, *words(options))
+
+
+def test_a_cost_is_that_of_the_command(run: Run) -> None:
+    assert ask("cost", model="llama3-8b", options=COST)["cost"] == printed(run, "cost", "llama3-8b", *words(COST))
+
+
+# --- in the browser ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.browser
+def test_answers_are_cpythons_byte_for_byte(same: Callable[[list[Question]], None]) -> None:
+    same(QUESTIONS)
+
+
+@pytest.mark.browser
+def test_servers_and_their_load(visit: Open, run: Run) -> None:
+    page = visit("#m=llama3-8b&s.price=2.5")
+    seen(page, "serve")
+    shown(page, run, "serve")
+    found = page.evaluate("window.llmcalc.serve")
+    chosen = found["chosen"]
+    assert f"{chosen['devices']} × h100-sxm" in page.inner_text("#serve .said")
+    assert page.locator("#serve .plan tbody tr").count() == min(8, len(found["servers"]))
+    assert page.locator("#serve .plan .worst").count() == 1
+    assert page.locator("#serve .dot").count() == len(found["servers"][chosen["server"]]["curve"])
+    page.get_by_label("most ms a token").fill("1")
+    page.get_by_label("most ms a token").press("Enter")
+    until(page, "window.llmcalc.serve.chosen === null")
+    assert page.inner_text("#serve .said").startswith("No server keeps the limit")
+    assert "s.tpot=1" in page.url
+
+
+@pytest.mark.browser
+def test_the_cost_of_a_run(visit: Open, run: Run) -> None:
+    page = visit("#m=llama3-8b&c.tokens=300B&c.price=2")
+    seen(page, "cost")
+    shown(page, run, "cost")
+    assert page.evaluate("window.llmcalc.cost.tokens") == 300 * 10**9
+    assert page.locator("#cost .figure").count() == 4
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(visit: Open, width: int) -> None:
+    page = visit("#m=llama3-8b", width)
+    seen(page, "serve")
+    seen(page, "cost")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert inaccessible(page) == {}

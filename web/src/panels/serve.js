@@ -1,0 +1,102 @@
+// Servers under load: the cheapest that keeps the limit, all that fit, and how one fares with more users.
+import { debouncedQuery } from "../debounced_query.js";
+import { $, h, s } from "../dom.js";
+import { choice, line, number, style } from "../fields.js";
+import { integer, range, seconds } from "../format.js";
+import { SERIES } from "../palette.js";
+import { options, request } from "../training_settings.js";
+import { commandLine } from "../shell.js";
+import { asked, state, target } from "../state.js";
+
+const ROWS = 8, HEIGHT = 220, LEFT = 62, BOTTOM = 34, TOP = 12, RIGHT = 18;
+const SIZES = ["tp", "pp", "dp", "ep"];
+
+let made = null, view = null, answer = null, width = 0;
+
+const servers = debouncedQuery("serve", "serve-status", (found, along) => {
+  answer = { ...found, ...along };
+  window.llmcalc.serve = found.found?.serve;
+  paint();
+});
+
+function make() {
+  const changed = () => { view.link(); ask(); };
+  const controls = [
+    choice("serve", "hardware", "Accelerator", changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
+    number("serve", "concurrency", "users at once", changed, { note: "Requests that are answered at the same time" }),
+    number("serve", "input", "tokens in", changed, { note: "Of a prompt" }),
+    number("serve", "output", "tokens out", changed, { note: "Of an answer" }),
+    number("serve", "tpot", "most ms a token", changed, { note: "The limit of the time per output token, likely value", empty: "none" }),
+    number("serve", "price", "price", changed, { note: "Of a device and hour, in any currency", empty: "none" }),
+  ];
+  made = { controls, line: line(), body: h("div", {}) };
+  $("serve").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "serve-status", class: "status", role: "status" }), made.body, made.line.row);
+}
+
+const named = (options) => SIZES.filter((name) => options[name] > 1).map((name) => `${name} ${options[name]}`).join(" · ") || "one device";
+
+function ask() {
+  for (const one of made.controls) one.update();
+  made.line.write(commandLine("llmcalc", "serve", target(view.model.model), ...options(state, "serve")));
+  servers.ask({ model: asked(view.model.model), options: request(state, "serve") }, { title: view.model.title });
+}
+
+/** What a server takes at a number of users; the nearest number below that its curve has. */
+const at = (server, users) => server.curve.filter((point) => point.concurrency <= users).at(-1) ?? server.curve[0];
+
+function table(found) {
+  const users = found.limits.concurrency, limit = found.limits.tpot, priced = found.price !== null;
+  const head = ["server", "devices", "users", "first token", "a token", "likely", "tokens/s", priced ? "a million tokens" : "tokens/s a device"];
+  const rows = found.servers.map((server, i) => ({ server, i, point: at(server, users) })).sort((a, b) => (b.i === found.chosen?.server) - (a.i === found.chosen?.server) || a.server.devices - b.server.devices);
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Servers that hold the model" }, h("table", { class: "plan servers" },
+    h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
+    h("tbody", {}, rows.slice(0, ROWS).map(({ server, i, point }) => h("tr", { class: i === found.chosen?.server ? "worst" : "" },
+      h("th", { scope: "row" }, named(server.options)), h("td", {}, integer(server.devices)), h("td", {}, point.concurrency < users ? `${integer(point.concurrency)} at most` : integer(point.concurrency)),
+      h("td", {}, range(point.ttft)), h("td", {}, range(point.tpot)), h("td", {}, `${seconds(point.tpot.estimate)}${limit !== null && point.tpot.estimate > limit ? ", too slow" : ""}`),
+      h("td", {}, integer(point.output_tokens_per_second)), h("td", {}, priced ? point.cost_per_million.toPrecision(3) : integer(point.per_device)))))));
+}
+
+/** Time per output token against users, with its range, and the limit. */
+function chart(server, limit) {
+  const points = server.curve, xs = points.map((one) => Math.log2(one.concurrency));
+  const x1 = Math.max(xs.at(-1), 1), highest = Math.max(limit ?? 0, ...points.map((one) => one.tpot.high));
+  const power = 10 ** Math.floor(Math.log10(highest)), step = power * ([0.2, 0.5, 1, 2].find((one) => highest / power / one <= 5) ?? 2), y1 = Math.ceil(highest / step) * step;
+  const X = (x) => LEFT + ((width - LEFT - RIGHT) * x) / x1, Y = (y) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * y) / y1;
+  const path = (of) => points.map((one, i) => `${X(xs[i]).toFixed(1)} ${Y(of(one.tpot)).toFixed(1)}`);
+  const grid = Array.from({ length: Math.round(y1 / step) + 1 }, (_, i) => i * step).map((y) => [
+    s("path", { class: "rule", d: `M${LEFT} ${Y(y)}H${width - RIGHT}` }),
+    s("text", { x: LEFT - 8, y: Y(y) + 4, "text-anchor": "end" }, y ? seconds(y) : "0"),
+  ]);
+  const axis = points.filter((_, i) => i === points.length - 1 || xs.at(-1) - xs[i] > 0.6).map((one) => s("text", { x: X(Math.log2(one.concurrency)), y: HEIGHT - 16, "text-anchor": "middle" }, s("title", {}, `${one.concurrency} users: ${range(one.tpot)} a token, likely ${seconds(one.tpot.estimate)}`), integer(one.concurrency)));
+  const dots = points.map((one, i) => s("circle", { cx: X(xs[i]), cy: Y(one.tpot.estimate), r: 4, class: "dot", tabindex: 0, role: "img", "aria-label": `${one.concurrency} users: likely ${seconds(one.tpot.estimate)} a token, ${range(one.tpot)}` },
+    s("title", {}, `${integer(one.concurrency)} users: ${range(one.tpot)} a token, likely ${seconds(one.tpot.estimate)}; ${integer(one.output_tokens_per_second)} tokens/s`)));
+  const line = limit === null ? "" : s("path", { class: "here", d: `M${LEFT} ${Y(limit)}H${width - RIGHT}` });
+  return s("svg", { class: "course", width, height: HEIGHT, role: "group", "aria-label": "Time per output token by users" }, grid,
+    s("path", { class: "band", d: `M${path((one) => one.high).join("L")}L${path((one) => one.low).reverse().join("L")}Z` }),
+    s("path", { class: "line", stroke: SERIES[0], d: `M${path((one) => one.estimate).join("L")}` }), line, dots, axis,
+    s("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, "users at once"));
+}
+
+function paint() {
+  if (!answer) return;
+  width = $("serve").clientWidth;
+  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, "Stopped. ", h("button", { type: "button", class: "offer", onclick: () => { servers.forget(); ask(); } }, "Count again")));
+  if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
+  const found = answer.found.serve, { chosen, why_not: reasons, price, limits } = found;
+  const shown = found.servers[chosen?.server ?? 0];
+  const said = chosen
+    ? [h("b", { class: "big" }, `${integer(chosen.devices)} × ${found.hardware}`), ` (${named(chosen.options)}) for ${integer(limits.concurrency)} users of ${integer(found.requests.input)} + ${integer(found.requests.output)} tokens: ${range(chosen.tpot)} a token, likely ${seconds(chosen.tpot.estimate)}; ${integer(chosen.output_tokens_per_second)} tokens/s${price === null ? "" : `; ${chosen.cost_per_million.toPrecision(3)} per million tokens out`}.`]
+    : [h("b", { class: "big" }, "No server keeps the limit"), ` ${answer.title} on ${found.hardware}: ${Object.entries(reasons).map(([why, many]) => `${why} (${many})`).join(", ")}.`];
+  made.body.replaceChildren(h("p", { class: "quiet said" }, said),
+    found.servers.length ? table(found) : "",
+    shown ? h("h3", {}, `Time per output token of ${named(shown.options)}, by users`) : "", shown ? h("div", {}, chart(shown, limits.tpot)) : "",
+    h("details", {}, h("summary", {}, `How sure it is; ${found.engine.name} ${found.engine.version}`), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
+}
+
+export async function draw(next) {
+  view = next;
+  await style();
+  if (!made) make();
+  if (view.model.answer) ask();
+  if (width !== $("serve").clientWidth) paint();
+}
