@@ -91,7 +91,7 @@ CLUSTER = (
         )
     ),
 )
-"""What only runs on many devices, servers and answers in seconds need: an archive of its own, which their panel loads."""
+"""What only runs on many devices, servers and times need: an archive of its own, which their panels load."""
 
 SHAPES = (
     *(f"llmcalc/studies/{part}." for part in ("compare", "literature", "shape")),
