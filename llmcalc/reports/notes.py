@@ -80,8 +80,10 @@ def tokens_of(spec: ModelSpec, workload: Workload) -> str:
 
 
 def too_long(spec: ModelSpec, workload: Workload) -> list[str]:
-    """Returns a note if a sequence has more tokens than the model's context length."""
-    longest = workload.context + workload.seq
+    """Returns a note if a sequence has more tokens than the model's context length; decoding is asked for by those that
+    it reads.
+    """
+    longest = workload.context if workload.phase == "decode" else workload.context + workload.seq
     if spec.kind == "encoder-decoder":
         longest = max(longest, workload.source)
     length_note = too_long_note(spec, longest)
