@@ -93,9 +93,7 @@ class LinearScheme(Scheme):
             count, n_out, n_in = _matrices(site)
             reason = linear_format.refuses(n_out, n_in)
             if reason:
-                raise self._error(
-                    f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold"
-                )
+                raise self._error(f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold")
             yield site, linear_format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
