@@ -246,7 +246,8 @@ MODELS = {
 }
 COUNTS: tuple[tuple[str, ...], ...] = (
     ("params",), ("flops",), ("kv",), ("memory",), ("explain",), ("shape",), ("memory", "--phase", "training"),
-    ("memory", "--format", "json"), ("memory", "--phase", "training", "--format", "json"), ("flops", "--format", "json"),
+    ("memory", "--format", "json"), ("memory", "--phase", "training", "--format", "json"),
+    ("flops", "--format", "json"),
     ("time", "--hardware", "h100", "--format", "json"), ("memory", "--engine", "vllm", "--hardware", "h100"),
     ("serve", "--hardware", "h200", "--input", "1000", "--output", "100"),
     ("cost", "--hardware", "h200", "--requests", "1M", "--input", "1000", "--output", "100"),
@@ -268,7 +269,7 @@ OTHER_FORMS: tuple[dict[str, Any], ...] = (
         "dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8,
         "norm_eps": 1e-05, "vocab_size": 32000, "moe": {"num_experts_per_tok": 2, "num_experts": 8},
     },
-    {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "bias": False, "vocab_size": 50304, "dropout": 0.0},
+    {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "bias": False, "vocab_size": 50304},
     {"sequence_len": 1024, "vocab_size": 50304, "n_layer": 12, "n_head": 6, "n_kv_head": 6, "n_embd": 768},
     {
         "model_type": "llama", "quantization": "q4f16_1", "vocab_size": 128256, "context_window_size": 131072,
