@@ -301,6 +301,8 @@ USAGE = {
     "explain llama3-8b feed_forward": "Did you mean mlp?",
     "memory gpt2 --phase training --framework megatron --tp 2 --pp-layout 99999999999999999999": "--pp-layout: "
     "99999999999999999999 layers of a stage; expected at most 100,000",
+    "serve gpt2 --hardware h100 --input 1000000000000 --output 1000000000000": "--input, --output: 2,000,000,000,000 "
+    "tokens of a request are too many; expected at most",
     "shape": "expected a TARGET",
     "shape --params -3": "--params: '-3'",
     "shape --params nan": "--params: 'nan'",
