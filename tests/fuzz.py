@@ -15,6 +15,7 @@ import contextlib
 import copy
 import io
 import json
+import math
 import os
 import random
 import re
@@ -245,12 +246,55 @@ MODELS = {
 }
 COUNTS: tuple[tuple[str, ...], ...] = (
     ("params",), ("flops",), ("kv",), ("memory",), ("explain",), ("shape",), ("memory", "--phase", "training"),
+    ("memory", "--format", "json"), ("memory", "--phase", "training", "--format", "json"),
+    ("flops", "--format", "json"),
+    ("time", "--hardware", "h100", "--format", "json"), ("memory", "--engine", "vllm", "--hardware", "h100"),
+    ("serve", "--hardware", "h200", "--input", "1000", "--output", "100"),
+    ("cost", "--hardware", "h200", "--requests", "1M", "--input", "1000", "--output", "100"),
+    ("cost", "--hardware", "h100", "--tokens", "1T", "--devices", "8"), ("memory", "--draft", "gpt2"),
     ("convert",), ("convert", "--to", "hf"), ("params", "--format", "json"), ("params", "--format", "csv"),
     ("params", "--format", "markdown"), ("compare", "gpt2"), ("fit", "--hardware", "h100"),
 )  # fmt: skip
 
 
 MODELOPT = {"quantization": {"quant_algo": "NVFP4", "group_size": 16, "exclude_modules": ["lm_head"]}}
+
+
+OTHER_FORMS: tuple[dict[str, Any], ...] = (
+    {
+        "dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "vocab_size": 128256, "multiple_of": 1024,
+        "ffn_dim_multiplier": 1.3, "norm_eps": 1e-05, "rope_theta": 500000.0, "use_scaled_rope": True,
+    },
+    {
+        "dim": 4096, "n_layers": 32, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8,
+        "norm_eps": 1e-05, "vocab_size": 32000, "moe": {"num_experts_per_tok": 2, "num_experts": 8},
+    },
+    {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "bias": False, "vocab_size": 50304},
+    {"sequence_len": 1024, "vocab_size": 50304, "n_layer": 12, "n_head": 6, "n_kv_head": 6, "n_embd": 768},
+    {
+        "model_type": "llama", "quantization": "q4f16_1", "vocab_size": 128256, "context_window_size": 131072,
+        "model_config": {
+            "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
+            "rms_norm_eps": 1e-05, "vocab_size": 128256, "num_key_value_heads": 8, "tensor_parallel_shards": 1,
+        },
+    },
+)  # fmt: skip
+"""Configs in the forms of Meta, Mistral, nanoGPT, nanochat and MLC."""
+
+
+def other_form(r: random.Random) -> Input:
+    table = damaged(r.choice(OTHER_FORMS), r)
+    command = r.choice(COUNTS)
+    return Input((command[0], "params.json", *command[1:]), {"params.json": json_of(table)})
+
+
+DRAFTS = [entry["config"] for entry in json.loads((ROOT / "data" / "drafts.json").read_text()).values()]
+
+
+def draft(r: random.Random) -> Input:
+    table = damaged(r.choice(DRAFTS), r)
+    words = r.choice((("params", "d.json"), ("memory", "llama3-8b", "--draft", "d.json")))
+    return Input(words, {"d.json": json_of(table)})
 
 
 def config(r: random.Random) -> Input:
@@ -499,6 +543,8 @@ def measured_runs(r: random.Random) -> Input:
 
 READERS: dict[str, Callable[[random.Random], Input]] = {
     "config": config,
+    "other form": other_form,
+    "draft": draft,
     "description": description,
     "override": override,
     "target": target,
@@ -553,7 +599,33 @@ def complaint(case: Input) -> str:
     lines = text.splitlines()
     if code == 2 and (out.getvalue() or not lines or not lines[-1].startswith("error: ") or len(lines[-1]) < 12):
         return f"no clear error: {text[-500:]!r}, {out.getvalue()[:200]!r}"
-    return f"Traceback in an answer: {text[-500:]!r}" if "Traceback" in text else ""
+    if "Traceback" in text:
+        return f"Traceback in an answer: {text[-500:]!r}"
+    if obeyed := OBEYED.search(out.getvalue() + text):
+        return f"a character that a terminal obeys: {obeyed[0]!r}"
+    return "" if code == 2 else wrong_numbers(out.getvalue())
+
+
+OBEYED = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
+"""Control characters and changes of direction; none of them is printed, whatever a file has."""
+
+SIGNED = ("headroom", "left", "difference", "change", "residual", "correction")
+"""Parts of the JSON keys that may be negative."""
+
+
+def wrong_numbers(answer: str) -> str:
+    """Names a number of an answer that is not finite, or in JSON negative; empty if none is."""
+    if not answer.startswith("{"):
+        return next((f"{word} in an answer" for word in NOT_FINITE.findall(answer)), "")
+    table = json.loads(answer)
+    for holder, key in places(table):
+        value = holder[key]
+        if type(value) in (int, float) and not 0 <= value < math.inf and not any(s in str(key) for s in SIGNED):
+            return f"{key}: {value} in an answer"
+    return ""
+
+
+NOT_FINITE = re.compile(r"(?<![\w.'-])(?:nan|-?inf)(?![\w.'-])")
 
 
 def resident_mb(line: Literal["VmRSS", "VmHWM"]) -> float:

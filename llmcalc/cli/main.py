@@ -83,9 +83,12 @@ class LazyGroup(TyperGroup):
             # shell completion of an incomplete name, or an option, which typer reports
             if ctx.resilient_parsing or cmd_name.startswith("-"):
                 return None
+            group = f"llmcalc{self.within.replace('.', ' ')}"
+            if _is_model(cmd_name):
+                example = next(name for name in ("memory", "params") if name in self.names)
+                raise InputError(f"'{cmd_name}' is a model; expected a command first: {group} {example} {cmd_name}")
             raise InputError(
-                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} "
-                f"(llmcalc{self.within.replace('.', ' ')} --help lists all)"
+                f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} ({group} --help lists all)"
             )
         module = import_module(f"{self.within}.{module_name(cmd_name)}", __package__)
         if hasattr(module, "COMMANDS"):
@@ -174,15 +177,58 @@ def _pipe_closed() -> int:
     return 0
 
 
+OTHER_NAMES = {
+    "--json": "--format json",
+    "--csv": "--format csv",
+    "--markdown": "--format markdown",
+    "--gpu": "--hardware",
+    "--device": "--hardware",
+    "--accelerator": "--hardware",
+    "--num-devices": "--devices",
+    "--batch-size": "--batch",
+    "--context-length": "--seq",
+    "--seq-len": "--seq",
+    "--sequence-length": "--seq",
+    "--max-seq-len": "--seq",
+    "--tensor-parallel-size": "--tp",
+    "--pipeline-parallel-size": "--pp",
+    "--data-parallel-size": "--dp",
+}
+"""Names that other programs give an option → the option here, where a command has it. Letters do not show it."""
+
+
+def _options(context: Any) -> set[str]:
+    """The options of the command that was called."""
+    parameters = context.command.params if context is not None else ()
+    return {name for parameter in parameters for name in parameter.opts}
+
+
+def _is_model(word: str) -> bool:
+    """Whether a word in place of a command is a preset, or a file of a model."""
+    from ..sources.presets import aliases, model_names
+
+    return word in model_names() or word in aliases() or word.endswith((".json", ".toml", ".gguf", ".safetensors"))
+
+
 def _usage(error: Any) -> str:
     """Writes one of typer's usage errors in one line: the option, the given value, the expected values."""
     context = getattr(error, "ctx", None)
     where = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
     if parameter is None:
+        typed, known = getattr(error, "option_name", None), _options(context)
+        option = OTHER_NAMES.get(typed or "", "")
+        if option.partition(" ")[0] in known:
+            message = f"No such option: {typed}; expected {option}"
+        elif typed == "--model" and any(
+            parameter.param_type_name == "argument" for parameter in context.command.params
+        ):
+            message = f"No such option: {typed}; expected the model without it: {context.command_path} llama3-8b"
         return f"{message}{where}"
+    from .options import typed_name
+
     name = (
-        max(parameter.opts, key=len)
+        typed_name(parameter)
         if parameter.param_type_name == "option"
         else (parameter.metavar or parameter.name or "").rstrip(".")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -76,6 +77,12 @@ Overrides: TypeAlias = Annotated[
 ]
 
 
+def typed_name(option: Any) -> str:
+    """The name of an option as it stands on the command line; its longest one if none does."""
+    words = {word.partition("=")[0] for word in sys.argv[1:]}
+    return next((name for name in option.opts if name in words), max(option.opts, key=len))
+
+
 def _cache_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
     """Returns the option for the format of the KV cache.
 
@@ -87,7 +94,7 @@ def _cache_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
         try:
             return None if name is None else known(name)
         except InputError as error:
-            raise InputError(f"{option.opts[0]}: {error}") from None
+            raise InputError(f"{typed_name(option)}: {error}") from None
 
     return typer.Option("--kv-dtype", "--dtype", metavar=metavar, callback=checked, help=text)
 
@@ -118,7 +125,7 @@ def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST
     """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M. text: help text."""
 
     def known(option: typer.CallbackParam, number: int | None) -> int | None:
-        return maybe_whole(option.opts[0], number, least, most)
+        return maybe_whole(typed_name(option), number, least, most)
 
     return typer.Option(name, *others, metavar="N", parser=_length, callback=known, help=text)
 

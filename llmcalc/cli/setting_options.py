@@ -12,6 +12,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 import typer
 
 from ..workload.setting import Declared, Setting, declared
+from .options import typed_name
 from .signatures import with_signature
 
 CommandFunction: TypeAlias = Callable[..., None]
@@ -42,7 +43,7 @@ def option_of(found: Declared, default: Any = None, **changes: Any) -> OptionOfC
     }
 
     def checked(option: typer.CallbackParam, value: Any) -> Any:
-        return found.checked(value, option.opts[0])
+        return found.checked(value, typed_name(option))
 
     if found.kind is bool:
         names = (f"{found.option}/{setting.off}",) if setting.off else names

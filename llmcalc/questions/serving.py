@@ -140,6 +140,9 @@ def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> Se
             f"--hardware {hardware.name or hardware.title}: {record.title} does not run on it; expected a GPU of "
             f"{' or '.join(record.vendors)}"
         )
+    if options.input + options.output > LARGEST:
+        total = options.input + options.output
+        raise InputError(f"--input, --output: {total:,} tokens of a request are too many; expected at most {LARGEST:,}")
     hit = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
     requests = Requests(options.input, options.output, int(hit * options.input))
     limits = Limits(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -80,16 +81,20 @@ def _reason(error: Exception) -> str:
     return "has a character that no path can have"
 
 
-_JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[\[{,]', re.DOTALL)
+_JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{,]', re.DOTALL)
+"""A string, or a sign that begins or separates values. A string that does not end is one to the end of the text: if it
+matched nothing, the search would begin again at each of its quotes.
+"""
 
 
 def require_few_elements(text: str, location: str, limit: int) -> None:
-    """Raises `InputError` for a text that has more than `most` brackets, braces and commas.
+    """Raises `InputError` for a text that has more than `limit` brackets, braces and commas outside of its strings.
 
     A JSON or TOML text has at most one value more than these, so what is built from it is bounded before it is parsed.
+    The count ends where the limit is passed.
     """
     if text.count("[") + text.count("{") + text.count(",") <= limit:
         return
-    elements = sum(1 for sign in _JSON_SIGN.finditer(text) if sign[0][0] != '"')  # signs in strings build nothing
-    if elements > limit:
-        raise InputError(f"{location}: {elements:,} values and fields are too many; expected at most {limit:,}")
+    signs = (sign for sign in _JSON_SIGN.finditer(text) if sign[0][0] != '"')  # signs in strings build nothing
+    if next(islice(signs, limit, None), None) is not None:
+        raise InputError(f"{location}: more than {limit:,} values and fields; expected at most {limit:,}")

@@ -103,8 +103,8 @@ def _require_short_keys(text: str, location: str) -> None:
         raise InputError(f"{location}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
 
-_TOML_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|\'[^\']*\'')
-_KEY_PART = r'(?:[A-Za-z0-9_-]+|"")'
+_TOML_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+')  # one that does not end has the rest
+_KEY_PART = r'(?:(?<![A-Za-z0-9_-])[A-Za-z0-9_-]++|"")'
 _DEEP_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST},}}")
 MOST_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""

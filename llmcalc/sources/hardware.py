@@ -143,6 +143,8 @@ def _by_name(argument: str) -> Hardware:
     sized = _by_configuration(argument)
     if sized is not None:
         return sized
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", argument):
+        raise InputError(f"--hardware: {argument}: a memory size has a unit; expected {argument}GB or {argument}GiB")
     suggestion = suggest(argument, list(hardware_names())) or suggest(key, names)
     raise InputError(
         f"no accelerator called '{argument}'.{suggestion} Expected a name (llmcalc hardware lists all), a memory size "

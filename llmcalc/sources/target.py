@@ -206,6 +206,9 @@ def _path_is(question: Callable[[], bool]) -> bool:
 
 
 def _unknown(target: str) -> str:
+    words = target.split(",")
+    if len(words) > 1 and all(word.strip() in {**aliases(), **dict.fromkeys(model_names())} for word in words):
+        return f"'{target}': models are separate words; expected {' '.join(word.strip() for word in words)}"
     suggestion = suggest(target, aliases() | {name: name for name in model_names()})
     return f"no preset, file or hub id called '{target}'.{suggestion} (llmcalc presets lists all)"
 

@@ -270,6 +270,16 @@ def test_what_every_command_refuses(command: str, run: Run, tmp_path: Path) -> N
 USAGE = {
     "parms llama3-8b": "Did you mean params",
     "--nope": "--nope",
+    "llama3-8b": "'llama3-8b' is a model; expected a command first: llmcalc memory llama3-8b",
+    "plot my.gguf": "expected a command first: llmcalc plot memory my.gguf",
+    "params llama3-8b --json": "No such option: --json; expected --format json (llmcalc params --help explains)",
+    "memory llama3-8b --gpu h100": "No such option: --gpu; expected --hardware",
+    "kv llama3-8b --tensor-parallel-size 8": "No such option: --tensor-parallel-size; expected --tp",
+    "memory --model llama3-8b": "No such option: --model; expected the model without it: llmcalc memory llama3-8b",
+    "kv llama3-8b --dtype fp16x": "error: --dtype: unknown cache format 'fp16x'",
+    "memory llama3-8b --hardware 80": "--hardware: 80: a memory size has a unit; expected 80GB or 80GiB",
+    "memory llama3-8b --engine vllm=0.19": "--engine vllm=0.19: one sign of two; expected such as vllm==0.19",
+    "compare llama3-8b,gpt2": "'llama3-8b,gpt2': models are separate words; expected llama3-8b gpt2",
     "flops llama3-8b --batch 0": "--batch: 0 is too small; expected at least 1",
     "flops llama3-8b --batch -1": "--batch: -1 is too small",
     "flops llama3-8b --batch abc": "--batch: 'abc' is not a whole number",
@@ -291,6 +301,8 @@ USAGE = {
     "explain llama3-8b feed_forward": "Did you mean mlp?",
     "memory gpt2 --phase training --framework megatron --tp 2 --pp-layout 99999999999999999999": "--pp-layout: "
     "99999999999999999999 layers of a stage; expected at most 100,000",
+    "serve gpt2 --hardware h100 --input 1000000000000 --output 1000000000000": "--input, --output: 2,000,000,000,000 "
+    "tokens of a request are too many; expected at most",
     "shape": "expected a TARGET",
     "shape --params -3": "--params: '-3'",
     "shape --params nan": "--params: 'nan'",

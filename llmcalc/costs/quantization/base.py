@@ -19,6 +19,9 @@ from ...ops import ParamTensor
 from ...optional import TOWERS
 from ...units import DTYPE_BITS, bits_to_bytes
 
+WITHOUT = "--quantize none counts without it"
+"""What to do about a scheme of a config that cannot be counted."""
+
 MOST_LAYERS = 1000
 """Largest number of layers of a stack that is supported, since tensors are counted layer by layer."""
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import InputError, shown, suggest
 from . import libraries, named
-from .base import Scheme
+from .base import WITHOUT, Scheme
 from .compressed import compressed_tensors
 from .fields import Fields
 from .formats import AWQ, FP4, FP8, GPTQ, Bnb8, Ternary, WholeInt
@@ -20,8 +20,6 @@ from .linear import Group, LinearScheme
 from .mlx import mlx
 from .modelopt import listed_groups, modelopt
 from .patterns import ModuleList
-
-WITHOUT = "--quantize none counts without it"
 
 
 def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
@@ -55,7 +53,7 @@ def scheme_of_config(config: Mapping[str, Any] | None) -> Scheme | None:
         c.all_read()
     except InputError as error:
         raise InputError(f"{error} ({WITHOUT})") from None
-    return scheme
+    return replace(scheme, stated=c.where) if isinstance(scheme, LinearScheme) else scheme
 
 
 def _method_without_name(table: Mapping[str, Any]) -> str | None:

@@ -47,8 +47,11 @@ class LinearFormat:
         raise TypeError(f"{type(self).__name__} describes nothing")
 
 
-def _divides(dimension: str, size: Number, divisor: int) -> str:
-    return f"{size:,} {dimension} are not a multiple of {divisor}" if isinstance(size, int) and size % divisor else ""
+def _divides(dimension: str, size: Number, divisor: int, field: str = "") -> str:
+    """What is wrong with a size that is no multiple; empty if it is one. field: the config's name of the divisor."""
+    if not isinstance(size, int) or size % divisor == 0:
+        return ""
+    return f"{size:,} {dimension} are not a multiple of {f'{field} ' if field else ''}{divisor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,7 @@ class FP4(LinearFormat):
         )
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.block)
+        return _divides("columns", n_in, self.block, "group_size")
 
     def describe(self) -> str:
         return f"4 bits, one scale of {8 * self.scale_bytes} bits per block of {self.block}" + (
@@ -138,7 +141,7 @@ class AWQ(LinearFormat):
         return Parts(weights=n_in * words * INT32, scales=groups * n_out * 2, zeros=groups * words * INT32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("columns", n_in, self.group or 1) or _divides("rows", n_out, 32 // self.bits)
+        return _divides("columns", n_in, self.group or 1, "group_size") or _divides("rows", n_out, 32 // self.bits)
 
     def describe(self) -> str:
         return f"AWQ int{self.bits}, one fp16 scale and one zero point per {_group(self.group)}"
@@ -185,7 +188,7 @@ class AWQInt4(LinearFormat):
         return Parts(weights=floor_div(n_out, 2) * n_in, scales=scales, other=self.static * FP32)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("rows", n_out, 2) or _divides("columns", n_in, self.group)
+        return _divides("rows", n_out, 2) or _divides("columns", n_in, self.group, "group_size")
 
     def describe(self) -> str:
         return f"int4, one fp32 scale per group of {self.group} columns"
@@ -300,7 +303,7 @@ class HQQ(LinearFormat):
         return Parts(codes, groups * plain_bytes, groups * plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:
-        return _divides("weights", n_out * n_in, self.group)
+        return _divides("weights", n_out * n_in, self.group, "group_size")
 
     def describe(self) -> str:
         return f"int{self.bits}, one scale and one zero point (in the model's format) per group of {self.group} weights"

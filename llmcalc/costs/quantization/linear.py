@@ -22,7 +22,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...ops import ExpertLinear
 from ...units import DTYPE_BITS
-from .base import Parts, Scheme, WeightSite, plain
+from .base import WITHOUT, Parts, Scheme, WeightSite, plain
 from .formats import LinearFormat
 from .patterns import ModuleList
 
@@ -62,6 +62,7 @@ class LinearScheme(Scheme):
     everywhere: whether the gate of shared experts (n_out = 1) and every `nn.Linear` outside of layers are converted;
         default False.
     kept: modules that stay unconverted.
+    stated: where the scheme is stated, in messages; default the option `--quantize`.
     """
 
     groups: tuple[Group, ...] = ()
@@ -69,6 +70,13 @@ class LinearScheme(Scheme):
     head: bool = False
     everywhere: bool = False
     kept: ModuleList = field(default_factory=lambda: ModuleList(()))
+    stated: str = ""
+
+    def _error(self, reason: str) -> InputError:
+        """The error for a model that the scheme cannot store."""
+        if self.stated:
+            return InputError(f"{self.stated}: {reason} ({WITHOUT})")
+        return InputError(f"--quantize {self.label}: {reason}")
 
     @property
     def reads_names(self) -> bool:
@@ -85,16 +93,11 @@ class LinearScheme(Scheme):
             count, n_out, n_in = _matrices(site)
             reason = linear_format.refuses(n_out, n_in)
             if reason:
-                raise InputError(
-                    f"--quantize {self.label}: {site.path}: {reason}; expected another scheme, or a model whose sizes "
-                    "it can hold"
-                )
+                raise self._error(f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold")
             yield site, linear_format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
-            raise InputError(
-                f"--quantize {self.label}: converts {scope_text}, and this model has none; expected another scheme"
-            )
+            raise self._error(f"converts {scope_text}, and this model has none; expected another scheme")
 
     def _format(self, site: WeightSite) -> LinearFormat | None:
         """The format that a tensor is converted to; None if it stays unconverted."""

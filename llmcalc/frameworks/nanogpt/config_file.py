@@ -110,7 +110,7 @@ def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
     known = {name: value for name, value in values.items() if name in DEFAULTS}
     for name, value in known.items():
         if isinstance(value, Unknown):
-            raise reading.wrong(name, f"{value.text} is not read; expected a number, a text or True or False")
+            raise reading.wrong(name, "an expression is not computed; expected a number, a text or True or False")
     reading.ignored += [name for name in values if name not in DEFAULTS]
     run = {name: reading.value(known, name, default) for name, default in DEFAULTS.items()}
     world = reading.devices(reading.source.world_size)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from ...errors import InputError
+from ...errors import InputError, shown
 from ...sources.hardware import find_hardware
 
 LABELS = (
@@ -93,3 +94,16 @@ def _known(name: str, memory: str) -> str:
 
 SIMILAR_GB = 3
 """Difference of a label's memory from the accelerator's, in GB, up to which they are the same."""
+
+
+def accelerator_count(value: Any, field: str) -> int | None:
+    """The number of accelerators that a field states; None for a word, such as `all` or a template's variable.
+
+    field: the file and the field, in messages. Raises `InputError` for a number that is no count.
+    """
+    text = str(value).strip("'\" ")
+    if re.fullmatch(r"[0-9]{1,4}", text):
+        return int(text)
+    if isinstance(value, float) or re.fullmatch(r"[-+.]?[0-9][-+.0-9eE]*", text):
+        raise InputError(f"{field}: {shown(value)}; expected a whole number of accelerators, at most 9,999")
+    return None

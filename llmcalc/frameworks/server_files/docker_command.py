@@ -6,6 +6,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 
+from .accelerators import accelerator_count
 from .server import Container
 
 DOCKERS = ("docker", "podman", "nerdctl", "apptainer", "singularity")
@@ -52,17 +53,19 @@ def container_of(words: Sequence[str], place: str) -> Container | None:
         elif name == "--entrypoint":
             entry = value.split()
         elif name == "--gpus":
-            gpus = number_of_gpus(value)
+            gpus = number_of_gpus(value, place)
     if not queue:
         return None
     image = queue.popleft()
     return Container(place, (*entry, *queue), image, env, gpus=gpus)
 
 
-def number_of_gpus(text: str) -> int | None:
-    """Returns the number of accelerators of `--gpus`: a number, or a list of devices; None for all."""
+def number_of_gpus(text: str, place: str) -> int | None:
+    """Returns the number of accelerators of `--gpus`: a number, or a list of devices; None for all.
+
+    place: where the command stands, in messages. Raises `InputError` for a number that is no count.
+    """
     devices = re.search(r"device=([\w:,-]+)", text)
     if devices is not None and devices[1] != "all":
         return len(devices[1].split(","))
-    number = re.fullmatch(r"(?:count=)?([0-9]{1,4})", text.strip("'\""))
-    return None if number is None else int(number[1])
+    return accelerator_count(text.strip("'\"").removeprefix("count="), f"{place}: --gpus")

@@ -15,7 +15,7 @@ from typing import Any
 from ...errors import InputError, one_line
 from ..launch.shell import LONGEST_VALUE, expander
 from ..launch.unresolved import UNRESOLVED, unresolved
-from .accelerators import LABELS, MACHINE_LABELS
+from .accelerators import LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
 from .scripts import ServerFinder, starts_server
 from .server import Container, Started
@@ -104,7 +104,7 @@ def _compose(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[s
             words=tuple(word for key in ("entrypoint", "command") for word in _words(text[key], finder.where)),
             image=str(text["image"] or ""),
             env=_environment(text["environment"]),
-            gpus=_reserved(devices),
+            gpus=_reserved(devices, f"{finder.where}: {place}"),
         )
         words = tuple(word.replace(DOLLAR, "$") for word in container.words)
         yield from finder.in_words(replace(container, words=words))
@@ -123,14 +123,13 @@ def _expanded(value: Any, expand: Callable[[str], str]) -> Any:
     return [_expanded(item, expand) for item in value] if isinstance(value, list) else value
 
 
-def _reserved(devices: Any) -> int | None:
+def _reserved(devices: Any, where: str) -> int | None:
     """The number of accelerators that a service reserves; None if it does not say."""
     for device in devices if isinstance(devices, list) else ():
         if isinstance(device, Mapping):
-            ids, count = device.get("device_ids"), device.get("count")
-            if isinstance(ids, list):
-                return len(ids)
-            if isinstance(count, int) and not isinstance(count, bool) and count > 0:
+            ids = device.get("device_ids")
+            count = len(ids) if isinstance(ids, list) else accelerator_count(device.get("count"), f"{where}: count")
+            if count is not None:
                 return count
     return None
 
@@ -200,7 +199,7 @@ def _started(
         image=image if isinstance(image, str) else _image(tables),
         env=env,
         gpu=_gpu(tables),
-        gpus=_gpus(tables),
+        gpus=_gpus(tables, f"{finder.where}: {_place(place)}"),
         model=_model(tables),
         engine=_engine(tables) or engine_of_flags(words),
         sizes=_sizes(tables),
@@ -299,14 +298,15 @@ def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
                 yield expression
 
 
-def _gpus(tables: Sequence[Mapping[str, Any]]) -> int | None:
+def _gpus(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
     """The number of accelerators that a container may use; None if no table says it."""
     for table in reversed(tables):
         for kind in ("limits", "requests"):
             resources = _table(table, "resources", kind)
             for name in GPUS:
-                if re.fullmatch(r"[0-9]{1,4}", str(resources.get(name, ""))):
-                    return int(str(resources[name]))
+                count = accelerator_count(resources.get(name), f"{where}: {name}")
+                if count is not None:
+                    return count
     return None
 
 

@@ -269,7 +269,7 @@ def test_a_config_that_is_not_understood_is_refused(config: dict[str, Any], mess
         ("q5", DENSE, "--quantize q5: unknown scheme. Did you mean q5_0"),
         ("awq-int4-g0", DENSE, "a group of 0; expected 1 to"),
         ("awq-int4-g" + "9" * 5000, DENSE, "expected 1 to"),
-        ("awq-int4-g128", DENSE, "layers.0.self_attn.q_proj: 96 columns are not a multiple of 128"),
+        ("awq-int4-g128", DENSE, "layers.0.self_attn.q_proj: 96 columns are not a multiple of group_size 128"),
         ("mxfp4", DENSE, "converts routed experts, and this model has none"),
         ("gptq-int5-g32", DENSE, "unknown scheme"),
         ("q4_k_m", DENSE.model_copy(update={"encoder": DENSE.decoder}), "for models of one stack"),
@@ -352,7 +352,7 @@ def test_state_space_models(case: str) -> None:
     if case == "mamba-130m":
         with pytest.raises(InputError, match=r"dt_proj: rows of 48 are not a multiple of Q4_0's 32"):
             quantized_size(spec, scheme_named("q4_0"))
-        with pytest.raises(InputError, match=r"dt_proj: 48 columns are not a multiple of 128"):
+        with pytest.raises(InputError, match=r"dt_proj: 48 columns are not a multiple of group_size 128"):
             quantized_size(spec, scheme_named("awq-int4-g128"))
 
 

@@ -56,6 +56,24 @@ FILES: dict[str, tuple[str, Callable[[], str], str]] = {
         lambda: "services:\n  a:\n    image: vllm\n    command: '" + "${A:-" * 40_000 + "}" * 40_000 + "'\n",
         "4,000,000 letters",
     ),
+    "fewer accelerators than none": (
+        "pod.yaml",
+        lambda: POD + "    args: [--model, qwen3-8b]\n    resources: {limits: {nvidia.com/gpu: -3}}\n",
+        "nvidia.com/gpu: -3; expected a whole number of accelerators",
+    ),
+    "accelerators without end": (
+        "compose.yml",
+        lambda: (
+            "services: {a: {image: vllm/vllm-openai, command: --model qwen3-8b, deploy: {resources: {reservations: "
+            "{devices: [{count: 1.0e+400}]}}}}}"
+        ),
+        "count: inf; expected a whole number of accelerators",
+    ),
+    "too many accelerators": (
+        "s.sh",
+        lambda: "docker run --gpus 99999999999999999999 vllm/vllm-openai --model qwen3-8b",
+        "--gpus: '99999999999999999999'; expected a whole number of accelerators",
+    ),
     "many documents": ("pod.yaml", lambda: "kind: Pod\n---\n" * 10_000, "documents; expected at most 200"),
     "deep tables": ("pod.yaml", lambda: "kind: Pod\na: " + "{a: " * 35 + "x" + "}" * 35, "nested too deeply"),
     "many containers": ("pod.yaml", lambda: POD + "  - image: vllm/vllm-openai\n" * 9_000, ""),
