@@ -8,6 +8,7 @@ each of some hundred commands would take most of their time.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import resource
@@ -85,13 +86,15 @@ def _server() -> subprocess.Popen[str]:
     """Starts the process that forks commands. It ends when its standard input is closed."""
     here = Path(__file__).resolve()
     paths = [str(here.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    return subprocess.Popen(
+    server = subprocess.Popen(
         [sys.executable, str(here)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         text=True,
     )
+    atexit.register(server.communicate)  # closes its standard input, and waits
+    return server
 
 
 def _serve() -> None:
