@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import json
+import math
 import os
 import resource
 import signal
@@ -25,6 +26,9 @@ from typing import Any
 
 MOST_ADDRESSES = 12 * 2**30
 """Largest address space of a command, in bytes. It protects the machine; far more than any bound of a test."""
+
+PATIENCE = 4
+"""Most seconds of wall time for each second of CPU time that a command may take."""
 
 
 class Bounded(subprocess.CompletedProcess[str]):
@@ -48,7 +52,7 @@ def bounded(
 ) -> Bounded:
     """Runs `llmcalc` with arguments, and asserts that it ends in time, within memory and without a traceback.
 
-    timeout: most seconds of wall time; generous, because other work may share the machine.
+    timeout: most seconds of CPU time; of wall time `PATIENCE` times as many, because other work may share the machine.
     limit_mb: most resident memory, in MB.
     stdin: text or bytes for standard input, or the path of a file; by default it is empty.
     env: environment variables that are set in addition.
@@ -119,9 +123,10 @@ def _measure(request: dict[str, Any]) -> dict[str, Any]:
         ended = ended_pid == pid
         if not ended:
             time.sleep(0.01)
-            if not late and time.monotonic() - start > request["timeout"]:
+            if not late and time.monotonic() - start > PATIENCE * request["timeout"]:
                 late = True
                 os.kill(pid, signal.SIGKILL)
+    late = late or (os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL))
     unit = 1 if sys.platform == "darwin" else 1024
     return {
         "status": os.waitstatus_to_exitcode(status),
@@ -143,6 +148,8 @@ def _run_command(request: dict[str, Any]) -> None:
         os.environ.update(request["environment"])
         os.chdir(request["cwd"])
         resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, MOST_ADDRESSES))
+        seconds = math.ceil(request["timeout"])
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
         sys.argv = ["llmcalc", *request["words"]]
         import_module("llmcalc.cli").run()
     except SystemExit as stop:
