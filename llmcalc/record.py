@@ -18,7 +18,7 @@ class Record(BaseModel):
     renamed: old name of a field → what to write instead (class attribute).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
 
     renamed: ClassVar[Mapping[str, str]] = {}
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from llmcalc.components.base import Component
 from llmcalc.flow.axis import Axis
@@ -14,6 +17,7 @@ from llmcalc.flow.record import Flow
 from llmcalc.flow.tree import Node
 from llmcalc.flow.value import Value
 from llmcalc.model import ModelSpec
+from llmcalc.simulator.evidence import every_step
 from llmcalc.sources.huggingface.registry import FILES, families_in, read_config
 from llmcalc.workload.counting import Counting, Pairs
 from llmcalc.workload.execution import AttentionImplementation, Execution, LatentForm
@@ -85,8 +89,55 @@ def family_shapes(first_of_each_file: bool = False) -> Iterator[tuple[str, dict[
 
 
 def spec_of(config: dict[str, Any]) -> ModelSpec:
-    """The spec of a config.json."""
-    return ModelSpec.model_validate(read_config(config)[0])
+    """The spec of a config.json. Equal configs have the same spec, with its recorded programs."""
+    return _spec_of_text(json.dumps(config))
+
+
+@cache
+def _spec_of_text(text: str) -> ModelSpec:
+    """The spec of a config.json's text."""
+    return ModelSpec.model_validate(read_config(json.loads(text))[0])
+
+
+def with_other_parts(models: Iterable[tuple[str, ModelSpec]]) -> Iterator[tuple[str, ModelSpec]]:
+    """Yields the models that have another kind, another head or other steps than each model before them.
+
+    A sample of a family's classes, which often compute the same.
+    """
+    seen: set[tuple[str, str, frozenset[str]]] = set()
+    for name, spec in models:
+        steps = every_step(spec.shared_program.root.items)
+        key = spec.kind, spec.head.type, frozenset(step.verb for step in steps)
+        if key not in seen:
+            seen.add(key)
+            yield name, spec
+
+
+def with_other_fields(models: Iterable[tuple[str, ModelSpec]]) -> Iterator[tuple[str, ModelSpec]]:
+    """Yields the models with a word, a truth value or a type in a part's field that no model before has there.
+
+    A sample that has every kind of value of every field, each at least once, but not with every other.
+    """
+    seen: set[tuple[str, str, str]] = set()
+    for name, spec in models:
+        fields = set(_fields(spec))
+        if not fields <= seen:
+            seen |= fields
+            yield name, spec
+
+
+def _fields(value: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yields (class of a part, field, what it has) of everything below a value."""
+    if isinstance(value, BaseModel):
+        yield owner, name, type(value).__name__
+        for field in type(value).model_fields:
+            yield from _fields(getattr(value, field), type(value).__name__, field)
+    elif isinstance(value, Mapping | tuple | list):
+        yield owner, name, str(bool(value))
+        for element in value.values() if isinstance(value, Mapping) else value:
+            yield from _fields(element, owner, name)
+    else:
+        yield owner, name, str(value) if isinstance(value, str | bool | None) else type(value).__name__
 
 
 def recorded(part: Component, width: int) -> Node:

@@ -23,6 +23,9 @@ PANELS: tuple[str, ...] = get_args(Panel)
 OTHER = "Options"
 """Panel of the options without a panel."""
 
+LISTS_ALL = "llmcalc.lists_all"
+"""Key of a context's `meta` when the page is that of `--help-all`."""
+
 
 def printable_help(text: str) -> str:
     """Returns a help text in the characters of stdout's encoding; typer would write UTF-8 to an ASCII stream."""
@@ -31,9 +34,6 @@ def printable_help(text: str) -> str:
 
 class Command(TyperCommand):
     """A command. Options that are declared as hidden are listed by `--help-all` only."""
-
-    lists_all = False
-    """Whether the page is that of `--help-all`."""
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
@@ -48,16 +48,17 @@ class Command(TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Writes the arguments, then the options of each panel, in the order of `PANELS`."""
         panels: dict[str, list[tuple[str, str]]] = {}
+        lists_all = LISTS_ALL in ctx.meta
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is None or (parameter.name in self.uncommon and not self.lists_all):
+            if record is None or (parameter.name in self.uncommon and not lists_all):
                 continue
             if parameter.param_type_name == "argument":
                 panel, name = ARGUMENTS, str(parameter.metavar or parameter.name)
             else:
                 panel = getattr(parameter, "rich_help_panel", None) or ("Output" if _is_help(parameter) else OTHER)
-                name = record[0] if self.lists_all else _short_name(parameter, record[0])
-            panels.setdefault(panel, []).append((name, record[1] if self.lists_all else _first_sentence(record[1])))
+                name = record[0] if lists_all else _short_name(parameter, record[0])
+            panels.setdefault(panel, []).append((name, record[1] if lists_all else _first_sentence(record[1])))
         if len(panels.keys() - {ARGUMENTS}) <= FEW_PANELS:  # a command with few options needs no headings
             every_record = [
                 record for name in sorted(panels, key=ORDER.index) if name != ARGUMENTS for record in panels[name]
@@ -100,7 +101,7 @@ def _is_help(option: Any) -> bool:
 
 def _show_all(ctx: typer.Context, value: bool) -> None:
     if value and not ctx.resilient_parsing:
-        ctx.command.lists_all = True  # type: ignore[attr-defined]
+        ctx.meta[LISTS_ALL] = True
         typer.echo(ctx.get_help())
         raise typer.Exit()
 

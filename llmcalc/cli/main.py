@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -90,14 +91,23 @@ class LazyGroup(TyperGroup):
             raise InputError(
                 f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} ({group} --help lists all)"
             )
-        module = import_module(f"{self.within}.{module_name(cmd_name)}", __package__)
-        if hasattr(module, "COMMANDS"):
-            return typer.main.get_command(_command_group(cmd_name, module))
-        app = typer.Typer(add_completion=False, rich_markup_mode=None)
-        app.command(cmd_name, cls=getattr(module, "COMMAND", Command))(with_help_all(module.command))
-        gc.freeze()  # imported objects stay: no collection needs to traverse them
-        gc.enable()  # `run` has disabled it
-        return typer.main.get_command(app)
+        return _built_command(self.within, cmd_name)
+
+
+@cache
+def _built_command(within: str, name: str) -> Any:
+    """Imports a command's module and builds its options, once in a process.
+
+    within: as `LazyGroup.within`.
+    """
+    module = import_module(f"{within}.{module_name(name)}", __package__)
+    if hasattr(module, "COMMANDS"):
+        return typer.main.get_command(_command_group(name, module))
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+    app.command(name, cls=getattr(module, "COMMAND", Command))(with_help_all(module.command))
+    gc.freeze()  # imported objects stay: no collection needs to traverse them
+    gc.enable()  # `run` has disabled it
+    return typer.main.get_command(app)
 
 
 def _command_group(name: str, module: Any) -> typer.Typer:

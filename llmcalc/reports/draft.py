@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import units
-from ..studies.draft import Draft
 from .document import Report
+
+if TYPE_CHECKING:
+    from ..studies.draft import Draft
 
 NAMES = {"embed_tokens": "embedding", "lm_head": "head"}
 

@@ -40,6 +40,7 @@ class Frame:
     callers: the variables of outer functions while an inner function of the module runs.
     layer_index: index of the layer; None for other modules.
     owner: index of the layer that owns the parameters; None for other modules.
+    path: path of the module, once it has been asked for; None before.
     """
 
     scope: Scope
@@ -47,6 +48,7 @@ class Frame:
     callers: list[dict[str, Any]] = field(default_factory=list)
     layer_index: int | None = None
     owner: int | None = None
+    path: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..algebra import is_zero
@@ -164,16 +165,26 @@ class ValueTensors:
     def module_path(self, levels_up: int = 0) -> Path:
         """Returns the path of the current module, with the indices of the layers that own its parameters.
 
-        above: of which module around it instead, 1 for the nearest.
+        levels_up: of which module around it instead, 1 for the nearest.
         """
+        if not levels_up and self.frames:
+            current = self.frames[-1]
+            if current.path is None:
+                current.path = self._path_of(self.frames)
+            return current.path
+        return self._path_of(self.frames[: len(self.frames) - levels_up])
+
+    def _path_of(self, frames: Sequence[Frame]) -> Path:
+        """Returns the path of the innermost of nested modules; modules inside it decide which layer owns parameters."""
         path: list[Any] = []
-        for i, frame in enumerate(self.frames[: len(self.frames) - levels_up]):
+        for i, frame in enumerate(frames):
             path.append(frame.scope.name)
             if frame.scope.nth is not None:
                 path.append(frame.scope.nth)
             if frame.layer_index is not None:
-                shared = any(levels_up.scope.about.get("role") == "shared" for levels_up in self.frames[i:])
-                is_per_layer = any(levels_up.scope.per_layer for levels_up in self.frames[i:])
+                inner_scopes = [inner.scope for inner in self.frames[i:]]
+                shared = any(scope.about.get("role") == "shared" for scope in inner_scopes)
+                is_per_layer = any(scope.per_layer for scope in inner_scopes)
                 path.append(frame.owner if shared and not is_per_layer else frame.layer_index)
         return tuple(path)
 

@@ -212,7 +212,9 @@ def faults(changed: dict[str, str] | None = None) -> list[str]:
             called.add((home, function.name))
         todo += [(where, "", read[where].functions[name]) for where, name in calls]
     for module in read.values():
-        for line, home, name in _outside(module, checked):
+        functions = (*module.functions.values(), *(method for _, method in module.methods))
+        reference_code = frozenset(id(function) for function in functions) & checked
+        for line, home, name in _outside(module, reference_code):
             if (home, name) in called or (not home and name in REFERENCE_METHODS):
                 found.append(f"{module.name}:{line}: `{name}` is reference code, and is used elsewhere")
     return sorted(set(found))
@@ -226,21 +228,27 @@ def _uses(module: Module, cls: str, function: Function) -> tuple[list[str], list
     return check.faults, check.calls
 
 
-def _outside(module: Module, checked: set[int]) -> Iterator[tuple[int, str, str]]:
-    """Yields (line, module, name) of every name outside of reference code; for an attribute, ("", name)."""
+@cache
+def _outside(module: Module, reference_code: frozenset[int]) -> tuple[tuple[int, str, str], ...]:
+    """Returns (line, module, name) of every name outside of reference code; for an attribute, ("", name).
+
+    reference_code: ids of the module's functions that are reference code.
+    """
+    names: set[tuple[int, str, str]] = set()
     todo: list[tuple[ast.AST, frozenset[str]]] = [(module.tree, frozenset())]
     while todo:
         node, local = todo.pop()
-        if id(node) in checked:
+        if id(node) in reference_code:
             continue
         if isinstance(node, Function):
             local |= {n.name for s in node.body for n in ast.walk(s) if isinstance(n, Function)}
             local |= {n.arg for n in ast.walk(node.args) if isinstance(n, ast.arg)}
         if isinstance(node, ast.Name) and node.id not in local:
-            yield (node.lineno, *module.imported.get(node.id, (module.name, node.id)))
+            names.add((node.lineno, *module.imported.get(node.id, (module.name, node.id))))
         elif isinstance(node, ast.Attribute):
-            yield node.lineno, "", node.attr
+            names.add((node.lineno, "", node.attr))
         todo += [(child, local) for child in ast.iter_child_nodes(node)]
+    return tuple(names)
 
 
 class _Check:

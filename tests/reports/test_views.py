@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,14 +28,14 @@ from llmcalc.reports import params as params_view
 from llmcalc.reports.document import Report
 from llmcalc.reports.formats import pipe, plain
 from llmcalc.simulator.lowering import Unsupported
-from llmcalc.sources.huggingface.registry import FILES, read_config
+from llmcalc.sources.huggingface.registry import FILES
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset
 from llmcalc.studies import compare
 from llmcalc.studies.rules import conventions
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Setting
-from tests.builders import run_config
+from tests.builders import run_config, spec_of, with_other_parts
 from tests.families import shapes_of
 
 WIDTH = 80
@@ -69,10 +70,11 @@ def _memory(preset: Preset, found: Memory) -> list[Report]:
     return [memory_view.report(preset, found, fits(needed, ()))]
 
 
+@pytest.mark.parametrize("choose", [with_other_parts, pytest.param(list, marks=pytest.mark.exhaustive)])
 @pytest.mark.parametrize("file", sorted(FILES))
-def test_every_architecture_can_be_shown(file: str) -> None:
-    for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items():
-        spec = ModelSpec.model_validate(read_config({"architectures": [cls], **shapes[0]})[0])
+def test_every_architecture_can_be_shown(file: str, choose: Callable[..., Iterable[tuple[str, ModelSpec]]]) -> None:
+    classes = import_module(f"tests.families.{file}").SHAPES.items()
+    for cls, spec in choose((cls, spec_of({"architectures": [cls], **shapes[0]})) for cls, shapes in classes):
         for report in reports(Preset(name=cls, model=spec)):
             out = io.StringIO()
             pipe.render(report, out, WIDTH)
@@ -86,7 +88,7 @@ def test_every_architecture_can_be_shown(file: str) -> None:
 def test_every_architecture_can_be_explained(file: str) -> None:
     cls, shapes = next(iter(import_module(f"tests.families.{file}").SHAPES.items()), ("", ()))
     for shape in shapes[:1]:
-        spec = ModelSpec.model_validate(read_config({"architectures": [cls], **shape})[0])
+        spec = spec_of({"architectures": [cls], **shape})
         out, report = io.StringIO(), explain_view.report(Preset(name=cls, model=spec), explain(spec, setting=SEQ))
         pipe.render(report, out, WIDTH)
         assert isinstance(report.data, dict)

@@ -5,6 +5,7 @@ Gradients may be added in place here: no dispatch mode is around the run.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
@@ -16,9 +17,10 @@ from llmcalc.model import ModelSpec
 from llmcalc.simulator.adapters import Adapters
 from llmcalc.simulator.choices import Choices
 from llmcalc.simulator.tensor import BFLOAT16
+from llmcalc.sources.huggingface.registry import FILE_OF
 from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
 from llmcalc.witnesses.memory import unsupported_reason
-from tests.builders import family_shapes, spec_of
+from tests.builders import WITH_CLASSES, family_shapes, spec_of, with_other_parts
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
 from tests.simulator.models import without_values
@@ -159,16 +161,7 @@ def is_compared(model: ModelSpec) -> bool:
     return not unsupported_reason(model, Settings("training", batch=2, seq=7), "cpu")
 
 
-TIED = [
-    name
-    for name, shape in family_shapes(first_of_each_file=True)
-    if spec_of(shape).tie_word_embeddings and is_compared(spec_of(shape))
-]
-"""A shape of every class with tied embeddings."""
-
-
-@pytest.mark.parametrize("name", [name for name in examples() if is_compared(spec(name))] + TIED)
-def test_gradients_are_added_where_torch_adds_them(name: str) -> None:
+def gradients_are_added_where_torch_adds_them(name: str) -> None:
     """In place, or into a new tensor; and the most bytes of both passes, which has three tables where they are tied."""
     sums = GradientSums()
 
@@ -181,7 +174,30 @@ def test_gradients_are_added_where_torch_adds_them(name: str) -> None:
     cpu = seen(model)
     assert cpu.sums == sums
     assert sums.out_of_place > 0 or name.startswith("GatedCrossLayer")  # which adds nothing to a text
-    assert cpu.passes() == (ours.live, ours.forward, ours.backward)
+    assert cpu.passes() == (ours.live, ours.forward, ours.backward), name
+
+
+@pytest.mark.parametrize("name", [name for name in examples() if is_compared(spec(name))])
+def test_gradients_of_a_part(name: str) -> None:
+    gradients_are_added_where_torch_adds_them(name)
+
+
+def tied_models(file: str) -> list[tuple[str, ModelSpec]]:
+    """The first shape of every class in a file of families whose embeddings are tied."""
+    firsts = dict(family_shapes(first_of_each_file=True))
+    names = [name for name, shape in firsts.items() if FILE_OF[shape["model_type"]] == file]
+    return [(name, spec(name)) for name in names if spec(name).tie_word_embeddings and is_compared(spec(name))]
+
+
+@pytest.mark.parametrize("choose", [with_other_parts, pytest.param(list, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("file", WITH_CLASSES)
+def test_gradients_of_tied_embeddings(file: str, choose: Callable[..., Iterable[tuple[str, ModelSpec]]]) -> None:
+    for name, _ in choose(tied_models(file)):
+        gradients_are_added_where_torch_adds_them(name)
+
+
+def test_files_of_families_have_tied_embeddings() -> None:
+    assert all(tied_models(file) for file in ("bert.bert", "gpt.gpt", "seq2seq.t5"))
 
 
 def test_a_tied_table_has_three_gradients_at_once() -> None:

@@ -19,7 +19,7 @@ from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError
 from llmcalc.flow.tree import Cost
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.sources.presets import model_names
 from llmcalc.sources.target import load
 from llmcalc.sources.to_hf import to_config
@@ -30,7 +30,7 @@ from llmcalc.sources.to_toml import dump_toml
 from llmcalc.witnesses.measure import parameters
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build, verify_config
-from tests.builders import SOME_PRESETS, run_config
+from tests.builders import SOME_PRESETS, run_config, spec_of
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.families import shapes_of
@@ -91,7 +91,7 @@ def test_configs_come_back_as_descriptions(run: Any, tmp_path: Path, case: Path)
 
 def _same(ours: ModelSpec, config: dict[str, Any]) -> bool:
     """Whether a config is read as a spec: the trees are equal, whatever the names of variants."""
-    theirs = _spec_of(config)
+    theirs = spec_of(config)
     costs: list[Cost] = [
         lambda use: use.params(),
         lambda use: use.forward_flops(),
@@ -118,10 +118,6 @@ def test_presets_without_a_class_say_what_the_nearest_lacks(name: str) -> None:
         to_config(load(name).model)
 
 
-def _spec_of(config: dict[str, Any]) -> ModelSpec:
-    return ModelSpec.model_validate(read_config(config)[0])
-
-
 def _config_of(shape: dict[str, Any]) -> dict[str, Any] | None:
     """Returns the config written for the spec of a family's shape; None if no class computes it."""
     written = _written(json.dumps(shape))
@@ -132,7 +128,7 @@ def _config_of(shape: dict[str, Any]) -> dict[str, Any] | None:
 def _written(shape: str) -> dict[str, Any] | None:
     """The config written for a shape, cached: the search through all classes takes most of this file's time."""
     try:
-        return to_config(_spec_of(json.loads(shape)))
+        return to_config(spec_of(json.loads(shape)))
     except InputError as error:
         if "no transformers class is known" not in str(error):
             raise
@@ -145,7 +141,7 @@ def test_every_shape_becomes_a_config_or_none(kind: str) -> None:
     for shape in shapes_of(kind):
         config = _config_of(shape)
         if config is not None:
-            assert _same(_spec_of(shape), config)
+            assert _same(spec_of(shape), config)
             assert json.loads(json.dumps(config)) == config
 
 
@@ -155,7 +151,7 @@ def test_a_written_config_is_one_that_its_class_computes(kind: str) -> None:
     shape = shapes_of(kind)[-1]
     config = _config_of(shape)
     if config is not None:
-        verdict = verify_config(_spec_of(shape), config, seq=LEAST_SEQ)
+        verdict = verify_config(spec_of(shape), config, seq=LEAST_SEQ)
         assert verdict.ok, (config, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:5]])
 
 
@@ -170,7 +166,7 @@ WITH_TOWERS = ("gemma3", "shieldgemma2", "paligemma", "gemma4")
 
 @pytest.mark.parametrize(("kind", "shape"), BESIDE)
 def test_towers_are_written_or_the_model_is_refused(kind: str, shape: dict[str, Any]) -> None:
-    spec = _spec_of(wrapped(kind, shape))
+    spec = spec_of(wrapped(kind, shape))
     if kind in WITH_TOWERS:
         config = to_config(spec)
         assert _same(spec, config)

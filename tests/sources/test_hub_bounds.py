@@ -62,7 +62,7 @@ class Handler(BaseHTTPRequestHandler):
             self.head(5 * GIB)
             self.endless(b"{" + b" " * 2**16)
         elif kind == "bomb":
-            body = gzip.compress(bytes(200_000_000))
+            body = gzip.compress(bytes(20_000_000))
             self.head(len(body), Content_Encoding="gzip")
             self.wfile.write(body)
         elif kind == "slow":

@@ -14,10 +14,11 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -228,18 +229,26 @@ def values_for(name: str, value: Any, types: tuple[type, ...], depth: int) -> It
         yield from ([one] * depth for one in (0, 1, "full_attention", "sliding_attention"))
 
 
-def differences(config: dict[str, Any]) -> Iterator[Difference]:
-    """Yields the differences between llmcalc's reading of a config and its class's."""
+def differences(config: dict[str, Any], known: set[str] | None = None) -> Iterator[Difference]:
+    """Yields the differences between llmcalc's reading of a config and its class's.
+
+    known: paths of fields that other configs of the model type have compared, to which this one's are added; they are
+        not compared again, unless they are lists, whose length may be wrong. None (default) compares all.
+    """
     kind, architecture = config["model_type"], config["architectures"][0]
     table, asked = read_config(config)[0], fields_asked(config)
-    read, made = class_reads(config), configured(config)
-    before = {path: attribute(made, path) for path in read}
+    made, known = configured(config), set() if known is None else known
+
+    @cache
+    def before() -> dict[str, Any]:
+        return {path: attribute(made, path) for path in class_reads(config)}
+
     depth = text_of(config)[1].get("num_hidden_layers") or 3
     for path, default in sorted(asked.items()):
         name = path.rpartition(".")[2]
         if name in UNTOUCHED | {"num_labels"} | COUNTED_BESIDE_THE_CLASS.keys():
             continue
-        if name == "tie_word_embeddings" and kind in TIED_BY_THE_CLASS:
+        if path in known or (name == "tie_word_embeddings" and kind in TIED_BY_THE_CLASS):
             continue
         value = at(config, path)
         value = default if value is None else value
@@ -255,17 +264,23 @@ def differences(config: dict[str, Any]) -> Iterator[Difference]:
             if reason:
                 yield Difference(kind, architecture, path, other, reason)
                 break
+        if compared and not isinstance(value, list):
+            known.add(path)
 
 
 def _difference(
-    config: dict[str, Any], variation: dict[str, Any], table: dict[str, Any], before: Mapping[str, Any], strict: bool
+    config: dict[str, Any],
+    variation: dict[str, Any],
+    table: dict[str, Any],
+    before: Callable[[], Mapping[str, Any]],
+    strict: bool,
 ) -> str | None:
     """Returns how llmcalc and the class differ on a config with a changed field.
 
     It is empty if they do not differ, and None if the field changes nothing in llmcalc or is rejected.
 
     table: the description of the unchanged config.
-    before: path → value of every attribute that the class reads, of the unchanged config.
+    before: returns path → value of every attribute that the class reads, of the unchanged config.
     strict: whether the class's rejection of the changed config counts.
     """
     try:
@@ -280,7 +295,7 @@ def _difference(
     except Exception as error:
         answered = strict and counts(variation) is not None
         return f"the class rejects it: {' '.join(str(error).split())[:160]}" if answered else None
-    if same or any(attribute(theirs, path) != value for path, value in before.items()):
+    if same or any(attribute(theirs, path) != value for path, value in before().items()):
         return ""
     return "the class does not read it" if counts(variation) not in (None, counts(config)) else None
 

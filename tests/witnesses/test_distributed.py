@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -45,27 +47,34 @@ def fsdp(shards: int, **more: int) -> Layout:
     return Layout(dp=shards, zero=3, **more)
 
 
-PAIRS = [
-    job_for(UNTIED, fsdp(2), 2, 7),
-    job_for(TIED, Layout(tp=2), 2, 7),
-    job_for(POSITIONS, Layout(pp=2), 2, 7),
-    job_for(UNTIED, Layout(dp=2), 1, 7),
-]
-
-FOURS = [
-    job_for(TIED, fsdp(4), 2, 7),
-    job_for(UNTIED, Layout(tp=4), 2, 7),
-    job_for(DEEPER, Layout(pp=4), 1, 7, 6),
-    job_for(TIED, Layout(tp=2, pp=2), 1, 7),
-    job_for(UNTIED, fsdp(2, pp=2), 1, 7),
-    job_for(UNTIED, fsdp(4, hsdp_replicas=2), 2, 7),
-    job_for(TIED, fsdp(2, tp=2), 2, 7),
-]
+@cache
+def pairs() -> list[Job]:
+    """Jobs of two processes."""
+    return [
+        job_for(UNTIED, fsdp(2), 2, 7),
+        job_for(TIED, Layout(tp=2), 2, 7),
+        job_for(POSITIONS, Layout(pp=2), 2, 7),
+        job_for(UNTIED, Layout(dp=2), 1, 7),
+    ]
 
 
-@pytest.mark.parametrize("jobs", [PAIRS, FOURS], ids=["two processes", "four processes"])
-def test_every_rank_holds_what_its_replay_does(jobs: list[Job]) -> None:
-    for job, verdict in zip(jobs, verify_all(jobs), strict=True):
+@cache
+def fours() -> list[Job]:
+    """Jobs of four processes."""
+    return [
+        job_for(TIED, fsdp(4), 2, 7),
+        job_for(UNTIED, Layout(tp=4), 2, 7),
+        job_for(DEEPER, Layout(pp=4), 1, 7, 6),
+        job_for(TIED, Layout(tp=2, pp=2), 1, 7),
+        job_for(UNTIED, fsdp(2, pp=2), 1, 7),
+        job_for(UNTIED, fsdp(4, hsdp_replicas=2), 2, 7),
+        job_for(TIED, fsdp(2, tp=2), 2, 7),
+    ]
+
+
+@pytest.mark.parametrize("jobs", [pairs, fours], ids=["two processes", "four processes"])
+def test_every_rank_holds_what_its_replay_does(jobs: Callable[[], list[Job]]) -> None:
+    for job, verdict in zip(jobs(), verify_all(jobs()), strict=True):
         wrong = [(check.where, check.quantity, check.closed_form, check.measured) for check in verdict.failures]
         assert not wrong, (job.layout.options(), wrong)
         assert len(verdict.checks) == job.layout.world * (6 if job.layout.pp > 1 else 7) + 2
@@ -115,7 +124,7 @@ def test_a_module_without_a_rule_is_named() -> None:
 
 
 def test_a_byte_too_many_and_another_loss_are_found() -> None:
-    job = PAIRS[0]
+    job = pairs()[0]
     ours = simulate_rank(job, 0)
     theirs = ours | {"backward_peak_bytes": ours["backward_peak_bytes"] + 4}
     found = {
@@ -137,7 +146,7 @@ def test_the_gradient_of_a_divided_embedding_is_whole() -> None:
 
 
 def test_a_job_is_the_same_after_it_was_written() -> None:
-    for job in FOURS:
+    for job in fours():
         assert job_of(job.text()) == job
 
 
@@ -196,7 +205,7 @@ def test_all_processes_end_when_one_does_not_answer(
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     start = time.monotonic()
     with pytest.raises(InputError, match=message):
-        run_processes(PAIRS[:1], limit=2, module="bad_process")
+        run_processes(pairs()[:1], limit=2, module="bad_process")
     assert time.monotonic() - start < 10
     processes = [int(path.read_text()) for path in tmp_path.iterdir() if path.name.isdigit()]
     assert processes

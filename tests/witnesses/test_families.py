@@ -8,6 +8,7 @@ its README).
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ import pytest
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config, text_of
+from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_of
 from llmcalc.sources.target import load
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import witness_of
-from tests.builders import CASES, WITH_CLASSES, family_shapes, run_config
+from tests.builders import CASES, WITH_CLASSES, family_shapes, run_config, spec_of, with_other_fields
 from tests.families import shapes_of
 from tests.witnesses.verdicts import coverage, hold
 
@@ -43,8 +44,7 @@ SHAPES = [pytest.param(config, id=name) for name, config in family_shapes()]
 
 @pytest.mark.parametrize("config", SHAPES)
 def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
-    table, notes = read_config(config)
-    spec = ModelSpec.model_validate(table)
+    spec, notes = spec_of(config), read_config(config)[1]
     verdict = verify_config(spec, config)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
     assert not [note for note in notes if "not counted" not in note]
@@ -79,10 +79,17 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     return [place for place in costly if place.cost_per_repeat(forward_of)]
 
 
-@pytest.mark.parametrize("config", SHAPES)
-def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
-    verdict = verify_reference(ModelSpec.model_validate(read_config(config)[0]), batch=2)
-    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
+@pytest.mark.parametrize("choose", [with_other_fields, pytest.param(list, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("file", WITH_CLASSES)
+def test_small_shapes_agree_with_the_reference(
+    file: str, choose: Callable[..., Iterable[tuple[str, ModelSpec]]]
+) -> None:
+    """All of them are compared with their class above, and every part's examples with its reference."""
+    shapes = [(name, config) for name, config in family_shapes() if FILE_OF[config["model_type"]] == file]
+    for name, spec in choose((name, spec_of(config)) for name, config in shapes):
+        verdict = verify_reference(spec, batch=2)
+        failures = [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
+        assert verdict.ok, (name, failures)
 
 
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])

@@ -24,7 +24,7 @@ from llmcalc.witnesses.measure import count_flops
 from llmcalc.witnesses.reference import LEAST_SEQ
 from llmcalc.witnesses.transformers import build, verify_config
 from llmcalc.witnesses.witness import witness_of
-from tests.builders import run_config
+from tests.builders import run_config, spec_of
 from tests.families import shapes_of
 
 LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
@@ -94,7 +94,7 @@ def test_experts_of_a_class_that_drops_tokens_run_on_all_of_them(seed: int) -> N
     torch.manual_seed(seed)
     name = "SwitchTransformersForConditionalGeneration"
     config = {**shapes_of("switch_transformers")[0], "architectures": [name], "expert_capacity": 2}
-    verdict = verify_config(ModelSpec.model_validate(read_config(config)[0]), config, seq=LEAST_SEQ)
+    verdict = verify_config(spec_of(config), config, seq=LEAST_SEQ)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures]
 
 
@@ -105,7 +105,7 @@ def test_a_choice_between_sequences_costs_what_its_class_does(kind: str) -> None
 
     name = next(name for name in _classes()[kind] if name.endswith("ForMultipleChoice"))
     config = {**shapes_of(kind)[0], "architectures": [name]}
-    model, tree = build(config), ModelSpec.model_validate(read_config(config)[0]).tree()
+    model, tree = build(config), spec_of(config).tree()
     ids = torch.empty(2, 3, 12, dtype=torch.long, device="meta")
     forward, _ = count_flops(model, lambda: model(input_ids=ids))
     assert tree.total(forward_of, run_config(batch=6, seq=12)) == forward[""]

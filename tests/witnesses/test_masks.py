@@ -15,11 +15,11 @@ import torch
 
 from llmcalc.model import ModelSpec
 from llmcalc.ops import AttentionCore
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import family_of, model_types
 from llmcalc.witnesses.witness import class_of, fields_of, witness_of
 from llmcalc.workload.rows import Fixed, Source
 from llmcalc.workload.run_config import RunConfig
-from tests.builders import WITH_CLASSES, run_config
+from tests.builders import WITH_CLASSES, run_config, spec_of
 
 SEQ = 40
 WITHOUT_WEIGHTS = {"falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
@@ -52,7 +52,7 @@ def shapes(file: str) -> Iterator[tuple[str, dict[str, Any], ModelSpec]]:
             kind, config = shape["model_type"], {"architectures": [cls], **shape}
             if kind in WITHOUT_WEIGHTS | OTHERWISE.keys() | IDLE or "SequenceClassification" in cls:
                 continue
-            spec = ModelSpec.model_validate(read_config(config)[0])
+            spec = spec_of(config)
             if kind not in met or _narrowed(spec):
                 met.add(kind)
                 yield f"{cls}-{i}", config, spec

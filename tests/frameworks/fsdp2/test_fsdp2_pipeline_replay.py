@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -31,9 +33,30 @@ JOBS: dict[str, tuple[str, TitanSettings | None, int, dict[str, Any]]] = {
 }
 """Version, settings of its own, micro-batches where ranks have several chunks, and options of a run."""
 
+SAMPLE = {
+    "newest": ("one stage a rank", "four chunks"),
+    "recomputed": ("uneven stages", "two chunks"),
+    "gradients of bf16": ("tensors too", "four chunks"),
+    "outputs are kept": ("uneven stages", "two chunks"),
+    "several schedules a step": ("one stage a rank", "four chunks"),
+}
+"""Job → the layouts that run in every test run: one with several chunks on a rank, and one without."""
 
-@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
-@pytest.mark.parametrize(("version", "own", "batches", "options"), JOBS.values(), ids=JOBS)
+
+def _pairs() -> Iterator[Any]:
+    """Yields every layout and job; those outside of the sample are exhaustive."""
+    for (job, values), (name, layout) in product(JOBS.items(), LAYOUTS.items()):
+        marks = () if name in SAMPLE[job] else pytest.mark.exhaustive
+        yield pytest.param(layout, *values, id=f"{job}-{name}", marks=marks)
+
+
+def test_the_sample_has_every_layout() -> None:
+    assert {name for names in SAMPLE.values() for name in names} == LAYOUTS.keys()
+    for names in SAMPLE.values():
+        assert sorted(LAYOUTS[name].vpp > 1 for name in names) == [False, True]
+
+
+@pytest.mark.parametrize(("layout", "version", "own", "batches", "options"), list(_pairs()))
 def test_passes_that_are_played_are_those_that_are_run(
     layout: Layout,
     version: str,
