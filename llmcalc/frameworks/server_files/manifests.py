@@ -14,9 +14,11 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell import LONGEST_VALUE, expander
+from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import LABELS, MACHINE_LABELS
 from .arguments import engine_of_flags
+from .engine_tables import table_of_engine
 from .scripts import ServerFinder, starts_server
 from .server import Container, Started
 
@@ -28,7 +30,10 @@ COMMANDS = {"vllmServe": ("vllm", "serve"), "imageDefault": (), "custom": ()}
 GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
 """Names of the resource that counts accelerators."""
 
-MODEL_KEYS = ("storageUri", "uri", "modelURI", "model_id", "repo_id")
+PROFILE = "resourceProfile"
+"""Key of KubeAI whose value is an accelerator and their number, such as `nvidia-gpu-l4:2`."""
+
+MODEL_KEYS = ("storageUri", "uri", "modelURI", "model_id", "repo_id", "url")
 """Keys of the address of a model."""
 
 ADDRESS = re.compile(r"(?:hf|pvc\+hf|hf\+pvc)://(?:[\w.-]+/)??([\w.-]+/[\w.-]+)")
@@ -48,6 +53,9 @@ RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
 
 SKIPPED = ("initContainers", "init_containers", "healthcheck", "livenessProbe", "readinessProbe", "startupProbe")
 """Keys of tables without servers."""
+
+TEXTS = ("serveConfigV2",)
+"""Keys whose value is the text of another YAML document."""
 
 DEEPEST = 30
 """Largest depth of tables."""
@@ -164,7 +172,16 @@ def _containers(
     """Yields the servers of a table and of those in it. around: the tables around it, the outermost first."""
     if len(around) > DEEPEST:
         raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
-    if any(key in table for key in WORDS) or (isinstance(table.get("image"), str) and around):
+    named = table_of_engine(table)
+    if named is not None:
+        gpu = named.gpu or _gpu((*around, table))
+        yield from finder.in_words(replace(named, place=_place(place), gpu=gpu))
+        return
+    if (
+        any(key in table for key in WORDS)
+        or (isinstance(table.get("image"), str) and around)
+        or (_engine((table,)) and _model((table,)))
+    ):
         servers = list(_started(table, around, place, finder))
         if servers:
             yield from servers
@@ -172,6 +189,8 @@ def _containers(
     for key, value in table.items():
         if key in SKIPPED:
             continue
+        if key in TEXTS and isinstance(value, str):
+            value = parse_yaml(value, f"{finder.where}: {key}")
         tables = value if isinstance(value, list) else [value]
         for i, inner in enumerate(tables):
             if isinstance(inner, Mapping):
@@ -283,6 +302,8 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
         for label in (*LABELS, "accelerator"):
             if isinstance(table.get(label), str):
                 return str(table[label])
+        if isinstance(table.get(PROFILE), str):
+            return str(table[PROFILE]).partition(":")[0]
         terms = _table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
         for expression in _expressions(terms):
             values = expression.get("values")
@@ -302,6 +323,9 @@ def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _gpus(tables: Sequence[Mapping[str, Any]]) -> int | None:
     """The number of accelerators that a container may use; None if no table says it."""
     for table in reversed(tables):
+        profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE, "")))
+        if profile is not None:
+            return int(profile[1])
         for kind in ("limits", "requests"):
             resources = _table(table, "resources", kind)
             for name in GPUS:
@@ -325,7 +349,7 @@ def _engine(tables: Sequence[Mapping[str, Any]]) -> str:
     """The engine that a format of models or a framework's name stands for; empty without one."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
-        for name in (_table(table, "modelFormat").get("name"), table.get("backendFramework")):
+        for name in (_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
             if str(name).lower() in formats:
                 return formats[str(name).lower()]
     return ""
