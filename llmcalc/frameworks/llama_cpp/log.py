@@ -39,6 +39,8 @@ PATTERNS = (
     pattern("memory.graph.full=", rf'="(?P<compute_buffer>{AMOUNT})'),
     pattern(" KvSize:", r":(?P<ctx_size>[0-9]{1,12})"),
     pattern(" BatchSize:", r":(?P<ubatch_size>[0-9]{1,12})"),
+    pattern(" Parallel:", r":(?P<parallel>[0-9]{1,4})\b"),
+    pattern("--parallel ", r"parallel (?P<parallel>[0-9]{1,4})\b"),
     pattern(" architecture=", r'file_type="?(?P<file_type>[A-Z][A-Z0-9_]{1,12})\b'),
     pattern(" architecture=", r' name="?(?P<model>[^"=]{2,200}?)"? description='),
     pattern("--ctx-size ", r"size (?P<ctx_size>[0-9]{1,12})"),
@@ -79,7 +81,7 @@ def read_log(log: LogText) -> LogReading | None:
         kind="oom" if is_out_of_memory else "startup",
         model=facts.text("model"),
         device=facts.text("gpu"),
-        flags={name: facts.text(name) for name in FLAGS if name in facts},
+        flags=_ollama_flags(facts) if is_ollama else {name: facts.text(name) for name in FLAGS if name in facts},
         scheme=facts.text("file_type").lower().replace(" - ", "_"),
         message=next((line.strip() for line in log.lines_with("out of memory", "failed to allocate")), ""),
         off=_largest(terms) if is_out_of_memory else "",
@@ -88,6 +90,15 @@ def read_log(log: LogText) -> LogReading | None:
         cache_tokens=max(facts.counts("ctx_size"), default=0),
         cache_dtype=formats.pop() if len(formats) == 1 else "",
     )
+
+
+def _ollama_flags(facts: Facts) -> dict[str, str]:
+    """Returns Ollama's options: a request has its share of the context."""
+    parallel = max(1, int(facts.text("parallel") or 1))
+    options = {"num_batch": facts.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": facts.text("parallel")}
+    if "ctx_size" in facts:
+        options["num_ctx"] = str(int(facts.text("ctx_size")) // parallel)
+    return {name: value for name, value in options.items() if value}
 
 
 def _largest(terms: Sequence[LogTerm]) -> str:

@@ -129,6 +129,9 @@ def test_newer_wordings_are_read(name: str, tmp_path: Path) -> None:
 def test_ollamas_request_for_memory_states_the_context(tmp_path: Path) -> None:
     file = tmp_path / "ollama.log"
     file.write_text(NEWER["Ollama by device"][0])
-    document = functions.explain_log(file).document
-    assert document["engine"] == "ollama"
-    assert document["model"]["name"] == "Qwen3 8B"
+    document = functions.explain_log(file, "qwen3-8b", hardware="rtx-3090").document
+    assert document["engine"]["name"] == "ollama"
+    terms = {(term["name"], term["device"]): term for term in document["terms"]}
+    # 40,960 cells of 36 layers with 8 key heads of 128, keys and values in 16 bits
+    assert terms["kv_buffer", "CUDA0"]["computed"] == 40_960 * 36 * 2 * 8 * 128 * 2
+    assert abs(terms["model_buffer", "CUDA0"]["difference"]) < 0.02
