@@ -87,7 +87,7 @@ def read_arguments(
                 _require_known(flag, value)
             arguments.values[name] = value
     except InputError as error:
-        if any(word.startswith("-") and TEMPLATE.search(word) for word in words):
+        if any(TEMPLATE.match(word) for word in words):
             raise InputError(f"{at}: a template with {{{{ … }}}}; expected the file that it makes") from None
         raise InputError(f"{at}: {error}") from None
     return arguments
@@ -97,8 +97,8 @@ def _field(known: Mapping[str, Flag], name: str) -> str:
     return known[name].field if name in known else name.lstrip("-").replace("-", "_")
 
 
-TEMPLATE = re.compile(r"^[^=]*(\{\{|\}\})")
-"""A word that a template has not filled in, before its value."""
+TEMPLATE = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
+"""A word that a template has not filled in; what stands behind `=` may be JSON."""
 
 MOST_NOTES = 10
 """Largest number of unset variables that are noted."""

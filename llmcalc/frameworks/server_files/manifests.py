@@ -19,7 +19,7 @@ from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import LABELS, MACHINE_LABELS
 from .arguments import engine_of_flags
 from .engine_tables import table_of_engine
-from .scripts import ServerFinder, starts_server
+from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, Started
 
 WORDS = ("entrypoint", "command", "args", "modelCommand", "start_command")
@@ -67,6 +67,9 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
         yield from _compose(data, finder, variables)
         return
     documents = data if isinstance(data, list) else [data]
+    for document in documents:
+        if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
+            yield from _task(document, finder, variables)
     items = [
         item
         for document in documents
@@ -141,6 +144,34 @@ def _reserved(devices: Any) -> int | None:
             if isinstance(count, int) and not isinstance(count, bool) and count > 0:
                 return count
     return None
+
+
+# ---- SkyPilot
+
+
+def _task(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers of a task of SkyPilot: of the script `run`, on the accelerators of its resources."""
+    gpus = _accelerators(_table(data, "resources").get("accelerators"))
+    gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
+    counts = {count for _, count in gpus}
+    env = {**_environment(data.get("envs")), **_environment(data.get("secrets")), **variables}
+    if len(counts) == 1:
+        number = counts.pop()
+        env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(number))
+    setup = data.get("setup")
+    versions = versions_in(setup) if isinstance(setup, str) else {}
+    container = Container("run", image="script", gpu=gpu, gpus=number)
+    for started in finder.in_script(data["run"], env, (), container):
+        yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
+
+
+def _accelerators(value: Any) -> list[tuple[str, int]]:
+    """The accelerators of which a task takes one kind: (name, number). A text is `H100:8`."""
+    if isinstance(value, Mapping):
+        return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
+    texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+    parts = [str(text).partition(":") for text in texts[:20]]
+    return [(name.strip(), int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1) for name, _, count in parts]
 
 
 # ---- Kubernetes and its operators
@@ -305,7 +336,7 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
         if isinstance(table.get(PROFILE), str):
             return str(table[PROFILE]).partition(":")[0]
         terms = _table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        for expression in _expressions(terms):
+        for expression in (*_expressions(terms), *_expressions(table)):
             values = expression.get("values")
             if expression.get("key") in (*LABELS, *MACHINE_LABELS) and isinstance(values, list) and len(values) == 1:
                 return str(values[0])
@@ -314,7 +345,8 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
 
 def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The expressions of an affinity to nodes."""
-    for term in terms.get("nodeSelectorTerms") or ():
+    listed = terms.get("nodeSelectorTerms")
+    for term in listed if isinstance(listed, list) else ():
         for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
             if isinstance(expression, Mapping):
                 yield expression

@@ -181,7 +181,7 @@ def start_of(words: Sequence[str], image: str = "") -> Start | None:
             return Start(program, tuple(match[2] for match in handed_on), next(models, ""))
     program = program_of_image(image)
     if program is not None and program.entry and (not words or words[0].startswith("-") or _is_model(words[0])):
-        return _start_at([*program.entry.split(), *words], 0)
+        return _start_at([*program.entry.split(), *words], 0, image)
     return None
 
 

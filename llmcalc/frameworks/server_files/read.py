@@ -20,6 +20,7 @@ from .arguments import engine_of_flags, flags_of, read_arguments, words_of_table
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
 from .programs import ServerProgram, Start, program_named
+from .python_source import CONFIGURATIONS, servers_in_python
 from .scripts import ServerFinder, starts_server
 from .server import Container, LaunchedServer, ReadNamed, Started
 
@@ -129,7 +130,11 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
         return
     is_tables = name.endswith((".yaml", ".yml", ".json")) or (SIGNS.search(text) is not None and text[:2] != "#!")
     if not is_tables:
-        if not starts_server(text) or name.endswith((".py", ".toml")):
+        if name.endswith(".py"):
+            if starts_server(text) or any(f"{name}(" in text for name in CONFIGURATIONS):
+                yield from servers_in_python(text, finder, typed_path.variables)
+            return
+        if not starts_server(text) or name.endswith(".toml"):
             return
         yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user)
         return
