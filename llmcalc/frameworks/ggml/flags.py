@@ -35,7 +35,10 @@ SHARED = (
     Flag(("--run-time-repack", "-rtr"), "switch"),
     Flag(("--no-op-offload",), "switch"),
     Flag(
-        ("--model", "-m", "--hf-repo", "-hf", "-hfr", "--hf-file", "-hff", "--model-url", "-mu", "--docker-repo", "-dr"),
+        (
+            "--model", "-m", "--hf-repo", "-hf", "-hfr", "--hf-file", "-hff", "--model-url", "-mu", "--docker-repo",
+            "-dr",
+        ),
         refused="the model is TARGET; remove the flag",
     ),
     *(

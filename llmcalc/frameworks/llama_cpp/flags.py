@@ -21,9 +21,12 @@ DRAFTING = (
     Flag(("--cache-type-v-draft", "-ctvd", "--spec-draft-type-v"), "word", CACHE_TYPES),
     Flag(("--device-draft", "-devd", "--spec-draft-device"), "text"),
     Flag(("--override-tensor-draft", "-otd", "--spec-draft-override-tensor"), "text", repeats=True),
-    Flag(("--n-cpu-moe-draft", "-ncmoed", "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe"), "number", least=0, most=10**6),
+    Flag(
+        ("--n-cpu-moe-draft", "-ncmoed", "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe"),
+        "number", least=0, most=10**6,
+    ),
     Flag(("--cpu-moe-draft", "-cmoed", "--spec-draft-cpu-moe"), "switch"),
-    Flag(("--ctx-size-draft", "-cd"), refused="the draft has the context of the model in newer builds; remove the flag"),
+    Flag(("--ctx-size-draft", "-cd"), refused="the draft has the model's context in newer builds; remove the flag"),
 )  # fmt: skip
 """Flags of speculative decoding (../ggml/speculation.py)."""
 

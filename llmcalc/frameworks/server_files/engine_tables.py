@@ -55,10 +55,10 @@ def _of_ray(table: Mapping[str, Any]) -> Container:
     loading = table["model_loading_config"]
     source = loading.get("model_source", loading.get("model_id", ""))
     model = source.get("bucket_uri", "") if isinstance(source, Mapping) else source
-    engine = str(table.get("llm_engine", "vllm")).lower()
+    program = "sglang" if str(table.get("llm_engine", "")).lower() == "sglang" else "vllm"
     return Container(
         "",
-        words=("sglang" if engine == "sglang" else "vllm", "serve", str(model), *words_of_arguments(table["engine_kwargs"])),
+        words=(program, "serve", str(model), *words_of_arguments(table["engine_kwargs"])),
         env=_texts(_inner(table, "runtime_env", "env_vars")),
         gpu=str(table.get("accelerator_type") or ""),
     )  # fmt: skip

@@ -54,7 +54,9 @@ def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, s
         return
     imported = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
     for node in nodes:
-        name = dotted(node.func) if isinstance(node, ast.Call) else ""
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func)
         if name in INSIDE and str(imported.get(name, "")).split(".")[0] == INSIDE[name]:
             raise InputError(
                 f"{finder.where}: line {node.lineno}: {name}(…) starts vLLM inside a program, whose defaults are not "
@@ -138,7 +140,8 @@ class _Reader:
         """The arguments of a call that configures a server; None for another call."""
         if dotted(call.func).rpartition(".")[2] not in CONFIGURATIONS:
             return None
-        return _plain({keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg})
+        table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
+        return {name: _plain(value) for name, value in table.items()}
 
     def value(self, node: ast.expr, deep: int = 0) -> Any:
         """The value of an expression."""

@@ -19,7 +19,8 @@ QUANTIZATION_WORDS = (
 )  # fmt: skip
 
 IDLE = """
-    --allowed-local-media-path --default-mm-loras --lora-extra-vocab-size --max-cpu-loras --max-lora-cls-labels --anthropic-disabled-thinking-effort --api-server-count --attention-backend
+    --default-mm-loras --lora-extra-vocab-size --max-cpu-loras --max-lora-cls-labels
+    --allowed-local-media-path --anthropic-disabled-thinking-effort --api-server-count --attention-backend
     --attention-config --aux-output-config --chat-template --chat-template-content-format --code-revision
     --cohere-format --config-format --cp-kv-cache-interleave-size --cpu-distributed-timeout-seconds
     --data-parallel-address --data-parallel-backend --data-parallel-rank --data-parallel-rpc-port
@@ -57,7 +58,8 @@ IDLE = """
 """Flags with a value that change no memory of a device."""
 
 IDLE_LISTS = """
-    --lora-modules --allowed-headers --allowed-media-domains --allowed-methods --allowed-origins --api-key
+    --lora-modules
+    --allowed-headers --allowed-media-domains --allowed-methods --allowed-origins --api-key
     --collect-detailed-traces --custom-histogram-buckets --device-ids --ignore-patterns --logits-processors
     --middleware --numa-bind-cpus --numa-bind-nodes --served-model-name --sleep-preserve-parameter-names
     """.split()  # noqa: SIM905

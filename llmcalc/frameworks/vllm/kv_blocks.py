@@ -98,8 +98,9 @@ def block_pool(
     has_full_windows: bool = False,
     drafted: Sequence[TokenCache] = (),
 ) -> BlockPool:
-    """Returns the pool of a rank. element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
+    """Returns the pool of a rank.
 
+    element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
     has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     beside layers of several kinds.

@@ -1,4 +1,4 @@
-"""Logs as they reach a reader: with prefixes of containers, colours, other encodings, cut off, and by newer wordings."""
+"""Logs as they reach a reader: with prefixes and colours, in other encodings, cut off, and by newer wordings."""
 
 from __future__ import annotations
 
@@ -70,9 +70,9 @@ def test_a_log_that_is_cut_off_is_read_as_far_as_it_goes_or_refused(log: Path, s
 NEWER: dict[str, tuple[str, dict[str, int]]] = {
     # vllm/v1/worker/gpu_worker.py, `compile_or_warm_up_model`, in 0.19
     "what vLLM 0.19 took": (
-        "INFO [gpu_worker.py:661] Free memory on device (78.69/79.19 GiB) on startup. Desired GPU memory utilization is "
-        "(0.9, 71.27 GiB). Actual usage is 14.99 GiB for weight, 1.89 GiB for peak activation, 0.25 GiB for non-torch "
-        "memory, and 0.82 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with "
+        "INFO [gpu_worker.py:661] Free memory on device (78.69/79.19 GiB) on startup. Desired GPU memory utilization "
+        "is (0.9, 71.27 GiB). Actual usage is 14.99 GiB for weight, 1.89 GiB for peak activation, 0.25 GiB for "
+        "non-torch memory, and 0.82 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with "
         "`--kv-cache-memory=58143211520` (54.15 GiB) to fit into requested memory.",
         {
             "budget": round(71.27 * GIB), "weights": round(14.99 * GIB), "profile_run": round(1.89 * GIB),
