@@ -25,6 +25,9 @@ MOST_NODES = 200_000
 MOST_WORDS = 2_000
 """Largest number of words of a command."""
 
+LONGEST_TEXT = 100_000
+"""Largest number of letters of a text that is added up."""
+
 CONFIGURATIONS = ("LLMConfig",)
 """Calls that configure a server of Ray Serve."""
 
@@ -125,7 +128,8 @@ class _Reader:
             for inner in _bodies(statement):
                 yield from self._body(inner, container, finder, deep + 1)
         for target, line in commands.items():
-            yield from self._command(self.names[target], container, line, finder)
+            if _is_command(self.names[target]):
+                yield from self._command(self.names[target], container, line, finder)
 
     def _command(self, value: Any, container: Container, line: int, finder: ServerFinder) -> Iterator[Started]:
         """Yields the servers of a command: a list of words, or a text for a shell."""
@@ -206,11 +210,11 @@ def _plain(value: Any) -> Any:
 
 
 def _sum(left: Any, right: Any) -> Any:
-    """The sum of two texts, lists or numbers."""
-    if isinstance(left, list) and isinstance(right, list):
-        return [*left, *right][:MOST_WORDS]
-    if isinstance(left, str) and isinstance(right, str) and len(left) + len(right) < 10**6:
-        return left + right
+    """The sum of two texts, lists or numbers. What is not known stays in a list or a text as a word that is not known."""
+    if isinstance(left, list):
+        return [*left, *(right if isinstance(right, list) else [Unknown("…")])][:MOST_WORDS]
+    if isinstance(left, str) and isinstance(right, str | Unknown) and len(left) < LONGEST_TEXT:
+        return left + _word(right)[:LONGEST_TEXT]
     if type(left) is int and type(right) is int:
         return left + right
     return Unknown("…")

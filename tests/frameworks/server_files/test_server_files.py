@@ -202,6 +202,11 @@ def test_what_a_python_file_computes_is_known_only_when_it_runs(tmp_path: Path) 
     file.write_text('words = ["vllm", "serve", "qwen3-8b", "--max-num-seqs", str(choose())]\n')
     with pytest.raises(InputError, match=r"--max-num-seqs: 'choose\(…\)' is known only when the script runs"):
         servers_of(file)
+    file.write_text('words = ["vllm", "serve", "qwen3-8b"]\nwords += more_flags()\n')
+    with pytest.raises(InputError, match="is known only when the script runs"):
+        servers_of(file)
+    file.write_text('words = ["vllm", "serve", "qwen3-8b"]\nwords = words_of(words)\n')
+    assert servers_of(file) == []
 
 
 def test_letters_of_a_compose_file_are_no_commands_of_a_shell(tmp_path: Path) -> None:
