@@ -210,7 +210,7 @@ def _plain(value: Any) -> Any:
 
 
 def _sum(left: Any, right: Any) -> Any:
-    """The sum of two texts, lists or numbers. What is not known stays in a list or a text as a word that is not known."""
+    """The sum of two texts, lists or numbers. In a list or a text, what is not known is a word that is not known."""
     if isinstance(left, list):
         return [*left, *(right if isinstance(right, list) else [Unknown("…")])][:MOST_WORDS]
     if isinstance(left, str) and isinstance(right, str | Unknown) and len(left) < LONGEST_TEXT:
