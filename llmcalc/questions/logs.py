@@ -165,7 +165,7 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
         computed = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
         computed |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
     if memory is not None and hardware is None:
-        computed = {("weights", ""): computed["weights", ""]}
+        computed = {key: size for key, size in computed.items() if key == ("weights", "")}
     terms = tuple(_compared(term, reading, preset, computed) for term in reading.terms)
     if reading.program not in FOLDERS and any(term.computed is None for term in terms):
         run.missing.append(f"the settings of the run: a log of {reading.title} does not have them")

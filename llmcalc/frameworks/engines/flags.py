@@ -31,6 +31,7 @@ class Flag(NamedTuple):
     words: the values that are modelled, for a word; words that may stand for a number.
     bare: the value of a flag that is written without one, for a word; empty if it needs a value.
     repeats: whether it may be written several times, with the values joined by commas.
+    off: spellings that turn a switch off, beside its name behind `--no-`.
     refused: why the flag is not modelled, in words; empty if it is.
     is_idle: whether it changes no memory of the device.
     least, most: bounds of a number.
@@ -45,6 +46,7 @@ class Flag(NamedTuple):
     most: int = MOST
     bare: str = ""
     repeats: bool = False
+    off: tuple[str, ...] = ()
 
     @property
     def field(self) -> str:
@@ -275,9 +277,9 @@ def split_arguments(
                 kept_arguments.append(queue.popleft())
             continue
         match = flag_named(known, name)
-        off = known.get("--" + spelled(name)[5:]) if match is None and spelled(name).startswith("--no-") else None
-        if off is not None and off.kind == "switch":
-            values[off.field] = False
+        turned_off = None if match is not None else _turned_off(known, flags, name)
+        if turned_off is not None:
+            values[turned_off.field] = False
             continue
         if match is None:
             if name in instead:
@@ -296,6 +298,14 @@ def split_arguments(
         else:
             values[flag.field] = f"{values[flag.field]},{taken}" if flag.repeats and flag.field in values else taken
     return kept_arguments, values
+
+
+def _turned_off(known: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
+    """Returns the switch that a spelling such as `--no-flag` turns off; None for none."""
+    flag = known.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
+    if flag is not None and flag.kind == "switch":
+        return flag
+    return next((flag for flag in flags if name in flag.off), None)
 
 
 def _next_value(name: str, flag: Flag, queue: deque[str]) -> Any:

@@ -185,14 +185,14 @@ class EngineRank:
     def latent_projections(self) -> int:
         """Elements of the up-projections of MLA's latents, which vLLM stores once more for its absorbed products."""
         elements = 0
-        for part, count in _mixers(self.preset.model):
+        for part, count in mixers(self.preset.model):
             if isinstance(part, MLA):
                 heads = part.num_attention_heads // self.layout.tp
                 elements += count * heads * part.kv_lora_rank * (part.qk_nope_head_dim + part.v_head_dim)
         return elements // self.layout.pp
 
 
-def _mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
+def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
     """Yields the mixers of the decoder, with the number of their layers."""
     for _, stack in spec.stacks():
         for _, layer, count, _ in stack.groups():
@@ -216,7 +216,7 @@ def _parts(record: Record, depth: int = 0) -> Iterator[Record]:
 
 def _rotations(spec: ModelSpec) -> Iterator[tuple[float, int]]:
     """Yields base and rotated dimensions of every rotation."""
-    for part, _ in _mixers(spec):
+    for part, _ in mixers(spec):
         if isinstance(part, MLA):
             yield 0.0, int(part.qk_rope_head_dim)
         position = getattr(part, "position", None)

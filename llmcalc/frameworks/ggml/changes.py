@@ -122,7 +122,7 @@ def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], Eng
     """
     chosen = [name for name in ("tensor_split", "device") if name in server.flags]
     is_fixed = server.asks_for_layers or any(
-        name in server.flags for name in ("n_cpu_moe", "cpu_moe", "override_tensor", "fit")
+        name in server.flags for name in ("n_cpu_moe", "cpu_moe", "n_cpu_ffn", "override_tensor", "fit")
     )
     devices = len(server.devices) if chosen else 1
     while devices <= most:

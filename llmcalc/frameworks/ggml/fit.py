@@ -52,7 +52,11 @@ def fit(server: GgmlServer) -> Fitted:
     fitted = _with_less_context(fitted, targets)
     if fitted.notes and len(server.devices) == 1 and _holds(fitted, targets):
         return fitted
-    fixed = [name for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "tensor_split") if server.flags.get(name)]
+    fixed = [
+        name
+        for name in ("override_tensor", "n_cpu_moe", "cpu_moe", "n_cpu_ffn", "tensor_split")
+        if server.flags.get(name)
+    ]
     if server.asks_for_layers or fixed:
         flag = "n_gpu_layers" if server.asks_for_layers else fixed[0]
         note = f"--fit leaves the layers as --{flag.replace('_', '-')} places them"

@@ -1,4 +1,5 @@
-"""Where llama.cpp loads tensors: layers by -ngl over the devices of -ts, then overrides of -ot, -ncmoe and -cmoe.
+"""Where llama.cpp loads tensors: layers by -ngl over the devices of -ts, then overrides of -ot, -ncmoe, -cmoe and
+-ncffn.
 
 Source: src/llama-model.cpp (`load_tensors`), src/llama-model-loader.cpp (`create_tensor`), common/arg.cpp.
 """
@@ -18,6 +19,9 @@ from .patterns import Pattern
 
 EXPERTS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate|gate_up)_(?:ch)?exps")
 """The tensors that -ncmoe moves."""
+
+NETWORKS = re.compile(r"blk\.([0-9]{1,6})\.ffn_(?:up|down|gate)\.")
+"""The tensors that -ncffn moves."""
 
 MOST_OVERRIDES = 4_096
 """Largest number of overrides."""
@@ -86,6 +90,7 @@ class Layers:
 class Placement:
     """Where tensors are. overrides: the user's, in their order. host_experts: layers whose experts are on the host.
 
+    host_networks: layers whose dense networks are on the host.
     partial: layers of which only some experts' tensors are on the host: layer → the parts that are
         (`up`, `gate`, `down`), and the device that has them.
     """
@@ -94,6 +99,7 @@ class Placement:
     overrides: tuple[Override, ...] = ()
     host_experts: frozenset[int] = frozenset()
     partial: tuple[tuple[int, tuple[str, ...], str], ...] = ()
+    host_networks: frozenset[int] = frozenset()
 
     def device(self, tensor: GgufTensor) -> str:
         """The device of a tensor. Token embeddings are on the host."""
@@ -101,8 +107,9 @@ class Placement:
             if override.pattern.matches(tensor.name):
                 return override.device
         if tensor.layer is not None:
-            match = EXPERTS.match(tensor.name)
-            if tensor.layer in self.host_experts and match is not None:
+            if tensor.layer in self.host_experts and EXPERTS.match(tensor.name):
+                return HOST
+            if tensor.layer in self.host_networks and NETWORKS.match(tensor.name):
                 return HOST
             for layer, parts, device in self.partial:
                 if layer == tensor.layer and any(
@@ -115,4 +122,4 @@ class Placement:
     @property
     def has_overrides(self) -> bool:
         """Whether tensors are moved away from their layer, which turns pipeline parallelism off."""
-        return bool(self.overrides or self.host_experts or self.partial)
+        return bool(self.overrides or self.host_experts or self.host_networks or self.partial)

@@ -17,6 +17,7 @@ from ..engines.server import EngineServer
 from .compute_graph import HOST, buffer_sizes
 from .model import GgufModel, LayerShape
 from .placement import Layers, Placement, read_overrides
+from .speculation import draft_flags, draft_of, drafted_tokens
 from .transformer_graph import GraphSettings, model_graph
 from .versions import GgmlRecord, GgmlRules
 
@@ -49,6 +50,11 @@ class Buffers(NamedTuple):
         """All bytes of a device."""
         return sum(by_device.get(device, 0) for by_device in self)
 
+    def with_draft(self, draft: Buffers) -> Buffers:
+        """These buffers with those of a draft model."""
+        pairs = zip(self, draft, strict=True)
+        return Buffers(*({name: a.get(name, 0) + b.get(name, 0) for name in {**a, **b}} for a, b in pairs))
+
 
 @dataclass(frozen=True, eq=False)
 class GgmlServer(EngineServer):
@@ -64,6 +70,10 @@ class GgmlServer(EngineServer):
     def __post_init__(self) -> None:
         """Raises `InputError` for flags that contradict each other or the model."""
         super().__post_init__()
+        if self.drafted_tokens and self.rules.outputs == "tokens":
+            flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
+            first = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
+            raise InputError(f"{flag}: speculative decoding is modelled from build {first} on; remove the flag")
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.flash:
             raise InputError(
                 f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
@@ -141,7 +151,7 @@ class GgmlServer(EngineServer):
     @property
     def has_automatic_context(self) -> bool:
         """Whether the context is that of the model, which --fit may reduce."""
-        return not self.flags.get("ctx_size", self.rules.ctx_size)
+        return not self.flags.get("ctx_size", self.rules.ctx_size) and "kv_unified_per_slot" not in self.flags
 
     @property
     def context(self) -> int:
@@ -149,6 +159,8 @@ class GgmlServer(EngineServer):
         number = int(self.flags.get("ctx_size", self.rules.ctx_size))
         if number:
             return number
+        if "kv_unified_per_slot" in self.flags:
+            return int(self.flags["kv_unified_per_slot"]) * self.sequences
         if not self.model.trained_context:
             raise InputError("--ctx-size: missing; the model does not state its context length")
         return self.model.trained_context * (self.streams if self.fits else 1)
@@ -189,6 +201,38 @@ class GgmlServer(EngineServer):
         if self.rules.latent_cache == "modes":
             return int(self.flags.get("mla_use", self.rules.mla_use))
         return 0 if self.rules.latent_cache == "expanded" else 3
+
+    @property
+    def maps_file(self) -> bool:
+        """Whether the host's tensors are mapped from the file (--no-mmap, --load-mode)."""
+        mode = self.flags.get("load_mode", "auto")
+        return not self.flags.get("no_mmap") and mode in ("auto", "mmap", "mmap+mlock")
+
+    @property
+    def locks_memory(self) -> bool:
+        """Whether the system may not drop pages of mapped tensors (--mlock, --load-mode)."""
+        return bool(self.flags.get("mlock")) or "mlock" in str(self.flags.get("load_mode", ""))
+
+    @cached_property
+    def drafted_tokens(self) -> int:
+        """The most tokens that are drafted for a slot."""
+        return drafted_tokens(self.flags)
+
+    @cached_property
+    def draft_model(self) -> GgufModel | None:
+        """The draft model; None without one."""
+        preset = draft_of(self.flags, self.preset)
+        return None if preset is None else GgufModel(preset)
+
+    @cached_property
+    def draft(self) -> GgmlServer | None:
+        """The draft model, as a server with the same context; None without one."""
+        if self.draft_model is None:
+            return None
+        flags = draft_flags(self.flags, self.context, self.sequences, self.is_unified)
+        server = replace(self, preset=self.draft_model.preset, flags=flags)
+        server.__dict__["model"] = self.draft_model
+        return server
 
     @property
     def keeps_cache(self) -> bool:
@@ -247,8 +291,15 @@ class GgmlServer(EngineServer):
         )
         text = self.flags.get("override_tensor")
         overrides = () if text is None else read_overrides(str(text), self.devices)
-        number = len(self.model.layers) if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
-        return Placement(layers, overrides, frozenset(range(min(number, len(self.model.layers)))))
+        everything = len(self.model.layers)
+        number = everything if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
+        dense = int(self.flags.get("n_cpu_ffn", 0))
+        return Placement(
+            layers,
+            overrides,
+            host_experts=frozenset(range(min(number, everything))),
+            host_networks=frozenset(range(min(dense, everything))),
+        )
 
     # -- memory ----------------------------------------------------------------------------------------------------
 
@@ -294,7 +345,8 @@ class GgmlServer(EngineServer):
         places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in self.model.tensors}
         distinct = self._distinct_layers(placement, places)
         rules, number = self.rules, len(self.model.layers)
-        outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, self.sequences)
+        rows = self.sequences * (1 + self.drafted_tokens)
+        outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, rows)
         windows = {layer.window for layer in self.model.layers}
         settings = GraphSettings(
             tokens=self.micro_batch,
@@ -354,7 +406,10 @@ class GgmlServer(EngineServer):
 
     def buffers(self, placement: Placement) -> Buffers:
         """All buffers of each device."""
-        return Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
+        buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
+        if self.draft is None:
+            return buffers
+        return buffers.with_draft(self.draft.buffers(self.draft.placement))
 
     @property
     def free(self) -> int:
@@ -374,6 +429,7 @@ class GgmlServer(EngineServer):
     def sharing(self, other: GgmlServer) -> GgmlServer:
         """Another server of the same model, which it shares."""
         other.__dict__["model"] = self.model
+        other.__dict__["draft_model"] = self.draft_model
         return other
 
 
@@ -419,17 +475,16 @@ def engine_memory(
         notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
         host={
             "ram_bytes": buffers.total(HOST),
-            "disk_bytes": model.file_bytes,
-            "mmap": not server.flags.get("no_mmap", False),
+            "disk_bytes": model.file_bytes + (0 if server.draft is None else server.draft.model.file_bytes),
+            "mmap": server.maps_file,
             "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
         },
     )
 
 
 def _model_origin(server: GgmlServer, device: str) -> str:
-    if device == HOST:
-        return f"{server.model.scheme}; with token embeddings"
-    return server.model.scheme
+    scheme = server.model.scheme + (f", with {server.draft.preset.name} that drafts" if server.draft else "")
+    return f"{scheme}; with token embeddings" if device == HOST else scheme
 
 
 def _cache_origin(server: GgmlServer) -> str:
@@ -453,6 +508,6 @@ def _notes(server: GgmlServer) -> list[str]:
         notes.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
     if server.preset.model.towers:
         notes.append("the encoder of images (--mmproj) is a file of its own and is not counted")
-    if not server.flags.get("no_mmap") and not server.flags.get("mlock"):
+    if server.maps_file and not server.locks_memory:
         notes.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
     return notes

@@ -35,12 +35,7 @@ class IkServer(GgmlServer):
 
 def server(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> GgmlServer:
     """Returns a server. Raises `InputError` for flags that contradict each other or the model."""
-    chosen = dict(flags)
-    if chosen.pop("no_fused_moe", False):
-        chosen["fused_moe"] = False
-    if chosen.pop("no_flash_attn", False):
-        chosen["flash_attn"] = "off"
-    return IkServer(preset, hardware, version, chosen, record())
+    return IkServer(preset, hardware, version, flags, record())
 
 
 _FUNCTIONS = ServerFunctions(server)

@@ -114,12 +114,17 @@ def read_script(text: str, where: str, typed: Mapping[str, str] | None = None, a
 
 
 def expander(where: str, variables: Mapping[str, str]) -> Callable[[str], str]:
-    """A function that expands the variables of texts, as a shell does it in a here-document.
+    """A function that expands the variables of texts, as Docker Compose does it: no letter but `$` has a meaning.
 
     variables: those that are set. The letters of all texts count as those of one script.
     """
     script = Script(where, variables=dict(variables))
-    return lambda text: _Reader(script, "").expanded_text(text.replace(UNRESOLVED, ""))
+
+    def expanded(text: str) -> str:
+        plain = re.sub(r"[\\`]", r"\\\g<0>", text.replace(UNRESOLVED, ""))
+        return _Reader(script, "").expanded_text(plain)
+
+    return expanded
 
 
 _ASSIGNED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 from ..engines.flags import Flag
-from ..ggml.flags import IDLE, NOT_MODELLED, SHARED, cache_types
+from ..ggml.flags import CACHE_TYPES, IDLE, SHARED, cache_types
+
+DRAFTING = (
+    Flag(("--spec-type",), "text"),
+    Flag(("--draft-max", "--draft", "--draft-n", "--spec-draft-n-max"), "number", least=0, most=10**4),
+    Flag(("--spec-ngram-mod-n-max",), "number", least=0, most=1024),
+    Flag(("--spec-ngram-simple-size-m",), "number", most=1024),
+    Flag(("--spec-ngram-map-k-size-m",), "number", most=1024),
+    Flag(("--spec-ngram-map-k4v-size-m",), "number", most=1024),
+    Flag(("--model-draft", "-md", "--spec-draft-model", "--hf-repo-draft", "-hfd", "-hfrd", "--spec-draft-hf"), "text"),
+    Flag(
+        ("--n-gpu-layers-draft", "--gpu-layers-draft", "-ngld", "--spec-draft-ngl"),
+        "number", ("auto", "all"), least=-2, most=10**6,
+    ),
+    Flag(("--cache-type-k-draft", "-ctkd", "--spec-draft-type-k"), "word", CACHE_TYPES),
+    Flag(("--cache-type-v-draft", "-ctvd", "--spec-draft-type-v"), "word", CACHE_TYPES),
+    Flag(("--device-draft", "-devd", "--spec-draft-device"), "text"),
+    Flag(("--override-tensor-draft", "-otd", "--spec-draft-override-tensor"), "text", repeats=True),
+    Flag(
+        ("--n-cpu-moe-draft", "-ncmoed", "--spec-draft-ncmoe", "--spec-draft-n-cpu-moe"),
+        "number", least=0, most=10**6,
+    ),
+    Flag(("--cpu-moe-draft", "-cmoed", "--spec-draft-cpu-moe"), "switch"),
+    Flag(("--ctx-size-draft", "-cd"), refused="the draft has the model's context in newer builds; remove the flag"),
+)  # fmt: skip
+"""Flags of speculative decoding (../ggml/speculation.py)."""
 
 FLAGS = (
     *SHARED,
     *cache_types(),
-    Flag(("--kv-unified", "-kvu"), "switch"),
+    *DRAFTING,
+    Flag(("--kv-unified", "-kvu"), "switch", off=("-no-kvu",)),
+    Flag(("--kv-unified-per-slot",), "tokens", most=10**9),
     Flag(("--swa-full",), "switch"),
     Flag(("--fit-ctx", "-fitc"), "tokens", most=10**9),
     Flag(("--fit-target", "-fitt"), "text"),
-    Flag(("--spec-type",), refused=f"speculative decoding {NOT_MODELLED}"),
     *IDLE,
 )
 

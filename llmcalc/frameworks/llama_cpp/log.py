@@ -12,6 +12,11 @@ _BUFFER = re.compile(
     r"\b(?P<device>[A-Za-z][A-Za-z0-9_]{0,30}) +(?P<kind>model |KV |RS |compute |output |)buffer size *= *"
     rf"(?P<size>{AMOUNT})"
 )
+_OLLAMA_BUFFER = re.compile(
+    r'msg="(?P<kind>model weights|kv cache|compute graph)" device="?(?P<device>[A-Za-z][A-Za-z0-9_]{0,30})"? '
+    rf'size="(?P<size>{AMOUNT})'
+)
+_OLLAMA_NAMES = {"model weights": "model_buffer", "kv cache": "kv_buffer", "compute graph": "compute_buffer"}
 _NAMES = {"model": "model_buffer", "": "model_buffer", "KV": "kv_buffer", "RS": "state_buffer"}
 
 PATTERNS = (
@@ -26,19 +31,27 @@ PATTERNS = (
     pattern("K (", r"K \((?P<key_format>[a-z0-9_]{1,10})\).{0,40}V \((?P<value_format>[a-z0-9_]{1,10})\)"),
     pattern("out of memory", r"(?P<stop>out of memory)"),
     pattern("failed to allocate", r"(?P<stop>failed to allocate)"),
+    pattern("allocating ", rf"allocating (?P<requested>{AMOUNT}) on device"),
+    pattern(" buffer of size ", r"size (?P<requested_bytes>[0-9]{4,18})\b"),
     # Ollama
     pattern("memory.weights.total=", rf'="(?P<model_buffer>{AMOUNT})'),
     pattern("memory.required.kv=", rf'="(?P<kv_buffer>{AMOUNT})'),
     pattern("memory.graph.full=", rf'="(?P<compute_buffer>{AMOUNT})'),
-    pattern('msg="model weights"', rf'size="(?P<model_buffer>{AMOUNT})'),
-    pattern('msg="kv cache"', rf'size="(?P<kv_buffer>{AMOUNT})'),
-    pattern('msg="compute graph"', rf'size="(?P<compute_buffer>{AMOUNT})'),
+    pattern(" KvSize:", r":(?P<ctx_size>[0-9]{1,12})"),
+    pattern(" BatchSize:", r":(?P<ubatch_size>[0-9]{1,12})"),
+    pattern(" Parallel:", r":(?P<parallel>[0-9]{1,4})\b"),
+    pattern("--parallel ", r"parallel (?P<parallel>[0-9]{1,4})\b"),
+    pattern(" architecture=", r'file_type="?(?P<file_type>[A-Z][A-Z0-9_]{1,12})\b'),
+    pattern(" architecture=", r' name="?(?P<model>[^"=]{2,200}?)"? description='),
     pattern("--ctx-size ", r"size (?P<ctx_size>[0-9]{1,12})"),
     pattern("ollama", r"(?P<ollama>ollama)"),
 )
 
 FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers")
 """Flags whose values a log prints."""
+
+LONGEST_PREFIX = 600
+"""Letters of a line in which a buffer is looked for."""
 
 FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 """Formats of the cache that are plain numbers."""
@@ -53,9 +66,13 @@ def read_log(log: LogText) -> LogReading | None:
     if not terms:
         names = ("model_buffer", "kv_buffer", "compute_buffer")
         terms = tuple(LogTerm(name, facts.sizes(name)[-1]) for name in names if name in facts)
+    is_out_of_memory = "stop" in facts
+    requested = facts.last_size("requested") or next(iter(facts.counts("requested_bytes")[-1:]), 0)
+    if is_out_of_memory and requested:
+        is_ollama = "ollama" in facts
+        terms = (*terms, LogTerm("requested", requested))
     if not terms:
         return None
-    is_out_of_memory = "stop" in facts
     formats = {FORMATS.get(facts.text(name), "") for name in ("key_format", "value_format")}
     return LogReading(
         program="ollama" if is_ollama else "llama.cpp",
@@ -64,15 +81,24 @@ def read_log(log: LogText) -> LogReading | None:
         kind="oom" if is_out_of_memory else "startup",
         model=facts.text("model"),
         device=facts.text("gpu"),
-        flags={name: facts.text(name) for name in FLAGS if name in facts},
+        flags=_ollama_flags(facts) if is_ollama else {name: facts.text(name) for name in FLAGS if name in facts},
         scheme=facts.text("file_type").lower().replace(" - ", "_"),
-        message=next((line.strip() for line in log.lines_with("out of memory")), ""),
+        message=next((line.strip() for line in log.lines_with("out of memory", "failed to allocate")), ""),
         off=_largest(terms) if is_out_of_memory else "",
         flag=("num_ctx" if is_ollama else "--ctx-size") if is_out_of_memory else "",
         oom_flag="num_ctx" if is_ollama else "--ctx-size",
         cache_tokens=max(facts.counts("ctx_size"), default=0),
         cache_dtype=formats.pop() if len(formats) == 1 else "",
     )
+
+
+def _ollama_flags(facts: Facts) -> dict[str, str]:
+    """Returns Ollama's options: a request has its share of the context."""
+    parallel = max(1, int(facts.text("parallel") or 1))
+    options = {"num_batch": facts.text("ubatch_size"), "OLLAMA_NUM_PARALLEL": facts.text("parallel")}
+    if "ctx_size" in facts:
+        options["num_ctx"] = str(int(facts.text("ctx_size")) // parallel)
+    return {name: value for name, value in options.items() if value}
 
 
 def _largest(terms: Sequence[LogTerm]) -> str:
@@ -84,12 +110,16 @@ def _largest(terms: Sequence[LogTerm]) -> str:
 def _buffers(log: LogText) -> dict[tuple[str, str], int]:
     """Returns (term, device) → bytes. A context that is made anew, as after a trial of `--fit`, has new buffers."""
     buffers: dict[tuple[str, str], int] = {}
+    for line in log.lines_with(*(f'msg="{kind}"' for kind in _OLLAMA_NAMES)):
+        match = _OLLAMA_BUFFER.search(line[:LONGEST_PREFIX])
+        if match is not None:
+            buffers[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
     for line in log.lines_with("n_ctx ", "buffer size"):
         if "n_ctx " in line and "=" in line:
             buffers = {key: size for key, size in buffers.items() if key[0] == "model_buffer"}
         if "buffer size" not in line:
             continue
-        match = _BUFFER.search(line[:400])
+        match = _BUFFER.search(line[:LONGEST_PREFIX])
         if match is None:
             continue
         kind = match["kind"].strip()

@@ -19,14 +19,18 @@ LONGEST_LINE = 20_000
 MOST_LINES = 10_000
 """Largest number of lines that are read for one hint."""
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}m")
+_CONTROL = re.compile(r"\x1b\[[0-9;?]{0,20}[A-Za-z]")
+"""What moves a terminal's cursor, deletes from it or changes its colours."""
+
+_MARKS = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig"}
+"""First bytes of a text → its encoding; PowerShell writes UTF-16. Others are UTF-8."""
 
 
 class LogText:
     """A log: its lines without colours, cut to `LONGEST_LINE`, in one text in which hints are looked up."""
 
     def __init__(self, text: str) -> None:
-        lines = _COLOUR.sub("", text).splitlines()
+        lines = _CONTROL.sub("", text).splitlines()
         self.text = "\n".join(line[:LONGEST_LINE] for line in lines)
 
     def places(self, hint: str) -> Iterator[tuple[int, int, int]]:
@@ -52,7 +56,8 @@ def read_log_text(file: str) -> LogText:
     Raises `InputError` for a file that is missing, unreadable, too large or empty.
     """
     data = _standard_input() if file == "-" else read_bytes(Path(file), LARGEST_LOG, "a log")
-    text = data.decode("utf-8", "replace")
+    encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), "utf-8")
+    text = data.decode(encoding, "replace")
     if not text.strip():
         raise InputError(f"{file}: is empty; expected a log")
     return LogText(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -86,6 +87,8 @@ def read_arguments(
                 _require_known(flag, value)
             arguments.values[name] = value
     except InputError as error:
+        if any(TEMPLATE.match(word) for word in words):
+            raise InputError(f"{at}: a template with {{{{ … }}}}; expected the file that it makes") from None
         raise InputError(f"{at}: {error}") from None
     return arguments
 
@@ -93,6 +96,9 @@ def read_arguments(
 def _field(known: Mapping[str, Flag], name: str) -> str:
     return known[name].field if name in known else name.lstrip("-").replace("-", "_")
 
+
+TEMPLATE = re.compile(r"\{\{|-[^=]*(?:\{\{|\}\})")
+"""A word that a template has not filled in; what stands behind `=` may be JSON."""
 
 MOST_NOTES = 10
 """Largest number of unset variables that are noted."""

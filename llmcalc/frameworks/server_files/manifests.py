@@ -14,10 +14,12 @@ from typing import Any
 
 from ...errors import InputError, one_line
 from ..launch.shell import LONGEST_VALUE, expander
+from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
-from .scripts import ServerFinder, starts_server
+from .engine_tables import table_of_engine
+from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, Started
 
 WORDS = ("entrypoint", "command", "args", "modelCommand", "start_command")
@@ -28,7 +30,10 @@ COMMANDS = {"vllmServe": ("vllm", "serve"), "imageDefault": (), "custom": ()}
 GPUS = ("nvidia.com/gpu", "amd.com/gpu", "gpu")
 """Names of the resource that counts accelerators."""
 
-MODEL_KEYS = ("storageUri", "uri", "modelURI", "model_id", "repo_id")
+PROFILE = "resourceProfile"
+"""Key of KubeAI whose value is an accelerator and their number, such as `nvidia-gpu-l4:2`."""
+
+MODEL_KEYS = ("storageUri", "uri", "modelURI", "model_id", "repo_id", "url")
 """Keys of the address of a model."""
 
 ADDRESS = re.compile(r"(?:hf|pvc\+hf|hf\+pvc)://(?:[\w.-]+/)??([\w.-]+/[\w.-]+)")
@@ -49,6 +54,9 @@ RUNTIMES = ("ServingRuntime", "ClusterServingRuntime")
 SKIPPED = ("initContainers", "init_containers", "healthcheck", "livenessProbe", "readinessProbe", "startupProbe")
 """Keys of tables without servers."""
 
+TEXTS = ("serveConfigV2",)
+"""Keys whose value is the text of another YAML document."""
+
 DEEPEST = 30
 """Largest depth of tables."""
 
@@ -59,6 +67,9 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
         yield from _compose(data, finder, variables)
         return
     documents = data if isinstance(data, list) else [data]
+    for document in documents:
+        if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
+            yield from _task(document, finder, variables)
     items = [
         item
         for document in documents
@@ -134,6 +145,34 @@ def _reserved(devices: Any, where: str) -> int | None:
     return None
 
 
+# ---- SkyPilot
+
+
+def _task(data: Mapping[str, Any], finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers of a task of SkyPilot: of the script `run`, on the accelerators of its resources."""
+    gpus = _accelerators(_table(data, "resources").get("accelerators"))
+    gpu, number = gpus[0] if len(gpus) == 1 else ("", None)
+    counts = {count for _, count in gpus}
+    env = {**_environment(data.get("envs")), **_environment(data.get("secrets")), **variables}
+    if len(counts) == 1:
+        number = counts.pop()
+        env.setdefault("SKYPILOT_NUM_GPUS_PER_NODE", str(number))
+    setup = data.get("setup")
+    versions = versions_in(setup) if isinstance(setup, str) else {}
+    container = Container("run", image="script", gpu=gpu, gpus=number)
+    for started in finder.in_script(data["run"], env, (), container):
+        yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
+
+
+def _accelerators(value: Any) -> list[tuple[str, int]]:
+    """The accelerators of which a task takes one kind: (name, number). A text is `H100:8`."""
+    if isinstance(value, Mapping):
+        return [(str(name), count if type(count) is int else 1) for name, count in value.items()][:20]
+    texts = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+    parts = [str(text).partition(":") for text in texts[:20]]
+    return [(name.strip(), int(count) if re.fullmatch(r"[0-9]{1,4}", count) else 1) for name, _, count in parts]
+
+
 # ---- Kubernetes and its operators
 
 
@@ -163,7 +202,16 @@ def _containers(
     """Yields the servers of a table and of those in it. around: the tables around it, the outermost first."""
     if len(around) > DEEPEST:
         raise InputError(f"{finder.where}: {place[:80]}: nested too deeply; expected at most {DEEPEST} tables")
-    if any(key in table for key in WORDS) or (isinstance(table.get("image"), str) and around):
+    named = table_of_engine(table)
+    if named is not None:
+        gpu = named.gpu or _gpu((*around, table))
+        yield from finder.in_words(replace(named, place=_place(place), gpu=gpu))
+        return
+    if (
+        any(key in table for key in WORDS)
+        or (isinstance(table.get("image"), str) and around)
+        or (_engine((table,)) and _model((table,)))
+    ):
         servers = list(_started(table, around, place, finder))
         if servers:
             yield from servers
@@ -171,6 +219,8 @@ def _containers(
     for key, value in table.items():
         if key in SKIPPED:
             continue
+        if key in TEXTS and isinstance(value, str):
+            value = parse_yaml(value, f"{finder.where}: {key}")
         tables = value if isinstance(value, list) else [value]
         for i, inner in enumerate(tables):
             if isinstance(inner, Mapping):
@@ -282,8 +332,10 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
         for label in (*LABELS, "accelerator"):
             if isinstance(table.get(label), str):
                 return str(table[label])
+        if isinstance(table.get(PROFILE), str):
+            return str(table[PROFILE]).partition(":")[0]
         terms = _table(table, "affinity", "nodeAffinity", "requiredDuringSchedulingIgnoredDuringExecution")
-        for expression in _expressions(terms):
+        for expression in (*_expressions(terms), *_expressions(table)):
             values = expression.get("values")
             if expression.get("key") in (*LABELS, *MACHINE_LABELS) and isinstance(values, list) and len(values) == 1:
                 return str(values[0])
@@ -292,7 +344,8 @@ def _gpu(tables: Sequence[Mapping[str, Any]]) -> str:
 
 def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """The expressions of an affinity to nodes."""
-    for term in terms.get("nodeSelectorTerms") or ():
+    listed = terms.get("nodeSelectorTerms")
+    for term in listed if isinstance(listed, list) else ():
         for expression in (term.get("matchExpressions") or ()) if isinstance(term, Mapping) else ():
             if isinstance(expression, Mapping):
                 yield expression
@@ -301,6 +354,9 @@ def _expressions(terms: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 def _gpus(tables: Sequence[Mapping[str, Any]], where: str) -> int | None:
     """The number of accelerators that a container may use; None if no table says it."""
     for table in reversed(tables):
+        profile = re.fullmatch(r"[\w.-]{1,80}:([0-9]{1,4})", str(table.get(PROFILE, "")))
+        if profile is not None:
+            return int(profile[1])
         for kind in ("limits", "requests"):
             resources = _table(table, "resources", kind)
             for name in GPUS:
@@ -325,7 +381,7 @@ def _engine(tables: Sequence[Mapping[str, Any]]) -> str:
     """The engine that a format of models or a framework's name stands for; empty without one."""
     formats = {"vllm": "vllm", "huggingface": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
     for table in reversed(tables):
-        for name in (_table(table, "modelFormat").get("name"), table.get("backendFramework")):
+        for name in (_table(table, "modelFormat").get("name"), table.get("backendFramework"), table.get("engine")):
             if str(name).lower() in formats:
                 return formats[str(name).lower()]
     return ""

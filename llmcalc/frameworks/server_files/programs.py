@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple
+
+from ..engines.flags import by_name
+from ..engines.registry import engine
 
 
 class ServerProgram(NamedTuple):
@@ -137,9 +141,6 @@ PROGRAMS = (
 )  # fmt: skip
 """The programs that start servers. An image is that of the first program that has a part of its name."""
 
-FORK_FLAGS = ("-mla", "-fmoe", "-amb", "-rtr", "-ser", "--mla-use", "--fused-moe", "--attn-max-batch")
-"""Flags that only a fork has."""
-
 WORKER_LAUNCHER = re.compile(r"--[a-z]+\.([a-z]+)\.cli=(.*)", re.DOTALL)
 """A word that hands a flag on to a server, such as `--dynamo.vllm.cli=--max-num-seqs=64`."""
 
@@ -169,7 +170,7 @@ def start_of(words: Sequence[str], image: str = "") -> Start | None:
     image: the image of the container; empty for a shell.
     """
     for i in range(min(len(words), LONGEST_PREFIX)):
-        start = _start_at(words, i)
+        start = _start_at(words, i, image)
         if start is not None:
             return start
     handed_on = [match for word in words if (match := WORKER_LAUNCHER.fullmatch(word))]
@@ -180,7 +181,7 @@ def start_of(words: Sequence[str], image: str = "") -> Start | None:
             return Start(program, tuple(match[2] for match in handed_on), next(models, ""))
     program = program_of_image(image)
     if program is not None and program.entry and (not words or words[0].startswith("-") or _is_model(words[0])):
-        return _start_at([*program.entry.split(), *words], 0)
+        return _start_at([*program.entry.split(), *words], 0, image)
     return None
 
 
@@ -205,7 +206,7 @@ def version_of_image(image: str) -> str:
     return "" if match is None else match[1]
 
 
-def _start_at(words: Sequence[str], i: int) -> Start | None:
+def _start_at(words: Sequence[str], i: int, image: str = "") -> Start | None:
     """Returns the server whose program is the word at a place."""
     word = words[i]
     after = words[i + 1] if i + 1 < len(words) else ""
@@ -224,7 +225,7 @@ def _start_at(words: Sequence[str], i: int) -> Start | None:
             else:
                 is_it, rest = name == first or word.endswith(f"/{first}"), i + 1
             if is_it:
-                return Start(_fork(program, word, words[rest:]), tuple(words[rest:]))
+                return Start(_fork(program, f"{image} {word}".lower(), words[rest:]), tuple(words[rest:]))
     return None
 
 
@@ -238,11 +239,19 @@ def _module(module: str, arguments: tuple[str, ...]) -> Start | None:
     return Start(program, arguments)
 
 
-def _fork(program: ServerProgram, word: str, arguments: Sequence[str]) -> ServerProgram:
-    """Returns the fork of a program, where the path of the command or its flags are the fork's."""
+def _fork(program: ServerProgram, place: str, arguments: Sequence[str]) -> ServerProgram:
+    """Returns the fork of a program, where its place or a flag is the fork's. place: image and path of the command."""
     for fork in PROGRAMS:
         if fork.fork_of == program.engine and (
-            any(part in word for part in fork.images) or any(flag in FORK_FLAGS for flag in arguments)
+            any(part in place for part in fork.images)
+            or not _flags_of_fork(fork.engine, program.engine).isdisjoint(arguments)
         ):
             return fork
     return program
+
+
+@cache
+def _flags_of_fork(fork: str, engine_name: str) -> frozenset[str]:
+    """The spellings of flags that only the fork has."""
+    known = by_name(engine(engine_name).known_flags())
+    return frozenset(by_name(engine(fork).known_flags())) - frozenset(known)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...errors import InputError, MissingExtra, one_line
 from ...sources.files import parse_json, read_text
-from ..engines.flags import by_name
+from ..engines.flags import by_name, flag_named
 from ..engines.registry import FOLDERS, engine
 from ..launch.command_line import TypedLaunch, typed_launch
 from ..launch.text import LARGEST, parse_yaml
@@ -20,6 +20,7 @@ from .arguments import engine_of_flags, flags_of, read_arguments, words_of_table
 from .manifests import servers_in_tables
 from .modelfile import is_modelfile, server_in_modelfile
 from .programs import ServerProgram, Start, program_named
+from .python_source import CONFIGURATIONS, servers_in_python
 from .scripts import ServerFinder, starts_server
 from .server import Container, LaunchedServer, ReadNamed, Started
 
@@ -129,7 +130,11 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
         return
     is_tables = name.endswith((".yaml", ".yml", ".json")) or (SIGNS.search(text) is not None and text[:2] != "#!")
     if not is_tables:
-        if not starts_server(text) or name.endswith((".py", ".toml")):
+        if name.endswith(".py"):
+            if starts_server(text) or any(f"{name}(" in text for name in CONFIGURATIONS):
+                yield from servers_in_python(text, finder, typed_path.variables)
+            return
+        if not starts_server(text) or name.endswith(".toml"):
             return
         yield from finder.in_script(text, typed_path.variables, typed_path.arguments, user)
         return
@@ -232,11 +237,41 @@ def _server(
 
 def _of_variables(program: ServerProgram, env: Mapping[str, str]) -> Iterator[str]:
     """Yields the flags that environment variables of a program stand for: `LLAMA_ARG_CTX_SIZE=4096` is `--ctx-size`."""
-    for name, value in env.items() if program.variables else ():
+    if not program.variables or not any(name.startswith(program.variables) for name in env):
+        return
+    known = by_name(reversed(flags_of(program, engine(program.engine))))
+    for name, value in env.items():
         if name.startswith(program.variables):
-            flag = name.removeprefix(program.variables).lower().replace("_", "-")
-            yield f"--{'parallel' if flag == 'n-parallel' else flag}={value}"
+            word = name.removeprefix(program.variables).lower().replace("_", "-")
+            typed = f"--{VARIABLES.get(word, word)}"
+            match = flag_named(known, typed)
+            is_switch = match is None or match.flag.kind == "switch"
+            if is_switch and value.lower() in OFF:
+                yield f"--no-{typed[2:]}"
+            else:
+                yield typed if is_switch and value.lower() in ON else f"{typed}={value}"
 
+
+ON, OFF = ("on", "enabled", "true", "1"), ("off", "disabled", "false", "0")
+"""Values of variables that stand for switches."""
+
+VARIABLES = {
+    "n-parallel": "parallel",
+    "rope-scaling-type": "rope-scaling",
+    "static-path": "path",
+    "reranking": "rerank",
+    "endpoint-metrics": "metrics",
+    "endpoint-props": "props",
+    "endpoint-slots": "slots",
+    "think": "reasoning-format",
+    "think-budget": "reasoning-budget",
+    "think-budget-message": "reasoning-budget-message",
+    "checkpoint-min-spacing-nt": "checkpoint-min-step",
+    "spec-draft-hf-repo": "spec-draft-hf",
+    "spec-draft-cache-type-k": "spec-draft-type-k",
+    "spec-draft-cache-type-v": "spec-draft-type-v",
+}
+"""Name of a variable of llama-server behind its beginning → its flag, where the two differ (common/arg.cpp)."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 """Names of variables that are not shown."""

@@ -75,6 +75,9 @@ class ServerFinder:
     ) -> Iterator[Started]:
         """Yields the servers that a command starts. files: texts that its script writes."""
         words = list(container.words)
+        program = program_named(container.engine)
+        if not words and program is not None and container.model:
+            yield Started(Start(program, ()), container, files or {}, version_of_image(container.image))
         if depth > DEEPEST or not words:
             return
         inner = container_of(words, container.place)
@@ -88,7 +91,6 @@ class ServerFinder:
             yield from self.in_script(text, container.env, arguments, container, depth + 1)
             return
         start = start_of(words, container.image)
-        program = program_named(container.engine)
         if start is None and program is not None and words[0].startswith("-"):
             start = Start(program, tuple(words))
         if start is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -18,6 +19,8 @@ from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
 from ..engines.flags import AUTO
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
+from .adapters import adapter_bytes, slots_of
+from .cache_formats import PACKED_FORMATS, packed_bytes
 from .flags import CPU_CONNECTORS
 from .kv_blocks import BlockPool, block_pool
 from .profile_run import ProfileRun
@@ -40,6 +43,12 @@ SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128
 
 TOWERS_ARE_SKIPPED_FROM = (0, 19)
 """First version that was read in which encoders without inputs are not loaded (`_mark_tower_model`)."""
+
+LAST_OF_FIRST_ENGINE = (0, 7)
+"""The version whose rules the first engine follows from there on (vllm/worker/worker.py)."""
+
+WITHOUT_FIRST_ENGINE = (0, 11)
+"""First version without the first engine."""
 
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
 """First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
@@ -84,8 +93,8 @@ class Server(EngineServer):
 
     def check_environment(self) -> None:
         """Raises `InputError` for variables and tables of flags that are not modelled."""
-        if self.flags.get("VLLM_USE_V1") == 0 and self.rules.generation == "v1":
-            raise InputError("VLLM_USE_V1=0: the first engine is modelled up to vLLM 0.7; remove the variable")
+        if self.flags.get("VLLM_USE_V1") == 0 and self.numbers >= WITHOUT_FIRST_ENGINE:
+            raise InputError("VLLM_USE_V1=0: vLLM 0.11 and later have no first engine; remove the variable")
         connector = self.flags.get("kv_transfer_config", {}).get("kv_connector", CPU_CONNECTORS[0])
         if connector not in CPU_CONNECTORS:
             raise InputError(
@@ -144,15 +153,27 @@ class Server(EngineServer):
             most = max(sizes) if chosen else min(2 * self.decoded_tokens, GRAPH_SIZES[-1])
         pieces = 0 if mode in ("FULL", "FULL_DECODE_ONLY") else sum(size <= most for size in sizes)
         wholes = 0 if mode == "PIECEWISE" else sum(size <= min(most, self.decoded_tokens) for size in sizes)
-        return pieces + wholes
+        return (pieces + wholes) * self.cases_of_graphs
+
+    @property
+    def cases_of_graphs(self) -> int:
+        """How often graphs of one size are captured: with adapters, once more without (v1/cudagraph_dispatcher.py)."""
+        is_special = self.compilation.get("cudagraph_specialize_lora", True)
+        return 2 if self.flags.get("enable_lora") and is_special else 1
 
     @property
     def record(self) -> VLLMRecord:
         return vllm_record()
 
+    @property
+    def rule_numbers(self) -> tuple[int, ...]:
+        """The version whose rules hold: that of the last record of the first engine where VLLM_USE_V1=0 chooses it."""
+        is_first = self.flags.get("VLLM_USE_V1") == 0 and self.numbers > LAST_OF_FIRST_ENGINE
+        return LAST_OF_FIRST_ENGINE if is_first else self.numbers
+
     @cached_property
     def rules(self) -> Rules:
-        return self.record.rules(self.numbers)
+        return self.record.rules(self.rule_numbers)
 
     @property
     def dp(self) -> int:
@@ -195,7 +216,7 @@ class Server(EngineServer):
     @property
     def max_num_seqs(self) -> int:
         chosen = self.flags.get("max_num_seqs")
-        default = min(self.record.defaults(self.numbers, self.hardware).max_num_seqs, self.max_num_batched_tokens)
+        default = min(self.record.defaults(self.rule_numbers, self.hardware).max_num_seqs, self.max_num_batched_tokens)
         return int(chosen or default)
 
     @property
@@ -203,7 +224,7 @@ class Server(EngineServer):
         chosen = self.flags.get("max_num_batched_tokens")
         if chosen:
             return int(chosen)
-        default = self.record.defaults(self.numbers, self.hardware).max_num_batched_tokens
+        default = self.record.defaults(self.rule_numbers, self.hardware).max_num_batched_tokens
         if self.rules.generation == "v0":
             if self.longest_request > 32768:
                 return self.rules.chunk_above_32k
@@ -280,12 +301,19 @@ class Server(EngineServer):
         offloaded = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
         return max(0, rank.weights + tables + padding + rank.latent_projections * self.element_bytes - offloaded)
 
+    def cache_element(self, rank: EngineRank) -> Fraction:
+        """Bytes of a cached element, with its share of scales."""
+        word = str(self.flags.get("kv_cache_dtype", ""))
+        if word in PACKED_FORMATS:
+            return packed_bytes(word, rank, self.numbers)
+        return Fraction(self.cached_element_bytes)
+
     def stage(self, number: int) -> Stage:
         """The memory of a rank of a stage."""
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
         drafted = [] if self.draft is None else self.draft.token_caches
-        pool = block_pool(rank, self.cached_element_bytes, self.block_size, rules, has_full_windows, drafted)
+        pool = block_pool(rank, self.cache_element(rank), self.block_size, rules, has_full_windows, drafted)
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
         outside_bytes = self.measured("non_torch", outside.mib * MIB)
@@ -293,6 +321,7 @@ class Server(EngineServer):
         weights = self.stored_weights(rank)
         if self.draft is not None:
             weights += self.draft.weights + self.draft.rope_elements * self.element_bytes
+        weights += adapter_bytes(rank, self.flags, self.element_bytes, self.numbers)
         weights = self.measured("weights", weights)
         peak = self.measured("profile_run", run.peak_bytes(rank, rules))
         taken = weights + peak + outside_bytes + (graphs if self.subtracts_graphs else 0)
@@ -314,6 +343,9 @@ class Server(EngineServer):
 
     def _weights_origin(self, rank: EngineRank) -> str:
         scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
+        if self.flags.get("enable_lora"):
+            slots, lora_rank = slots_of(self.flags)
+            scheme += f", with {slots} slots for adapters of rank {lora_rank}"
         if self.speculation.draft is not None:
             return f"{scheme}, with {self.speculation.draft.name} that drafts"
         return f"{scheme}, with modules that draft" if self.speculation.with_mtp else scheme

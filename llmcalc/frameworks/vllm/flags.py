@@ -7,8 +7,9 @@ vLLM 0.6.6, 0.9.2, 0.19, 0.24 and 0.33.
 from __future__ import annotations
 
 from ..engines.flags import AUTO, Flag, refused_flags
+from .cache_formats import PACKED_FORMATS
 
-CACHE_WORDS = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2")
+CACHE_WORDS = ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", *PACKED_FORMATS)
 DTYPE_WORDS = ("auto", "bfloat16", "half", "float16", "float", "float32")
 QUANTIZATION_WORDS = (
     "fp8", "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "mxfp4", "gpt_oss_mxfp4", "modelopt",
@@ -18,6 +19,7 @@ QUANTIZATION_WORDS = (
 )  # fmt: skip
 
 IDLE = """
+    --default-mm-loras --lora-extra-vocab-size --max-cpu-loras --max-lora-cls-labels
     --allowed-local-media-path --anthropic-disabled-thinking-effort --api-server-count --attention-backend
     --attention-config --aux-output-config --chat-template --chat-template-content-format --code-revision
     --cohere-format --config-format --cp-kv-cache-interleave-size --cpu-distributed-timeout-seconds
@@ -56,6 +58,7 @@ IDLE = """
 """Flags with a value that change no memory of a device."""
 
 IDLE_LISTS = """
+    --lora-modules
     --allowed-headers --allowed-media-domains --allowed-methods --allowed-origins --api-key
     --collect-detailed-traces --custom-histogram-buckets --device-ids --ignore-patterns --logits-processors
     --middleware --numa-bind-cpus --numa-bind-nodes --served-model-name --sleep-preserve-parameter-names
@@ -155,25 +158,16 @@ FLAGS = (
         "--speculative-max-model-len",
         "--speculative-disable-by-batch-size",
     ),
+    Flag(("--enable-lora",), "switch"),
+    Flag(("--max-loras",), "number", most=10**4),
+    Flag(("--max-lora-rank",), "number", most=512),
+    Flag(("--lora-dtype",), "word", ("auto", "float16", "bfloat16")),
+    *refused_flags("adapters of chosen layers", "--lora-target-modules"),
+    *refused_flags("adapters of prompts", "--prompt-adapters", "--max-prompt-adapters", "--max-prompt-adapter-token"),
+    *refused_flags("an adapter of a quantized checkpoint", "--qlora-adapter-name-or-path"),
     *refused_flags(
-        "adapters",
-        "--max-loras",
-        "--lora-modules",
-        "--max-lora-rank",
-        "--lora-dtype",
-        "--lora-extra-vocab-size",
-        "--lora-target-modules",
-        "--default-mm-loras",
-        "--max-cpu-loras",
-        "--prompt-adapters",
-        "--max-prompt-adapters",
-        "--max-prompt-adapter-token",
-        "--qlora-adapter-name-or-path",
-    ),
-    *refused_flags(
-        "adapters",
+        "another layout of adapters",
         switches=(
-            "--enable-lora",
             "--fully-sharded-loras",
             "--enable-prompt-adapter",
             "--enable-lora-bias",

@@ -6,8 +6,10 @@ kind has, and all groups take blocks from one pool. A recurrent state takes one 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from ...errors import InputError
 from ..engines.rank import EngineRank, StateCache, TokenCache
@@ -90,14 +92,15 @@ class BlockPool:
 
 def block_pool(
     rank: EngineRank,
-    element_bytes: int,
+    element_bytes: Fraction,
     block_size: int,
     rules: Rules,
     has_full_windows: bool = False,
     drafted: Sequence[TokenCache] = (),
 ) -> BlockPool:
-    """Returns the pool of a rank. element_bytes: bytes of a cached element. block_size: tokens of a block.
+    """Returns the pool of a rank.
 
+    element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
     has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     beside layers of several kinds.
@@ -112,7 +115,7 @@ def block_pool(
         widest = max(cache.width for cache in caches)
         caches = [TokenCache("attention", layers, None, widest)]
     if all(cache.window is None for cache in caches) and not states:
-        token_bytes = sum(cache.layers * cache.width for cache in caches) * element_bytes
+        token_bytes = math.ceil(sum(cache.layers * cache.width for cache in caches) * element_bytes)
         return BlockPool(token_bytes * block_size, block_size, (Group(1, None),))
     if drafted:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
@@ -120,13 +123,13 @@ def block_pool(
 
 
 def _grouped_pool(
-    caches: Sequence[TokenCache], states: Sequence[StateCache], element_bytes: int, block_size: int
+    caches: Sequence[TokenCache], states: Sequence[StateCache], element_bytes: Fraction, block_size: int
 ) -> BlockPool:
     """Returns the pool of a model with several kinds of layers."""
     kinds: dict[int | None, int] = {}
     for cache in caches:
         kinds[cache.window] = kinds.get(cache.window, 0) + cache.layers
-    token_bytes = max(cache.width for cache in caches) * element_bytes
+    token_bytes = math.ceil(max(cache.width for cache in caches) * element_bytes)
     state_layers = max((state.layers for state in states), default=0)
     if states:
         state_bytes = sum(state.bytes * state.layers for state in states) // state_layers

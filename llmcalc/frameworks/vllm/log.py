@@ -46,6 +46,17 @@ PATTERNS = (
     pattern("Using max model len ", rf"len (?P<max_model_len>{COUNT})"),
     pattern("max_num_batched_tokens=", rf"=(?P<max_num_batched_tokens>{COUNT})"),
     pattern("Free memory on device", r"/(?P<total_gib>[0-9.]{1,9}) ?GiB\)"),
+    pattern("total consumed (from mem_get_info): ", rf": (?P<consumed>{AMOUNT})"),
+    # what a running engine says that it took (compile_or_warm_up_model)
+    pattern(
+        "Desired GPU memory utilization is (",
+        rf"\((?P<gpu_memory_utilization>[0-9.]{{1,9}}), (?P<budget>{AMOUNT})",
+    ),
+    pattern("Actual usage is ", rf"is (?P<weights>{AMOUNT}) for weight,"),
+    pattern("Actual usage is ", rf"is (?P<consumed>{AMOUNT}) for consumed memory"),
+    pattern("Actual usage is ", rf", (?P<profile_run>{AMOUNT}) for peak activation"),
+    pattern("for peak activation, ", rf", (?P<non_torch>{AMOUNT}) for non-torch memory"),
+    pattern("for peak activation, ", rf" and (?P<cuda_graphs>{AMOUNT}) for CUDAGraph memory"),
 )
 
 MESSAGES = (
@@ -53,6 +64,8 @@ MESSAGES = (
     "To serve at least one request with the model",
     "is larger than the maximum number of tokens that can be stored in KV",
     "is less than desired GPU memory utilization",
+    "is less than the engine's budget after excluding",
+    "exceed the desired GPU memory utilization",
 )
 """Parts of the messages with which vLLM refuses to start, of all versions."""
 
@@ -113,6 +126,8 @@ def _terms(facts: Facts) -> Iterator[LogTerm]:
     if "peak" in facts and "weights" in facts:
         yield LogTerm("profile_run", max(facts.sizes("peak")) - max(facts.sizes("weights")))
     yield from facts.largest("profile_run", "non_torch")
+    if "consumed" in facts and "weights" in facts and "non_torch" not in facts:
+        yield LogTerm("non_torch", max(0, max(facts.sizes("consumed")) - max(facts.sizes("weights"))))
     graphs = "estimated_graphs" if "estimated_graphs" in facts else "cuda_graphs"
     if graphs in facts:
         yield LogTerm("cuda_graphs", max(facts.sizes(graphs)))

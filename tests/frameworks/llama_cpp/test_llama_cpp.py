@@ -310,6 +310,60 @@ def test_a_wrong_gguf_file_is_refused(tmp_path: Path, metadata: dict[str, Any], 
         llmcalc.memory(str(file), hardware="rtx-3090", engine="llama.cpp")
 
 
+def test_a_draft_model_has_buffers_of_its_own() -> None:
+    flags = {"ctx_size": 8192, "n_gpu_layers": "all", "parallel": 2, "fit": "off"}
+    alone, both = memory(**flags), memory(**flags, model_draft="llama3.2-1b", cache_type_k_draft="q8_0")
+    draft = llmcalc.memory(
+        "llama3.2-1b", hardware="rtx-3090", engine="llama.cpp==b10488", cache_type_k="q8_0", **flags
+    ).result  # type: ignore[union-attr]
+    for name in ("model_buffer", "kv_buffer"):
+        assert both.bytes_of(name) == alone.bytes_of(name) + draft.bytes_of(name)
+    # 16 layers with 8 key heads of 64: keys in blocks of 34 bytes for 32, values in 16 bits
+    assert draft.bytes_of("kv_buffer", "CUDA0") == 16 * 8192 * 8 * 64 * (34 / 32 + 2)
+    assert both.bytes_of("compute_buffer", "CUDA0") > alone.bytes_of("compute_buffer", "CUDA0")
+
+
+def test_a_draft_model_may_stay_on_the_host() -> None:
+    flags = {"ctx_size": 4096, "n_gpu_layers": "all", "parallel": 1, "fit": "off"}
+    alone, both = memory(**flags), memory(**flags, model_draft="llama3.2-1b", n_gpu_layers_draft=0)
+    assert both.bytes_of("model_buffer", "CUDA0") == alone.bytes_of("model_buffer", "CUDA0")
+    assert both.bytes_of("kv_buffer", "CPU") == 16 * 4096 * 2 * 8 * 64 * 2
+
+
+def test_drafted_tokens_have_logits() -> None:
+    def compute(**flags: Any) -> int:
+        return int(memory(ctx_size=8192, n_gpu_layers="all", parallel=4, fit="off", **flags).bytes_of("compute_buffer"))
+
+    assert compute(spec_type="ngram-cache") < compute(spec_type="ngram-mod")
+    assert compute(spec_type="ngram-mod", spec_ngram_mod_n_max=8) == compute(spec_type="ngram-cache")
+    assert compute(spec_type="none") == compute()
+
+
+def test_dense_networks_of_the_first_layers_stay_on_the_host() -> None:
+    flags = {"ctx_size": 4096, "n_gpu_layers": "all", "fit": "off"}
+    whole, moved = memory(**flags), memory(**flags, n_cpu_ffn=4)
+    server_of_file = server(
+        llmcalc.load("llama3.1-8b"), find_hardware("rtx-3090"), engine_and_version("llama.cpp==b10488")[1],
+        {**flags, "quantize": "q4_k_m"},
+    )  # fmt: skip
+    tensors = [t for t in server_of_file.model.tensors if t.layer is not None and t.layer < 4]
+    networks = sum(t.nbytes for t in tensors if re.search(r"\.ffn_(up|gate|down)\.", t.name))
+    assert networks
+    assert whole.bytes_of("model_buffer", "CUDA0") - moved.bytes_of("model_buffer", "CUDA0") == networks
+
+
+@pytest.mark.parametrize(
+    ("flags", "mmap"),
+    [({}, True), ({"load_mode": "none"}, False), ({"load_mode": "dio"}, False), ({"no_mmap": True}, False)],
+)
+def test_a_mode_of_loading_says_whether_the_file_is_mapped(flags: dict[str, Any], mmap: bool) -> None:
+    assert memory(**flags).host["mmap"] is mmap
+
+
+def test_slots_that_share_a_cache_may_state_their_context() -> None:
+    assert memory(kv_unified_per_slot=4096, parallel=3, kv_unified=True).kv_tokens == 3 * 4096
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -324,7 +378,10 @@ def test_a_wrong_gguf_file_is_refused(tmp_path: Path, metadata: dict[str, Any], 
         ({"tensor_split": "1,1,1", "device": "CUDA0"}, "--tensor-split"),
         ({"fit_target": "x"}, "--fit-target"),
         ({"split_mode": "row"}, "--split-mode"),
-        ({"model_draft": "x.gguf"}, "speculative"),
+        ({"model_draft": "x.gguf"}, "--model-draft 'x.gguf': cannot be read"),
+        ({"model_draft": "llama3.1-1b-eagle"}, "--model-draft"),
+        ({"model_draft": "llama3.2-1b", "engine": "llama.cpp==b5000"}, "modelled from build b9440"),
+        ({"spec_type": "draft-mtp"}, "--spec-type 'draft-mtp': is not modelled"),
         ({"mla_use": 3}, "mla"),
         ({"device": ",".join(["CUDA0"] * 99)}, "--device"),
         ({"target": "t5-base"}, "encoder"),

@@ -121,6 +121,38 @@ FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
     ],
     "sglang_two_nodes.sh": [("sglang", "", "qwen3-32b", {"tp_size": "8"})],
     "sglang_compose.yml": [("sglang", "", LLAMA, {"dp_size": "2", "quantization": "fp8"})],
+    "ray_serve.py": [
+        ("vllm", "", "Qwen/Qwen3-32B", {"tensor_parallel_size": "2", "max_model_len": "16384"}),
+        ("vllm", "", "Qwen/Qwen3-8B", {"enforce_eager": True, "gpu_memory_utilization": "0.8"}),
+    ],
+    "modal_app.py": [
+        (
+            "vllm",
+            "0.19.0",
+            "Qwen/Qwen3-8B",
+            {"enforce_eager": False, "tensor_parallel_size": "2", "max_num_seqs": "64"},
+        )
+    ],
+    "skypilot.yaml": [("vllm", "0.19.0", "Qwen/Qwen3-8B", {"tensor_parallel_size": "2", "max_model_len": "8192"})],
+    "production_stack_values.yaml": [
+        (
+            "vllm",
+            "0.24.0",
+            "Qwen/Qwen3-8B",
+            {
+                "max_model_len": "8192",
+                "max_num_seqs": "32",
+                "tensor_parallel_size": "2",
+                "gpu_memory_utilization": "0.8",
+            },
+        ),
+        ("vllm", "", LLAMA, {"enable_lora": True, "max_loras": "4"}),
+    ],
+    "ray_service.yaml": [("vllm", "", "Qwen/Qwen3-8B", {"max_model_len": "8192"})],
+    "kubeai.yaml": [
+        ("vllm", "", "Qwen/Qwen3-8B", {"tensor_parallel_size": "2", "max_model_len": "16384"}),
+        ("vllm", "", "Qwen/Qwen3-4B", {}),
+    ],
     "vllm_config.yaml": [
         ("vllm", "", "qwen3-8b", {"tensor_parallel_size": "2", "max_model_len": "32k", "kv_cache_dtype": "fp8"})
     ],
@@ -140,6 +172,85 @@ OTHER_ENGINES = {
 def test_what_a_file_says(name: str) -> None:
     servers = servers_of(SERVING / name)
     assert [(s.engine, s.version, s.target, dict(s.values)) for s in servers] == FORMS[name]
+
+
+@pytest.mark.parametrize(
+    ("name", "hardware", "gpus"),
+    [
+        ("ray_serve.py", "l40s", None),
+        ("modal_app.py", "h100-sxm", 2),
+        ("skypilot.yaml", "l4", 2),
+        ("production_stack_values.yaml", "l40s", 2),
+        ("ray_service.yaml", "a10g", None),
+        ("kubeai.yaml", "l4", 2),
+    ],
+)
+def test_a_file_names_its_accelerators(name: str, hardware: str, gpus: int | None) -> None:
+    server = servers_of(SERVING / name)[0]
+    assert (server.hardware, server.gpus) == (hardware, gpus)
+
+
+def test_an_engine_inside_a_program_is_refused_by_name(tmp_path: Path) -> None:
+    file = tmp_path / "offline.py"
+    file.write_text('from vllm import LLM\nllm = LLM(model="Qwen/Qwen3-8B")\n')
+    with pytest.raises(InputError, match=r"line 2: LLM\(…\) starts vLLM inside a program"):
+        servers_of(file)
+
+
+def test_what_a_python_file_computes_is_known_only_when_it_runs(tmp_path: Path) -> None:
+    file = tmp_path / "app.py"
+    file.write_text('words = ["vllm", "serve", "qwen3-8b", "--max-num-seqs", str(choose())]\n')
+    with pytest.raises(InputError, match=r"--max-num-seqs: 'choose\(…\)' is known only when the script runs"):
+        servers_of(file)
+    file.write_text('words = ["vllm", "serve", "qwen3-8b"]\nwords += more_flags()\n')
+    with pytest.raises(InputError, match="is known only when the script runs"):
+        servers_of(file)
+    file.write_text('words = ["vllm", "serve", "qwen3-8b"]\nwords = words_of(words)\n')
+    assert servers_of(file) == []
+
+
+def test_letters_of_a_compose_file_are_no_commands_of_a_shell(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yml"
+    lines = ["services:", "  chat:", "    image: vllm/vllm-openai", "    entrypoint:", "    - /bin/bash", "    - -c"]
+    lines += ["    - |", '      echo "a `quoted` word \\\\" >&2', '      vllm serve "$$@"', "    - --"]
+    lines += ["    command: --model qwen3-8b --max-num-seqs ${SEQS:-8}"]
+    file.write_text("\n".join(lines))
+    assert dict(servers_of(file)[0].values) == {"max_num_seqs": "8"}
+
+
+def test_a_template_is_refused_as_one(tmp_path: Path) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text("vllm serve qwen3-8b {{- if .Eager }}--enforce-eager{{- end }} --max-num-seqs 8\n")
+    with pytest.raises(InputError, match="a template"):
+        servers_of(file)
+
+
+@pytest.mark.parametrize(
+    ("variables", "values"),
+    [
+        ("LLAMA_ARG_CTX_SIZE=8192 LLAMA_ARG_KV_UNIFIED=on", {"ctx_size": "8192", "kv_unified": True}),
+        ("LLAMA_ARG_KV_UNIFIED=0 LLAMA_ARG_N_PARALLEL=2", {"kv_unified": False, "parallel": "2"}),
+        ("LLAMA_ARG_ENDPOINT_METRICS=1 LLAMA_ARG_N_GPU_LAYERS=20", {"n_gpu_layers": "20"}),
+        ("LLAMA_ARG_SPEC_DRAFT_MODEL=llama3.2-1b", {"model_draft": "llama3.2-1b"}),
+    ],
+)
+def test_variables_stand_for_flags(variables: str, values: dict[str, Any], tmp_path: Path) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text("".join(f"export {word}\n" for word in variables.split()) + "llama-server -m llama3.1-8b.gguf\n")
+    assert dict(servers_of(file)[0].values) == values
+
+
+def test_a_fork_is_known_by_its_image_or_by_a_flag_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "compose.yml"
+    service = "services:\n  chat:\n    image: {}\n    command: -m model.gguf {}\n"
+    texts = {
+        ("ghcr.io/ikawrakow/ik-llama-cpp", "-c 4096"): "ik_llama.cpp",
+        ("ghcr.io/ggml-org/llama.cpp:server", "-c 4096 -khad"): "ik_llama.cpp",
+        ("ghcr.io/ggml-org/llama.cpp:server", "-c 4096"): "llama.cpp",
+    }
+    for (image, flags), engine in texts.items():
+        file.write_text(service.format(image, flags))
+        assert servers_of(file)[0].engine == engine
 
 
 @pytest.mark.parametrize("name", FORMS)

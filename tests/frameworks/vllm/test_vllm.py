@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
 
 GIB = 2**30
+
+TWO_BYTES = Fraction(2)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -63,7 +66,7 @@ def test_defaults_go_by_memory_and_name(hardware: str, version: tuple[int, ...],
 
 def test_blocks_of_equal_layers() -> None:
     rank = EngineRank(llmcalc.load("llama3.1-8b"), Layout(tp=2))
-    pool = block_pool(rank, 2, 16, vllm_record().rules((0, 19)))
+    pool = block_pool(rank, TWO_BYTES, 16, vllm_record().rules((0, 19)))
     # 32 layers, 4 of 8 key heads of 128, keys and values, 2 bytes, 16 tokens
     assert pool.block_bytes == 32 * 4 * 128 * 2 * 2 * 16
     assert pool.blocks_of_request(8192, 8192) == 8192 // 16
@@ -71,13 +74,15 @@ def test_blocks_of_equal_layers() -> None:
 
 def test_key_heads_fewer_than_ranks_are_copied() -> None:
     rank = EngineRank(llmcalc.load("llama3.1-8b"), Layout(tp=16))
-    pool = block_pool(rank, 2, 16, vllm_record().rules((0, 19)))
+    pool = block_pool(rank, TWO_BYTES, 16, vllm_record().rules((0, 19)))
     assert pool.block_bytes == 32 * 1 * 128 * 2 * 2 * 16
 
 
 def test_latents_are_copied() -> None:
     pools = [
-        block_pool(EngineRank(llmcalc.load("deepseek-v2-lite"), Layout(tp=tp)), 2, 16, vllm_record().rules((0, 19)))
+        block_pool(
+            EngineRank(llmcalc.load("deepseek-v2-lite"), Layout(tp=tp)), TWO_BYTES, 16, vllm_record().rules((0, 19))
+        )
         for tp in (1, 2)
     ]
     # 27 layers, 512 + 64 elements
@@ -85,7 +90,7 @@ def test_latents_are_copied() -> None:
 
 
 def test_sliding_layers_are_groups_of_one_pool() -> None:
-    pool = block_pool(EngineRank(llmcalc.load("gpt-oss-20b")), 2, 16, vllm_record().rules((0, 19)))
+    pool = block_pool(EngineRank(llmcalc.load("gpt-oss-20b")), TWO_BYTES, 16, vllm_record().rules((0, 19)))
     # 12 full layers and 12 with a window of 128: two groups of 12 layers, 8 key heads of 64
     assert pool.block_bytes == 12 * 8 * 64 * 2 * 2 * 16
     # a request of 8,192 tokens: 512 blocks of the full group; the windows keep 127 + 1,024 tokens and a block more
@@ -94,7 +99,7 @@ def test_sliding_layers_are_groups_of_one_pool() -> None:
 
 
 def test_a_state_is_one_block_whose_size_attention_adopts() -> None:
-    pool = block_pool(EngineRank(llmcalc.load("qwen3.5-9b")), 2, 16, vllm_record().rules((0, 33)))
+    pool = block_pool(EngineRank(llmcalc.load("qwen3.5-9b")), TWO_BYTES, 16, vllm_record().rules((0, 33)))
     assert pool.block_size % 16 == 0
     assert pool.block_size > 16
     # 8 layers of attention and 24 of states: four groups of 8
@@ -275,8 +280,81 @@ def test_the_environment_decides_whether_graphs_are_subtracted() -> None:
         return int(answer(engine="vllm==0.19", **flags).result.kv_tokens)
 
     assert tokens(VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS=1) < tokens()
-    with pytest.raises(InputError, match="VLLM_USE_V1=0"):
-        answer(engine="vllm==0.9.2", VLLM_USE_V1="0")
+
+
+def test_the_first_engine_follows_its_last_record_until_it_is_gone() -> None:
+    chosen = answer(engine="vllm==0.9.2", VLLM_USE_V1="0", max_model_len=8192).result
+    earlier = answer(engine="vllm==0.7", max_model_len=8192).result
+    assert chosen.settings["max_num_batched_tokens"] == earlier.settings["max_num_batched_tokens"] == 8192
+    assert chosen.bytes_of("profile_run") == earlier.bytes_of("profile_run")
+    with pytest.raises(InputError, match=r"VLLM_USE_V1=0: vLLM 0\.11 and later have no first engine"):
+        answer(engine="vllm==0.19", VLLM_USE_V1="0")
+
+
+def test_slots_of_adapters_are_weights() -> None:
+    plain = answer("qwen3-8b", tensor_parallel_size=2).result
+    slots = answer("qwen3-8b", tensor_parallel_size=2, enable_lora=True, max_loras=4, max_lora_rank=64).result
+    # inputs and outputs of 36 layers: query, key, value; output; gate and up; down. A rank has half of what is divided
+    attention = (4096 + 2048) + 2 * (4096 + 512) + (2048 + 4096)
+    network = 2 * (4096 + 6144) + (6144 + 4096)
+    vocabulary = 2 * (151_936 + 4096)  # embedding and head have the whole vocabulary on every rank
+    sides = 36 * (attention + network) + vocabulary
+    assert slots.bytes_of("weights") - plain.bytes_of("weights") == 4 * 64 * 2 * sides
+    # graphs are captured with adapters and without
+    assert slots.bytes_of("cuda_graphs") == pytest.approx(2 * plain.bytes_of("cuda_graphs"), abs=2)
+
+
+def test_experts_have_slots_of_adapters() -> None:
+    plain = answer("qwen3-30b-a3b", hardware="h200", engine="vllm==0.33").result
+    slots = answer("qwen3-30b-a3b", hardware="h200", engine="vllm==0.33", enable_lora=True).result
+    experts = 128 * 3 * (2048 + 768)
+    attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
+    sides = 48 * (experts + attention + 2048 + 128) + 2 * (151_936 + 2048)
+    assert slots.bytes_of("weights") - plain.bytes_of("weights") == 16 * 2 * sides
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"enable_lora": True, "max_lora_rank": 17}, "--max-lora-rank 17: expected one of 1, 8"),
+        ({"enable_lora": True, "target": "deepseek-v2-lite"}, "--enable-lora: adapters of latent"),
+        ({"enable_lora": True, "target": "qwen3-30b-a3b", "engine": "vllm==0.10"}, "adapters of experts"),
+        ({"fully_sharded_loras": True}, "--fully-sharded-loras"),
+    ],
+)
+def test_adapters_that_are_not_modelled_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answer(**flags)
+
+
+@pytest.mark.parametrize(
+    ("word", "sixteenths_of_a_byte"),
+    [
+        ("auto", 2 * 16),
+        ("fp8", 16),
+        ("fp8_per_token_head", 16.5),  # one float32 for 128 elements
+        ("int8_per_token_head", 16.5),
+        ("int4_per_token_head", 8.5),
+        ("nvfp4", 9),  # one byte for 16 elements
+    ],
+)
+def test_a_cached_element_has_its_share_of_scales(word: str, sixteenths_of_a_byte: float) -> None:
+    memory = answer("qwen3-8b", engine="vllm==0.33", kv_cache_dtype=word).result
+    block = round(36 * 8 * 128 * 2 * 16 * sixteenths_of_a_byte / 16)
+    assert memory.blocks == memory.bytes_of("kv_cache") // block
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"engine": "vllm==0.19"}, "0.19 and earlier have no such cache"),
+        ({"engine": "vllm==0.33", "target": "deepseek-v2-lite"}, "latent attention is not modelled"),
+        ({"engine": "vllm==0.33", "target": "gemma4-31b", "hardware": "b200"}, "heads of several sizes"),
+    ],
+)
+def test_caches_with_scales_that_are_not_modelled_are_refused(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answer(**{"kv_cache_dtype": "int8_per_token_head", **flags})
 
 
 def test_encoders_without_inputs_are_not_loaded() -> None:

@@ -1,0 +1,91 @@
+"""Speculative decoding in llama-server (common/speculative.cpp): which tokens are drafted, and by which model.
+
+A draft model has buffers of its own, with a context as long as the target's and caches of its own type
+(`common_speculative_init_result`). Tokens that are found in earlier ones take nothing on a device. Both make the target
+compute the logits of all drafted tokens of a slot (`common_speculative_get_output_limits`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...costs.draft import check_draft, states_of
+from ...errors import InputError, shown
+from ...sources.preset import Preset
+from ...sources.target import load
+
+DRAFT_TOKENS = 3
+"""Default of --spec-draft-n-max (common/common.h, `common_params_speculative_draft`)."""
+
+TOKENS_OF_TYPES = {
+    "none": ("", 0),
+    "ngram-simple": ("spec_ngram_simple_size_m", 48),
+    "ngram-map-k": ("spec_ngram_map_k_size_m", 48),
+    "ngram-map-k4v": ("spec_ngram_map_k4v_size_m", 48),
+    "ngram-mod": ("spec_ngram_mod_n_max", 64),
+    "ngram-cache": ("", 8),
+    "draft-simple": ("draft_max", DRAFT_TOKENS),
+}
+"""Type of speculative decoding → the flag of the tokens that it drafts, and its default."""
+
+OF_THE_DRAFT = {
+    "n_gpu_layers_draft": "n_gpu_layers",
+    "cache_type_k_draft": "cache_type_k",
+    "cache_type_v_draft": "cache_type_v",
+    "override_tensor_draft": "override_tensor",
+    "n_cpu_moe_draft": "n_cpu_moe",
+    "cpu_moe_draft": "cpu_moe",
+    "device_draft": "device",
+}
+"""Flag of the draft → the flag of the target for the same thing."""
+
+INHERITED = (
+    "flash_attn", "batch_size", "ubatch_size", "no_kv_offload", "swa_full", "device", "tensor_split", "split_mode",
+    "no_op_offload",
+)  # fmt: skip
+"""Flags that hold for the draft too (`common_base_params_to_speculative`)."""
+
+
+def drafted_tokens(flags: Mapping[str, Any]) -> int:
+    """Returns the most tokens that are drafted for a slot. Raises `InputError` for types that are not modelled."""
+    types = [name.strip() for name in str(flags.get("spec_type", "none")).lower().split(",")]
+    if flags.get("model_draft"):
+        types.append("draft-simple")
+    tokens = 0
+    for name in types:
+        if name not in TOKENS_OF_TYPES:
+            raise InputError(
+                f"--spec-type {shown(name)}: is not modelled; expected --model-draft, or one of "
+                f"{', '.join(TOKENS_OF_TYPES)}"
+            )
+        flag, default = TOKENS_OF_TYPES[name]
+        tokens = max(tokens, int(flags.get(flag, default)))
+    return tokens
+
+
+def draft_of(flags: Mapping[str, Any], target: Preset) -> Preset | None:
+    """Returns the draft model; None without one. Raises `InputError` for one that does not fit the target."""
+    name = flags.get("model_draft")
+    if not name:
+        return None
+    try:
+        draft = load(str(name))
+    except InputError as error:
+        raise InputError(
+            f"--model-draft {shown(name)}: cannot be read ({str(error)[:200]}); expected a preset, a GGUF file, a "
+            "folder or a hub id as its model"
+        ) from None
+    if states_of(draft.model) is not None:
+        raise InputError(f"--model-draft {draft.name}: reads hidden states of its target, which is not modelled")
+    check_draft(target.model, draft.model, target.name, f"--model-draft: {draft.name}")
+    return draft
+
+
+def draft_flags(flags: Mapping[str, Any], context: int, sequences: int, is_unified: bool) -> dict[str, Any]:
+    """Returns the flags of the server that the draft model is. context: tokens of the target's cache."""
+    inherited = {name: flags[name] for name in INHERITED if name in flags}
+    chosen = {field: flags[name] for name, field in OF_THE_DRAFT.items() if name in flags}
+    return {
+        **inherited, **chosen, "ctx_size": context, "parallel": sequences, "kv_unified": is_unified, "fit": "off"
+    }  # fmt: skip

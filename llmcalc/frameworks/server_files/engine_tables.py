@@ -1,0 +1,120 @@
+"""Tables that name a model and an engine's arguments without a command: values of charts, and configurations of Ray.
+
+- vLLM's production stack: items of `modelSpec` in its chart's values, and the manifest `VLLMRuntime` of its operator
+  (helm/templates/deployment-vllm-multi.yaml, operator/api/v1alpha1);
+- Ray Serve: items of `llm_configs`, as `LLMConfig` of ray.serve.llm has them.
+
+KubeAI's models have a list `args`, as containers have; `manifests.py` reads them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .server import Container
+
+WITHOUT_FLAG = ("extraArgs", "v0", "v1", "port", "env", "prometheusMultiprocDir")
+"""Keys of `vllmConfig` that are no flags of their own."""
+
+SWITCHES = ("enableLoRA",)
+"""Keys beside `vllmConfig` that are switches of the engine."""
+
+MODEL_FLAGS = ("maxModelLen", "maxNumSeqs", "dtype")
+"""Keys of the operator's `model` that are flags of the engine."""
+
+
+def table_of_engine(table: Mapping[str, Any]) -> Container | None:
+    """Returns the server of a table, without its place; None for a table of another kind."""
+    if isinstance(table.get("engine_kwargs"), Mapping) and isinstance(table.get("model_loading_config"), Mapping):
+        return _of_ray(table)
+    runtime = table.get("model")
+    if isinstance(runtime, Mapping) and isinstance(runtime.get("modelURL"), str):
+        return _of_operator(table, runtime)
+    if isinstance(table.get("modelURL"), str) and ("vllmConfig" in table or "repository" in table):
+        return _of_chart(table)
+    return None
+
+
+def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the words of a command that stand for the arguments of an engine in Python."""
+    import json
+
+    for name, value in arguments.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            yield flag if value else f"--no-{flag[2:]}"
+        elif isinstance(value, Mapping | list | tuple):
+            yield f"{flag}={json.dumps(value)}"
+        elif value is not None:
+            yield f"{flag}={value}"
+
+
+def _of_ray(table: Mapping[str, Any]) -> Container:
+    loading = table["model_loading_config"]
+    source = loading.get("model_source", loading.get("model_id", ""))
+    model = source.get("bucket_uri", "") if isinstance(source, Mapping) else source
+    program = "sglang" if str(table.get("llm_engine", "")).lower() == "sglang" else "vllm"
+    return Container(
+        "",
+        words=(program, "serve", str(model), *words_of_arguments(table["engine_kwargs"])),
+        env=_texts(_inner(table, "runtime_env", "env_vars")),
+        gpu=str(table.get("accelerator_type") or ""),
+    )  # fmt: skip
+
+
+def _of_chart(table: Mapping[str, Any]) -> Container:
+    config = _inner(table, "vllmConfig")
+    flags = {key: value for key, value in config.items() if key not in WITHOUT_FLAG}
+    switches = {key: True for key in SWITCHES if table.get(key) is True}
+    return Container(
+        "",
+        words=("vllm", "serve", table["modelURL"], *_flags({**switches, **flags}), *_texts_of(config.get("extraArgs"))),
+        image=":".join(str(table[key]) for key in ("repository", "tag") if table.get(key)),
+        env=_generation(config),
+        gpus=_number(table.get("requestGPU")),
+    )
+
+
+def _of_operator(table: Mapping[str, Any], model: Mapping[str, Any]) -> Container:
+    config = _inner(table, "vllmConfig")
+    flags = {key: value for key, value in config.items() if key not in WITHOUT_FLAG}
+    named = {key: model[key] for key in (*MODEL_FLAGS, *SWITCHES) if model.get(key) not in (None, False, "")}
+    return Container(
+        "",
+        words=("vllm", "serve", model["modelURL"], *_flags({**named, **flags}), *_texts_of(config.get("extraArgs"))),
+        image=str(_inner(table, "deploymentConfig", "image").get("name") or ""),
+        env=_generation(config),
+        gpus=_number(_inner(table, "deploymentConfig", "resources").get("gpu")),
+    )
+
+
+def _flags(values: Mapping[str, Any]) -> Iterator[str]:
+    """The flags of keys such as `maxModelLen`, which is `--max-model-len`."""
+    spelled = {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key.replace("LoRA", "Lora")).lower(): key for key in values}
+    return words_of_arguments({name: values[key] for name, key in spelled.items()})
+
+
+def _generation(config: Mapping[str, Any]) -> dict[str, str]:
+    """The variable that chooses vLLM's first engine (`v0`)."""
+    return {"VLLM_USE_V1": "0"} if str(config.get("v0", "")) in ("1", "True") else {}
+
+
+def _inner(table: Mapping[str, Any], *keys: str) -> Mapping[str, Any]:
+    for key in keys:
+        value = table.get(key)
+        table = value if isinstance(value, Mapping) else {}
+    return table
+
+
+def _texts(table: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(value) for name, value in table.items() if isinstance(value, str | int | float)}
+
+
+def _texts_of(value: Any) -> list[str]:
+    return [str(item) for item in value if isinstance(item, str | int | float)] if isinstance(value, list) else []
+
+
+def _number(value: Any) -> int | None:
+    return int(str(value)) if re.fullmatch(r"[0-9]{1,4}", str(value)) else None

@@ -1,0 +1,267 @@
+"""Servers that Python files start: Ray Serve's `LLMConfig`, and commands in lists or texts, as for Modal.
+
+The file is read from its syntax tree; nothing in it is imported or run. What a call returns is unresolved, other than
+of `dict`, `str`, `os.environ.get` with a default, and `" ".join`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import InputError
+from ..launch.python_source import DEEPEST, Unknown, dotted, parse_python, value_of
+from ..launch.unresolved import unresolved
+from .engine_tables import table_of_engine
+from .scripts import ServerFinder, starts_server, versions_in
+from .server import Container, Started
+
+MOST_NODES = 200_000
+"""Largest number of nodes of a syntax tree."""
+
+MOST_WORDS = 2_000
+"""Largest number of words of a command."""
+
+LONGEST_TEXT = 100_000
+"""Largest number of letters of a text that is added up."""
+
+CONFIGURATIONS = ("LLMConfig",)
+"""Calls that configure a server of Ray Serve."""
+
+INSIDE = {"LLM": "vllm", "AsyncEngineArgs": "vllm", "EngineArgs": "vllm"}
+"""Calls that start an engine inside a program → the module of their names."""
+
+FLAG_OF_GPUS = "gpu"
+"""The argument of Modal's decorators that names accelerators: `H100`, `H100:2`."""
+
+
+def servers_in_python(text: str, finder: ServerFinder, variables: Mapping[str, str]) -> Iterator[Started]:
+    """Yields the servers that a Python file starts. finder: of the file. variables: those of the environment.
+
+    Raises `InputError` for a file that is no Python, and for one that starts an engine inside its own program alone.
+    """
+    module = parse_python(text, finder.where)
+    nodes = list(ast.walk(module))
+    if len(nodes) > MOST_NODES:
+        raise InputError(f"{finder.where}: {len(nodes):,} parts of Python; expected at most {MOST_NODES:,}")
+    reader = _Reader(module, variables)
+    number = 0
+    versions = versions_in(text)
+    for started in reader.servers(finder):
+        number += 1
+        yield replace(started, version=started.version or versions.get(started.start.program.engine, ""))
+    if number:
+        return
+    imported = {alias.name: node.module for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+    for node in nodes:
+        if not isinstance(node, ast.Call):
+            continue
+        name = dotted(node.func)
+        if name in INSIDE and str(imported.get(name, "")).split(".")[0] == INSIDE[name]:
+            raise InputError(
+                f"{finder.where}: line {node.lineno}: {name}(…) starts vLLM inside a program, whose defaults are not "
+                "those of a server; expected the flags beside --engine vllm"
+            )
+
+
+class _Reader:
+    """Reads the values of a module. variables: those of the environment."""
+
+    def __init__(self, module: ast.Module, variables: Mapping[str, str]) -> None:
+        self.module, self.variables = module, variables
+        self.names: dict[str, Any] = {}
+
+    def servers(self, finder: ServerFinder) -> Iterator[Started]:
+        """Yields the servers of the module's statements, and of its functions with the names of the module."""
+        yield from self._body(self.module.body, Container(""), finder)
+        outer = dict(self.names)
+        for statement in self.module.body:
+            functions = [statement, *(statement.body if isinstance(statement, ast.ClassDef) else ())]
+            for function in functions:
+                if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
+                    self.names = dict(outer)
+                    container = self._container_of(
+                        [*function.decorator_list, *getattr(statement, "decorator_list", [])]
+                    )
+                    yield from self._body(function.body, container, finder)
+
+    def _container_of(self, decorators: list[ast.expr]) -> Container:
+        """The accelerators of Modal's decorators."""
+        for decorator in decorators:
+            for keyword in decorator.keywords if isinstance(decorator, ast.Call) else ():
+                if keyword.arg == FLAG_OF_GPUS:
+                    gpu, _, number = str(self.value(keyword.value)).partition(":")
+                    return Container("", gpu=gpu.rstrip("!"), gpus=int(number) if number.isdecimal() else 1)
+        return Container("")
+
+    def _body(
+        self, body: list[ast.stmt], container: Container, finder: ServerFinder, deep: int = 0
+    ) -> Iterator[Started]:
+        """Yields the servers of statements, whose assignments are followed in their order."""
+        commands: dict[str, int] = {}
+        for statement in body if deep < DEEPEST else ():
+            target = _target(statement)
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and target and statement.value is not None:
+                self.names[target] = self.value(statement.value)
+            elif isinstance(statement, ast.AugAssign) and target:
+                self.names[target] = _sum(self.names.get(target), self.value(statement.value))
+            elif _is_extension(statement):
+                call: Any = statement.value  # type: ignore[attr-defined]
+                added = self.value(call.args[0])
+                target = dotted(call.func.value)
+                self.names[target] = _sum(self.names.get(target), added if call.func.attr == "extend" else [added])
+            if target and _is_command(self.names.get(target)):
+                commands[target] = statement.lineno
+            for call in (node for node in _calls(statement)):
+                table = self._configuration(call)
+                named = None if table is None else table_of_engine(table)
+                if named is not None:
+                    yield from finder.in_words(replace(named, place=f"line {call.lineno}"))
+                    continue
+                for argument in call.args[:1]:
+                    value = self.value(argument)
+                    if _is_command(value) and not isinstance(argument, ast.Name):
+                        yield from self._command(value, container, call.lineno, finder)
+            for inner in _bodies(statement):
+                yield from self._body(inner, container, finder, deep + 1)
+        for target, line in commands.items():
+            if _is_command(self.names[target]):
+                yield from self._command(self.names[target], container, line, finder)
+
+    def _command(self, value: Any, container: Container, line: int, finder: ServerFinder) -> Iterator[Started]:
+        """Yields the servers of a command: a list of words, or a text for a shell."""
+        place = replace(container, place=f"line {line}")
+        if isinstance(value, str):
+            yield from finder.in_script(value, self.variables, (), replace(place, image="script"))
+        else:
+            words = [_word(item) for item in value[:MOST_WORDS]]
+            yield from finder.in_words(replace(place, words=words))
+
+    def _configuration(self, call: ast.Call) -> dict[str, Any] | None:
+        """The arguments of a call that configures a server; None for another call."""
+        if dotted(call.func).rpartition(".")[2] not in CONFIGURATIONS:
+            return None
+        table = {keyword.arg: self.value(keyword.value) for keyword in call.keywords if keyword.arg}
+        return {name: _plain(value) for name, value in table.items()}
+
+    def value(self, node: ast.expr, deep: int = 0) -> Any:
+        """The value of an expression."""
+        if deep > DEEPEST:
+            return Unknown("…")
+        if isinstance(node, ast.Dict):
+            pairs = zip(node.keys, node.values, strict=True)
+            return {
+                str(self.value(key, deep + 1)): self.value(item, deep + 1) for key, item in pairs if key is not None
+            }
+        if isinstance(node, ast.List | ast.Tuple):
+            return [item for part in node.elts[:MOST_WORDS] for item in self._items(part, deep)]
+        if isinstance(node, ast.JoinedStr):
+            parts = [part.value if isinstance(part, ast.FormattedValue) else part for part in node.values]
+            return "".join(_word(self.value(part, deep + 1)) for part in parts)
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            return _sum(self.value(node.left, deep + 1), self.value(node.right, deep + 1))
+        if isinstance(node, ast.IfExp):
+            test = self.value(node.test, deep + 1)
+            chosen = node.body if test else node.orelse
+            return Unknown("if") if isinstance(test, Unknown) else self.value(chosen, deep + 1)
+        if isinstance(node, ast.Call):
+            return self._returned(node, deep)
+        return value_of(node, self.names, deep)
+
+    def _items(self, part: ast.expr, deep: int) -> list[Any]:
+        if not isinstance(part, ast.Starred):
+            return [self.value(part, deep + 1)]
+        value = self.value(part.value, deep + 1)
+        return value if isinstance(value, list) else [Unknown("*…")]
+
+    def _returned(self, call: ast.Call, deep: int) -> Any:
+        """What a call returns, of the few functions that are known."""
+        name, arguments = dotted(call.func), [self.value(item, deep + 1) for item in call.args[:3]]
+        if name == "dict":
+            return {keyword.arg: self.value(keyword.value, deep + 1) for keyword in call.keywords if keyword.arg}
+        if name == "str" and len(arguments) == 1:
+            return _word(arguments[0])
+        if name == "json.dumps" and len(arguments) == 1 and not isinstance(arguments[0], Unknown):
+            return json.dumps(_plain(arguments[0]))
+        if name in ("os.environ.get", "os.getenv", "environ.get", "getenv") and arguments:
+            return self.variables.get(str(arguments[0]), arguments[1] if len(arguments) > 1 else Unknown("$"))
+        if isinstance(call.func, ast.Attribute) and call.func.attr == "join" and len(arguments) == 1:
+            between = self.value(call.func.value, deep + 1)
+            if isinstance(between, str) and isinstance(arguments[0], list):
+                return between.join(map(_word, arguments[0]))
+        return value_of(call, self.names, deep)
+
+
+def _word(value: Any) -> str:
+    """The word for a value, with a mark if it is known only when the file runs."""
+    return unresolved(value.text or "…") if isinstance(value, Unknown) else str(value)
+
+
+def _plain(value: Any) -> Any:
+    """A value with marks in place of what is not known."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    return _word(value) if isinstance(value, Unknown) else value
+
+
+def _sum(left: Any, right: Any) -> Any:
+    """The sum of two texts, lists or numbers. In a list or a text, what is not known is a word that is not known."""
+    if isinstance(left, list):
+        return [*left, *(right if isinstance(right, list) else [Unknown("…")])][:MOST_WORDS]
+    if isinstance(left, str) and isinstance(right, str | Unknown) and len(left) < LONGEST_TEXT:
+        return left + _word(right)[:LONGEST_TEXT]
+    if type(left) is int and type(right) is int:
+        return left + right
+    return Unknown("…")
+
+
+def _is_command(value: Any) -> bool:
+    """Whether a value may start a server: a list of words, or a text."""
+    if isinstance(value, str):
+        return starts_server(value) and " " in value.strip()
+    return (
+        isinstance(value, list) and len(value) > 1 and any(isinstance(w, str) and starts_server(w) for w in value[:4])
+    )
+
+
+def _target(statement: ast.stmt) -> str:
+    """The name that a statement assigns; empty for none."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        return dotted(statement.targets[0])
+    return dotted(statement.target) if isinstance(statement, ast.AnnAssign | ast.AugAssign) else ""
+
+
+def _is_extension(statement: ast.stmt) -> bool:
+    """Whether a statement adds to a list: `words.extend([…])`, `words.append(…)`."""
+    call = statement.value if isinstance(statement, ast.Expr) else None
+    return (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in ("extend", "append")
+        and len(call.args) == 1
+    )
+
+
+def _calls(statement: ast.stmt) -> Iterator[ast.Call]:
+    """Yields the calls of a statement without those of the statements in it."""
+    pending: list[ast.AST] = [node for node in ast.iter_child_nodes(statement) if not isinstance(node, ast.stmt)]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.Call):
+            yield node
+        pending += [inner for inner in ast.iter_child_nodes(node) if not isinstance(inner, ast.stmt)]
+
+
+def _bodies(statement: ast.stmt) -> Iterator[list[ast.stmt]]:
+    """Yields the bodies of `with`, `if`, `for` and `try`, which are read in their order."""
+    if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return
+    for name in ("body", "orelse", "finalbody"):
+        inner = getattr(statement, name, None)
+        if isinstance(inner, list):
+            yield inner

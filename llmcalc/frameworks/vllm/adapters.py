@@ -1,0 +1,70 @@
+"""Slots of LoRA adapters in vLLM (vllm/lora/layers): memory that `--enable-lora` takes when the model is loaded.
+
+Each linear layer of the rank has, for each of `max_loras` slots, a matrix of `max_lora_rank` rows over its inputs and
+one over its outputs; of packed layers each slice has its own pair, and of experts each expert (read in 0.19 and 0.33).
+Embedding and head have pairs over the whole vocabulary on every rank. Adapters beyond the slots wait on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError
+from ...ops import Embedding, ExpertLinear, Linear
+from ..engines.rank import EngineRank
+
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of --max-lora-rank (vllm/config/lora.py, `MaxLoRARanks`)."""
+
+USUAL_RANK = 16
+"""Default of --max-lora-rank."""
+
+LARGEST_VOCABULARY = 258_048
+"""Largest vocabulary whose head has adapters (layers/logits_processor.py); of larger ones the matrices have none."""
+
+EXPERTS_FROM = (0, 19)
+"""First version that was read in which experts have adapters."""
+
+
+def slots_of(flags: Mapping[str, Any]) -> tuple[int, int]:
+    """Returns the number of slots and the rank of each. Raises `InputError` for a rank that vLLM refuses."""
+    number, rank = int(flags.get("max_loras", 1)), int(flags.get("max_lora_rank", USUAL_RANK))
+    if rank not in RANKS:
+        raise InputError(f"--max-lora-rank {rank}: expected one of {', '.join(map(str, RANKS))}")
+    return number, rank
+
+
+def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int, version: tuple[int, ...]) -> int:
+    """Returns the bytes of all slots on a rank; 0 where adapters are off.
+
+    element_bytes: bytes of an element of the model, which `--lora-dtype auto` takes.
+    Raises `InputError` for layers whose adapters are not modelled.
+    """
+    if not flags.get("enable_lora"):
+        return 0
+    number, lora_rank = slots_of(flags)
+    if rank.state_caches or rank.latent_projections:
+        raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
+    size = element_bytes if flags.get("lora_dtype", "auto") == "auto" else 2
+    return number * lora_rank * size * _sides(rank, version)
+
+
+def _sides(rank: EngineRank, version: tuple[int, ...]) -> int:
+    """The inputs and outputs of all matrices of a rank that have adapters."""
+    sides = 0
+    vocabulary = rank.vocab_size
+    for place in rank.model.tree().walk():
+        op = place.node.op
+        if place.optional:
+            continue
+        if place.kind in ("embedding", "lm_head"):
+            if isinstance(op, Embedding | Linear) and vocabulary <= LARGEST_VOCABULARY:
+                sides += int(place.times) * (vocabulary + rank.hidden_size)
+        elif isinstance(op, ExpertLinear):
+            if version < EXPERTS_FROM:
+                raise InputError("--enable-lora: adapters of experts are modelled from vLLM 0.19 on; remove the flag")
+            sides += int(place.times * op.num_experts * (op.n_in + op.n_out))
+        elif isinstance(op, Linear):
+            sides += int(place.times * (op.n_in + op.n_out))
+    return sides

@@ -1,0 +1,137 @@
+"""Logs as they reach a reader: with prefixes and colours, in other encodings, cut off, and by newer wordings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmcalc
+from llmcalc.errors import InputError
+
+functions: Any = llmcalc
+
+LOGS = sorted((Path(__file__).parents[2] / "data" / "logs").glob("*.log"))
+GIB, MIB = 2**30, 2**20
+
+
+def prefixed(prefix: str) -> Callable[[str], bytes]:
+    return lambda text: "".join(f"{prefix}{line}\n" for line in text.splitlines()).encode()
+
+
+VARIANTS: dict[str, Callable[[str], bytes]] = {
+    "docker compose": prefixed("vllm-1  | "),
+    "kubectl --timestamps": prefixed("2026-03-14T09:12:41.123456789Z "),
+    "journald": prefixed("Mar 14 09:12:41 node-7 engine[1884]: "),
+    "colours": prefixed("\x1b[2K\x1b[1;36m(EngineCore pid=2)\x1b[0;0m "),
+    "Windows": lambda text: text.replace("\n", "\r\n").encode(),
+    "PowerShell": lambda text: text.encode("utf-16"),
+    "a mark of UTF-8": lambda text: text.encode("utf-8-sig"),
+    "docker's JSON": lambda text: "\n".join(
+        json.dumps({"log": f"{line}\n", "stream": "stderr"}) for line in text.splitlines() if '"' not in line
+    ).encode(),
+}
+
+
+def terms_of(path: Path) -> list[Any]:
+    document = functions.explain_log(path).document
+    return [(term["name"], term["device"], term["log"]) for term in document["terms"]]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_a_variant_has_the_terms_of_the_plain_log(log: Path, variant: str, tmp_path: Path) -> None:
+    text = log.read_text()
+    if variant == "docker's JSON" and '"' in text:
+        pytest.skip("the log has quotes, which JSON escapes")
+    file = tmp_path / "engine.log"
+    file.write_bytes(VARIANTS[variant](text))
+    assert terms_of(file) == terms_of(log)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.75])
+@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
+def test_a_log_that_is_cut_off_is_read_as_far_as_it_goes_or_refused(log: Path, share: float, tmp_path: Path) -> None:
+    data = log.read_bytes()
+    file = tmp_path / "engine.log"
+    file.write_bytes(data[: int(len(data) * share)])
+    whole = {(name, device) for name, device, _ in terms_of(log)}
+    try:
+        read = {(name, device) for name, device, _ in terms_of(file)}
+    except InputError as error:
+        assert "no line is known" in str(error)  # noqa: PT017
+    else:
+        assert read <= whole | {("profile_run", None), ("kv_cache", None)}
+
+
+NEWER: dict[str, tuple[str, dict[str, int]]] = {
+    # vllm/v1/worker/gpu_worker.py, `compile_or_warm_up_model`, in 0.19
+    "what vLLM 0.19 took": (
+        "INFO [gpu_worker.py:661] Free memory on device (78.69/79.19 GiB) on startup. Desired GPU memory utilization "
+        "is (0.9, 71.27 GiB). Actual usage is 14.99 GiB for weight, 1.89 GiB for peak activation, 0.25 GiB for "
+        "non-torch memory, and 0.82 GiB for CUDAGraph memory. Replace gpu_memory_utilization config with "
+        "`--kv-cache-memory=58143211520` (54.15 GiB) to fit into requested memory.",
+        {
+            "budget": round(71.27 * GIB), "weights": round(14.99 * GIB), "profile_run": round(1.89 * GIB),
+            "non_torch": round(0.25 * GIB), "cuda_graphs": round(0.82 * GIB),
+        },
+    ),
+    # the same in 0.33: weights and what is outside torch in one amount
+    "what vLLM 0.33 took": (
+        "INFO Model loading took 14.99 GiB memory and 3.1 seconds\n"
+        "INFO [gpu_worker.py:1064] Free memory on device (78.69/79.19 GiB) on startup. Desired GPU memory utilization "
+        "is (0.92, 72.85 GiB). Actual usage is 15.55 GiB for consumed memory (weights + non-torch), 1.88 GiB for peak "
+        "activation, and 0.85 GiB for CUDAGraph memory.",
+        {
+            "budget": round(72.85 * GIB), "weights": round(14.99 * GIB), "profile_run": round(1.88 * GIB),
+            "non_torch": round(15.55 * GIB) - round(14.99 * GIB), "cuda_graphs": round(0.85 * GIB),
+        },
+    ),
+    # ollama/ml/backend/ggml and llm/server.go
+    "Ollama by device": (
+        'time=2026-01-08 level=INFO source=ggml.go:136 msg="" architecture=qwen3 file_type=Q4_K_M name="Qwen3 8B" '
+        'description="" num_tensors=399\n'
+        'time=2026-01-08 level=INFO source=runner.go:1278 msg=load request="{Operation:commit Parallel:1 BatchSize:512 '
+        'FlashAttention:Enabled KvSize:40960 KvCacheType: GPULayers:30}"\n'
+        'time=2026-01-08 level=INFO source=device.go:240 msg="model weights" device=CUDA0 size="4.4 GiB"\n'
+        'time=2026-01-08 level=INFO source=device.go:245 msg="model weights" device=CPU size="333.8 MiB"\n'
+        'time=2026-01-08 level=INFO source=device.go:251 msg="kv cache" device=CUDA0 size="5.6 GiB"\n'
+        'time=2026-01-08 level=INFO source=device.go:262 msg="compute graph" device=CUDA0 size="300.8 MiB"\n'
+        'time=2026-01-08 level=INFO msg="llama runner started" binary=ollama',
+        {
+            "model_buffer CUDA0": round(4.4 * GIB), "model_buffer CPU": round(333.8 * MIB),
+            "kv_buffer CUDA0": round(5.6 * GIB), "compute_buffer CUDA0": round(300.8 * MIB),
+        },
+    ),
+    # ggml/src/ggml-cuda/ggml-cuda.cu, `ggml_backend_cuda_buffer_type_alloc_buffer`
+    "llama.cpp out of memory": (
+        "load_tensors:        CUDA0 model buffer size =  4403.49 MiB\n"
+        "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 16384.00 MiB on device 0: cudaMalloc failed: out of "
+        "memory\n"
+        "alloc_tensor_range: failed to allocate CUDA0 buffer of size 17179869184",
+        {"model_buffer CUDA0": round(4403.49 * MIB), "requested": 16 * GIB},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEWER)
+def test_newer_wordings_are_read(name: str, tmp_path: Path) -> None:
+    text, expected = NEWER[name]
+    file = tmp_path / "engine.log"
+    file.write_text(text)
+    read = {f"{term} {device or ''}".strip(): value for term, device, value in terms_of(file)}
+    assert read == expected
+
+
+def test_ollamas_request_for_memory_states_the_context(tmp_path: Path) -> None:
+    file = tmp_path / "ollama.log"
+    file.write_text(NEWER["Ollama by device"][0])
+    document = functions.explain_log(file, "qwen3-8b", hardware="rtx-3090").document
+    assert document["engine"]["name"] == "ollama"
+    terms = {(term["name"], term["device"]): term for term in document["terms"]}
+    # 40,960 cells of 36 layers with 8 key heads of 128, keys and values in 16 bits
+    assert terms["kv_buffer", "CUDA0"]["computed"] == 40_960 * 36 * 2 * 8 * 128 * 2
+    assert abs(terms["model_buffer", "CUDA0"]["difference"]) < 0.02
