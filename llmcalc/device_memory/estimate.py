@@ -134,7 +134,7 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        training = training_run(self.settings, self.states, default_attention(self.settings, self.spec))
+        training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
         capability = (self.runtime if runtime is None else runtime).capability
         return replace(training, choices=replace(training.choices, capability=capability))
 
@@ -201,8 +201,10 @@ class Memory:
         attention: the attention implementation that runs.
         """
         settings, use = self.settings, self.states
+        base = "none" if use.adapters is None else use.adapters.base
         from_source = [
-            (use.adapters is not None and use.adapters.base != "none", "bitsandbytes/functional.py, quantize_4bit"),
+            (base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
+            (base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
             (use.adapters is not None and use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
@@ -222,7 +224,7 @@ class Memory:
         ]
         optimizer = None if use.optimizer is None else use.optimizer.name
         return [
-            *evidence_of_run(self.spec, kernel_choices(settings, attention), optimizer, use.count.include),
+            *evidence_of_run(self.spec, kernel_choices(settings, self.spec, attention), optimizer, use.count.include),
             *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
             *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated if holds),
         ]

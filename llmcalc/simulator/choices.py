@@ -21,7 +21,9 @@ class Choices:
         `CEWithChunkedOutputLoss`; LitGPT, `chunked_cross_entropy`).
     mamba2: `combined` runs all of Mamba-2 after its input projection as one function, which keeps little; `steps` runs
         its convolution, scan and norm one after another (mamba_ssm's `use_mem_eff_path=False`).
-    logits_dtype: the number format in which the loss reads the logits; by default float32 for `eager`, else their own.
+    logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,
+        else their own.
+    float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
     loss_chunk: of a `split` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune).
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass
         has run; false by default.
@@ -48,6 +50,7 @@ class Choices:
     cross_entropy: CrossEntropy = "eager"
     mamba2: Mamba2Implementation = "combined"
     logits_dtype: str | None = None
+    float32_loss: bool = True
     loss_chunk: int | None = None
     keeps_logits: bool = False
     fused_qkv: bool = False

@@ -190,8 +190,8 @@ def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, memory_use)
-    (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings).attention)
+        return training_run(settings, spec, memory_use)
+    (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings, spec).attention)
     return inference
 
 

@@ -32,7 +32,6 @@ OTHER = {
     "qwen3-30b-a3b": "experts' rows are put back into the order of tokens by an index",
     "mixtral-8x7b": "experts' rows are put back into the order of tokens by an index",
     "gpt-oss-20b": "softmax with sinks in bfloat16, and a gate that is clamped step by step",
-    "bert-large": "its class computes the loss of bfloat16 logits",
     "t5-large": "its class adds a bias inside scaled_dot_product_attention",
 }
 """Preset → why the memory of its class of transformers differs by more than 0.1 % from the reference's."""

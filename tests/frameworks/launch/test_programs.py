@@ -161,7 +161,6 @@ def test_a_named_file_is_read_from_the_current_folder() -> None:
     ("changes", "said"),
     [
         ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo are)"),
-        ({"load_in_8bit": True}, "load_in_8bit (weights in 8 bits"),
         ({"fp8": True}, "fp8 (products in 8 bits"),
         ({"optimizer": "came_pytorch"}, "optimizer ('came_pytorch' is not modelled)"),
         ({"adapter": "llama-adapter"}, "adapter: 'llama-adapter'; expected lora or qlora"),

@@ -272,8 +272,9 @@ class BasicKernels(Lowering):
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the cross-entropy of logits [batch, tokens, vocabulary], by default in float32."""
-        loss_dtype = DTYPES[self.choices.logits_dtype or FLOAT32.name]
+        """Returns the cross-entropy of logits [batch, tokens, vocabulary]."""
+        default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
+        loss_dtype = DTYPES[self.choices.logits_dtype or default_dtype.name]
         flat_logits = self.t.flatten(self.t.to(logits, loss_dtype), 0, 1)
         if self.choices.keeps_logits:
             self.logits = [flat_logits]
