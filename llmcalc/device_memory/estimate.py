@@ -29,6 +29,7 @@ from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
     cache_block,
+    choices_on,
     default_attention,
     has_storage_format,
     inference_passes,
@@ -135,8 +136,7 @@ class Memory:
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
         training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
-        capability = (self.runtime if runtime is None else runtime).capability
-        return replace(training, choices=replace(training.choices, capability=capability))
+        return replace(training, choices=choices_on(training.choices, self.runtime if runtime is None else runtime))
 
     def _training(self, runtime: Runtime) -> Run:
         training = self.training(runtime)
@@ -146,8 +146,7 @@ class Memory:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [
-            replace(inference_pass, choices=replace(inference_pass.choices, capability=runtime.capability))
-            for inference_pass in passes
+            replace(inference_pass, choices=choices_on(inference_pass.choices, runtime)) for inference_pass in passes
         ]
         return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
 

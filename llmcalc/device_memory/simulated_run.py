@@ -14,6 +14,7 @@ from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
 from ..workload.expert_capacity import capacity_of
+from .cuda_runtime import Runtime
 from .inference import Inference
 from .optimizers.registry import optimizer
 from .settings import KV_BLOCK, SERVED_TOKENS, Settings
@@ -24,9 +25,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 """Number formats of activations."""
 
 
-def kernel_choices(
-    settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None
-) -> Choices:
+def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
     """Returns the kernels that run. attention: the default implementation of attention; default that of the phase."""
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa" if settings.phase == "training" else "eager"
@@ -42,8 +41,13 @@ def kernel_choices(
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
         fused_layer_norm=settings.norm is None,
-        workspace=True,
+        multiprocessors=Runtime.multiprocessors,
     )
+
+
+def choices_on(choices: Choices, runtime: Runtime) -> Choices:
+    """Returns the kernels as an accelerator with this runtime runs them."""
+    return replace(choices, capability=runtime.capability, multiprocessors=runtime.multiprocessors)
 
 
 def optimizer_implementation(settings: Settings, use: MemoryUse) -> OptimizerImplementation | None:
@@ -128,7 +132,10 @@ def training_run(
         implementation=optimizer_implementation(settings, use),
         momentum=bool(settings.momentum),
         recompute=settings.recomputed(),
-        choices=kernel_choices(settings, spec, attention),
+        choices=replace(
+            kernel_choices(settings, spec, attention),
+            gelu_by_steps=adapters is None or adapters.library == "peft",  # the others have models of their own
+        ),
         autocast=settings.precision == "autocast",
         adapters=adapters,
         include=use.count.include - {TOWERS.name},

@@ -41,7 +41,9 @@ class Choices:
         torchtitan's complex numbers, whose published peaks fit it; false by default, as in transformers.
     fused_layer_norm: whether LayerNorm is one kernel (torch.nn.LayerNorm) where other norms run step by step; false by
         default.
-    workspace: whether kernels take the temporary memory that they take on a GPU; false by default, as on meta and a
+    gelu_by_steps: whether `gelu_new` runs step by step (default), as in the classes of transformers, or as torch's
+        kernel.
+    multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it, as on meta and a
         CPU.
     """
 
@@ -60,7 +62,13 @@ class Choices:
     capability: int = 90
     joined_rope: bool = False
     fused_layer_norm: bool = False
-    workspace: bool = False
+    gelu_by_steps: bool = True
+    multiprocessors: int = 0
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels take the temporary memory that they take on a GPU."""
+        return self.multiprocessors > 0
 
     @property
     def compiles_loss(self) -> bool:

@@ -157,7 +157,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns quantity → simulated bytes of a run that is not on a GPU."""
     run = configured_run(spec, settings)
-    run = replace(run, choices=replace(run.choices, workspace=False))
+    run = replace(run, choices=replace(run.choices, multiprocessors=0))
     return simulate_steps(spec, run).named() if isinstance(run, Training) else simulate_pass(spec, run).named(run.phase)
 
 

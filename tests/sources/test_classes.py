@@ -85,7 +85,9 @@ def other_names_of(kind: str) -> dict[str, str]:
     return dict(sorted(CONFIG_MAPPING[kind].attribute_map.items())) if kind in CONFIG_MAPPING else {}
 
 
-OF_LOGITS = re.compile(r"\b(\w*loss_fct|cross_entropy)\(\s*(?!\w*\.float)[\w.]*(logits|prediction_scores|lm_scores|scores)\b(?!\.float)")
+OF_LOGITS = re.compile(
+    r"\b(\w*loss_fct|cross_entropy)\(\s*(?!\w*\.float)[\w.]*(logits|prediction_scores|lm_scores|scores)\b(?!\.float)"
+)
 """A call of a loss of the logits in their own number format."""
 
 
@@ -137,7 +139,9 @@ def test_the_list_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers")
     supported = {kind: classes_of(kind) for kind in model_types()}
     of_logits = losses_of_logits(supported)
-    assert LIST.read_text() == written(supported, bases=True, losses_of_logits=of_logits), "run python -m tests.sources.test_classes"
+    assert LIST.read_text() == written(supported, bases=True, losses_of_logits=of_logits), (
+        "run python -m tests.sources.test_classes"
+    )
     assert OTHERS.read_text() == written_others(), "run python -m tests.sources.test_classes"
 
 

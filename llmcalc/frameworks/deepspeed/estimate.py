@@ -29,8 +29,9 @@ def transient_bytes(
 ) -> TransientBytes:
     """Returns the transient bytes of a rank. width: bytes per element of weights and gradients.
 
-    In stage 0 copies of the gradients are reduced; in the others they are reduced in a buffer. In stages 1 and 2 it exists from the first gradient to the reduction, which in
-    stage 2 follows each micro-batch. The reduced gradients are flattened, and a rank updates its shard of them.
+    In stage 0 copies of the gradients are reduced; in the others they are reduced in a buffer. In stages 1 and 2 it
+    exists from the first gradient to the reduction, which in stage 2 follows each micro-batch. The reduced gradients
+    are flattened, and a rank updates its shard of them.
     In stage 3 the buffer always exists, parameters are gathered up to a number of elements, and a rank updates one
     group of its shard after the other.
     """

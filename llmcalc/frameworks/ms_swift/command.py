@@ -173,7 +173,9 @@ def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
     if data.get("quant_bits") is not None or data.get("quant_method") is not None:
         bits = data.get("quant_bits")
         if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
-            reading.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
+            reading.unknown["--quant_bits"] = (
+                "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
+            )
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
     config = data.get("deepspeed")
     if config is not None:

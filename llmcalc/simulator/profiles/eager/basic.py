@@ -166,8 +166,7 @@ class BasicKernels(Lowering):
         if kind == "square":
             return self.t.square(x)
         if kind == "gelu_new":
-            of_class = self.adapters is None or self.adapters.library == "peft"
-            return self._gelu_by_steps(x) if of_class else self.t.function("gelu", x)  # others run torch's kernel
+            return self._gelu_by_steps(x) if self.choices.gelu_by_steps else self.t.function("gelu", x)
         if kind == "identity":
             return x
         if kind == "exp":
@@ -186,7 +185,7 @@ class BasicKernels(Lowering):
 
     def _cube(self, x: Tensor) -> Tensor:
         """Computes x³; on a GPU autocast runs powers in float32 (autocast_mode.h)."""
-        in_float32 = self.graph.autocast is not None and self.choices.workspace
+        in_float32 = self.graph.autocast is not None and self.choices.on_gpu
         return self.t.square(self.t.to(x, FLOAT32) if in_float32 else x)
 
     @compared(BY_TORCH)
