@@ -272,8 +272,6 @@ def test_pairs_need_a_reference_model_without_adapters() -> None:
     assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
 
 
-
-
 def test_a_pair_of_open_instruct_is_two_sequences() -> None:
     assert changed("open_instruct_sft.yaml", loss_type="simpo").settings["batch"] == 2
 
