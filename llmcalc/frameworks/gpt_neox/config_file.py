@@ -80,8 +80,11 @@ def read_gpt_neox(data: Table, source: Source) -> Launch:
         mixer = _mixer(reading, arguments)
         reading.check_unknown()
         spec = _model(reading, arguments, mixer)
-        words = {"seq": size_of(reading, "seq_length", arguments.get("seq_length"))}
-        words |= {"attn_implementation": MIXERS[mixer], **_kernels(reading, arguments)}
+        words = {
+            "seq": size_of(reading, "seq_length", arguments.get("seq_length")),
+            "attn_implementation": MIXERS[mixer],
+            **_kernels(reading, arguments),
+        }
         run = run_of_program(reading, _deepspeed_keys(reading, arguments), source.world_size, words)
         reading.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
         return reading.launch(
@@ -153,7 +156,8 @@ def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
         attention["position"] = {"type": "alibi"}
     elif kind == "learned":
         decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
-    block = {"attention": attention, "feed_forward": _network(reading, arguments, width), "norm": norm}
+    network = _network(reading, arguments, width)
+    block: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
     if reading.flag(arguments, "gpt_j_residual"):
         block["parallel"] = "shared" if reading.flag(arguments, "gpt_j_tied") else "separate"
     if mixer == "mamba":
