@@ -57,6 +57,7 @@ PROGRAMS = {
     "OLMo": ("OLMo",),
     "unsloth": ("Unsloth",),
     "Megatron-LM": ("Megatron-LM",),
+    "gpt-neox": ("GPT-NeoX",),
 }
 """A word in the kind of a file → programs whose readers may read it."""
 

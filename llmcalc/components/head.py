@@ -56,6 +56,8 @@ class LMHead(Component):
     draft_vocab_size: the number of tokens that a draft can propose, the most frequent ones of the target's vocabulary
         (EAGLE-3); by default all of the model's.
     transform: the layers before the vocabulary (BERT); none by default.
+    float32_loss: whether the loss is computed of a float32 copy of the logits, true by default; of the logits as they
+        are otherwise (BERT, BART, T5).
     """
 
     witness = BY_TORCH
@@ -66,6 +68,7 @@ class LMHead(Component):
     bias: Flag = False
     draft_vocab_size: Vocab | None = None
     transform: Transform | None = None
+    float32_loss: Flag = True
 
     def source(self) -> str:
         return "" if self.transform is None else "Devlin et al. 2019, §3.1"

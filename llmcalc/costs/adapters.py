@@ -10,7 +10,7 @@ from ..algebra import Number, add, is_zero, times
 from ..errors import InputError, suggest
 from ..flow.tree import Node, Place
 from ..ops import Linear, ParamTensor
-from ..workload.lora import ALL_LINEAR, PROJECTIONS, Base, Library, nf4_bytes
+from ..workload.lora import ALL_LINEAR, PROJECTIONS, Base, Library, stored_bytes
 from .trained_tensors import TrainedTensor, is_in_layer
 
 BASES: tuple[Base, ...] = get_args(Base)
@@ -25,7 +25,7 @@ class LowRank:
     base: storage format of the frozen matrices.
     library: the library of the adapters.
     copies: names of modules of which a full copy is trained.
-    quantized_head: whether a base in 4 bits includes an output head of its own; false by default.
+    quantized_head: whether a quantised base includes an output head of its own; false by default.
     fused_qkv: whether queries, keys and values are one linear layer; false by default.
     """
 
@@ -66,7 +66,7 @@ class LowRank:
         return tensors
 
     def quantized_base(self, tree: Node, include: frozenset[str] = frozenset()) -> tuple[Number, Number]:
-        """Returns (number of weights stored in 4 bits, their bytes).
+        """Returns (number of quantised weights, their bytes with scales).
 
         These are the matrices of linear layers in the layers, and an output head with `quantized_head`. A shared matrix
         is counted at its owner.
@@ -77,15 +77,15 @@ class LowRank:
             return weights, stored
         heads = [[linear] for linear in _linears(tree, include, layers=False) if linear[0].kind == "lm_head"]
         for product in [*self._products(tree, include), *(heads if self.quantized_head else [])]:
-            size: Number = 0
+            rows, columns = 0, product[0][1].n_in
             for place, op in product:
                 use = place.use
                 if use is not None and use.has("params") and not op.tied:
-                    size = add(size, op.n_in * op.n_out)
-            if not is_zero(size):
+                    rows = add(rows, op.n_out)
+            if not is_zero(rows):
                 copies = product[0][0].times
-                weights = add(weights, times(size, copies))
-                stored = add(stored, times(nf4_bytes(size, self.base == "nf4-dq"), copies))
+                weights = add(weights, times(rows * columns, copies))
+                stored = add(stored, times(stored_bytes(self.base, rows, columns), copies))
         return weights, stored
 
     def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:

@@ -43,6 +43,7 @@ class Runtime:
         default.
     gpu: the accelerator's name, by which frameworks choose kernels.
     capability: ten times its compute capability, by which torch chooses kernels.
+    multiprocessors: among which kernels divide sums, in partial sums beside the result. Default: those of an H100.
     """
 
     workspace: int = LARGE_WORKSPACE
@@ -50,6 +51,7 @@ class Runtime:
     expandable: bool = False
     gpu: str = "H100"
     capability: int = 90
+    multiprocessors: int = 132
 
 
 HOPPER = Runtime()
@@ -59,7 +61,7 @@ HOPPER = Runtime()
 def runtime_of(hardware: Hardware | None, config: str | None = None, expandable: bool = False) -> Runtime:
     """Returns the runtime of an accelerator, default an H100. config: CUBLAS_WORKSPACE_CONFIG, default not set.
 
-    An accelerator whose compute capability is not known is taken for an H100.
+    An accelerator whose compute capability or number of multiprocessors is not known is taken for an H100.
     """
     name = Runtime.gpu if hardware is None else hardware.name.upper()
     if hardware is not None and hardware.vendor in UNIFIED:
@@ -68,7 +70,9 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
     large = capability is None or int(capability.partition(".")[0]) in LARGE
     workspace = (LARGE_WORKSPACE if large else WORKSPACE) if config is None else workspace_bytes(config)
     version = Runtime.capability if capability is None else int(capability.replace(".", ""))
-    return Runtime(workspace, CONTEXT, expandable, name, version)
+    units = None if hardware is None else hardware.compute_units
+    multiprocessors = units.count if units is not None and units.name in ("SM", "CU") else Runtime.multiprocessors
+    return Runtime(workspace, CONTEXT, expandable, name, version, multiprocessors)
 
 
 def workspace_bytes(config: str) -> int:

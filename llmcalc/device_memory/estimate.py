@@ -29,6 +29,7 @@ from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
     cache_block,
+    choices_on,
     default_attention,
     has_storage_format,
     inference_passes,
@@ -134,9 +135,8 @@ class Memory:
         """
         if self.settings.phase != "training":
             raise InputError(f"--phase {self.settings.phase}: is not of training; expected --phase training")
-        training = training_run(self.settings, self.states, default_attention(self.settings, self.spec))
-        capability = (self.runtime if runtime is None else runtime).capability
-        return replace(training, choices=replace(training.choices, capability=capability))
+        training = training_run(self.settings, self.spec, self.states, default_attention(self.settings, self.spec))
+        return replace(training, choices=choices_on(training.choices, self.runtime if runtime is None else runtime))
 
     def _training(self, runtime: Runtime) -> Run:
         training = self.training(runtime)
@@ -146,8 +146,7 @@ class Memory:
         """Returns the configurations of the inference passes, which are recorded separately."""
         passes = inference_passes(self.settings, self.spec, self.states, attention)
         passes = [
-            replace(inference_pass, choices=replace(inference_pass.choices, capability=runtime.capability))
-            for inference_pass in passes
+            replace(inference_pass, choices=choices_on(inference_pass.choices, runtime)) for inference_pass in passes
         ]
         return lambda layers, workspace: [self._recorded(inference, layers, workspace) for inference in passes]
 
@@ -201,8 +200,10 @@ class Memory:
         attention: the attention implementation that runs.
         """
         settings, use = self.settings, self.states
+        base = "none" if use.adapters is None else use.adapters.base
         from_source = [
-            (use.adapters is not None and use.adapters.base != "none", "bitsandbytes/functional.py, quantize_4bit"),
+            (base.startswith("nf4"), "bitsandbytes/functional.py, quantize_4bit"),
+            (base == "int8", "bitsandbytes/autograd/_functions.py, MatMul8bitLt, without columns of outliers"),
             (use.adapters is not None and use.adapters.library == "litgpt", "lit_gpt/lora.py"),
             (bool(settings.offload_activations), "torchtune/training/_activation_offloading.py"),
             (bool(settings.optimizer_in_backward), "torchtune/training/memory.py, OptimizerInBackwardWrapper"),
@@ -222,7 +223,7 @@ class Memory:
         ]
         optimizer = None if use.optimizer is None else use.optimizer.name
         return [
-            *evidence_of_run(self.spec, kernel_choices(settings, attention), optimizer, use.count.include),
+            *evidence_of_run(self.spec, kernel_choices(settings, self.spec, attention), optimizer, use.count.include),
             *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
             *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated if holds),
         ]

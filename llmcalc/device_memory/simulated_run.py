@@ -14,6 +14,7 @@ from ..simulator.tensor import DTYPES, FLOAT8, Dtype
 from ..units import dtype, short_dtype
 from ..workload.execution import AttentionImplementation, OptimizerImplementation
 from ..workload.expert_capacity import capacity_of
+from .cuda_runtime import Runtime
 from .inference import Inference
 from .optimizers.registry import optimizer
 from .settings import KV_BLOCK, SERVED_TOKENS, Settings
@@ -24,7 +25,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 """Number formats of activations."""
 
 
-def kernel_choices(settings: Settings, attention: AttentionImplementation | None = None) -> Choices:
+def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
     """Returns the kernels that run. attention: the default implementation of attention; default that of the phase."""
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa" if settings.phase == "training" else "eager"
@@ -33,14 +34,20 @@ def kernel_choices(settings: Settings, attention: AttentionImplementation | None
         norm=settings.norm or ("fused" if serves else "eager"),
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
+        float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
         loss_chunk=settings.loss_chunk,
         keeps_logits=bool(settings.keep_logits),
         fused_qkv=bool(settings.fused_qkv),
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
         fused_layer_norm=settings.norm is None,
-        workspace=True,
+        multiprocessors=Runtime.multiprocessors,
     )
+
+
+def choices_on(choices: Choices, runtime: Runtime) -> Choices:
+    """Returns the kernels as an accelerator with this runtime runs them."""
+    return replace(choices, capability=runtime.capability, multiprocessors=runtime.multiprocessors)
 
 
 def optimizer_implementation(settings: Settings, use: MemoryUse) -> OptimizerImplementation | None:
@@ -76,13 +83,15 @@ def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplement
     Training runs sdpa, as transformers does, or eager for a model whose scores sdpa does not take or is not modelled
     with.
     """
-    chosen = kernel_choices(settings).attention
+    chosen = kernel_choices(settings, spec).attention
     if settings.attn_implementation is None and chosen == "sdpa" and not supports_sdpa(spec):
         return "eager"
     return chosen
 
 
-def training_run(settings: Settings, use: MemoryUse, attention: AttentionImplementation | None = None) -> Training:
+def training_run(
+    settings: Settings, spec: ModelSpec, use: MemoryUse, attention: AttentionImplementation | None = None
+) -> Training:
     """Returns the training configuration of the replay. use: the persistent memory under these settings.
 
     attention: the implementation if the settings choose none; default that of the phase.
@@ -123,7 +132,10 @@ def training_run(settings: Settings, use: MemoryUse, attention: AttentionImpleme
         implementation=optimizer_implementation(settings, use),
         momentum=bool(settings.momentum),
         recompute=settings.recomputed(),
-        choices=kernel_choices(settings, attention),
+        choices=replace(
+            kernel_choices(settings, spec, attention),
+            gelu_by_steps=adapters is None or adapters.library == "peft",  # the others have models of their own
+        ),
         autocast=settings.precision == "autocast",
         adapters=adapters,
         include=use.count.include - {TOWERS.name},
@@ -171,7 +183,7 @@ def inference_passes(
         source=settings.source,
         chunk=prompt_chunk(settings, use),
         dtype=computing,
-        choices=replace(kernel_choices(settings, attention), attention=attention),
+        choices=replace(kernel_choices(settings, spec, attention), attention=attention),
         mla=settings.mla or "auto",
         include=use.count.include - {TOWERS.name},
         paged=bool(block),

@@ -228,14 +228,14 @@ def execution_data(memory: Memory, attention: AttentionImplementation | None = N
     """
     attention = memory.attention if attention is None else attention
     memory_use, settings, training = memory.states, memory.settings, memory.settings.phase == "training"
-    choices = kernel_choices(settings, attention)
+    choices = kernel_choices(settings, memory.spec, attention)
     adapters = memory_use.adapters
     data: dict[str, Any] = {"attn_implementation": attention, "norm": choices.norm}
     if training:
         data |= {
             "cross_entropy": choices.cross_entropy,
             "logits_dtype": choices.logits_dtype
-            or ("float32" if choices.cross_entropy == "eager" else memory_use.dtype),
+            or ("float32" if choices.cross_entropy == "eager" and choices.float32_loss else memory_use.dtype),
             "recompute": settings.recompute or "none",
             "dropout": {} if memory.spec.dropout is None else memory.spec.dropout.probabilities(),
             "compile": bool(settings.compile),

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number
-from ..workload.lora import Base, Library, nf4_bytes
+from ..workload.lora import Base, Library, stored_bytes
 from .tensor import FLOAT32, Dtype
 
 FREES_INPUTS = (0, 43, 2)
@@ -29,7 +29,7 @@ class Adapters:
         has one adapter for queries, keys and values together (lit_gpt/lora.py, `LoRAQKVLinear`).
     copies: names of modules of which a copy is trained in full beside the frozen original (`modules_to_save` of PEFT),
         none by default.
-    quantized_head: whether a base in 4 bits includes the output head: false by default, as in transformers; Lightning
+    quantized_head: whether a quantised base includes the output head: false by default, as in transformers; Lightning
         Fabric stores every linear layer so.
     bitsandbytes: the version of bitsandbytes whose products run, such as `0.41.1`; the newest by default.
     """
@@ -61,6 +61,6 @@ class Adapters:
         """Whether the adapter library is older than a version."""
         return bool(self.bitsandbytes) and tuple(map(int, self.bitsandbytes.split("."))) < version
 
-    def stored_bytes(self, weights: Number) -> Number:
-        """Returns the bytes of a 4-bit matrix with its scales. weights: number of elements."""
-        return nf4_bytes(weights, self.base == "nf4-dq")
+    def stored_bytes(self, rows: Number, columns: Number) -> Number:
+        """Returns the bytes of a quantised matrix with its scales."""
+        return stored_bytes(self.base, rows, columns)

@@ -37,7 +37,7 @@ class Graph:
         false by default.
     compiled: whether layers run as compiled code (torch.compile), whose sums are its own kernels, and reuse memory that
         eager autograd does not; false by default.
-    on_gpu: whether kernels allocate the temporary memory that they allocate on a GPU; false by default.
+    multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it.
     autocast: the type in which products run (torch.autocast); None for that of their inputs.
     packs: the hooks that keep saved tensors; the last one applies.
     keeps_gradients: whether a trained tensor keeps its gradient. If not, it has been added to a sum of another type,
@@ -52,7 +52,8 @@ class Graph:
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
         self.enabled, self.adds_in_place, self.keeps_gradients = True, True, True
-        self.subclasses = self.compiled = self.on_gpu = False
+        self.subclasses = self.compiled = False
+        self.multiprocessors = 0
         self.autocast: Dtype | None = None
         self.casts: dict[int, tuple[Tensor, Tensor]] = {}
         self.packs: list[Callable[[Tensor], Saved]] = []
@@ -72,9 +73,10 @@ class Graph:
         If x has more axes, the result is a view of the sum.
         """
         total = self.new(shape, x.dtype)
-        if self.on_gpu and shape and x.shape[-1] == shape[-1]:
+        if self.multiprocessors and shape and x.shape[-1] == shape[-1]:
             outputs = count(shape)
-            scratch = [self.new((size,), UINT8) for size in scratch_bytes(outputs, count(x.shape) // outputs) if size]
+            sizes = scratch_bytes(outputs, count(x.shape) // outputs, self.multiprocessors)
+            scratch = [self.new((size,), UINT8) for size in sizes if size]
             while scratch:
                 scratch.pop()
         total.has_base = 0 < len(shape) < len(x.shape)

@@ -21,7 +21,9 @@ class Choices:
         `CEWithChunkedOutputLoss`; LitGPT, `chunked_cross_entropy`).
     mamba2: `combined` runs all of Mamba-2 after its input projection as one function, which keeps little; `steps` runs
         its convolution, scan and norm one after another (mamba_ssm's `use_mem_eff_path=False`).
-    logits_dtype: the number format in which the loss reads the logits; by default float32 for `eager`, else their own.
+    logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,
+        else their own.
+    float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
     loss_chunk: of a `split` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune).
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass
         has run; false by default.
@@ -39,7 +41,9 @@ class Choices:
         torchtitan's complex numbers, whose published peaks fit it; false by default, as in transformers.
     fused_layer_norm: whether LayerNorm is one kernel (torch.nn.LayerNorm) where other norms run step by step; false by
         default.
-    workspace: whether kernels take the temporary memory that they take on a GPU; false by default, as on meta and a
+    gelu_by_steps: whether `gelu_new` runs step by step (default), as in the classes of transformers, or as torch's
+        kernel.
+    multiprocessors: those of the GPU whose temporary memory kernels take; 0 (default) for none of it, as on meta and a
         CPU.
     """
 
@@ -48,6 +52,7 @@ class Choices:
     cross_entropy: CrossEntropy = "eager"
     mamba2: Mamba2Implementation = "combined"
     logits_dtype: str | None = None
+    float32_loss: bool = True
     loss_chunk: int | None = None
     keeps_logits: bool = False
     fused_qkv: bool = False
@@ -57,7 +62,13 @@ class Choices:
     capability: int = 90
     joined_rope: bool = False
     fused_layer_norm: bool = False
-    workspace: bool = False
+    gelu_by_steps: bool = True
+    multiprocessors: int = 0
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether kernels take the temporary memory that they take on a GPU."""
+        return self.multiprocessors > 0
 
     @property
     def compiles_loss(self) -> bool:

@@ -18,18 +18,17 @@ VECTOR = 4
 FEWEST_VALUES, MOST_VALUES = 16, 256
 """The values that a thread should sum: an output is divided among blocks where they are more than the second."""
 
-MULTIPROCESSORS = 132
 THREADS_OF_MULTIPROCESSOR = 2048
-"""Of an H100 and an H200."""
+"""The most threads that a multiprocessor of a data-centre GPU runs at once."""
 
 SUM_BYTES = COUNTER_BYTES = 4
 """Partial sums are in float32, and each column of blocks counts those that are done."""
 
 
-def scratch_bytes(outputs: int, rows: int) -> tuple[int, int]:
+def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, int]:
     """The bytes of partial sums, and of counters, of a sum of rows whose elements lie side by side; 0 for neither.
 
-    outputs: elements of a row. rows: rows that are summed.
+    outputs: elements of a row. rows: rows that are summed. multiprocessors: those of the GPU.
     """
     vector = VECTOR
     while outputs % vector:
@@ -43,7 +42,7 @@ def scratch_bytes(outputs: int, rows: int) -> tuple[int, int]:
         return 0, 0
     values = ceil_div(values, height)
     grid = ceil_div(outputs // vector, width)
-    wanted = MULTIPROCESSORS * (THREADS_OF_MULTIPROCESSOR // (width * height))
+    wanted = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (width * height))
     if values < MOST_VALUES or grid > wanted:
         return 0, 0
     blocks = max(min(ceil_div(wanted, grid), ceil_div(values, FEWEST_VALUES)), ceil_div(values, MOST_VALUES))

@@ -41,7 +41,7 @@ class ValueTensors:
     ) -> None:
         self.graph, self.run_config, self.dtype, self.trained = graph, run_config, dtype, trained
         self.recompute, self.include, self.choices, self.adapters = recompute, include, choices, adapters
-        graph.compiled, graph.on_gpu = choices.compiled, choices.workspace
+        graph.compiled, graph.multiprocessors = choices.compiled, choices.multiprocessors
         self.t = Aten(graph)
         self.values: dict[int, Tensor] = {}
         self.inputs: dict[Any, Tensor] = {}

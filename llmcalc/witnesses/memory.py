@@ -157,7 +157,7 @@ def _compare_with_events(spec: ModelSpec, settings: Settings, comparison: Memory
 def simulate_run(spec: ModelSpec, settings: Settings) -> dict[str, int]:
     """Returns quantity → simulated bytes of a run that is not on a GPU."""
     run = configured_run(spec, settings)
-    run = replace(run, choices=replace(run.choices, workspace=False))
+    run = replace(run, choices=replace(run.choices, multiprocessors=0))
     return simulate_steps(spec, run).named() if isinstance(run, Training) else simulate_pass(spec, run).named(run.phase)
 
 
@@ -190,8 +190,8 @@ def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
-        return training_run(settings, memory_use)
-    (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings).attention)
+        return training_run(settings, spec, memory_use)
+    (inference,) = inference_passes(settings, spec, memory_use, kernel_choices(settings, spec).attention)
     return inference
 
 

@@ -259,7 +259,8 @@ def _loss(choices: Choices, logits: Any, labels: Any) -> Any:
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
     if choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]
-    return F.cross_entropy(logits.to(dtype or torch.float32).flatten(0, 1), labels)
+    default_dtype = torch.float32 if choices.float32_loss else logits.dtype
+    return F.cross_entropy(logits.to(dtype or default_dtype).flatten(0, 1), labels)
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias
 
 from ..algebra import Number, ceil_div
 
-Base: TypeAlias = Literal["none", "nf4", "nf4-dq"]
-"""The frozen matrices of the layers: as the model's own numbers (`none`), in 4 bits (`nf4`), or in 4 bits with scales
-that are quantised themselves (`nf4-dq`).
+Base: TypeAlias = Literal["none", "nf4", "nf4-dq", "int8"]
+"""The frozen matrices of the layers: as the model's own numbers (`none`), in 4 bits (`nf4`), in 4 bits with scales that
+are quantised themselves (`nf4-dq`), or in 8 bits (`int8`, LLM.int8: Dettmers et al. 2022, arXiv:2208.07339).
 """
 
 Library: TypeAlias = Literal["peft", "torchtune", "litgpt"]
@@ -25,6 +25,13 @@ ALL_LINEAR = "all-linear"
 
 BLOCK, SECOND_BLOCK, CODE_BYTES = 64, 256, 1024
 """bitsandbytes: weights per scale; scales per scale of scales; bytes of the table that decodes scales."""
+
+
+def stored_bytes(base: Base, rows: Number, columns: Number) -> Number:
+    """Returns the bytes of a quantised matrix with its scales. rows: numbers of its output. columns: of its input."""
+    if base == "int8":
+        return rows * columns + 4 * rows  # a scale in fp32 per row
+    return nf4_bytes(rows * columns, base == "nf4-dq")
 
 
 def nf4_bytes(weights: Number, doubly: bool) -> Number:

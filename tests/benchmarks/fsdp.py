@@ -23,7 +23,10 @@ from .timing import calls, line
 RUNS = 7
 TARGET, LAYOUT = "llama3.1-405b", Layout(dp=16_384, zero=3)
 HOW = Training(
-    seq=8192, recompute=recompute_of("full"), choices=Choices("flash", "fused", workspace=True), implementation="fused"
+    seq=8192,
+    recompute=recompute_of("full"),
+    choices=Choices("flash", "fused", multiprocessors=132),
+    implementation="fused",
 )
 
 

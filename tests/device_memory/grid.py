@@ -319,7 +319,6 @@ def training(spec: ModelSpec, values: Values, seed: int = 0) -> Training:
             cross_entropy=values["--cross-entropy"],  # type: ignore[arg-type]
             logits_dtype=None if logits == "default" else logits,
             capacity=capacity_of(values["--moe"]),
-            workspace=False,
         ),
         adapters=adapters(spec, values["--lora"]),
         include=frozenset() if spec.mtp is None else frozenset({MTP.name}),

@@ -118,7 +118,7 @@ def litgpt_run(row: Row) -> Training:
         batch=row["micro_batch"],
         seq=row["seq_len"],
         choices=Choices(
-            attention="flash", workspace=True, norm=norm, cross_entropy="split", loss_chunk=128, keeps_logits=True
+            attention="flash", multiprocessors=132, norm=norm, cross_entropy="split", loss_chunk=128, keeps_logits=True
         ),
         adapters=Adapters(
             8,
@@ -159,7 +159,7 @@ def torchtune_run(row: Row) -> Training:
         batch=row["micro_batch"],
         seq=row["seq_len"],
         implementation="fused",
-        choices=Choices(attention="flash", compiled=True, cross_entropy="split", workspace=True),
+        choices=Choices(attention="flash", compiled=True, cross_entropy="split", multiprocessors=132),
     )
     if row["techniques"] == "+chunked CE":
         return whole
@@ -202,7 +202,7 @@ def qwen_run(row: Row) -> Training:
         recompute=MODES["full-reentrant"],
         autocast=True,
         torch="2.0",
-        choices=Choices(attention="flash", fused_qkv=True, workspace=True),
+        choices=Choices(attention="flash", fused_qkv=True, multiprocessors=132),
         adapters=Adapters(64, QWEN_TARGETS, dropout=True, copies=copies),
     )
 

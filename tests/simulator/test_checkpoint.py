@@ -91,7 +91,7 @@ def test_it_reads_the_same_state_again(mode: str) -> None:
 def test_selective_checkpoints_keep_what_flash_attention_gives(name: str) -> None:
     """Its output and what its backward pass reads, beside matrix products."""
     spec, how = deep(around_a_model(examples()[name]), 3), recompute_of("attention+matmuls")
-    choices = Choices("flash", workspace=False)
+    choices = Choices("flash")
     held = without_values(spec, recompute=how, choices=choices)
     assert held == by_torch(spec, recompute=how, choices=choices)
     products = Recompute(layers=True, saved_operations=how.saved_operations - {"flash_attention"})

@@ -25,7 +25,7 @@ def spec(number: int) -> ModelSpec:
 @pytest.mark.parametrize("number", [0, 1, 2, 12, 13])
 @pytest.mark.parametrize("kind", ["flash", "sdpa-math"])
 def test_attention_holds_what_torch_holds(kind: Any, number: int) -> None:
-    choices = Choices(attention=kind, workspace=False)
+    choices = Choices(attention=kind)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(spec(number), log=ours, choices=choices)
@@ -45,7 +45,7 @@ def test_a_fused_norm_holds_what_torch_holds(number: int) -> None:
 
 def test_on_a_gpu_flash_attention_takes_more_in_the_backward_pass_alone() -> None:
     wide = around_a_model(Attention(num_attention_heads=4, num_key_value_heads=2, head_dim=96))
-    meta, gpu = (without_values(wide, choices=Choices("flash", workspace=more)) for more in (False, True))
+    meta, gpu = (without_values(wide, choices=Choices("flash", multiprocessors=number)) for number in (0, 132))
     assert (meta.saved, meta.live, meta.forward, meta.after) == (gpu.saved, gpu.live, gpu.forward, gpu.after)
     assert meta.backward < gpu.backward
 

@@ -23,8 +23,8 @@ from tests.simulator.models import by_torch, without_values
 EVERYWHERE = Dropout(**dict.fromkeys(Dropout.model_fields, 0.1))
 KERNELS = {
     "eager": EAGER,
-    "flash": Choices("flash", workspace=False),
-    "sdpa": Choices("sdpa", capability=80, workspace=False),
+    "flash": Choices("flash"),
+    "sdpa": Choices("sdpa", capability=80),
 }
 PARTS: tuple[Any, ...] = (
     *Block.examples(),

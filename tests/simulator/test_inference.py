@@ -134,7 +134,7 @@ def test_a_form_of_latent_attention_holds_what_torch_holds(name: str, form: Any)
 @pytest.mark.parametrize("name", ["Attention-4", "Block-1", "Block-15"])
 @pytest.mark.parametrize(
     "choices",
-    [Choices("flash"), Choices("sdpa-math"), Choices(norm="fused", workspace=False)],
+    [Choices("flash"), Choices("sdpa-math"), Choices(norm="fused")],
     ids=["flash", "sdpa-math", "norm"],
 )
 def test_other_kernels_hold_what_torch_holds(name: str, choices: Choices) -> None:

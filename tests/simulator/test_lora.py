@@ -40,10 +40,19 @@ def test_adapters_hold_what_peft_holds(number: int, name: str) -> None:
 def test_a_base_in_4_bits_has_scales_and_is_decoded_for_each_product() -> None:
     """A matrix of 100 × 64: 3,200 bytes of codes, and 4 for each block of 64."""
     plain = Adapters(4, frozenset({"q_proj"}), base="nf4")
-    assert plain.stored_bytes(6400) == 3200 + 4 * 100
+    assert plain.stored_bytes(100, 64) == 3200 + 4 * 100
     double = Adapters(4, frozenset({"q_proj"}), base="nf4-dq")
-    assert double.stored_bytes(6400) == 3200 + 100 + 4 + 1024 + 4
+    assert double.stored_bytes(100, 64) == 3200 + 100 + 4 + 1024 + 4
     assert plain.dtype is FLOAT32
     of_4_bits, of_16 = (without_values(spec(0), adapters=how) for how in (plain, HOW["queries and values"]))
     assert of_4_bits.backward > 0
     assert of_16.backward > 0
+
+
+def test_a_base_in_8_bits_has_a_scale_a_row_and_keeps_the_inputs_of_its_products() -> None:
+    """A matrix of 100 × 64: a byte for each number, and 4 for each of 100 rows."""
+    whole, in_8_bits = (Adapters(4, frozenset({"q_proj"}), base=base) for base in ("none", "int8"))
+    assert in_8_bits.stored_bytes(100, 64) == 6400 + 4 * 100
+    plain, quantised = (without_values(spec(0), adapters=how) for how in (whole, in_8_bits))
+    assert quantised.live > plain.live  # whole weights save no input for a frozen weight
+    assert quantised.forward > plain.forward  # sums of 4 bytes, beside results in float16 and bfloat16

@@ -52,7 +52,7 @@ def attention(kv_heads: int, **fields: object) -> ModelSpec:
 @pytest.mark.parametrize("kv_heads", [4, 2])
 @pytest.mark.parametrize("capability", [CPU, H100, A100])
 def test_a_backend_holds_what_torch_holds(kv_heads: int, capability: int) -> None:
-    choices = Choices("sdpa", capability=capability, workspace=False)
+    choices = Choices("sdpa", capability=capability)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(attention(kv_heads), log=ours, choices=choices)
@@ -64,7 +64,7 @@ def test_a_backend_holds_what_torch_holds(kv_heads: int, capability: int) -> Non
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_the_efficient_backend_holds_what_torch_holds(kv_heads: int) -> None:
     """Without groups; with them torch's math runs, which has no seeds."""
-    choices = Choices("sdpa", capability=T4, workspace=False)
+    choices = Choices("sdpa", capability=T4)
     ours: list[str] = []
     theirs: list[str] = []
     held = without_values(attention(kv_heads), log=ours, choices=choices, dtype="float16")

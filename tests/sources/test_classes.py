@@ -5,6 +5,7 @@ model types, `other_classes.json` of all others.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from llmcalc.sources import huggingface
-from llmcalc.sources.huggingface.heads import HEAD_ENDINGS
+from llmcalc.sources.huggingface.heads import HEAD_ENDINGS, head_of
 from llmcalc.sources.huggingface.registry import model_types
 from tests.builders import json_lines
 
@@ -84,6 +85,30 @@ def other_names_of(kind: str) -> dict[str, str]:
     return dict(sorted(CONFIG_MAPPING[kind].attribute_map.items())) if kind in CONFIG_MAPPING else {}
 
 
+OF_LOGITS = re.compile(
+    r"\b(\w*loss_fct|cross_entropy)\(\s*(?!\w*\.float)[\w.]*(logits|prediction_scores|lm_scores|scores)\b(?!\.float)"
+)
+"""A call of a loss of the logits in their own number format."""
+
+
+def reads_logits_as_they_are(name: str) -> bool:
+    """Whether a class with a language-model head computes its loss of the logits, and not of a float32 copy."""
+    import inspect
+
+    import transformers
+
+    if head_of({"architectures": [name]}) != "lm":
+        return False
+    cls = getattr(transformers, name, None)
+    source = "" if cls is None else inspect.getsource(cls.forward)
+    return OF_LOGITS.search(source) is not None and ".float()" not in source
+
+
+def losses_of_logits(found: dict[str, list[str]]) -> list[str]:
+    """Returns the classes whose loss reads the logits in their own number format, sorted."""
+    return sorted({name for names in found.values() for name in names if reads_logits_as_they_are(name)})
+
+
 def written(found: dict[str, list[str]], bases: bool = False, **lists: list[str]) -> str:
     """Returns a file's text: one line per model type with a class, and one per list of model types.
 
@@ -113,10 +138,14 @@ def written_others() -> str:
 def test_the_list_is_that_of_the_installed_classes() -> None:
     pytest.importorskip("transformers")
     supported = {kind: classes_of(kind) for kind in model_types()}
-    assert LIST.read_text() == written(supported, bases=True), "run python -m tests.sources.test_classes"
+    of_logits = losses_of_logits(supported)
+    assert LIST.read_text() == written(supported, bases=True, losses_of_logits=of_logits), (
+        "run python -m tests.sources.test_classes"
+    )
     assert OTHERS.read_text() == written_others(), "run python -m tests.sources.test_classes"
 
 
 if __name__ == "__main__":
-    LIST.write_text(written({kind: classes_of(kind) for kind in model_types()}, bases=True))
+    supported = {kind: classes_of(kind) for kind in model_types()}
+    LIST.write_text(written(supported, bases=True, losses_of_logits=losses_of_logits(supported)))
     OTHERS.write_text(written_others())

@@ -32,7 +32,6 @@ OTHER = {
     "qwen3-30b-a3b": "experts' rows are put back into the order of tokens by an index",
     "mixtral-8x7b": "experts' rows are put back into the order of tokens by an index",
     "gpt-oss-20b": "softmax with sinks in bfloat16, and a gate that is clamped step by step",
-    "bert-large": "its class computes the loss of bfloat16 logits",
     "t5-large": "its class adds a bias inside scaled_dot_product_attention",
 }
 """Preset → why the memory of its class of transformers differs by more than 0.1 % from the reference's."""
@@ -161,7 +160,7 @@ def test_sums_of_rows_have_partial_sums_beside_them() -> None:
     sums = [row for row in rows_of("kernels") if row["part"] in ("gelu", "softmax32", "dropout")]
     for row in sums:
         allocated = [bytes for sign, bytes, _ in row["backward"] if sign == "+"]
-        assert tuple(allocated[-2:]) == scratch_bytes(4096, 2000)
+        assert tuple(allocated[-2:]) == scratch_bytes(4096, 2000, 132)
     assert len(sums) == 3
 
 

@@ -24,7 +24,7 @@ export const DECLARED = {
   offload_activations: {"option": "--offload-activations", "kind": "flag"},
   moe: {"option": "--moe", "kind": "text"},
   lora_rank: {"option": "--lora-rank", "kind": "number", "least": 1, "most": 1099511627776},
-  base: {"option": "--base", "kind": "word", "words": ["none", "nf4", "nf4-dq"]},
+  base: {"option": "--base", "kind": "word", "words": ["none", "nf4", "nf4-dq", "int8"]},
   lora_targets: {"option": "--lora-targets", "kind": "text"},
   lora_dtype: {"option": "--lora-dtype", "kind": "text"},
   lora_dropout: {"option": "--lora-dropout", "kind": "flag"},

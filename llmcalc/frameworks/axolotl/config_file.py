@@ -86,7 +86,6 @@ IGNORED = frozenset(
 """Keys that do not change the memory of a training step, or by less than one block."""
 
 REFUSED = {
-    "load_in_8bit": "weights in 8 bits are not modelled",
     "fp8": "products in 8 bits are not modelled",
     "qat": "training with quantized weights is not modelled",
     "gptq": "weights in GPTQ's format take no adapters here",
@@ -245,8 +244,9 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the settings of adapters. QLoRA stores scales that are quantized too (loaders/model.py)."""
     adapter = data.get("adapter")
     if adapter in (None, "", False):
-        if data.get("load_in_4bit"):
-            reading.unknown["load_in_4bit"] = "weights in 4 bits take no gradient without an adapter"
+        for name in ("load_in_4bit", "load_in_8bit"):
+            if data.get(name):
+                reading.unknown[name] = "quantized weights take no gradient without an adapter"
         return {}
     if adapter not in ("lora", "qlora"):
         raise reading.wrong("adapter", f"{shown(adapter)}; expected lora or qlora")
@@ -262,6 +262,8 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     )
     if adapter == "qlora" and data.get("load_in_4bit") is not False:
         words["base"] = "nf4-dq"
+    elif data.get("load_in_8bit"):
+        words["base"] = "int8"
     if not words.get("lora_dropout") and not data.get("trust_remote_code") and data.get("lora_mlp_kernel") is not False:
         reading.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
     return words

@@ -11,6 +11,7 @@ from ...simulator.tensor import DTYPES
 from ..peak_estimate import PeakEstimate, bytes_per_parameter, estimate_with_torch_kernels
 from ..transient_bytes import OptimizerStepBytes, StageParameters, TransientBytes, measure_optimizer_step
 from .rank_memory import cast_adapters
+from .replicated import REDUCED_AT_ONCE
 from .settings import DeepSpeedSettings
 
 
@@ -28,16 +29,18 @@ def transient_bytes(
 ) -> TransientBytes:
     """Returns the transient bytes of a rank. width: bytes per element of weights and gradients.
 
-    Gradients are reduced in a buffer. In stages 1 and 2 it exists from the first gradient to the reduction, which in
-    stage 2 follows each micro-batch. The reduced gradients are flattened, and a rank updates its shard of them.
+    In stage 0 copies of the gradients are reduced; in the others they are reduced in a buffer. In stages 1 and 2 it
+    exists from the first gradient to the reduction, which in stage 2 follows each micro-batch. The reduced gradients
+    are flattened, and a rank updates its shard of them.
     In stage 3 the buffer always exists, parameters are gathered up to a number of elements, and a rank updates one
     group of its shard after the other.
     """
     settings = DeepSpeedSettings(stage=layout.zero)
     step_bytes = step.rank_bytes(layout, stage_parameters, sharded=layout.zero >= 1)
-    if layout.zero == 0:
-        return TransientBytes(optimizer_step=step_bytes)
     parameters = sum(stage.total for stage in stage_parameters)
+    if layout.zero == 0:
+        copies = width * min(REDUCED_AT_ONCE, parameters)
+        return TransientBytes(gradient_reduction=copies, optimizer_step=step_bytes)
     bucket, shard = settings.elements("reduce_bucket_size"), parameters // layout.shards
     buffer = width * bucket
     if layout.zero == 3:

@@ -19,7 +19,10 @@ from ...simulator.repeat_microbatches import EventMeter
 from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
+from .bf16_optimizer import Bf16OptimizerRun
+from .replicated import FlatCopyRun, ReplicatedRun
 from .settings import VERSION, DeepSpeedSettings
+from .zero import ZeroRun, number_format
 from .zero3 import Stage3Run
 from .zero12 import PartitionedRun
 
@@ -37,7 +40,7 @@ def zero_run(
     rank: int,
     workspace: int = 0,
     meter: Meter | None = None,
-) -> PartitionedRun | Stage3Run:
+) -> ZeroRun:
     """Creates the run of one rank. ranks: number of partitions. Raises `InputError` for settings not modelled."""
     settings = settings.resolved(spec.hidden_size)
     settings.check()
@@ -47,9 +50,39 @@ def zero_run(
     if settings.torch_adam and settings.optimizer.lower() in OWN_ADAM:
         implementation = "foreach"  # torch's own choice
     training = replace(training, master=False, gradient_dtype=None, state_dtype=None, implementation=implementation)
+    if sums_in_fp32(training, settings):
+        return Bf16OptimizerRun(spec, training, settings, ranks, workspace, meter)
+    if settings.stage == 0:
+        return replicated_run(spec, training, settings, ranks, workspace, meter)
     if settings.stage == 3:
         return Stage3Run(spec, training, settings, ranks, workspace, meter)
     return PartitionedRun(spec, training, settings, ranks, rank, workspace, meter)
+
+
+def sums_in_fp32(training: Training, settings: DeepSpeedSettings) -> bool:
+    """Whether `BF16_Optimizer` runs the step: stage 1 in bf16, with gradients that are accumulated in fp32."""
+    return (
+        settings.stage == 1
+        and training.dtype == "bfloat16"
+        and settings.grad_accum_dtype in ("fp32", "float32")
+        and settings.offload_optimizer == "none"
+    )
+
+
+def replicated_run(
+    spec: ModelSpec,
+    training: Training,
+    settings: DeepSpeedSettings,
+    ranks: int,
+    workspace: int,
+    meter: Meter | None,
+) -> ReplicatedRun:
+    """Creates the run of a rank in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
+    if training.dtype == "float32":
+        return ReplicatedRun(spec, training, settings, ranks, workspace, meter)
+    if settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam:
+        return FlatCopyRun(spec, training, settings, ranks, workspace, meter)
+    return ReplicatedRun(spec, replace(training, master=True), settings, ranks, workspace, meter)
 
 
 def cast_adapters(training: Training) -> Training:
@@ -63,8 +96,6 @@ def cast_adapters(training: Training) -> Training:
 
 def _check(training: Training, settings: DeepSpeedSettings) -> None:
     """Raises `InputError` for training that is not modelled with DeepSpeed."""
-    if settings.stage not in (1, 2, 3):
-        raise InputError("stage 0: DeepSpeed without ZeRO is not modelled; expected --zero 1, 2 or 3")
     for applies, option in (
         (training.autocast, "--precision autocast"),
         (training.keeps_gradients, "--zero-grad zeros"),
@@ -74,9 +105,11 @@ def _check(training: Training, settings: DeepSpeedSettings) -> None:
     ):
         if applies:
             raise InputError(f"{option}: with DeepSpeed it is not modelled")
-    if settings.stage == 1 and training.dtype == "bfloat16" and settings.grad_accum_dtype in ("fp32", "float32"):
+    accumulated = number_format(settings.grad_accum_dtype, DTYPES[training.dtype])
+    if settings.stage == 0 and accumulated is not DTYPES[training.dtype]:
         raise InputError(
-            "grad_accum_dtype fp32: stage 1 in bf16 takes another optimizer with it, which is not modelled"
+            f"grad_accum_dtype {settings.grad_accum_dtype}: DeepSpeed refuses it in stage 0 beside other weights; "
+            f"expected {training.dtype}"
         )
 
 

@@ -122,6 +122,8 @@ class DeepSpeedSettings:
                 raise InputError(f"{name}: nvme is not modelled; expected cpu or none")
         if self.offload_param != "none" and self.stage != 3:
             raise InputError(f"offload_param: stage {self.stage} keeps all parameters; expected stage 3, or none")
+        if self.offload_optimizer != "none" and not self.stage:
+            raise InputError("offload_optimizer: stage 0 divides no states; expected stage 1, 2 or 3, or none")
 
 
 NOT_MODELLED = frozenset(

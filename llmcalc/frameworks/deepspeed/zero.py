@@ -12,7 +12,8 @@ from ...device_memory.training import Training, TrainingRun
 from ...model import ModelSpec
 from ...ops import ParamTensor
 from ...simulator.meter import Meter
-from ...simulator.tensor import DTYPES, FLOAT32, Dtype, Storage, counted_as, on_stream
+from ...simulator.tensor import DTYPES, FLOAT32, Dtype, Storage, Tensor, counted_as, on_stream
+from .partitions import in_module_order
 from .settings import DeepSpeedSettings
 
 REDUCTION = 1
@@ -77,6 +78,12 @@ class ZeroRun(TrainingRun):
                 self.next_batch()
             self.is_last_microbatch = i == recorded_microbatches - 1
             self.forward_and_backward()
+
+    def parameters_in_module_order(self) -> list[Tensor]:
+        """Returns every trained parameter once, in the order of the model's modules."""
+        by_path = dict(self.lowering.parameters)
+        unique = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
+        return [*unique.values(), *(weight for weight in self.lowering.unused_modules if weight.leaf)]
 
     def host_terms(self) -> tuple[Term, ...]:
         """Returns the terms of the rank's host memory."""

@@ -21,7 +21,7 @@ from ...device_memory.training import Training
 from ...model import ModelSpec
 from ...simulator.meter import Meter, Place
 from ...simulator.tensor import FLOAT32, Dtype, Storage, Tensor, counted_as, empty
-from .partitions import PartitionPiece, elements, flat_size, in_module_order, offsets, pieces, round_robin_order
+from .partitions import PartitionPiece, elements, flat_size, offsets, pieces, round_robin_order
 from .settings import DeepSpeedSettings
 from .zero import DOUBLE, ZeroRun
 
@@ -96,10 +96,7 @@ class PartitionedRun(ZeroRun):
 
     def prepare_training(self) -> None:
         """Creates the flat tensor of all parameters, and the rank's float32 partition (`__init__`)."""
-        by_path = dict(self.lowering.parameters)
-        unique = {id(weight): weight for weight in (by_path[path] for path in in_module_order(list(by_path)))}
-        self.parameters = list(unique.values())
-        self.parameters += [weight for weight in self.lowering.unused_modules if weight.leaf]
+        self.parameters = self.parameters_in_module_order()
         settings, ranks = self.settings, self.ranks
         order = round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         width, sizes = self.dtype.bytes, [elements(weight) for weight in order]

@@ -42,6 +42,7 @@ PROGRAMS = (
     "llm_foundry",
     "trl",
     "deepspeed_chat",
+    "gpt_neox",
     "fastchat",
     "megatron_bridge",
     "megatron_deepspeed",

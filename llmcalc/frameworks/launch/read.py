@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from ...errors import InputError, MissingExtra, one_line
+from ...errors import InputError, one_line
 from ...sources.files import parse_json, parse_toml, read_text
 from ..registry import NAMES, framework
 from .accelerate_command import config_table, processes_of
@@ -30,7 +30,7 @@ from .python_source import is_python
 from .record import CommandLine, Fetch, Launch, ReadText, Source
 from .refused import refuse_program
 from .shell import Script, read_script
-from .text import LARGEST, parse_yaml
+from .text import LARGEST, parse_braces, parse_yaml
 from .unresolved import is_unresolved, is_unset_variable, printable, unresolved_reason
 
 
@@ -137,25 +137,11 @@ def _tables(data: Any, source: Source, options: Mapping[str, Any]) -> Launch:
 def _parsed(text: str, where: str) -> Any:
     """The tables of a text in JSON, TOML or YAML."""
     if text.lstrip().startswith("{"):
-        return _parsed_braces(text, where)
+        return parse_braces(text, where)
     toml = re.search(r"^[ \t]*\[[A-Za-z_][\w.\- \"]*\][ \t]*(#.*)?$", text, re.MULTILINE)
     if toml is not None:
         return parse_toml(text, where)
     return parse_yaml(text, where)
-
-
-def _parsed_braces(text: str, where: str) -> Any:
-    """The tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither, as JSON."""
-    try:
-        return parse_json(text, where)
-    except InputError as error:
-        try:
-            tables = parse_yaml(text, where)
-        except (InputError, MissingExtra):
-            raise error from None
-        if not isinstance(tables, Mapping):
-            raise
-        return tables
 
 
 def _python(text: str, source: Source, options: Mapping[str, Any]) -> Launch:

@@ -27,11 +27,6 @@ def _tables(data: Table, *names: str) -> bool:
     return all(isinstance(data.get(name), Mapping) for name in names)
 
 
-def _plain_keys(data: Table) -> set[str]:
-    """The keys with underscores, as both spellings are used."""
-    return {str(key).replace("-", "_") for key in data}
-
-
 def _is_nemo(data: Table) -> bool:
     model: Any = data.get("model")
     has_megatron_model = isinstance(model, Mapping) and ("mcore_gpt" in model or "tensor_model_parallel_size" in model)
@@ -44,11 +39,6 @@ REFUSED = (
         "verl",
         lambda data: "actor_rollout_ref" in data or _tables(data, "actor", "rollout"),
         "TARGET with --phase training --fsdp N for the actor, and --phase inference for the rollout",
-    ),
-    RefusedProgram(
-        "GPT-NeoX",
-        lambda data: len({"pipe_parallel_size", "model_parallel_size"} & _plain_keys(data)) > 0,
-        "the config.json of the model in Hugging Face's form as TARGET with --framework deepspeed --zero 1",
     ),
     RefusedProgram(
         "ms-swift",

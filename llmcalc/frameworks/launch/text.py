@@ -7,10 +7,11 @@ is an error.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import InputError, MissingExtra, one_line
-from ...sources.files import DEEPEST
+from ...sources.files import DEEPEST, parse_json
 
 LARGEST = 400_000
 """The largest launch file in bytes; real ones are under 20 000."""
@@ -41,6 +42,20 @@ def parse_yaml(text: str, where: str) -> Any:
         raise
     except (yaml.YAMLError, ValueError, RecursionError, OverflowError, TypeError, AttributeError) as error:
         raise InputError(f"{where}: not valid YAML: {one_line(str(error))[:200]}") from None
+
+
+def parse_braces(text: str, where: str) -> Any:
+    """The tables of JSON, or of YAML in braces. Raises `InputError` for a text that is neither, as JSON."""
+    try:
+        return parse_json(text, where)
+    except InputError as error:
+        try:
+            tables = parse_yaml(text, where)
+        except (InputError, MissingExtra):
+            raise error from None
+        if not isinstance(tables, Mapping):
+            raise
+        return tables
 
 
 def _check_events(yaml: Any, text: str, where: str) -> None:

@@ -235,7 +235,7 @@ def trainer_words(
     words |= optimizer_words(reading, "optim", reading.value(data, "optim", defaults["optim"]))
     words |= trainer_kernels(reading, data, defaults)
     words |= trainer_adapters(reading, data)
-    for name in ("auto_find_batch_size", "neftune_noise_alpha", "optim_args", "optim_target_modules", "load_in_8bit"):
+    for name in ("auto_find_batch_size", "neftune_noise_alpha", "optim_args", "optim_target_modules"):
         if data.get(name) not in (None, False, ""):
             reading.unknown[name] = "it is modelled without"
     return words
@@ -255,7 +255,9 @@ def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:
 WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
 
 
-def pair_words(reading: Reading, key: str, loss: str, words: Mapping[str, Any]) -> dict[str, Any]:
+def pair_words(
+    reading: Reading, key: str, loss: str, words: Mapping[str, Any], caches_reference: bool = False
+) -> dict[str, Any]:
     """The batch of training on pairs, of which each has two sequences.
 
     Without adapters a loss that compares with a reference model needs a copy of the weights, which is not modelled;
@@ -263,8 +265,10 @@ def pair_words(reading: Reading, key: str, loss: str, words: Mapping[str, Any]) 
 
     key: the argument that asks for pairs.
     words: the settings of the run.
+    caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
+        is trained; false by default.
     """
-    if loss not in LOSSES_WITHOUT_REFERENCE and "lora_rank" not in words:
+    if loss not in LOSSES_WITHOUT_REFERENCE and "lora_rank" not in words and not caches_reference:
         reading.unknown[key] = (
             f"'{loss[:30]}' has a reference model, which is not modelled without adapters; "
             f"{', '.join(LOSSES_WITHOUT_REFERENCE)} have none"
@@ -340,10 +344,11 @@ def trainer_kernels(reading: Reading, data: Table, defaults: Mapping[str, Any] =
 def trainer_adapters(reading: Reading, data: Table) -> dict[str, Any]:
     """The settings of low-rank adapters, by PEFT's names as TRL's `ModelConfig` has them."""
     if data.get("lora_r") is None and not reading.flag(data, "use_peft"):
-        if reading.flag(data, "load_in_4bit"):
-            reading.unknown["load_in_4bit"] = "weights in 4 bits take no gradient without lora_r"
+        for name in ("load_in_4bit", "load_in_8bit"):
+            if reading.flag(data, name):
+                reading.unknown[name] = "quantized weights take no gradient without lora_r"
         return {}
-    base: dict[str, Any] = {}
+    base: dict[str, Any] = {"base": "int8"} if reading.flag(data, "load_in_8bit") else {}
     if reading.flag(data, "load_in_4bit"):
         base = {"base": "nf4-dq" if reading.flag(data, "use_bnb_nested_quant") else "nf4"}
     return base | lora_words(

@@ -177,11 +177,13 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     if bits is None:
         return words
     method = str(reading.value(data, "quantization_method", "bnb"))
-    if bits != 4 or method not in ("bnb", "bitsandbytes") or data.get("quantization_type") == "fp4":
+    if bits not in (4, 8) or method not in ("bnb", "bitsandbytes") or data.get("quantization_type") == "fp4":
         reading.unknown["quantization_bit"] = (
-            f"{shown(bits)} by {method[:20]} is not modelled; 4 bits in nf4 by bnb are"
+            f"{shown(bits)} by {method[:20]} is not modelled; 8 bits and 4 bits in nf4 by bnb are"
         )
         return words
+    if bits == 8:
+        return words | {"base": "int8"}
     words["base"] = "nf4-dq" if reading.flag(data, "double_quantization", True) else "nf4"
     return words
 

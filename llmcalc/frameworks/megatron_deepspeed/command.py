@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...components.norm import Norm
+from ...model import ModelSpec
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import arguments_of
 from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
@@ -62,9 +64,11 @@ REFUSED = {
     "kd": "distillation is not modelled",
     "mos": "distillation is not modelled",
     "use-tutel": "Tutel's experts are not modelled",
-    "embed-layernorm": "a norm of the embedding's output is not modelled",
 }
 """Argument → why a run with it is not modelled."""
+
+EMBEDDING_NORM = "--embed-layernorm"
+"""bigscience's argument for a LayerNorm of the embedding's output, as in BLOOM."""
 
 ESTIMATE = (
     "Megatron-DeepSpeed is counted with Megatron-LM's kernels and buffers, and ZeRO-1 as its distributed optimizer: an "
@@ -88,6 +92,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         table = megatron_arguments(reading, arguments)
         reading.check_unknown()
         launch = read_megatron(table, source)
+        if EMBEDDING_NORM in arguments:
+            launch = replace(launch, spec=_with_embedding_norm(launch.spec))
         return replace(
             launch,
             kind=LAUNCH_FILE.name,
@@ -100,6 +106,14 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         )
 
 
+def _with_embedding_norm(spec: ModelSpec | None) -> ModelSpec | None:
+    """Returns a decoder whose embedding's output has a LayerNorm."""
+    if spec is None or spec.decoder is None:
+        return spec
+    decoder = spec.decoder.model_copy(update={"embedding_norm": Norm(type="layernorm")})
+    return spec.model_copy(update={"decoder": decoder})
+
+
 def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Returns Megatron-LM's arguments for those of a run, with notes of arguments that are left out."""
     table: dict[str, Any] = {}
@@ -109,7 +123,7 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
             reading.unknown[flag] = REFUSED[name]
         elif name in IGNORED:
             reading.ignored.append(flag)
-        elif name not in REFUSED:
+        elif name not in REFUSED and flag != EMBEDDING_NORM:
             table[RENAMED.get(flag, flag)] = value
     uses_deepspeed = bool(set(arguments) & set(SIGNS))
     if "--checkpoint-activations" in arguments or "--activations-checkpoint-method" in arguments:

@@ -171,9 +171,12 @@ def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
             saved = data["modules_to_save"]
             table["lora_modules_to_save"] = saved if isinstance(saved, list) else [saved]
     if data.get("quant_bits") is not None or data.get("quant_method") is not None:
-        if data.get("quant_method", "bnb") != "bnb" or data.get("quant_bits") != 4:
-            reading.unknown["--quant_bits"] = "weights in another format than bitsandbytes' 4 bits are not modelled"
-        table["load_in_4bit"] = True
+        bits = data.get("quant_bits")
+        if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
+            reading.unknown["--quant_bits"] = (
+                "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
+            )
+        table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
     config = data.get("deepspeed")
     if config is not None:
         table["deepspeed"] = deepspeed_config(str(config)) or config

@@ -17,9 +17,7 @@ from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
 
 OFF: Mapping[str, tuple[Any, ...]] = {
     "alibi": (False, None),
-    "attention_layer_norm": (False, None),
     "embedding_layer_norm": (False, None),
-    "norm_after": (False, None),
     "include_bias": (False,),
     "block_type": ("sequential", None),
     "block_group_size": (1, None),
@@ -126,7 +124,11 @@ def _model(reading: Reading, model: Table) -> ModelSpec:
         "hidden_act": "silu" if is_gated else activation,
         "gated": is_gated,
     }
-    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    if reading.flag(model, "attention_layer_norm"):
+        with_weight = reading.flag(model, "attention_layer_norm_with_affine", True)
+        attention["qk_norm"] = {"norm": {**norm, "weight": with_weight}, "scope": "projection"}
+    placement = "output" if reading.flag(model, "norm_after") else "pre"
+    decoder["block"] = {"attention": attention, "feed_forward": network, "norm": norm, "norm_placement": placement}
     rows = model.get("embedding_size") or reading.value(model, "vocab_size", 50257)
     table = {
         "vocab_size": size_of(reading, "model.embedding_size", rows),

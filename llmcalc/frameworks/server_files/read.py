@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError, MissingExtra, one_line
-from ...sources.files import parse_json, read_text
+from ...sources.files import read_text
 from ..engines.flags import by_name, flag_named
 from ..engines.registry import FOLDERS, engine
 from ..launch.command_line import TypedLaunch, typed_launch
-from ..launch.text import LARGEST, parse_yaml
+from ..launch.text import LARGEST, parse_braces, parse_yaml
 from ..launch.unresolved import is_unresolved, printable
 from .accelerators import accelerator_of
 from .arguments import engine_of_flags, flags_of, read_arguments, words_of_tables
@@ -142,7 +142,7 @@ def _started(text: str, typed_path: TypedLaunch, folder: Path | None) -> Iterato
     documents = []
     for part in _documents(text, where):
         try:
-            documents.append(parse_json(part, where) if part.lstrip().startswith("{") else parse_yaml(part, where))
+            documents.append(parse_braces(part, where) if part.lstrip().startswith("{") else parse_yaml(part, where))
         except (InputError, MissingExtra):
             if not SIGNS.search(text) and not starts_server(text):
                 return

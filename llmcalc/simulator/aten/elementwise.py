@@ -219,7 +219,7 @@ class Elementwise(Views):
 
         def backward(g: Tensor, _: Needs, out: Tensor) -> Sequence[Gradient]:
             gradient = graph.new(out.shape, out.dtype)
-            product = graph.new(out.shape, out.dtype) if graph.on_gpu else None
+            product = graph.new(out.shape, out.dtype) if graph.multiprocessors else None
             del product
             return (gradient,)
 

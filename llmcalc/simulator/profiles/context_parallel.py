@@ -100,7 +100,7 @@ class RingAttention(Eager):
         if sinks is not None:
             raise self.unsupported(f"--cp {self.ring.ranks} takes attention without sinks")
         graph, name = self.graph, "flash_attention"
-        kernels = Kernels(graph, self.ring, self.choices.workspace)
+        kernels = Kernels(graph, self.ring, self.choices.on_gpu)
         results: list[Tensor] = []
 
         def result(i: int) -> Tensor:

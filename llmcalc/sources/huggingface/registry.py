@@ -62,6 +62,24 @@ def other_names() -> dict[str, dict[str, str]]:
     return names_by_type
 
 
+@cache
+def losses_of_logits() -> frozenset[str]:
+    """Returns the classes in `transformers` whose loss reads the logits in their own number format."""
+    names: list[str] = json.loads(Path(__file__).with_name("classes.json").read_text())["losses_of_logits"]
+    return frozenset(names)
+
+
+def _loss_fields(config: Config) -> dict[str, bool]:
+    """Returns the field of a language-model head that states the number format of its loss.
+
+    Without a class in the config it is that of the model type's first class with such a head.
+    """
+    name = architecture_of(config.data) or next(
+        (name for name in classes().get(config.model_type, ()) if head_of({"architectures": [name]}) == "lm"), ""
+    )
+    return {"float32_loss": False} if name in losses_of_logits() else {}
+
+
 def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, location: str) -> Config:
     """Returns a config as the family reads it. location: `where` of `Config`."""
     aliases = {**other_names().get(kind, {}), **family.aliases}
@@ -360,6 +378,8 @@ def read(data: Mapping[str, Any], head: HeadKind | None = None) -> Reading:
     config = config_of(data, kind, family, head or stated_head, location)
     model = family.read(config)
     model |= dropout_of(config, family)
+    if model["head"]["type"] == "lm":
+        model["head"] = {**model["head"], **_loss_fields(config)}
     flat = (family,) if location or wrapper == kind else (family, family_of(wrapper))
     uncounted = {name: tower_notes for record in flat for name, tower_notes in record.uncounted.items()}
     sections = (() if location else record.uncounted_encoders for record in flat)

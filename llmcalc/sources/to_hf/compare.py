@@ -2,8 +2,9 @@
 
 A spec can be written in several ways: a head size or the number of key/value heads may be given or omitted, and layers
 may be variants under any names. Here each is converted to one canonical form. Fields that change no count and no
-function's form are ignored: the ε of norms, 1 + in their weights, the number format of their products, dropout, the
-base of rotary angles, weights of auxiliary losses, and the context length without a position embedding of its size.
+function's form are ignored: the ε of norms, 1 + in their weights, the number formats of their products and of the loss,
+dropout, the base of rotary angles, weights of auxiliary losses, and the context length without a position embedding of
+its size.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from ...components.stack import Stack
 from ...model import ModelSpec
 
 NUMERICS = frozenset(
-    {"eps", "norm_eps", "unit_offset", "float32_product", "rope_theta", "router_aux_loss_coef", "router_z_loss_coef"}
+    {
+        "eps",
+        "norm_eps",
+        "unit_offset",
+        "float32_product",
+        "float32_loss",
+        "rope_theta",
+        "router_aux_loss_coef",
+        "router_z_loss_coef",
+    }
 )
 
 

@@ -101,6 +101,14 @@ STATES = {"offload_optimizer": {"device": "cpu"}}
 PARAMETERS = {"offload_param": {"device": "cpu"}}
 
 CASES: Mapping[str, Case] = {
+    "stage 0": Case(2, {"stage": 0}),
+    "stage 0, accumulated": Case(2, {"stage": 0}, {"gradient_accumulation_steps": 2}),
+    "stage 0, fp32": Case(2, {"stage": 0}, {"bf16": {"enabled": False}}),
+    "stage 0, reduced in fp32": Case(2, {"stage": 0}, {"communication_data_type": "fp32"}),
+    "stage 1, sums in fp32": Case(2, {"stage": 1}, {"data_types": {"grad_accum_dtype": "fp32"}}),
+    "stage 1, sums in fp32, accumulated": Case(
+        2, {"stage": 1}, {"data_types": {"grad_accum_dtype": "fp32"}, "gradient_accumulation_steps": 2}
+    ),
     "stage 1": Case(2, {"stage": 1, "reduce_bucket_size": 1_000_000}),
     "stage 1, accumulated": Case(2, {"stage": 1}, {"gradient_accumulation_steps": 2}),
     "stage 1, clipped, 3 ranks": Case(3, {"stage": 1}, {"gradient_clipping": 1.0}),

@@ -227,6 +227,27 @@ def test_each_stage_takes_less() -> None:
     assert peaks[0].device.peak_bytes > peaks[1].device.peak_bytes
 
 
+def test_without_zero_a_rank_keeps_all_states() -> None:
+    n = llmcalc.params(model()).total
+    kept = cluster(small(0), Layout(dp=4)).device_rank.device
+    exact = (2 + 4 + 4 + 4) * n  # bf16; an fp32 copy of each parameter and two states of Adam
+    assert 0 <= kept.after_step_bytes - 2 * HOPPER.workspace - exact <= 512 * 4 * 50  # 39 parameters
+
+
+def test_fused_adam_of_a_file_updates_one_flat_copy_without_zero() -> None:
+    apart = cluster(small(0), Layout(dp=4)).device_rank.device
+    flat = cluster(small(0, optimizer="AdamW"), Layout(dp=4)).device_rank.device
+    n = llmcalc.params(model()).total
+    assert flat.peak_bytes - apart.peak_bytes == pytest.approx((4 - 0) * n, rel=0.02)  # gradients in fp32, twice
+
+
+def test_sums_in_fp32_beside_bf16_weights_in_stage_1_are_of_all_parameters() -> None:
+    n = llmcalc.params(model()).total
+    kept = cluster(small(1, grad_accum_dtype="fp32"), Layout(dp=4, zero=1)).device_rank.device
+    exact = (2 + 4 + 12 // 4) * n  # bf16; sums in fp32; a quarter of the copy and its states
+    assert kept.after_step_bytes - 2 * HOPPER.workspace == pytest.approx(exact, rel=0.01)
+
+
 def test_states_on_the_host_leave_the_weights_and_a_buffer() -> None:
     here = cluster(small(2)).device_rank.device
     away = cluster(small(2, offload_optimizer="cpu")).device_rank.device
@@ -253,13 +274,13 @@ def test_frozen_weights_are_in_no_partition() -> None:
 @pytest.mark.parametrize(
     ("own", "layout", "message"),
     [
-        (None, Layout(dp=4), "stage 0: DeepSpeed without ZeRO"),
+        (small(0, offload_optimizer="cpu"), Layout(dp=4), "offload_optimizer: stage 0"),
+        (small(0, grad_accum_dtype="fp32"), Layout(dp=4), "grad_accum_dtype fp32: DeepSpeed refuses it in stage 0"),
         (None, Layout(dp=2, tp=2, zero=1), "--tp 2: with DeepSpeed"),
         (None, Layout(dp=2, zero=3, prefetch=1), "--prefetch: DeepSpeed gathers by stage3_prefetch_bucket_size"),
         (small(2, offload_optimizer="nvme"), Layout(dp=4, zero=2), "offload_optimizer: nvme"),
         (small(2, offload_param="cpu"), Layout(dp=4, zero=2), "offload_param: stage 2"),
         (small(3, zero_quantized_weights=True), Layout(dp=4, zero=3), "zero_quantized_weights: not modelled"),
-        (small(1, grad_accum_dtype="fp32"), Layout(dp=4, zero=1), "grad_accum_dtype fp32"),
         (small(2, version="0.9.0"), Layout(dp=4, zero=2), "--framework-version 0.9.0"),
     ],
 )

@@ -51,7 +51,7 @@ from tests.contracts.test_parts import around_a_model
 from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Tracker, by_torch, differences, replayed
 from tests.simulator.compare import examples
 
-FLASH = Choices(attention="flash", workspace=False)
+FLASH = Choices(attention="flash")
 
 FAMILIES = ("llama3-8b", "gpt2", "qwen3-8b", "gemma2-9b", "qwen3-30b-a3b")
 
@@ -137,7 +137,7 @@ class Case:
             implementation=implementation,
             momentum=optimizer == "sgd",
             recompute=recompute_of(of["recompute"]),
-            choices=Choices(attention=attention, workspace=False),
+            choices=Choices(attention=attention),
         )
         layout = Layout(dp=of["ranks"] * of["replicas"], hsdp_replicas=of["replicas"], zero=3, reshard=of["reshard"])
         model = family(of["family"])

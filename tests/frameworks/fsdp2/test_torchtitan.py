@@ -34,8 +34,8 @@ DATA = Path(__file__).parents[2] / "data"
 ROWS = DATA / "measured_training.json"
 GIB = 2**30
 
-EAGER = Choices(attention="flash", workspace=True)
-COMPILED = Choices(attention="flash", compiled=True, workspace=True)
+EAGER = Choices(attention="flash", multiprocessors=132)
+COMPILED = Choices(attention="flash", compiled=True, multiprocessors=132)
 
 
 class Run(NamedTuple):

@@ -64,7 +64,7 @@ class Case:
 
     @property
     def how(self) -> Training:
-        usual: dict[str, Any] = {"batch": 2, "seq": 8, "choices": Choices(workspace=False)}
+        usual: dict[str, Any] = {"batch": 2, "seq": 8, "choices": Choices()}
         return Training(recompute=recompute_of(self.recompute), **usual | self.more)
 
     @property

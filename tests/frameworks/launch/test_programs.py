@@ -32,7 +32,7 @@ WITH_A_SCRIPT = ("accelerate_fsdp.yaml",)
 """Configs that a script names."""
 
 NEEDS_TARGET = ("unsloth_defaults.yaml",)
-REFUSED = {"nemo_gpt.yaml": "is a config of NeMo, which is not read", "neox_small.yml": "is a config of GPT-NeoX"}
+REFUSED = {"nemo_gpt.yaml": "is a config of NeMo, which is not read"}
 
 PROGRAM_OF = {
     "axolotl_qlora.yaml": "axolotl",
@@ -48,6 +48,7 @@ PROGRAM_OF = {
     "unsloth_defaults.yaml": "Unsloth",
     "olmo_tiny.yaml": "OLMo",
     "llm_foundry_mpt.yaml": "LLM Foundry",
+    "neox_small.yml": "GPT-NeoX",
 }
 
 
@@ -161,7 +162,6 @@ def test_a_named_file_is_read_from_the_current_folder() -> None:
     ("changes", "said"),
     [
         ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo are)"),
-        ({"load_in_8bit": True}, "load_in_8bit (weights in 8 bits"),
         ({"fp8": True}, "fp8 (products in 8 bits"),
         ({"optimizer": "came_pytorch"}, "optimizer ('came_pytorch' is not modelled)"),
         ({"adapter": "llama-adapter"}, "adapter: 'llama-adapter'; expected lora or qlora"),
@@ -196,7 +196,7 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
     [
         ({"stage": "kto"}, "stage ('kto' is not modelled; sft, pt, rm, dpo are)"),
         ({"finetuning_type": "oft"}, "finetuning_type ('oft' is not modelled; full and lora are)"),
-        ({"quantization_bit": 8}, "quantization_bit (8 by bnb is not modelled"),
+        ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
         ({"use_galore": True}, "use_galore (GaLore's projected states: not modelled)"),
         ({"cutof_len": 1}, "cutof_len (no argument that is known)"),
     ],
@@ -274,8 +274,6 @@ def test_pairs_need_a_reference_model_without_adapters() -> None:
 
 def test_a_pair_of_open_instruct_is_two_sequences() -> None:
     assert changed("open_instruct_sft.yaml", loss_type="simpo").settings["batch"] == 2
-    with pytest.raises(InputError, match="has a reference model"):
-        changed("open_instruct_sft.yaml", loss_type="dpo")
 
 
 def test_the_model_of_olmo() -> None:
@@ -341,3 +339,71 @@ def test_weights_of_the_trainer_keep_the_checkpoints_format() -> None:
     assert any("states in bfloat16, the checkpoint's number format" in note for note in in_bf16["notes"])
     in_fp32 = llmcalc.memory("gpt2?num_hidden_layers=2", launch=path).document
     assert in_fp32["workload"]["dtype"] == "float32"
+
+
+# --- GPT-NeoX -------------------------------------------------------------------------------------------------------
+
+
+def test_the_model_of_gpt_neox() -> None:
+    launch = read_launch(FILES / "neox_small.yml", 2)
+    assert launch.spec is not None
+    block = launch.spec.decoder.block
+    assert (block.parallel, block.attention.position.partial_rotary_factor) == ("separate", 0.25)
+    assert launch.spec.vocab_size == 50_304  # 50,257 in a multiple of 128
+    assert (launch.settings["recompute"], launch.settings["attn_implementation"]) == ("full", "flash")
+    assert (launch.settings["dtype"], launch.settings["master_weights"]) == ("fp16", "fp32")
+    assert (launch.layout.dp, launch.layout.zero, launch.own_settings.overlap_comm) == (2, 1, True)
+
+
+def test_a_gated_network_of_gpt_neox_has_two_thirds_of_the_width() -> None:
+    """Llama 7B's 32,768: two thirds of it are 21,845, half of that is 10,922, and 43 · 256 = 11,008 hold it."""
+    changes = {"activation": "swiglu", "mlp_multiple_of": 256, "intermediate-size": 32_768, "norm": "rmsnorm"}
+    launch = changed("neox_small.yml", 2, **changes)
+    assert launch.spec.decoder.block.feed_forward.intermediate_size == 11_008
+
+
+def test_layers_of_mamba_in_gpt_neox_have_no_network() -> None:
+    launch = changed("neox_small.yml", 2, **{"attention-config": [[["mamba"], 4]], "gpt-j-residual": None})
+    block = launch.spec.decoder.block
+    assert (block.attention.type, block.attention.intermediate_size, block.attention.time_step_rank) == (
+        "mamba",
+        512,
+        16,
+    )
+    assert block.feed_forward.type == "none"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model-parallel-size": 2}, "model_parallel_size (2 is not modelled)"),
+        ({"attention-config": [[["local", "global"], 2]]}, "attention_config ('global, local' is not modelled"),
+        ({"pos-emb": "rpe"}, "pos_emb: 'rpe'; expected learned"),
+        ({"norm": "scalenorm"}, "norm: 'scalenorm'; expected layernorm or rmsnorm"),
+        ({"hidden_dropout": 0.1}, "hidden_dropout (0.1 is not modelled)"),
+        ({"rotary-pct": 2}, "rotary_pct: 2; expected a share from 0 to 1"),
+    ],
+)
+def test_what_of_gpt_neox_is_not_modelled_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        changed("neox_small.yml", 2, **changes)
+    assert said in str(stop.value)
+
+
+def test_frozen_weights_in_8_bits() -> None:
+    axolotl = changed("axolotl_qlora.yaml", adapter="lora", load_in_4bit=None, load_in_8bit=True)
+    factory = changed("llama_factory_qlora.yaml", quantization_bit=8)
+    assert axolotl.settings["base"] == factory.settings["base"] == "int8"
+
+
+def test_the_norms_of_olmo_2() -> None:
+    model = {**yaml.safe_load((FILES / "olmo_tiny.yaml").read_text())["model"], "layer_norm_type": "rms"}
+    launch = changed("olmo_tiny.yaml", 2, model={**model, "norm_after": True, "attention_layer_norm": True})
+    block = launch.spec.decoder.block
+    assert (block.norm_placement, block.attention.qk_norm.scope) == ("output", "projection")
+
+
+def test_a_cached_reference_of_open_instruct_needs_no_copy() -> None:
+    launch = changed("open_instruct_sft.yaml", 2, loss_type="dpo_norm", use_lora=None)
+    assert launch.settings["batch"] == 2
+    assert any("cached" in note for note in launch.notes)

@@ -166,8 +166,7 @@ class BasicKernels(Lowering):
         if kind == "square":
             return self.t.square(x)
         if kind == "gelu_new":
-            of_class = self.adapters is None or self.adapters.library == "peft"
-            return self._gelu_by_steps(x) if of_class else self.t.function("gelu", x)  # others run torch's kernel
+            return self._gelu_by_steps(x) if self.choices.gelu_by_steps else self.t.function("gelu", x)
         if kind == "identity":
             return x
         if kind == "exp":
@@ -186,7 +185,7 @@ class BasicKernels(Lowering):
 
     def _cube(self, x: Tensor) -> Tensor:
         """Computes x³; on a GPU autocast runs powers in float32 (autocast_mode.h)."""
-        in_float32 = self.graph.autocast is not None and self.choices.workspace
+        in_float32 = self.graph.autocast is not None and self.choices.on_gpu
         return self.t.square(self.t.to(x, FLOAT32) if in_float32 else x)
 
     @compared(BY_TORCH)
@@ -272,8 +271,9 @@ class BasicKernels(Lowering):
         return loss
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the cross-entropy of logits [batch, tokens, vocabulary], by default in float32."""
-        loss_dtype = DTYPES[self.choices.logits_dtype or FLOAT32.name]
+        """Returns the cross-entropy of logits [batch, tokens, vocabulary]."""
+        default_dtype = FLOAT32 if self.choices.float32_loss else logits.dtype
+        loss_dtype = DTYPES[self.choices.logits_dtype or default_dtype.name]
         flat_logits = self.t.flatten(self.t.to(logits, loss_dtype), 0, 1)
         if self.choices.keeps_logits:
             self.logits = [flat_logits]

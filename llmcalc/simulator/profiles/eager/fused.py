@@ -113,7 +113,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
         `mha_bwd`).
         """
-        graph, spare = self.graph, self.choices.workspace
+        graph, spare = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         strides = elementwise(((q.shape, q.strides),), q.shape) if q.shape[-1] == v.shape[-1] else None
         name = "flash_attention"
@@ -181,7 +181,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         cuDNN's workspace for it was measured on an H200 (tests/data/gpu), that of the efficient kernel is taken to be
         that of flash attention.
         """
-        graph, spare = self.graph, self.choices.workspace
+        graph, spare = self.graph, self.choices.on_gpu
         batch, heads, queries, _ = q.shape
         name = "efficient_attention" if efficient else "cudnn_attention"
         bias = [] if mask is None else [self._additive(mask, q.dtype, efficient)]
@@ -298,7 +298,7 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
         shapes = [(present.shape, present.dtype) for present in ins]
 
         def dense(tensor: Tensor) -> Tensor | None:
-            copied = self.choices.workspace and not tensor.is_contiguous
+            copied = self.choices.on_gpu and not tensor.is_contiguous
             return graph.new(tensor.shape, tensor.dtype) if copied else None
 
         def backward(g: Tensor, needs_input_grad: Needs, x: Tensor, *_: Tensor) -> Sequence[Gradient]:

@@ -1,5 +1,5 @@
-"""Linear layers with frozen weights and an adapter, as peft, torchtune and LitGPT run them; weights in 4 bits, as in
-bitsandbytes; and queries, keys and values as one product.
+"""Linear layers with frozen weights and an adapter, as peft, torchtune and LitGPT run them; weights in 4 and 8 bits, as
+in bitsandbytes; and queries, keys and values as one product.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from ....ops import Linear
 from ....workload.lora import BLOCK, PROJECTIONS
 from ...autograd import record
 from ...lowering import Path
-from ...strides import Shape
-from ...tensor import FLOAT16, FLOAT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
+from ...strides import Shape, count
+from ...tensor import BOOL, FLOAT16, FLOAT32, INT32, INT64, UINT8, Dtype, Gradient, Needs, Tensor, empty
 from .basic import BasicKernels
 
 TOGETHER = "qkv_proj"
@@ -31,11 +31,11 @@ class LoraKernels(BasicKernels):
     # --- weights ----------------------------------------------------------------------------------------------------
 
     def matrix(self, step: Step) -> Tensor:
-        """Returns the weight of a linear layer; in 4 bits if the base model is quantized."""
+        """Returns the weight of a linear layer; quantised if the base model is."""
         weight = step.weight
-        if weight is None or not self._is_stored_in_4_bits(step):
+        if weight is None or not self._is_quantised(step):
             return self._trained_copy(step, super().matrix(step))
-        return self._new_4_bit_weight(step.name, extent(weight.out) * extent(weight.ins))
+        return self._new_quantised_weight(step.name, extent(weight.out), extent(weight.ins))
 
     def table(self, step: Step) -> Tensor:
         return self._trained_copy(step, super().table(step))
@@ -52,8 +52,8 @@ class LoraKernels(BasicKernels):
             rows = self.get(step.outs[0])
             rows.leaf = self.graph.enabled and rows.node is None
 
-    def _is_stored_in_4_bits(self, step: Step) -> bool:
-        """Whether a weight is stored in 4 bits: those of layers, and on request the output head's."""
+    def _is_quantised(self, step: Step) -> bool:
+        """Whether a weight is quantised: those of layers, and on request the output head's."""
         adapters = self.adapters
         if adapters is None or adapters.base == "none":
             return False
@@ -62,9 +62,9 @@ class LoraKernels(BasicKernels):
         tied = ("", id(step.weight)) in self.weights
         return adapters.quantized_head and step.outs[0] is self.result and not tied
 
-    def _new_4_bit_weight(self, name: str, weights: Number) -> Tensor:
+    def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
         assert self.adapters is not None
-        size = self.adapters.stored_bytes(weights)
+        size = self.adapters.stored_bytes(rows, columns)
         return self.parameter((*self.module_path(), f"{name}.weight"), (size,), UINT8, trained=False)
 
     def _trained_copy(self, step: Step, weight: Tensor) -> Tensor:
@@ -133,8 +133,8 @@ class LoraKernels(BasicKernels):
         if len(biased) not in (0, len(steps)):
             raise self.unsupported("one product has a bias or none; expected a bias on all projections, or on none")
         bias = self.weight(f"{TOGETHER}.bias", (total,)) if biased else None
-        if self._is_stored_in_4_bits(steps[0]):
-            weight = self._new_4_bit_weight(TOGETHER, total * x.shape[-1])
+        if self._is_quantised(steps[0]):
+            weight = self._new_quantised_weight(TOGETHER, total, x.shape[-1])
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
         product = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
@@ -217,8 +217,9 @@ class LoraKernels(BasicKernels):
             lora_out = t.scale(t.linear(lora_out, lora_b))
             return t.add(result, lora_out)
         dtype = result.dtype
-        if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear4bit.forward`
-            result = t.copy(result)
+        if weight.dtype is UINT8:  # peft/tuners/lora/bnb.py, `Linear8bitLt.forward` and `Linear4bit.forward`
+            if adapters.base != "int8":
+                result = t.copy(result)
             adapter_input = x if self.graph.autocast is not None else t.to(x, adapters.dtype)
             output = t.scale(
                 t.linear(t.linear(t.dropout(adapter_input) if adapters.dropout else adapter_input, lora_a), lora_b)
@@ -240,6 +241,8 @@ class LoraKernels(BasicKernels):
         if weight.dtype is not UINT8:
             return super().product(x, weight, bias, width)
         assert self.adapters is not None
+        if self.adapters.base == "int8":
+            return self._product_in_8_bits(x, weight, width)
         graph, shape = self.graph, (width, x.shape[-1])
         input_shape, dtype = x.shape, x.dtype
 
@@ -254,6 +257,37 @@ class LoraKernels(BasicKernels):
         del decoded_weight
         product = record(graph, "matmul_4bit", (x,), out, backward, weight)
         if self.adapters.keeps_inputs and product.node is not None:
+            product.node.attributes.append(x.detached())
+        return product
+
+    def _product_in_8_bits(self, x: Tensor, weight: Tensor, width: Number) -> Tensor:
+        """Computes x·Wᵀ in int8, without columns of outliers, which depend on the values.
+
+        Sources: bitsandbytes/autograd/_functions.py, `MatMul8bitLt`, which keeps its input as an attribute of the node;
+        bitsandbytes/backends/cuda/ops.py, `int8_vectorwise_quant` and `int8_mm_dequant`.
+        """
+        t, graph, dtype, input_shape = self.t, self.graph, x.dtype, x.shape
+        rows, columns = count(x.shape[:-1]), x.shape[-1]
+
+        def backward(g: Tensor, _: Needs, *__: Tensor) -> Sequence[Gradient]:
+            decoded_weight, scales = graph.new((width, columns), dtype), graph.new((width, 1), FLOAT32)
+            del scales
+            out = graph.new(input_shape, dtype)
+            del decoded_weight
+            return (out,)
+
+        in_half = t.to(x.detached(), FLOAT16)
+        row_scales, codes = t.new((rows,), FLOAT32), t.new((rows, columns), UINT8)
+        magnitudes = t.like(in_half)
+        is_outlier = t.new((rows, columns), BOOL)
+        del magnitudes
+        del is_outlier, in_half
+        sums = t.new((rows, width), INT32)
+        decoded = t.new((rows, width), FLOAT16)
+        out = decoded if dtype is FLOAT16 else t.new((rows, width), dtype)
+        del sums, decoded, codes, row_scales
+        product = record(graph, "matmul_8bit", (x,), t.reshape(out, (*input_shape[:-1], width)), backward, weight)
+        if product.node is not None:
             product.node.attributes.append(x.detached())
         return product
 

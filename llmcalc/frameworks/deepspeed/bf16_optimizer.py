@@ -1,0 +1,73 @@
+"""Replays training steps of one rank in stage 1 with bfloat16 weights and gradients that are accumulated in float32.
+
+Every rank has all weights, and the sums of all gradients in float32; it updates a float32 copy of its own partition.
+Source: deepspeed/runtime/bf16_optimizer.py of 0.19.8 (`BF16_Optimizer`).
+"""
+
+from __future__ import annotations
+
+from ...device_memory.optimizers.step import OptimizedParameter
+from ...device_memory.training import Training
+from ...model import ModelSpec
+from ...simulator.meter import Meter, Place
+from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
+from .partitions import elements, flat_size
+from .replicated import ReplicatedRun
+from .settings import DeepSpeedSettings
+
+
+class Bf16OptimizerRun(ReplicatedRun):
+    """Training steps of one rank under `BF16_Optimizer`.
+
+    flat_sums: the gradients of all micro-batches, in one flat tensor of the accumulation format.
+    partition_size: elements of the rank's partition.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        training: Training,
+        settings: DeepSpeedSettings,
+        ranks: int,
+        workspace: int = 0,
+        meter: Meter | None = None,
+    ) -> None:
+        super().__init__(spec, training, settings, ranks, workspace, meter)
+        self.flat_sums: Storage | None = None
+        self.partition_size = 0
+
+    def prepare_training(self) -> None:
+        """Creates the flat weights, the rank's float32 partition and the sums (`_setup_for_real_optimizer`)."""
+        self.parameters = self.parameters_in_module_order()
+        size, width = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
+        self.partition_size = size // self.ranks
+        with counted_as(self.meter, "weights"):
+            flat = Storage(self.meter, size * width)
+        for weight in self.parameters:
+            weight.storage = flat
+        clone = Storage(self.meter, self.partition_size * width)
+        with counted_as(self.meter, "optimizer"):
+            self.trained = [OptimizedParameter(empty(self.meter, (self.partition_size,), FLOAT32))]
+        del clone
+        with counted_as(self.meter, "gradients"):
+            self.flat_sums = Storage(self.meter, size * self.accumulation_dtype.bytes)
+
+    def backward(self, loss: Tensor) -> None:
+        """Runs the backward pass, adds each gradient to its sum (`update_hp_grads`) and reduces the sums."""
+        super(ReplicatedRun, self).backward(loss)
+        self.meter.place = Place("backward")
+        for weight in self.parameters:
+            if weight.grad is not None and self.accumulation_dtype is not self.dtype:
+                cast = Storage(self.meter, elements(weight) * self.accumulation_dtype.bytes)
+                del cast
+        if self.is_last_microbatch and self.communication_dtype is not self.accumulation_dtype:
+            with counted_as(self.meter, "communication"):  # the sums are one tensor already, which is cast
+                message = Storage(self.meter, self.partition_size * self.ranks * self.communication_dtype.bytes)
+            del message
+
+    def update(self) -> None:
+        """Runs the optimizer on the rank's partition, with its part of the sums (`step`)."""
+        self.meter.place = Place("step")
+        assert self.flat_sums is not None
+        self.trained[0].gradient = Tensor((self.partition_size,), FLOAT32, self.flat_sums)
+        self.run_optimizer()

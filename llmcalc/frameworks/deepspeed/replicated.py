@@ -1,0 +1,138 @@
+"""Replays training steps of one rank without ZeRO (stage 0): every rank has all weights, gradients and states.
+
+Sources, of 0.19.8: deepspeed/runtime/engine.py (`_do_optimizer_sanity_check`, `_configure_fp16_optimizer`,
+`buffered_allreduce_fallback`), runtime/fp16/fused_optimizer.py (`FP16_Optimizer`), runtime/fp16/unfused_optimizer.py
+(`FP16_UnfusedOptimizer`), which train in bfloat16 too.
+"""
+
+from __future__ import annotations
+
+from ...device_memory.optimizers.run_step import run_step
+from ...device_memory.optimizers.step import OptimizedParameter
+from ...simulator.meter import Place
+from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
+from .partitions import elements
+from .zero import ZeroRun
+
+REDUCED_AT_ONCE = 500_000_000
+"""Elements after which a bucket of gradients is reduced (`MEMORY_OPT_ALLREDUCE_SIZE`)."""
+
+
+class ReplicatedRun(ZeroRun):
+    """Training steps of one rank in stage 0.
+
+    Weights in float32 are updated in place. Weights in 16 bits have float32 copies, one per parameter.
+    """
+
+    def prepare_training(self) -> None:
+        """Creates float32 copies of 16-bit weights, and the optimizer's states (`initialize_optimizer_states`)."""
+        super().prepare_training()
+        self.parameters = self.parameters_in_module_order()
+        if self.dtype is FLOAT32:
+            return
+        gradients = [empty(self.meter, weight.shape, self.dtype) for weight in self.parameters]
+        for trained in self.trained:
+            trained.gradient = empty(self.meter, trained.tensor.shape, FLOAT32)
+        self.run_optimizer()
+        del gradients
+
+    def run_optimizer(self) -> None:
+        """Updates the tensors of `trained`, and frees their gradients."""
+        training = self.training
+        with self.graph.no_grad():
+            run_step(
+                self.graph,
+                training.optimizer,
+                self.trained,
+                training.implementation,
+                training.momentum,
+                training.state_dtype,
+                training.torch,
+            )
+        for trained in self.trained:
+            trained.gradient = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Runs the backward pass, and reduces the gradients after the last one of a step."""
+        super().backward(loss)
+        self.meter.place = Place("backward")
+        if self.is_last_microbatch:
+            self.reduce_gradients()
+
+    def reduce_gradients(self) -> None:
+        """Reduces copies of the gradients in buckets (`allreduce_no_retain`)."""
+        for weight in self.parameters:
+            if weight.grad is None:  # `_get_gradients_for_reduction`
+                weight.grad = empty(self.meter, weight.shape, self.dtype)
+        bucket: list[int] = []
+        for weight in self.parameters:
+            bucket.append(elements(weight))
+            if sum(bucket) > REDUCED_AT_ONCE:
+                self.reduce_bucket(bucket)
+                bucket = []
+        self.reduce_bucket(bucket)
+
+    def reduce_bucket(self, sizes: list[int]) -> None:
+        """Copies gradients into one tensor, and casts it to the communication format (`allreduce_bucket`)."""
+        with counted_as(self.meter, "communication"):
+            total = sum(sizes)
+            tensor = Storage(self.meter, total * self.dtype.bytes) if len(sizes) > 1 else None
+            cast = self.communication_dtype is not self.dtype and total
+            message = Storage(self.meter, total * self.communication_dtype.bytes) if cast else None
+        del tensor, message
+
+    def check_overflow(self) -> None:
+        """Sums each 16-bit gradient in float32 (`CheckOverflow._has_inf_or_nan`)."""
+        for weight in self.parameters:
+            if weight.grad is not None:
+                in_float = Storage(self.meter, elements(weight) * FLOAT32.bytes)
+                del in_float
+
+    def update(self) -> None:
+        """Runs the optimizer; of 16-bit weights on float32 copies of the gradients."""
+        self.meter.place = Place("step")
+        if self.dtype is not FLOAT32:
+            self.check_overflow()
+        super().update()
+
+    def host_terms(self) -> tuple[()]:
+        """Returns no terms: nothing is on the host."""
+        return ()
+
+
+class FlatCopyRun(ReplicatedRun):
+    """Training steps of one rank in stage 0 with 16-bit weights and DeepSpeed's fused Adam (`FP16_Optimizer`).
+
+    The weights are slices of one flat tensor, and the optimizer updates one flat float32 copy.
+    """
+
+    def prepare_training(self) -> None:
+        """Creates the flat weights, their float32 copy and its states."""
+        self.parameters = self.parameters_in_module_order()
+        size, width = sum(map(elements, self.parameters)), self.dtype.bytes
+        with counted_as(self.meter, "weights"):
+            clones = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]
+            flat = Storage(self.meter, size * width)
+        del clones
+        for weight in self.parameters:
+            weight.storage = flat
+        clone = Storage(self.meter, size * width)
+        with counted_as(self.meter, "optimizer"):
+            copy = empty(self.meter, (size,), FLOAT32)
+        del clone
+        self.trained = [OptimizedParameter(copy)]
+        with counted_as(self.meter, "gradients"):
+            self.trained[0].gradient = empty(self.meter, (size,), FLOAT32)
+        self.run_optimizer()
+
+    def update(self) -> None:
+        """Casts the gradients to float32, copies them into one tensor and runs the optimizer (`step`)."""
+        self.meter.place = Place("step")
+        self.check_overflow()
+        with counted_as(self.meter, "gradients"):
+            in_float = [empty(self.meter, weight.shape, FLOAT32) for weight in self.parameters]
+            self.trained[0].gradient = empty(self.meter, self.trained[0].tensor.shape, FLOAT32)
+        del in_float
+        for weight in self.parameters:
+            weight.grad = None
+        self.run_optimizer()

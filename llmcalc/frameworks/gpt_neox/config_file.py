@@ -1,0 +1,237 @@
+"""Reads a config of GPT-NeoX: a model of its arguments, trained by DeepSpeed, whose keys stand beside them.
+
+Sources: EleutherAI/gpt-neox at ea7aefd8, megatron/neox_arguments/{neox_args,deepspeed_args}.py for defaults,
+megatron/model/transformer.py (`ParallelMLP`, `ParallelTransformerLayer`) for sizes and norms, megatron/training.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...algebra import ceil_div
+from ...errors import shown
+from ...model import ModelSpec
+from ...sources.files import validate
+from ..deepspeed.config_file import run_of_program
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
+
+SIGNS = frozenset({"pipe_parallel_size", "model_parallel_size"})
+"""Arguments of which every config has one, with underscores or hyphens."""
+
+DEEPSPEED = frozenset(
+    """
+    train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps zero_optimization fp16 bf16 optimizer
+    gradient_clipping communication_data_type data_types
+    """.split()  # noqa: SIM905
+)
+"""Keys that DeepSpeed reads."""
+
+OFF: Mapping[str, tuple[Any, ...]] = {
+    "hidden_dropout": (0,),
+    "attention_dropout": (0,),
+    "sequence_parallel": (False,),
+    "num_unique_layers": (None,),
+    "soft_prompt_tuning": (None,),
+    "sliding_window_width": (None,),
+    "moe_num_experts": (1,),
+    "use_bnb_optimizer": (False,),
+    "te_columnparallel": (False,),
+    "te_rowparallel": (False,),
+    "te_layernorm_mlp": (False,),
+    "te_mha": (False,),
+    "use_qk_layernorm": (False,),
+    "precision": (None, "fp16", "fp32", "bfloat16"),
+    "train_impl": (None, "normal"),
+    "pipe_parallel_size": (0, 1),
+    "model_parallel_size": (1,),
+}
+"""Argument → its modelled values."""
+
+MIXERS = {"flash": "flash", "global": "eager", "mamba": "eager"}
+"""Kind of layer in `attention_config` → the implementation of attention."""
+
+POSITIONS = ("learned", "rotary", "none", "alibi")
+
+GATED = {"swiglu": "silu", "geglu": "gelu", "reglu": "relu"}
+"""Gated activation → the function of its gate."""
+
+VOCABULARY = 50_257
+"""Tokens of GPT-2, the default tokenizer; GPT-NeoX-20B's, 50,254, are padded to as many."""
+
+
+def is_gpt_neox(data: Table) -> bool:
+    """Whether a table is a config of GPT-NeoX that describes a model."""
+    return bool(SIGNS & set(_underscored(data)))
+
+
+def _underscored(data: Table) -> dict[str, Any]:
+    """Returns the arguments with underscores, as both spellings are used."""
+    return {str(key).replace("-", "_"): value for key, value in data.items()}
+
+
+def read_gpt_neox(data: Table, source: Source) -> Launch:
+    """Reads a GPT-NeoX config into a launch. Raises `InputError`, which names file and argument."""
+    with reading_of(source) as reading:
+        arguments = _underscored(data)
+        for name, values in OFF.items():
+            if name in arguments and arguments[name] not in values:
+                reading.unknown[name] = f"{shown(arguments[name])} is not modelled"
+        mixer = _mixer(reading, arguments)
+        reading.check_unknown()
+        spec = _model(reading, arguments, mixer)
+        words = {
+            "seq": size_of(reading, "seq_length", arguments.get("seq_length")),
+            "attn_implementation": MIXERS[mixer],
+            **_kernels(reading, arguments),
+        }
+        run = run_of_program(reading, _deepspeed_keys(reading, arguments), source.world_size, words)
+        reading.notes.append("a pipeline of one stage is counted without the buffers of DeepSpeed's pipeline engine")
+        return reading.launch(
+            "gpt-neox", "deepspeed", spec=spec, layout=run.layout, settings=run.settings, own_settings=run.own_settings
+        )
+
+
+def _deepspeed_keys(reading: Reading, arguments: Table) -> dict[str, Any]:
+    """Returns the config that DeepSpeed is given (`_set_config`, `calculate_derived`)."""
+    config = {name: value for name, value in arguments.items() if name in DEEPSPEED}
+    half = reading.table(arguments, "fp16")
+    kind = arguments.get("precision") or ("bfloat16" if half.get("type") == "bfloat16" else None)
+    if kind is not None:
+        config |= {"fp16": {"enabled": kind == "fp16"}, "bf16": {"enabled": kind == "bfloat16"}}
+    elif half:
+        config["fp16"] = {"enabled": half.get("enabled", half.get("fp16", False))}
+    if not {"train_batch_size", "train_micro_batch_size_per_gpu"} & set(config):
+        config["train_micro_batch_size_per_gpu"] = reading.size({}, "train_micro_batch_size_per_gpu", 1)
+        reading.notes.append("the batch is in another file of the run: --batch says it (1 here)")
+    config["zero_optimization"] = reading.table(arguments, "zero_optimization") or {"stage": 0}
+    return config
+
+
+def _kernels(reading: Reading, arguments: Table) -> dict[str, Any]:
+    """Returns the settings of kernels and recomputation."""
+    words: dict[str, Any] = {}
+    if reading.flag(arguments, "checkpoint_activations"):
+        layers = reading.size(arguments, "checkpoint_num_layers", 1)
+        words["recompute"] = "full" if layers == 1 else f"every:{layers}"
+    if reading.flag(arguments, "layernorm_fusion") or reading.flag(arguments, "rmsnorm_fusion"):
+        words["norm"] = "fused"
+    return words
+
+
+def _mixer(reading: Reading, arguments: Table) -> str:
+    """Returns the kind of all layers."""
+    config = reading.value(arguments, "attention_config", [[["global"], "all"]])
+    kinds: set[str] = set()
+    for entry in config if isinstance(config, list) else [config]:
+        names = entry[0] if isinstance(entry, list) and entry else entry
+        kinds |= set(map(str, names)) if isinstance(names, list) else {str(names)}
+    if len(kinds) != 1 or not kinds <= set(MIXERS):
+        listed = ", ".join(sorted(kinds))[:60]
+        reading.unknown["attention_config"] = f"'{listed}' is not modelled; {', '.join(MIXERS)} in all layers are"
+        return "global"
+    return kinds.pop()
+
+
+def _model(reading: Reading, arguments: Table, mixer: str) -> ModelSpec:
+    """Returns the model of the arguments. mixer: the kind of all layers."""
+    layers, width, heads, positions = (
+        size_of(reading, name, arguments.get(name))
+        for name in ("num_layers", "hidden_size", "num_attention_heads", "max_position_embeddings")
+    )
+    norm = _norm(reading, arguments)
+    biased = reading.flag(arguments, "use_bias_in_attn_linear", True)
+    attention: dict[str, Any] = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": reading.size(arguments, "num_kv_heads", heads),
+        **dict.fromkeys(("q_bias", "k_bias", "v_bias", "o_bias"), biased),
+    }
+    decoder: dict[str, Any] = {"num_hidden_layers": layers, "final_norm": norm}
+    kind = str(reading.value(arguments, "pos_emb", "learned"))
+    if kind not in POSITIONS:
+        raise reading.wrong("pos_emb", f"{shown(kind)}; expected {', '.join(POSITIONS)}")
+    if kind == "rotary":
+        attention["position"] = _rotation(reading, arguments)
+    elif kind == "alibi":
+        attention["position"] = {"type": "alibi"}
+    elif kind == "learned":
+        decoder["position"] = {"type": "learned", "max_position_embeddings": positions}
+    network = _network(reading, arguments, width)
+    block: dict[str, Any] = {"attention": attention, "feed_forward": network, "norm": norm}
+    if reading.flag(arguments, "gpt_j_residual"):
+        block["parallel"] = "shared" if reading.flag(arguments, "gpt_j_tied") else "separate"
+    if mixer == "mamba":
+        block = {"attention": _mamba(reading, arguments, width), "feed_forward": {"type": "none"}, "norm": norm}
+    multiple = reading.size(arguments, "make_vocab_size_divisible_by", 128)
+    reading.filled_in["vocabulary"] = VOCABULARY
+    reading.notes.append(
+        f"the tokens are in the tokenizer's files: {VOCABULARY:,} of GPT-2 are counted, in a multiple of {multiple}"
+    )
+    table = {
+        "vocab_size": ceil_div(VOCABULARY, multiple) * multiple,
+        "hidden_size": width,
+        "tie_word_embeddings": not reading.flag(arguments, "no_weight_tying"),
+        "max_position_embeddings": positions,
+        "decoder": {**decoder, "block": {**block, "norm_placement": "pre"}},
+    }
+    return validate(ModelSpec, table, reading.where)
+
+
+def _mamba(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
+    """Returns the description of Mamba's mixer (megatron/model/mamba/mamba.py, `ParallelMambaBlock`)."""
+    if reading.flag(arguments, "mamba_use_bias_in_linears"):
+        reading.unknown["mamba_use_bias_in_linears"] = "biases of Mamba's linear layers are not modelled"
+    return {
+        "type": "mamba",
+        "intermediate_size": reading.size(arguments, "intermediate_size", 2 * width),
+        "state_size": 16,
+        "conv_kernel": 4,
+        "time_step_rank": ceil_div(width, 16),
+        "use_conv_bias": reading.flag(arguments, "mamba_use_bias_in_conv", True),
+    }
+
+
+def _norm(reading: Reading, arguments: Table) -> dict[str, Any]:
+    """Returns the description of the norms."""
+    name = str(reading.value(arguments, "norm", "layernorm"))
+    if name not in ("layernorm", "rmsnorm"):
+        raise reading.wrong("norm", f"{shown(name)}; expected layernorm or rmsnorm")
+    if name == "layernorm" and not reading.flag(arguments, "use_bias_in_norms", True):
+        return {"type": name, "bias": False}
+    return {"type": name}
+
+
+def _rotation(reading: Reading, arguments: Table) -> dict[str, Any]:
+    """Returns the description of rotary positions."""
+    share, base = (reading.value(arguments, name, default) for name, default in ROTATION.items())
+    if not isinstance(share, int | float) or not 0 < share <= 1:
+        raise reading.wrong("rotary_pct", f"{shown(share)}; expected a share from 0 to 1")
+    position = {"type": "rope", "rope_theta": float(size_of(reading, "rotary_emb_base", base))}
+    return position if share == 1 else {**position, "partial_rotary_factor": float(share)}
+
+
+ROTATION = {"rotary_pct": 1.0, "rotary_emb_base": 10_000}
+"""Argument → its default."""
+
+
+def _network(reading: Reading, arguments: Table, width: int) -> dict[str, Any]:
+    """Returns the description of the feed-forward network (`ParallelMLP`). Gated ones have two thirds of the width."""
+    activation = str(reading.value(arguments, "activation", "gelu"))
+    is_gated = activation in GATED
+    if not is_gated and activation not in ("gelu", "relu", "silu"):
+        raise reading.wrong("activation", f"{shown(activation)}; expected gelu, relu, silu or {', '.join(GATED)}")
+    if arguments.get("expansion_factor") is not None:
+        reading.unknown["expansion_factor"] = "expected intermediate_size"
+    multiple = reading.size(arguments, "mlp_multiple_of", 1)
+    inner = reading.size(arguments, "intermediate_size", 4 * width)
+    inner = inner * 2 // 3 // 2 if is_gated else inner
+    biased = reading.flag(arguments, "use_bias_in_mlp", True)
+    return {
+        "type": "mlp",
+        "intermediate_size": ceil_div(inner, multiple) * multiple,
+        "hidden_act": GATED.get(activation, activation),
+        "gated": is_gated,
+        "up_bias": biased,
+        "down_bias": biased,
+        **({"gate_bias": biased} if is_gated else {}),
+    }
