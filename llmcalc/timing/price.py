@@ -19,7 +19,7 @@ BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
 
 QUANTIZED = "quantized"
-"""The format of products whose weights the kernel decodes to 16 bits (AWQ, GPTQ, GGUF)."""
+"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `Stack.quantized` names."""
 
 KEY_HEADS_OF_LATENTS = 16
 """Key heads by which decoding attention over latents or single keys is divided among a device's units."""
@@ -154,7 +154,7 @@ class Pricing:
 
     def rate(self, dtype: str) -> float:
         """FLOP/s of products."""
-        units = "int8" if dtype == QUANTIZED else dtype
+        units = self.stack.quantized if dtype == QUANTIZED else dtype
         return self.device.product_rate(units, self.trains) * self.stack.product * self.stack.rates.get(dtype, 1.0)
 
     def price(self, work: RankWork) -> Priced:

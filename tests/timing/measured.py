@@ -57,7 +57,6 @@ STACKS = {
     "maxtext": "maxtext",
     "trtllm": "tensorrt-llm",
     "llama.cpp": "llamacpp",
-    "autoawq": "transformers",
     "mlc-llm": "gpt-fast",
     "vllm-ascend": "vllm-npu",
     "vllm-v100": "vllm-eager",
