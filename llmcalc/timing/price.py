@@ -155,7 +155,11 @@ class Pricing:
     def rate(self, dtype: str) -> float:
         """FLOP/s of products."""
         units = self.stack.quantized if dtype == QUANTIZED else dtype
-        return self.device.product_rate(units, self.trains) * self.stack.product * self.stack.rates.get(dtype, 1.0)
+        by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
+        share = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
+        if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
+            share *= self.device.gain_of_16_bit_sums
+        return self.device.product_rate(units, self.trains) * self.stack.product * share
 
     def price(self, work: RankWork) -> Priced:
         """Prices all kernels and messages of a rank."""

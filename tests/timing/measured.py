@@ -57,6 +57,7 @@ STACKS = {
     "maxtext": "maxtext",
     "trtllm": "tensorrt-llm",
     "llama.cpp": "llamacpp",
+    "llama.cpp-2024": "llamacpp-2024",
     "mlc-llm": "gpt-fast",
     "vllm-ascend": "vllm-npu",
     "vllm-v100": "vllm-eager",
@@ -331,7 +332,7 @@ def _inference_seconds(row: Row, factors: Factors) -> float:
     if measure == "ttft":
         return prompt(1, server=True)
     if measure == "prompt":
-        return prompt(batch, context=output if row["stack"] == "llama.cpp" and batch == 1 else 0)
+        return prompt(batch, context=output if row.stack.name.startswith("llamacpp") and batch == 1 else 0)
     token = float(decode(spec, device, stack, batch, given + output // 2, layout, formats).seconds)
     return prompt(batch) + output * token if measure == "end_to_end" else token
 
