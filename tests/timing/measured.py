@@ -23,7 +23,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.sources.hardware import load_hardware
+from llmcalc.sources.hardware import load_hardware, read_hardware
 from llmcalc.studies.serving import cache_flag
 from llmcalc.timing.batching import Replica, Requests
 from llmcalc.timing.calibration import UNCHANGED, Factors
@@ -135,7 +135,7 @@ class Row:
 
     @property
     def hardware(self) -> Hardware:
-        return load_hardware(self["hardware"])
+        return _hardware(self["hardware"])
 
     @property
     def stack(self) -> Stack:
@@ -217,8 +217,15 @@ class NotAsked(Exception):
 
 
 @cache
+def _hardware(name: str) -> Hardware:
+    """An accelerator: of the folder `hardware` of the data, where it is a variant that no preset has, or a preset."""
+    variant = DATA / "hardware" / f"{name}.toml"
+    return read_hardware(str(variant)) if variant.exists() else load_hardware(name)
+
+
+@cache
 def _device(name: str, nic: str) -> Device:
-    hardware = load_hardware(name)
+    hardware = _hardware(name)
     link = hardware.interconnect
     if name in NODES and link is not None:
         hardware = hardware.model_copy(update={"interconnect": link.model_copy(update={"domain_size": NODES[name]})})
