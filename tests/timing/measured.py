@@ -70,6 +70,12 @@ ONE_CONNECTION = {"halo", "trl"}
 one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
 """
 
+CHECKED = {"nanotron"}
+"""Software of rows whose launch script sets TORCH_DISTRIBUTED_DEBUG=DETAIL: before each collective the hosts of its
+ranks wait for each other and compare shapes through Gloo, message by message (torch/csrc/distributed/c10d/
+ProcessGroupWrapper.cpp). torch's documentation wants it for debugging alone; no estimate holds it.
+"""
+
 RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
 """What a run recomputes → share of the layers' forward passes. selective-op: every second product; custom (MaxText's
 recipes, which keep or offload the inputs of products of attention): the feed-forward network.
@@ -91,10 +97,11 @@ NAIVE_MFU = 0.45
 """MFU that the rule 6ND (2ND of a prompt) is used with."""
 
 DENSE, NEW, MOE = "training, dense, known stack", "training, dense, new stack or device", "training, MoE"
+DEBUGGED = "training, with torch's checks of messages"
 SERVERS, CAPTURED = "decode, NVIDIA servers", "decode, llama.cpp or captured torch"
 PROMPTS, OTHERS = "prompts, TTFT", "other vendors"
 FULL, RATE, LOADED = "tokens/s of full servers", "tokens/s at a concurrency", "TTFT under load"
-CLASSES = (DENSE, NEW, MOE, SERVERS, FULL, RATE, CAPTURED, PROMPTS, LOADED, OTHERS)
+CLASSES = (DENSE, NEW, MOE, DEBUGGED, SERVERS, FULL, RATE, CAPTURED, PROMPTS, LOADED, OTHERS)
 
 KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan", "train_llm_foundry"}
 """Sets on whose rows constants of their stack were found."""
@@ -149,6 +156,8 @@ class Row:
         if self.trains:
             if has_experts(self["model"]):
                 return MOE
+            if self["stack"] in CHECKED:
+                return DEBUGGED
             return DENSE if self.set in KNOWN_SETS else NEW
         if self["measure"] in ("prompt", "ttft"):
             return LOADED if self.is_loaded else PROMPTS
