@@ -182,7 +182,12 @@ class LayoutPlan:
         None if enough layouts fit without it, if the user set recomputation, or if the plan tried it.
         """
         recompute_is_free = self.memory.settings.recompute is None
-        if not recompute_is_free or self.times is not None or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
+        if (
+            not recompute_is_free
+            or self.times is not None
+            or TOO_MUCH not in self.plan.refused
+            or len(self.plan.feasible) >= self.rows
+        ):
             return None
         estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
@@ -324,6 +329,52 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
         return False
 
 
+@dataclass(frozen=True)
+class _Candidates:
+    """Makes candidates of layouts. Fields: as the arguments of `plan`. capacity: usable bytes of a device."""
+
+    needed: Callable[[Layout, int, str], int]
+    sent: Callable[[Layout, int, str], int]
+    seconds: Callable[[Layout, int, str], float] | None
+    errors: EstimateErrors
+    capacity: int
+    recomputations: Sequence[str]
+
+    def of(self, layout: Layout, micro_batches: int, values: Sequence[str]) -> Candidate:
+        """The layout with the first value of recomputation with which it may fit, or the last one that it can have.
+
+        Raises `InputError` for a layout that can have none of them.
+        """
+        last: Candidate | None = None
+        for recompute in values:
+            run = layout, micro_batches, recompute
+            try:
+                bytes = self.needed(*run)
+                may_fit = self.errors.least(bytes) <= self.capacity
+                sent_bytes = self.sent(*run) if may_fit else None
+                step_seconds = self.seconds(*run) if may_fit and self.seconds is not None else None
+            except InputError:
+                if last is None:
+                    raise
+                continue
+            bubble_share = bubble(layout, micro_batches) if may_fit else None
+            sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
+            last = Candidate(layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute)
+            if may_fit:
+                break
+        assert last is not None
+        return last
+
+    def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
+        """The layout with the next value of recomputation with which it may fit; None without any."""
+        values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
+        try:
+            again = self.of(candidate.layout, candidate.micro_batches, values) if values else None
+        except InputError:
+            return None
+        return None if again is None or again.bubble is None else again
+
+
 def plan(
     layouts: Search,
     hardware: Hardware,
@@ -352,35 +403,14 @@ def plan(
     Raises `InputError` if every layout is refused, and the most frequent reason holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
+    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations)
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
     promising: list[Candidate] = []
 
-    def candidate_of(layout: Layout, micro_batches: int, values: Sequence[str]) -> Candidate:
-        """The layout with the first value of recomputation with which it may fit, or the last one that it can have."""
-        last: Candidate | None = None
-        for recompute in values:
-            run = layout, micro_batches, recompute
-            try:
-                bytes = needed(*run)
-                may_fit = errors.least(bytes) <= capacity
-                sent_bytes = sent(*run) if may_fit else None
-                step_seconds = seconds(*run) if may_fit and seconds is not None else None
-            except InputError:
-                if last is None:
-                    raise
-                continue
-            bubble_share = bubble(layout, micro_batches) if may_fit else None
-            sizes = bytes, capacity, sent_bytes, bubble_share, step_seconds
-            last = Candidate(layout, micro_batches, *sizes, upper_bound=errors.most(bytes), recompute=recompute)
-            if may_fit:
-                return last
-        assert last is not None
-        return last
-
     for layout, micro_batches in layouts.possible:
         try:
-            candidate = candidate_of(layout, micro_batches, recomputations)
+            candidate = candidates.of(layout, micro_batches, recomputations)
         except InputError as error:
             layouts.refuse(error)
             continue
@@ -394,15 +424,6 @@ def plan(
             return None
         return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
 
-    def with_more_recomputation(candidate: Candidate) -> Candidate | None:
-        """The layout with the next value of recomputation with which it may fit."""
-        values = recomputations[recomputations.index(candidate.recompute) + 1 :]
-        try:
-            again = candidate_of(candidate.layout, candidate.micro_batches, values) if values else None
-        except InputError:
-            return None
-        return None if again is None or again.bubble is None else again
-
     order = ranked if seconds is None else by_time
     waiting = order(promising)
     result.order = list(waiting)
@@ -415,7 +436,7 @@ def plan(
             continue
         if replayed_candidate.headroom >= 0:
             result.feasible.append(replayed_candidate)
-        elif (again := with_more_recomputation(candidate)) is not None:
+        elif (again := candidates.with_more_recomputation(candidate)) is not None:
             waiting = order([*waiting, again])
         else:
             refused_candidates.append(replayed_candidate)
