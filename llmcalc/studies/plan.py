@@ -181,13 +181,8 @@ class LayoutPlan:
 
         None if enough layouts fit without it, if the user set recomputation, or if the plan tried it.
         """
-        recompute_is_free = self.memory.settings.recompute is None
-        if (
-            not recompute_is_free
-            or self.times is not None
-            or TOO_MUCH not in self.plan.refused
-            or len(self.plan.feasible) >= self.rows
-        ):
+        is_chosen = self.memory.settings.recompute is not None or self.times is not None
+        if is_chosen or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
             return None
         estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
