@@ -95,8 +95,8 @@ def _fitting(plan: Plan) -> str:
 
 
 def _row(planned: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
-    again = "" if candidate.recompute == AS_CONFIGURED else f" recompute {candidate.recompute}"
-    cells = [layout_cell(candidate.layout) + again, candidate.micro_batches]
+    recomputation = "" if candidate.recompute == AS_CONFIGURED else f" recompute {candidate.recompute}"
+    cells = [layout_cell(candidate.layout) + recomputation, candidate.micro_batches]
     if planned.times is None:
         cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(cells)

@@ -364,10 +364,10 @@ class _Candidates:
         """The layout with the next value of recomputation with which it may fit; None without any."""
         values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
         try:
-            again = self.of(candidate.layout, candidate.micro_batches, values) if values else None
+            recomputed = self.of(candidate.layout, candidate.micro_batches, values) if values else None
         except InputError:
             return None
-        return None if again is None or again.bubble is None else again
+        return None if recomputed is None or recomputed.bubble is None else recomputed
 
 
 def plan(
@@ -431,8 +431,8 @@ def plan(
             continue
         if replayed_candidate.headroom >= 0:
             result.feasible.append(replayed_candidate)
-        elif (again := candidates.with_more_recomputation(candidate)) is not None:
-            waiting = order([*waiting, again])
+        elif (recomputed := candidates.with_more_recomputation(candidate)) is not None:
+            waiting = order([*waiting, recomputed])
         else:
             refused_candidates.append(replayed_candidate)
     result.unreplayed = waiting
