@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from .device_memory.settings import MemoryPhase
     from .page_server import PageServer
     from .plots.pictures import Picture
-    from .questions.counts import Quantity
+    from .questions.counts import PassPhase, Quantity
     from .questions.engines import EngineQuestion
     from .questions.listings import Written
     from .reports.answer import ReportedAnswer
@@ -244,6 +244,9 @@ def explain(
     recompute: RecomputeChoice | None = None,
     pairs: Pairs = "full",
     kv_dtype: str = "bf16",
+    hardware: str | None = None,
+    phase: PassPhase | None = None,
+    stack: str | None = None,
     latex: bool = False,
     bibtex: bool = False,
     with_mtp: bool = False,
@@ -252,12 +255,13 @@ def explain(
     """Explains counts as formulas in symbols, with values: `.result` has them as SymPy expressions.
 
     node: a part, by the end of its path; default the whole model.
-    quantity: params, flops, kv, activations, or all (default), which is parameters, FLOPs and caches.
-    batch, attn_implementation, recompute: of a training pass; for activations alone.
+    quantity: params, flops, kv, activations, time, or all (default), which is parameters, FLOPs and caches.
+    batch, attn_implementation, recompute: of a training pass; for activations alone (batch for time too).
+    hardware, phase, stack: for time alone: the accelerator, the pass (default decode), and its software.
     latex, bibtex: whether the report's text is LaTeX, with BibTeX entries.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank has.
     """
-    from .questions.counts import ExplainQuestion, Quantity
+    from .questions.counts import ExplainQuestion, PassPhase, Quantity
     from .symbolic.formulas import RecomputeChoice
     from .units import dtype
 
@@ -282,6 +286,9 @@ def explain(
         bibtex,
         included(with_mtp),
         parsed.rank_request(),
+        hardware,
+        None if phase is None else one_of("--phase", phase, PassPhase),
+        stack,
     )
     return question.answer(parsed.read(model))
 

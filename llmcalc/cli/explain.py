@@ -6,7 +6,7 @@ import typer
 
 from ..optional import included
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
-from ..questions.counts import Quantity
+from ..questions.counts import PassPhase, Quantity
 from ..symbolic.formulas import RecomputeChoice
 from .layout_options import takes_rank
 from .options import AttentionImplementationOption, ElementDtype, PairsOption, Seq, Target, WithMtp, size
@@ -34,12 +34,22 @@ def command(
             "--quantity",
             "-q",
             help="Quantity to explain. all: parameters, FLOPs and caches. activations: what a training pass keeps for "
-            "its backward pass.",
+            "its backward pass. time: seconds of each kernel on --hardware.",
         ),
     ] = "all",
     seq: Seq = None,
     batch: Annotated[
-        int | None, size("--batch", "-b", text="Sequences at once (activations only); 1 if not given.")
+        int | None, size("--batch", "-b", text="Sequences at once (activations and time only); 1 if not given.")
+    ] = None,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The accelerator (time only).", show_default=False)
+    ] = None,
+    phase: Annotated[
+        PassPhase | None, typer.Option(help="The pass (time only); decode if not given.", show_default=False)
+    ] = None,
+    stack: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Software of the pass, as of time (time only).", show_default=False),
     ] = None,
     attn_implementation: AttentionImplementationOption = None,
     recompute: Annotated[
@@ -78,6 +88,9 @@ def command(
         bibtex,
         include,
         rank_request,
+        hardware,
+        phase,
+        stack,
     )
     preset = reading.load(target, include)
     with name_in_errors(preset):

@@ -29,8 +29,11 @@ if TYPE_CHECKING:
     from ..symbolic.formulas import RecomputeChoice
     from ..workload.run_config import RunConfig
 
-Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "all"]
+Quantity: TypeAlias = Literal["params", "flops", "kv", "activations", "time", "all"]
 """Quantities that can be explained; `all` is parameters, FLOPs and caches."""
+
+PassPhase: TypeAlias = Literal["training", "prefill", "decode"]
+"""Phases whose kernels' time can be explained."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +241,20 @@ class CacheQuestion:
         return Cache.of_result(size, preset=preset, share=share, draft=_draft(preset, self.draft, **sequences))
 
 
+APPLIES_TO = {
+    "batch": ("activations", "time"),
+    "attn_implementation": ("activations",),
+    "recompute": ("activations",),
+    "hardware": ("time",),
+    "phase": ("time",),
+    "stack": ("time",),
+}
+"""Setting → the quantities that it applies to."""
+
+USUAL_STACKS: dict[PassPhase, str] = {"training": "torch", "prefill": "vllm", "decode": "vllm"}
+"""Phase → the stack whose times are explained where none is named: that of `time` on one device."""
+
+
 @dataclass(frozen=True)
 class ExplainQuestion:
     """The question of `llmcalc explain`: which formulas, and the values at which they are evaluated.
@@ -250,6 +267,7 @@ class ExplainQuestion:
     bibtex: whether BibTeX entries of the sources are added to LaTeX.
     include: optional parts of the model that count.
     rank: the rank of a layout; None (default) for the whole model.
+    hardware, phase, stack: of time only; None if not given.
     """
 
     node: str | None = None
@@ -264,19 +282,28 @@ class ExplainQuestion:
     bibtex: bool = False
     include: frozenset[str] = frozenset()
     rank: RankRequest | None = None
+    hardware: str | None = None
+    phase: PassPhase | None = None
+    stack: str | None = None
 
     def __post_init__(self) -> None:
         """Raises `InputError` for settings that do not apply to the quantity."""
         if self.bibtex and not self.latex:
             raise InputError("--bibtex: adds entries to LaTeX; expected --latex too")
-        for name in ("batch", "attn_implementation", "recompute"):
-            if getattr(self, name) is not None and self.quantity != "activations":
-                option = f"--{name.replace('_', '-')}"
-                raise InputError(f"{option}: only applies to activations; expected --quantity activations too")
-        if self.quantity == "activations" and self.rank is not None and self.rank.has_options:
+        for name, quantities in APPLIES_TO.items():
+            if getattr(self, name) is not None and self.quantity not in quantities:
+                option, words = f"--{name.replace('_', '-')}", " and ".join(quantities)
+                raise InputError(f"{option}: only applies to {words}; expected --quantity {quantities[0]} too")
+        if self.quantity in ("activations", "time") and self.rank is not None and self.rank.has_options:
+            command = {"activations": "memory", "time": "time"}[self.quantity]
             raise InputError(
-                "--quantity activations: counts one device; expected no layout (llmcalc memory counts every rank)"
+                f"--quantity {self.quantity}: counts one device; expected no layout (llmcalc {command} counts every "
+                "rank)"
             )
+        if self.quantity == "time" and self.hardware is None:
+            raise InputError("--quantity time: of which accelerator? expected --hardware too, such as h100")
+        if self.quantity == "time" and self.latex:
+            raise InputError("--latex: has no form of times; expected --quantity of params, flops, kv or activations")
 
     def answer(self, preset: Preset, records: bool = False) -> ReportedAnswer:
         """Explains the formulas of a model. records: whether tables have raw values."""
@@ -289,6 +316,8 @@ class ExplainQuestion:
 
         spec, quantity = preset.model, self.quantity
         seq = usual_sequence(spec) if self.seq is None else self.seq
+        if quantity == "time":
+            return self._time_answer(preset, seq)
         setting = Setting(seq=seq, pairs=self.pairs, dtype=self.kv_dtype)
         share = (
             None
@@ -304,3 +333,20 @@ class ExplainQuestion:
             explanation = explain(spec if share is None else share.model, self.node, quantity, setting, self.include)
         built_report = report(preset, explanation, self.latex, records=records, bibtex=self.bibtex, share=share)
         return ReportedAnswer(explanation, lambda: built_report)
+
+    def _time_answer(self, preset: Preset, seq: int) -> ReportedAnswer:
+        """Explains the seconds of kernels: of a token of each sequence, unless another phase is asked for."""
+        from ..reports.answer import ReportedAnswer
+        from ..reports.time_formulas import report
+        from ..sources.hardware import find_hardware
+        from ..studies.time_formulas import time_formulas
+
+        assert self.hardware is not None
+        hardware, batch = find_hardware(self.hardware), self.batch or 1
+        phase = self.phase or ("prefill" if preset.model.kind == "encoder" else "decode")
+        if phase == "decode" and preset.model.kind == "encoder":
+            raise InputError("--phase decode: an encoder-only model does not decode; expected prefill or training")
+        stack = self.stack or USUAL_STACKS[phase]
+        formulas = time_formulas(preset.model, self.node, hardware, stack, phase, batch, seq)
+        setting = {"node": self.node, "hardware": hardware.name, "stack": stack, "phase": phase}
+        return ReportedAnswer(formulas, lambda: report(preset, formulas, setting | {"batch": batch, "seq": seq}))

@@ -452,7 +452,16 @@ def ask_plan(
         )
     memory_on_one, layout = planned_run(question)
     check_precision(question.settings, framework_of(layout))
-    planned = plan_of(memory_on_one, question.hardware, layout, global_batch, rows, by=by, time_settings=time_settings)
+    planned = plan_of(
+        memory_on_one,
+        question.hardware,
+        layout,
+        global_batch,
+        rows,
+        by=by,
+        nearest="if none fits",
+        time_settings=time_settings,
+    )
     none_possible = not planned.plan.feasible and planned.plan.nearest is None
     suggestions = nearest_layouts_text(preset.model, layout, memory_on_one.states.workload.seq) if none_possible else ""
     return ReportedAnswer(planned, lambda: report(preset, planned, suggestions, sizes), bool(planned.plan.feasible))

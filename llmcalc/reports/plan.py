@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.plan import ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, place_of, ties
+from ..studies.plan import AS_CONFIGURED, ENOUGH_HEADROOM, Candidate, LayoutPlan, Plan, place_of, ties
 from ..timing.spread import TIE, Range
 from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
 from .memory import run_text
@@ -95,7 +95,8 @@ def _fitting(plan: Plan) -> str:
 
 
 def _row(planned: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
-    cells = [layout_cell(candidate.layout), candidate.micro_batches]
+    recomputation = "" if candidate.recompute == AS_CONFIGURED else f" recompute {candidate.recompute}"
+    cells = [layout_cell(candidate.layout) + recomputation, candidate.micro_batches]
     if planned.times is None:
         cells += [candidate.device_bytes, candidate.headroom, candidate.communication_bytes, candidate.bubble]
         return Row(cells)
@@ -155,7 +156,7 @@ def candidate_data(candidate: Candidate, seconds: Range | None = None, tie: bool
     timed = {} if seconds is None else {"seconds": seconds.seconds(), "tie": tie}
     return timed | {
         "layout": candidate.layout.data(),
-        "options": candidate.layout.options(),
+        "options": candidate.options,
         "num_microbatches": candidate.micro_batches,
         "device_bytes": candidate.device_bytes,
         "headroom_bytes": candidate.headroom,
@@ -169,7 +170,7 @@ def unreplayed_data(candidate: Candidate) -> dict[str, Any]:
     """Returns a layout that was not replayed as plain data; bytes are exact integers."""
     return {
         "layout": candidate.layout.data(),
-        "options": candidate.layout.options(),
+        "options": candidate.options,
         "num_microbatches": candidate.micro_batches,
         "tensor_bytes": candidate.device_bytes,
         "upper_bound_bytes": candidate.upper_bound,

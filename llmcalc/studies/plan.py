@@ -8,7 +8,7 @@ the allocator, so a layout that was not replayed is listed separately, with an u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any, Literal, TypeAlias
@@ -36,6 +36,9 @@ NODE = 8
 RECOMPUTED = "full"
 """The value of `--recompute` that recomputes every layer."""
 
+AS_CONFIGURED = ""
+"""A candidate's recomputation where it is that of the run's settings."""
+
 Nearest: TypeAlias = Literal["always", "if none fits", "never"]
 """When a plan searches for the layout that requires least, of those that do not fit."""
 
@@ -58,6 +61,7 @@ class Candidate:
     seconds: estimated seconds of a step; None if layouts are not timed, or this layout's time is not modelled.
     replayed: whether device_bytes is from a replay on the allocator; else it counts tensors only.
     upper_bound: upper bound of device_bytes; equal to it after a replay.
+    recompute: value of `--recompute`; empty for the run's own setting.
     """
 
     layout: Layout
@@ -69,10 +73,17 @@ class Candidate:
     seconds: float | None = None
     replayed: bool = False
     upper_bound: int = 0
+    recompute: str = AS_CONFIGURED
 
     @property
     def headroom(self) -> int:
         return self.capacity - self.device_bytes
+
+    @property
+    def options(self) -> str:
+        """The layout and its recomputation as options of `memory` and `time`."""
+        recompute = "" if self.recompute == AS_CONFIGURED else f"--recompute {self.recompute}"
+        return f"{self.layout.options()} {recompute}".strip()
 
 
 @dataclass
@@ -99,20 +110,29 @@ class Plan:
 
 @dataclass
 class LayoutEstimates:
-    """Peak estimates of a model's layouts, as configured and with full recomputation, for any number of devices."""
+    """Peak estimates of a model's layouts, as configured and with recomputation, for any number of devices."""
 
     memory: Memory
     framework: Framework
+    _with: dict[str, LayoutEstimates] = field(default_factory=dict)
 
     @cached_property
     def as_configured(self) -> PeakEstimate:
         """The estimate with the run's own setting of recomputation."""
         return self.framework.estimate(self.memory)
 
-    @cached_property
+    @property
     def recomputed(self) -> LayoutEstimates:
         """The estimates with every layer recomputed in the backward pass."""
-        return LayoutEstimates(self.memory.with_(recompute=RECOMPUTED), self.framework)
+        return self.with_recompute(RECOMPUTED)
+
+    def with_recompute(self, value: str) -> LayoutEstimates:
+        """The estimates with another value of `--recompute`; the same for the run's own setting."""
+        if value == AS_CONFIGURED:
+            return self
+        if value not in self._with:
+            self._with[value] = LayoutEstimates(self.memory.with_(recompute=value), self.framework)
+        return self._with[value]
 
 
 @dataclass(frozen=True)
@@ -159,10 +179,10 @@ class LayoutPlan:
     def recomputed(self) -> int | None:
         """Number of layouts whose tensors fit with full recomputation.
 
-        None if enough layouts fit without it, or if the user set recomputation.
+        None if enough layouts fit without it, if the user set recomputation, or if the plan tried it.
         """
-        recompute_is_free = self.memory.settings.recompute is None
-        if not recompute_is_free or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
+        is_chosen = self.memory.settings.recompute is not None or self.times is not None
+        if is_chosen or TOO_MUCH not in self.plan.refused or len(self.plan.feasible) >= self.rows:
             return None
         estimate, capacity = self.estimates.recomputed.as_configured, self.hardware.capacity_bytes
         return len([layout for layout in self.tried.possible if fits(estimate, *layout, capacity)])
@@ -207,36 +227,56 @@ def plan_of(
         global_batch = micro_batch * layout_request.devices
     layouts = search(spec, layout_request.devices, global_batch, micro_batch, seq, record.layouts, layout_request, node)
     estimates = estimates or LayoutEstimates(memory, record)
-    estimate = estimates.as_configured
     times, untimed = _times(memory, hardware, by, time_settings, record)
 
     @cache
-    def run_of(number: int) -> Memory:
-        return memory.with_(num_microbatches=number)
+    def run_of(number: int, recompute: str) -> Memory:
+        return estimates.with_recompute(recompute).memory.with_(num_microbatches=number)
+
+    @cache
+    def times_of(recompute: str) -> TrainingTimes:
+        assert times is not None
+        return times.of_run(estimates.with_recompute(recompute).memory)
 
     version = layout_request.framework_version or ""
 
-    def sent(layout: Layout, number: int) -> int:
-        messages = Cluster.of(run_of(number), layout, record, version).messages_of_rank(layout.rank(pp=0))
+    def sent(layout: Layout, number: int, recompute: str) -> int:
+        messages = Cluster.of(run_of(number, recompute), layout, record, version).messages_of_rank(layout.rank(pp=0))
         return sum(message.wire_bytes * message.count for message in messages)
 
-    def replay(layout: Layout, number: int, enough: int | None) -> int:
-        worst = estimate.largest_rank(layout, number)[1] if enough is not None else 0
-        return replayed(run_of(number), record, version, layout, worst, enough)
+    def largest(layout: Layout, number: int, recompute: str) -> tuple[int, int]:
+        return estimates.with_recompute(recompute).as_configured.largest_rank(layout, number)
+
+    def replay(layout: Layout, number: int, recompute: str, enough: int | None) -> int:
+        worst = largest(layout, number, recompute)[1] if enough is not None else 0
+        return replayed(run_of(number, recompute), record, version, layout, worst, enough)
 
     errors = record.estimate_errors
     result = plan(
         layouts,
         hardware,
-        lambda *layout_args: estimate.largest_rank(*layout_args)[0],
+        lambda *layout_args: largest(*layout_args)[0],
         sent,
         replay,
         rows,
         errors,
         nearest,
-        None if times is None else lambda *layout_args: float(times.step(*layout_args).seconds),
+        None
+        if times is None
+        else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
+        _recomputations(memory, record) if times is not None else (AS_CONFIGURED,),
     )
     return LayoutPlan(estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, times, untimed)
+
+
+def _recomputations(memory: Memory, record: Framework) -> tuple[str, ...]:
+    """Returns the values of `--recompute` that a plan tries, each with less memory and more work than the one before.
+
+    They are none, selective and full, unless the user chose.
+    """
+    if memory.settings.recompute is not None:
+        return (AS_CONFIGURED,)
+    return AS_CONFIGURED, record.selective_recompute, RECOMPUTED
 
 
 def _times(
@@ -284,73 +324,117 @@ def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: i
         return False
 
 
+@dataclass(frozen=True)
+class _Candidates:
+    """Makes candidates of layouts. Fields: as the arguments of `plan`. capacity: usable bytes of a device."""
+
+    needed: Callable[[Layout, int, str], int]
+    sent: Callable[[Layout, int, str], int]
+    seconds: Callable[[Layout, int, str], float] | None
+    errors: EstimateErrors
+    capacity: int
+    recomputations: Sequence[str]
+
+    def of(self, layout: Layout, micro_batches: int, values: Sequence[str]) -> Candidate:
+        """The layout with the first value of recomputation with which it may fit, or the last one that it can have.
+
+        Raises `InputError` for a layout that can have none of them.
+        """
+        last: Candidate | None = None
+        for recompute in values:
+            run = layout, micro_batches, recompute
+            try:
+                bytes = self.needed(*run)
+                may_fit = self.errors.least(bytes) <= self.capacity
+                sent_bytes = self.sent(*run) if may_fit else None
+                step_seconds = self.seconds(*run) if may_fit and self.seconds is not None else None
+            except InputError:
+                if last is None:
+                    raise
+                continue
+            bubble_share = bubble(layout, micro_batches) if may_fit else None
+            sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
+            last = Candidate(layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute)
+            if may_fit:
+                break
+        assert last is not None
+        return last
+
+    def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
+        """The layout with the next value of recomputation with which it may fit; None without any."""
+        values = self.recomputations[self.recomputations.index(candidate.recompute) + 1 :]
+        try:
+            recomputed = self.of(candidate.layout, candidate.micro_batches, values) if values else None
+        except InputError:
+            return None
+        return None if recomputed is None or recomputed.bubble is None else recomputed
+
+
 def plan(
     layouts: Search,
     hardware: Hardware,
-    needed: Callable[[Layout, int], int],
-    sent: Callable[[Layout, int], int],
-    replayed: Callable[[Layout, int, int | None], int],
+    needed: Callable[[Layout, int, str], int],
+    sent: Callable[[Layout, int, str], int],
+    replayed: Callable[[Layout, int, str, int | None], int],
     rows: int,
     errors: EstimateErrors,
     nearest: Nearest = "always",
-    seconds: Callable[[Layout, int], float] | None = None,
+    seconds: Callable[[Layout, int, str], float] | None = None,
+    recomputations: Sequence[str] = (AS_CONFIGURED,),
 ) -> Plan:
     """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
 
-    The best are replayed.
+    The best are replayed. Each layout recomputes as little as it needs to fit.
 
-    needed: (layout, micro-batches) → bytes of the tensors of its largest rank.
-    sent: (layout, micro-batches) → bytes that a rank sends per step.
-    replayed: (layout, micro-batches, enough) → bytes of its largest rank on the allocator, or of any rank above enough.
+    needed: (layout, micro-batches, recomputation) → bytes of the tensors of its largest rank.
+    sent: (layout, micro-batches, recomputation) → bytes that a rank sends per step.
+    replayed: (layout, micro-batches, recomputation, enough) → bytes of its largest rank on the allocator, or of any
+        rank above enough.
     rows: number of fitting layouts after which replays end.
     errors: bounds of the error of `needed`.
     nearest: when the layout that requires least, of those that do not fit, is searched.
-    seconds: (layout, micro-batches) → seconds of a step; None (default) to sort by memory.
+    seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
+    recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
     Raises `InputError` if every layout is refused, and the most frequent reason holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
+    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations)
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
     promising: list[Candidate] = []
 
     for layout, micro_batches in layouts.possible:
         try:
-            bytes = needed(layout, micro_batches)
-            may_fit = errors.least(bytes) <= capacity
-            sent_bytes = sent(layout, micro_batches) if may_fit else None
-            step_seconds = seconds(layout, micro_batches) if may_fit and seconds is not None else None
+            candidate = candidates.of(layout, micro_batches, recomputations)
         except InputError as error:
             layouts.refuse(error)
             continue
-        bubble_share = bubble(layout, micro_batches) if may_fit else None
-        candidate = Candidate(
-            layout,
-            micro_batches,
-            bytes,
-            capacity,
-            sent_bytes,
-            bubble_share,
-            step_seconds,
-            upper_bound=errors.most(bytes),
-        )
-        (promising if may_fit else refused_candidates).append(candidate)
+        (refused_candidates if candidate.bubble is None else promising).append(candidate)
 
     def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
         try:
-            bytes = replayed(candidate.layout, candidate.micro_batches, enough)
+            bytes = replayed(candidate.layout, candidate.micro_batches, candidate.recompute, enough)
         except InputError as error:
             layouts.refuse(error)
             return None
         return replace(candidate, device_bytes=bytes, upper_bound=bytes, replayed=True)
 
-    waiting = ranked(promising) if seconds is None else by_time(promising)
+    order = ranked if seconds is None else by_time
+    waiting = order(promising)
     result.order = list(waiting)
-    for _ in range(min(len(waiting), rows + FURTHER_REPLAYS)):
-        if len(result.feasible) == rows:
+    for _ in range(rows + FURTHER_REPLAYS):
+        if len(result.feasible) == rows or not waiting:
             break
-        replayed_candidate, result.replays = replay(waiting.pop(0), capacity), result.replays + 1
-        if replayed_candidate is not None:
-            (result.feasible if replayed_candidate.headroom >= 0 else refused_candidates).append(replayed_candidate)
+        candidate = waiting.pop(0)
+        replayed_candidate, result.replays = replay(candidate, capacity), result.replays + 1
+        if replayed_candidate is None:
+            continue
+        if replayed_candidate.headroom >= 0:
+            result.feasible.append(replayed_candidate)
+        elif (recomputed := candidates.with_more_recomputation(candidate)) is not None:
+            waiting = order([*waiting, recomputed])
+        else:
+            refused_candidates.append(replayed_candidate)
     result.unreplayed = waiting
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
         result.nearest = _smallest_replay(refused_candidates, replay, errors)

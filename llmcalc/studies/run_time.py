@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple, TypeAlias
@@ -280,6 +281,13 @@ class TrainingTimes:
                 f"--precision {memory.settings.precision or self.dtype}: {hardware.name} has no {self.dtype} units; "
                 "expected bf16-master or another --hardware"
             )
+
+    def of_run(self, memory: Memory) -> TrainingTimes:
+        """Returns the times of the same model with other settings of recomputation."""
+        times = copy(self)
+        times.memory = memory
+        times.share, times.core = recomputed_share(memory.settings.recomputed())
+        return times
 
     def plan(self, layout: Layout, micro_batches: int) -> StepPlan:
         """Returns the training step of a layout."""

@@ -55,6 +55,7 @@ class Device:
     link, nic: bytes/s of the scale-up link and of the network, in one direction.
     domain: devices that the link joins.
     link_share, latency: share of the link that a message reaches, and its latency in seconds.
+    gain_of_16_bit_sums: rate of 16-bit products that add in 16 bits over that of sums in float32.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Device:
     nic: float
     link_share: float
     latency: float
+    gain_of_16_bit_sums: float = 1.0
 
     @property
     def is_tested(self) -> bool:
@@ -205,6 +207,7 @@ def device_of(hardware: Hardware, nic: float | None = None) -> Device:
         nic=float(nic or (hardware.nic.bandwidth_per_direction if hardware.nic is not None else UNKNOWN_NIC)),
         link_share=HOST_LINK_SHARE if through_host else generation.link,
         latency=HOST_LINK_LATENCY if through_host else generation.latency,
+        gain_of_16_bit_sums=hardware.float16_accumulation_flops.get("float16", peaks["bf16"]) / peaks["bf16"],
     )
 
 

@@ -19,7 +19,7 @@ BYTES = {"fp32": 4.0, "fp8": 1.0, "int8": 1.0, "fp4": 0.5625}
 """Bytes per element that a product reads in training; 2 in other formats. fp4: 4 bits and a scale per 16 elements."""
 
 QUANTIZED = "quantized"
-"""The format of products whose weights the kernel decodes to 16 bits (AWQ, GPTQ, GGUF)."""
+"""The format of products whose weights the kernel decodes (AWQ, GPTQ, GGUF), to what `Stack.quantized` names."""
 
 KEY_HEADS_OF_LATENTS = 16
 """Key heads by which decoding attention over latents or single keys is divided among a device's units."""
@@ -154,8 +154,12 @@ class Pricing:
 
     def rate(self, dtype: str) -> float:
         """FLOP/s of products."""
-        units = "int8" if dtype == QUANTIZED else dtype
-        return self.device.product_rate(units, self.trains) * self.stack.product * self.stack.rates.get(dtype, 1.0)
+        units = self.stack.quantized if dtype == QUANTIZED else dtype
+        by_own_units = self.device.format_of(units) == units  # else the kernels decode the weights to 16 bits
+        share = self.stack.rates.get(dtype, 1.0) if by_own_units else 1.0
+        if self.stack.sums_in_16_bits and self.device.format_of(units) == "bf16":
+            share *= self.device.gain_of_16_bit_sums
+        return self.device.product_rate(units, self.trains) * self.stack.product * share
 
     def price(self, work: RankWork) -> Priced:
         """Prices all kernels and messages of a rank."""

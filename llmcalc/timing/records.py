@@ -130,6 +130,8 @@ class Stack(Record):
     logit_bytes: float = 6.0
     product: Share = 1.0
     rates: dict[str, Share] = {}
+    sums_in_16_bits: bool = False
+    quantized: Literal["bf16", "int8"] = "bf16"
     expert_weights: Share = 1.0
     launch: float = 1.0
     kernel_gap: float = 0.0

@@ -127,7 +127,9 @@ def test_a_layout_whose_tensors_alone_fit_does_not_count(run: Any) -> None:
         "--cp",
         "1",
     )
-    found = asked(run, "plan", *words, "--vpp", "1", code=1)
+    fitting = asked(run, "plan", *words, "--vpp", "1")["feasible"]
+    assert [row["options"].rpartition(" --recompute ")[2] for row in fitting] == ["full"]
+    found = asked(run, "plan", *words, "--vpp", "1", "--recompute", "none", code=1)
     assert (found["feasible"], found["unreplayed"]) == ([], [])
     nearest = found["nearest"]
     assert nearest["replayed"]
@@ -165,7 +167,7 @@ def test_without_a_layout_that_fits_the_nearest_is_told(run: Any) -> None:
 
 
 def test_where_few_fit_it_says_how_many_would_with_recomputation(run: Any) -> None:
-    words = ("plan", SMALL, "--devices", "2", "--seq", "4096", "--hardware", "6GiB")
+    words = ("plan", SMALL, "--devices", "2", "--seq", "4096", "--hardware", "6GiB", "--by", "memory")
     found = asked(run, *words)
     again = asked(run, *words, "--recompute", "full")
     assert found["feasible_with_recompute"] >= len(again["feasible"]) > len(found["feasible"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -124,6 +125,25 @@ def test_plan_and_time_give_the_same_seconds(run: Any) -> None:
         assert timed["workload"]["num_microbatches"] == row["num_microbatches"]
     estimates = [row["seconds"]["estimate"] for row in plan["feasible"]]
     assert estimates == sorted(estimates)
+
+
+def test_a_plan_recomputes_as_little_as_it_needs_to_fit(run: Any, tmp_path: Path) -> None:
+    """A layout that does not fit as it is runs with recomputation, in the memory and in the time of these options."""
+    small = tmp_path / "small.toml"
+    small.write_text('like = "h100-sxm"\nmemory_bytes = 6_442_450_944\nusable_memory_bytes = 6_442_450_944\n')
+    words = (SMALL, "--hardware", str(small), "--devices", "2", "--seq", "4096")
+    plan = answer(run, "plan", *words, "--rows", "20")
+    again = [row for row in plan["feasible"] if "--recompute" in row["options"]]
+    assert again
+    chosen = {row["options"] for row in answer(run, "plan", *words, "--rows", "20", "--recompute", "none")["feasible"]}
+    assert {row["options"] for row in plan["feasible"]} - chosen == {row["options"] for row in again}
+    for row in again[:2]:
+        number = str(row["num_microbatches"])
+        options = (*row["options"].split(), "--framework", plan["framework"], "--num-microbatches", number)
+        timed = answer(run, "time", *words, "--phase", "training", *options)
+        assert timed["seconds"] == row["seconds"]
+        memory = answer(run, "memory", *words, "--phase", "training", *options)
+        assert memory["memory"]["device_bytes"] == row["device_bytes"]
 
 
 def test_the_place_of_a_layout(run: Any) -> None:

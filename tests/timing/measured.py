@@ -23,7 +23,7 @@ from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
-from llmcalc.sources.hardware import load_hardware
+from llmcalc.sources.hardware import load_hardware, read_hardware
 from llmcalc.studies.serving import cache_flag
 from llmcalc.timing.batching import Replica, Requests
 from llmcalc.timing.calibration import UNCHANGED, Factors
@@ -57,7 +57,7 @@ STACKS = {
     "maxtext": "maxtext",
     "trtllm": "tensorrt-llm",
     "llama.cpp": "llamacpp",
-    "autoawq": "transformers",
+    "llama.cpp-2024": "llamacpp-2024",
     "mlc-llm": "gpt-fast",
     "vllm-ascend": "vllm-npu",
     "vllm-v100": "vllm-eager",
@@ -68,6 +68,12 @@ STACKS = {
 ONE_CONNECTION = {"halo", "trl"}
 """Software of rows with CUDA_DEVICE_MAX_CONNECTIONS=1 (Halo's image sets it): all kernels and messages of FSDP are in
 one queue, so none hides another; Megatron-LM refuses to run FSDP with it.
+"""
+
+CHECKED = {"nanotron"}
+"""Software of rows whose launch script sets TORCH_DISTRIBUTED_DEBUG=DETAIL: before each collective the hosts of its
+ranks wait for each other and compare shapes through Gloo, message by message (torch/csrc/distributed/c10d/
+ProcessGroupWrapper.cpp). torch's documentation wants it for debugging alone; no estimate holds it.
 """
 
 RECOMPUTED = {"none": 0.0, "full": 1.0, "selective-layer": 0.5, "selective-op": 0.35, "minimal": 0.0, "custom": 0.65}
@@ -91,10 +97,11 @@ NAIVE_MFU = 0.45
 """MFU that the rule 6ND (2ND of a prompt) is used with."""
 
 DENSE, NEW, MOE = "training, dense, known stack", "training, dense, new stack or device", "training, MoE"
+DEBUGGED = "training, with torch's checks of messages"
 SERVERS, CAPTURED = "decode, NVIDIA servers", "decode, llama.cpp or captured torch"
 PROMPTS, OTHERS = "prompts, TTFT", "other vendors"
 FULL, RATE, LOADED = "tokens/s of full servers", "tokens/s at a concurrency", "TTFT under load"
-CLASSES = (DENSE, NEW, MOE, SERVERS, FULL, RATE, CAPTURED, PROMPTS, LOADED, OTHERS)
+CLASSES = (DENSE, NEW, MOE, DEBUGGED, SERVERS, FULL, RATE, CAPTURED, PROMPTS, LOADED, OTHERS)
 
 KNOWN_SETS = {"train_megatron_bridge", "train_simumax_b200", "train_torchtitan", "train_llm_foundry"}
 """Sets on whose rows constants of their stack were found."""
@@ -135,7 +142,7 @@ class Row:
 
     @property
     def hardware(self) -> Hardware:
-        return load_hardware(self["hardware"])
+        return _hardware(self["hardware"])
 
     @property
     def stack(self) -> Stack:
@@ -149,6 +156,8 @@ class Row:
         if self.trains:
             if has_experts(self["model"]):
                 return MOE
+            if self["stack"] in CHECKED:
+                return DEBUGGED
             return DENSE if self.set in KNOWN_SETS else NEW
         if self["measure"] in ("prompt", "ttft"):
             return LOADED if self.is_loaded else PROMPTS
@@ -217,8 +226,15 @@ class NotAsked(Exception):
 
 
 @cache
+def _hardware(name: str) -> Hardware:
+    """An accelerator: of the folder `hardware` of the data, where it is a variant that no preset has, or a preset."""
+    variant = DATA / "hardware" / f"{name}.toml"
+    return read_hardware(str(variant)) if variant.exists() else load_hardware(name)
+
+
+@cache
 def _device(name: str, nic: str) -> Device:
-    hardware = load_hardware(name)
+    hardware = _hardware(name)
     link = hardware.interconnect
     if name in NODES and link is not None:
         hardware = hardware.model_copy(update={"interconnect": link.model_copy(update={"domain_size": NODES[name]})})
@@ -332,7 +348,7 @@ def _inference_seconds(row: Row, factors: Factors) -> float:
     if measure == "ttft":
         return prompt(1, server=True)
     if measure == "prompt":
-        return prompt(batch, context=output if row["stack"] == "llama.cpp" and batch == 1 else 0)
+        return prompt(batch, context=output if row.stack.name.startswith("llamacpp") and batch == 1 else 0)
     token = float(decode(spec, device, stack, batch, given + output // 2, layout, formats).seconds)
     return prompt(batch) + output * token if measure == "end_to_end" else token
 

@@ -1,0 +1,71 @@
+"""`llmcalc explain --quantity time`: closed forms of the seconds of a node's kernels, with numbers and sources."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import units
+from ..sources.preset import Preset
+from ..studies.time_formulas import SYMBOLS, TimeFormula
+from .document import Column, Report, Row, Shown, Table, text_of, without_repetitions
+from .seconds import duration
+from .summary import headline, model_data
+
+COLUMNS = (
+    Column("node", "node", justify="left", wrap=True),
+    Column("formula", "formula", justify="left", wrap=True),
+    Column("seconds", "value", text_of),
+    Column("repeat", "times", units.exact),
+)
+
+
+def report(preset: Preset, formulas: Sequence[TimeFormula], setting: dict[str, Any]) -> Report:
+    """Returns the answer as data and as a table. setting: the run in which the formulas are evaluated."""
+    data = {
+        "model": model_data(preset),
+        "node": setting["node"],
+        "setting": {name: value for name, value in setting.items() if name != "node"},
+        "formulas": [_record(formula) for formula in formulas],
+        "symbols": {name: {"field": SYMBOLS[name], "value": None} for name in _used(formulas)},
+    }
+    total = sum(formula.seconds * formula.repeat for formula in formulas)
+    run = f"{setting['phase']} of {setting['batch']} x {setting['seq']:,} tokens on one {setting['hardware']}"
+    legend = "; ".join(f"{name}: {SYMBOLS[name]}" for name in _used(formulas))
+    notes = without_repetitions(
+        [legend, *(f"source: {formula.source}" for formula in formulas if formula.source), "in 16 bits; no messages"]
+    )
+    answer = f"{duration(total)} of kernels"
+    rows = [_row(formula) for formula in formulas]
+    table = Table(preset.display, COLUMNS, rows, f"{run}; {headline(preset.model)}", notes, answer)
+    return Report(data, [table]).of(preset.target)
+
+
+def _used(formulas: Sequence[TimeFormula]) -> list[str]:
+    """The symbols that the formulas have."""
+    words = {word for formula in formulas for word in formula.symbolic.replace("(", " ").replace(")", " ").split()}
+    return [name for name in SYMBOLS if name in {word.rstrip(",") for word in words}]
+
+
+def _row(formula: TimeFormula) -> Row:
+    direction = f"{formula.kernel}, backward" if formula.backward else formula.kernel
+    text = f"{formula.symbolic} = {formula.substituted}"
+    return Row(
+        [f"{formula.path}: {direction}", text, Shown(formula.seconds, duration(formula.seconds)), formula.repeat]
+    )
+
+
+def _record(formula: TimeFormula) -> dict[str, Any]:
+    return {
+        "node": formula.path,
+        "path": formula.path,
+        "quantity": "time",
+        "kernel": formula.kernel,
+        "backward": formula.backward,
+        "symbolic": formula.symbolic,
+        "substituted": formula.substituted,
+        "value": formula.seconds,
+        "unit": "s",
+        "repeat": formula.repeat,
+        "source": formula.source,
+    }

@@ -1,0 +1,203 @@
+"""Closed forms of the seconds of a node's kernels on one device: symbols, numbers, values and sources.
+
+They are the forms that `timing/price.py` evaluates. A kernel takes the longer of computing and of moving its bytes, and
+the time until it starts:
+
+    max(F / R, B / W) + l · t
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..accelerator import Hardware
+from ..errors import InputError, suggest
+from ..model import ModelSpec
+from ..timing.device import device_of
+from ..timing.price import DECODE_ATTENTION_RATE, Formats, Line, Pricing
+from ..timing.records import FigureSource, Generation, generations
+from ..timing.stack import find_stack
+from ..timing.work import Kernel, RankPass, rank_work
+from ..workload.workload import Phase
+
+SYMBOLS = {
+    "F": "FLOPs of the kernel's matrix products",
+    "B": "bytes that it reads and writes",
+    "P": "peak FLOP/s of the device in the products' number format",
+    "W": "bytes/s of the device's memory",
+    "e": "share of the peak that kernels of its generation reach, in training under load",
+    "r": "FLOP/s of operations without a share of their own",
+    "w": "share of the memory's bandwidth that they reach",
+    "l": "kernels that are launched",
+    "t": "seconds until a kernel starts",
+    "S": "keys of a query",
+    "S0": "keys at which attention reaches half of its rate",
+    "b": "sequences times key heads, which fill the device in decoding attention",
+}
+"""Symbol → what it stands for."""
+
+
+@dataclass(frozen=True)
+class TimeFormula:
+    """The seconds of one kernel.
+
+    path: path of its node. kernel: what it does. backward: whether it runs in the backward pass.
+    symbolic, substituted: its closed form in symbols, and with numbers.
+    seconds: the value.
+    repeat: how often it runs in a pass of the model.
+    source: where the shares come from.
+    """
+
+    path: str
+    kernel: str
+    backward: bool
+    symbolic: str
+    substituted: str
+    seconds: float
+    repeat: int
+    source: str
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A part of a formula: in symbols, and with numbers."""
+
+    symbolic: str
+    substituted: str
+
+    def __bool__(self) -> bool:
+        return bool(self.symbolic)
+
+
+NOTHING = _Term("", "")
+
+
+def time_formulas(
+    spec: ModelSpec, node: str | None, hardware: Hardware, stack: str, phase: Phase, batch: int, seq: int
+) -> list[TimeFormula]:
+    """Returns the formulas of a node's kernels.
+
+    node: the end of its path, such as `mlp.gate_proj`; None for all of the model.
+    stack: name of the stack. phase: training, prefill or decode.
+    batch, seq: sequences, and tokens of each; in decoding those in its cache.
+    Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
+    """
+    tokens, context = (1, seq) if phase == "decode" else (seq, 0)
+    software = find_stack(stack, "training" if phase == "training" else "inference")
+    rank_pass = RankPass(batch, tokens, context, phase, fused=software.fused, reduces_late=software.reduces_late)
+    work = rank_work(spec, rank_pass)
+    pricing = Pricing(device_of(hardware), software, Formats(), rank_pass)
+    kernels = [kernel for kernel in work.kernels if _is_below(kernel.path, node)]
+    if not kernels:
+        paths = sorted({kernel.path for kernel in work.kernels})
+        raise InputError(
+            f"NODE: no kernel of {phase} has the path '{node}'; expected one of {', '.join(paths)}."
+            f"{suggest(node or '', paths)}"
+        )
+    return [
+        formula
+        for kernel in kernels
+        for formula in _formulas(pricing, kernel, int(kernel.times * work.count(kernel.layer)))
+    ]
+
+
+def _is_below(path: str, node: str | None) -> bool:
+    return node is None or f".{node}." in f".{path}."
+
+
+def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
+    for line in pricing.kernel_lines(kernel):
+        compute, memory = _compute(pricing, kernel, line), _memory(pricing, kernel, line)
+        both = [term for term in (compute, memory) if term]
+        slower = both[0] if len(both) == 1 else NOTHING
+        if len(both) > 1:
+            slower = _Term(
+                f"max({compute.symbolic}, {memory.symbolic})", f"max({compute.substituted}, {memory.substituted})"
+            )
+        wait = NOTHING
+        if line.wait:
+            launches = kernel.launches[line.backward]
+            wait = _Term("l · t", f"{launches} · {_number(pricing.kernel_wait)}")
+        parts = [term for term in (slower, wait) if term]
+        yield TimeFormula(
+            kernel.path,
+            kernel.kind,
+            line.backward,
+            " + ".join(term.symbolic for term in parts) or "0",
+            " + ".join(term.substituted for term in parts) or "0",
+            float(line.seconds),
+            repeat,
+            _source(pricing, kernel, compute, memory, wait),
+        )
+
+
+def _compute(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
+    """The seconds of the products: F / (P · e), for attention with the keys that fill its kernel."""
+    if not line.compute:
+        return NOTHING
+    device, seconds = pricing.device, float(line.compute)
+    peak = device.peaks["bf16"]
+    flops = float(kernel.flops[line.backward])
+    if kernel.kind in ("product", "experts"):
+        flops /= 2 if line.backward and not kernel.frozen else 1
+        peak = device.peaks[device.format_of("bf16")]
+        return _Term("F / (P · e)", f"{_number(flops)} / ({_number(peak)} · {_number(flops / seconds / peak)})")
+    if kernel.kind == "attention" and pricing.rank_pass.phase == "decode":
+        return _Term("F / (P · e)", f"{_number(flops)} / ({_number(peak)} · {_number(DECODE_ATTENTION_RATE)})")
+    if kernel.kind == "attention" and pricing.stack.attention != "scores":
+        _, half = device.generation.attention_backward if line.backward else device.generation.attention
+        keys = max(1.0, float(kernel.keys))
+        share = flops * (1 + half / keys) / seconds / peak
+        return _Term(
+            "F · (1 + S0 / S) / (P · e)",
+            f"{_number(flops)} · (1 + {_number(half)} / {_number(keys)}) / ({_number(peak)} · {_number(share)})",
+        )
+    return _Term("F / r", f"{_number(flops)} / {_number(flops / seconds)}") if flops else NOTHING
+
+
+def _memory(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
+    """The seconds of the bytes: B / (W · w), for decoding attention with the units that it fills."""
+    if not line.memory:
+        return NOTHING
+    device, seconds = pricing.device, float(line.memory)
+    share = device.generation.cache if _reads_cache(pricing, kernel) else device.generation.memory
+    rate = f"({_number(device.bandwidth)} · {_number(share)})"
+    if kernel.kind == "attention" and pricing.rank_pass.phase == "decode":
+        bytes = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
+        alone = seconds * device.bandwidth * share / bytes if bytes else 1.0
+        units = 1 / (alone - 1)
+        return _Term("B / (W · w) · (1 + 1 / b)", f"{_number(bytes)} / {rate} · (1 + 1 / {_number(units)})")
+    return _Term("B / (W · w)", f"{_number(seconds * device.bandwidth * share)} / {rate}")
+
+
+def _source(pricing: Pricing, kernel: Kernel, compute: _Term, memory: _Term, wait: _Term) -> str:
+    """The sources of the shares that a formula has, with their evidence and the measured rows of their tests."""
+    fused = kernel.kind == "attention" and pricing.stack.attention != "scores"
+    fields = [
+        *(["attention"] if fused and compute else ["products"] if compute else []),
+        *(["cache"] if _reads_cache(pricing, kernel) and memory else ["memory"] if memory else []),
+        *(["kernel_start" if pricing.trains else "launch_gap"] if wait else []),
+    ]
+    sources = [source for field in fields if (source := _source_of(pricing.device.generation, field)) is not None]
+    texts = [f"{source.source} ({source.evidence}, tested on {source.rows} rows)" for source in sources]
+    return "; ".join(dict.fromkeys(texts))
+
+
+def _reads_cache(pricing: Pricing, kernel: Kernel) -> bool:
+    """Whether a kernel is attention that reads a cache, or keeps no scores in memory."""
+    keeps_scores = pricing.stack.attention == "scores" and pricing.rank_pass.phase != "decode"
+    return kernel.kind == "attention" and not keeps_scores
+
+
+def _source_of(generation: Generation, field: str) -> FigureSource | None:
+    """The source of a figure: the generation's own, or that of the one that it is like."""
+    for source in generation.sources:
+        if field in source.fields:
+            return source
+    return _source_of(generations()[generation.like], field) if generation.like else None
+
+
+def _number(value: float) -> str:
+    """A number with as many digits as a formula needs to give its value."""
+    return f"{value:.12g}"
