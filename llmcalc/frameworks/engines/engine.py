@@ -56,7 +56,7 @@ class EngineMemory:
 
     terms: the terms of the fullest rank, in the order in which they are taken.
     kv_tokens: tokens of the cache as the engine prints them. blocks: blocks of the cache.
-    max_concurrency: requests of the longest length that the cache holds.
+    max_concurrency: requests of the longest length that the caches hold.
     starts: whether the engine starts. message: its message where it does not, else empty.
     max_model_len: the longest request. assumed: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
