@@ -596,9 +596,10 @@ def time(
 def serve(
     model: Model,
     hardware: str,
-    input: int | str,
-    output: int | str,
+    input: int | str | None = None,
+    output: int | str | None = None,
     *,
+    trace: str | Path | None = None,
     engine: str | None = None,
     quantize: str | None = None,
     kv_dtype: str | None = None,
@@ -622,7 +623,8 @@ def serve(
     `.result.servers` are all that fit by the engine's own rule, `.result.curves` their times by concurrency,
     `.result.front` the Pareto front.
 
-    input, output: tokens of a prompt and of an answer. engine: vllm (default), sglang or tensorrt-llm.
+    input, output: tokens of a prompt and of an answer. trace: a file of requests that are simulated in place of equal
+        ones; the times of each server are in `.result.traces`. engine: vllm (default), sglang or tensorrt-llm.
     quantize, kv_dtype: formats to try, with commas between them; `auto` is the published one.
     price: money of a device and hour. concurrency: requests at any time. rate: requests per second, in its place.
     ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
@@ -640,12 +642,13 @@ def serve(
     checked: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
     checked |= {name: None if value is None else text(option(name), value, "auto") for name, value in texts.items()}
     serve_options = ServeOptions(
-        whole("--input", length_of("--input", input)),
-        whole("--output", length_of("--output", output)),
+        number("--input", input),
+        number("--output", output),
         number("--concurrency", concurrency),
         rate,
         ttft,
         tpot,
+        trace=trace,
         price=price,
         prefix_hit=prefix_hit,
         nic=nic,

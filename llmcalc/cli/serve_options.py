@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -28,8 +29,8 @@ def _text(name: str, metavar: str, text: str, panel: str | None = None) -> Any:
     return typer.Option(name, metavar=metavar, help=text, show_default=False, rich_help_panel=panel)
 
 
-InputTokens = Annotated[int, size("--input", text="Tokens of a prompt.")]
-OutputTokens = Annotated[int, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")]
+InputTokens = Annotated[int | None, size("--input", text="Tokens of a prompt.")]
+OutputTokens = Annotated[int | None, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")]
 EngineName = Annotated[
     str | None,
     _text("--engine", "NAME[==VERSION]", "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read."),
@@ -39,8 +40,21 @@ Price = Annotated[str | None, _text("--price", "MONEY", "Price of a device and h
 
 SERVER_OPTIONS = {
     "hardware": OptionOfCommand(OneAccelerator, inspect.Parameter.empty),
-    "input": OptionOfCommand(InputTokens, inspect.Parameter.empty),
-    "output": OptionOfCommand(OutputTokens, inspect.Parameter.empty),
+    "input": OptionOfCommand(InputTokens, None),
+    "output": OptionOfCommand(OutputTokens, None),
+    "trace": OptionOfCommand(
+        Annotated[
+            Path | None,
+            typer.Option(
+                "--trace",
+                metavar="FILE",
+                help="Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.",
+                show_default=False,
+                rich_help_panel=LOAD,
+            ),
+        ],
+        None,
+    ),
     "engine": OptionOfCommand(EngineName, None),
     "quantize": OptionOfCommand(
         Annotated[

@@ -22,6 +22,7 @@ from .runs import RunQuestion
 from .times import DEFAULT_ENGINE, TimeOptions, parse_nic, stack_of_engine, timed_run
 
 if TYPE_CHECKING:
+    from ..studies.serve_trace import Trace
     from ..studies.serving import ServeStudy
 
 MOST_MONEY = 1e12
@@ -42,10 +43,11 @@ class ServeOptions:
     ttft, tpot: limits as durations. devices, tp, pp, dp, ep: the layout. engine: `NAME` or `NAME==VERSION`.
     quantize, kv_dtype: formats, separated by commas. price: money of a device and hour.
     prefix_hit: share of the prompt that is cached. stack, nic, calibrate: as of `time`.
+    trace: file of requests, in place of input, output, concurrency and rate.
     """
 
-    input: int
-    output: int
+    input: int | None = None
+    output: int | None = None
     concurrency: int | None = None
     rate: Any = None
     ttft: Any = None
@@ -63,6 +65,7 @@ class ServeOptions:
     stack: str | None = None
     nic: Any = None
     calibrate: Any = None
+    trace: Any = None
 
 
 def positive(where: str, value: Any, example: str, most: float = MOST_MONEY) -> float:
@@ -127,6 +130,7 @@ def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> Se
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
+    trace = _trace(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     record, version = engine_and_version(options.engine or DEFAULT_ENGINE)
@@ -141,7 +145,12 @@ def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> Se
             f"{' or '.join(record.vendors)}"
         )
     hit = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
-    requests = Requests(options.input, options.output, int(hit * options.input))
+    if trace is not None:
+        trace = replace(trace, cached_share=hit)
+    input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
+    assert input is not None
+    assert output is not None
+    requests = Requests(input, output, int(hit * input))
     limits = Limits(
         options.concurrency,
         None if options.rate is None else positive("--rate", options.rate, "2.5 requests per second"),
@@ -156,12 +165,30 @@ def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> Se
         stack,
         record,
         version,
-        dict(_runs(preset, hardware, options, requests.length)),
+        dict(_runs(preset, hardware, options, requests.length if trace is None else trace.longest)),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
         None if options.price is None else positive("--price", options.price, "2.5"),
+        trace,
     )
+
+
+def _trace(options: ServeOptions) -> Trace | None:
+    """The requests of `--trace`; None for equal requests. Raises `InputError` where neither or both are given."""
+    from ..studies.serve_trace import Trace
+    from .traces import read_trace
+
+    names = ("input", "output", "concurrency", "rate")
+    typed = [f"--{name}" for name in names if getattr(options, name) is not None]
+    if options.trace is None:
+        missing = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
+        if missing:
+            raise InputError(f"missing option {missing[0]} (tokens of each request), or --trace FILE with requests")
+        return None
+    if typed:
+        raise InputError(f"{typed[0]}: --trace says the requests already; expected one of the two")
+    return Trace(read_trace(options.trace))
 
 
 def _runs(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
+from ..studies.serve_trace import KEPT_BY, Spread, TraceTimes
 from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
 from ..timing.spread import DIGITS, Range
 from .document import Column, Report, Row, Shown, Table, text_of
@@ -49,6 +50,18 @@ SERVER_COLUMNS = (
     Column("keeps", "keeps", justify="left", verdict=True),
 )
 
+TRACE_COLUMNS = (
+    Column("server", "server", justify="left", wrap=True),
+    Column("devices", "devices", units.exact),
+    Column("ttft_50", "TTFT p50", text_of),
+    Column("ttft_90", "TTFT p90", text_of),
+    Column("tpot_90", "TPOT p90", text_of),
+    Column("output_tokens_per_second", "tokens/s", _rate),
+    Column("cost_per_million", "a million", money),
+    Column("keeps", "keeps", justify="left", verdict=True),
+)
+"""Columns of servers that serve a trace: percentiles of its requests, each with its range."""
+
 CURVE_COLUMNS = (
     *SHARED_COLUMNS,
     Column("tpot_likely", "likely", text_of),
@@ -76,7 +89,10 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     notes = [*warnings, *_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
     rows = _server_rows(study, servers)
-    columns = _columns(SERVER_COLUMNS, study)
+    columns = list(SERVER_COLUMNS)
+    if study.trace is not None:
+        rows, columns = _trace_rows(study, servers), list(TRACE_COLUMNS)
+    columns = _columns(columns, study)
     tables = [Table(title, columns, rows, _aside(study), notes, _answer(study, servers), name="servers")]
     if chosen is not None:
         server = servers.servers[chosen.index]
@@ -88,6 +104,9 @@ def report(study: ServeStudy, servers: Servers) -> Report:
 def load_text(study: ServeStudy) -> str:
     """Writes the load: `64 users of 8,192 + 1,024 tokens`."""
     limits, requests = study.limits, study.requests
+    if study.trace is not None:
+        number = f"{plural(len(study.trace.requests), 'request')} in {duration(study.trace.span)}"
+        return f"{number}, {requests.input:,} + {requests.output:,} tokens on average"
     load = "requests" if limits.rate is None else f"{limits.rate:g} requests/s"
     load = load if limits.concurrency is None else plural(limits.concurrency, "user")
     return f"{load} of {requests.input:,} + {requests.output:,} tokens"
@@ -103,8 +122,10 @@ def _answer(study: ServeStudy, servers: Servers) -> str:
     chosen = servers.chosen
     if chosen is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
-    server, point = servers.servers[chosen.index], chosen.point
-    cost = "" if point.cost_per_million is None else f", {money(point.cost_per_million)} per million tokens"
+    server, price = servers.servers[chosen.index], chosen.point.cost_per_million
+    if servers.traces:
+        price = _cost(study, server, servers.traces[chosen.index])
+    cost = "" if price is None else f", {money(price)} per million tokens"
     return f"{layout_text(server)} on {server.devices} {study.hardware.title}{cost}"
 
 
@@ -126,21 +147,47 @@ def _aside(study: ServeStudy) -> str:
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """The servers: the chosen one, then those that keep the limits, the cheapest first, then the others."""
     chosen = servers.chosen
-    order = sorted(range(len(servers.servers)), key=lambda index: _order(study, servers, index))
+    order = sorted(range(len(servers.servers)), key=lambda index: _order(servers, index))
     rows = []
     for index in order:
         server, point = servers.servers[index], servers.points[index]
-        keeps = point is not None and not study.limits.broken_by(point.load)
+        keeps = servers.kept[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
         cells = [layout_text(server), server.devices, *_cells(shown_point, study), "fits" if keeps else "no"]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
     return rows
 
 
-def _order(study: ServeStudy, servers: Servers, index: int) -> tuple[bool, float, int]:
+def _order(servers: Servers, index: int) -> tuple[bool, float, int]:
     point = servers.points[index]
-    keeps = point is not None and not study.limits.broken_by(point.load)
-    return not keeps, -point.per_device if point is not None else 0.0, index
+    if servers.traces:
+        return not servers.kept[index], servers.servers[index].devices, index
+    return not servers.kept[index], -point.per_device if point is not None else 0.0, index
+
+
+def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
+    """The servers of a trace: those that keep the limits, the fewest devices first, then the others."""
+    chosen = servers.chosen
+    rows = []
+    for index in sorted(range(len(servers.servers)), key=lambda index: _order(servers, index)):
+        server, times = servers.servers[index], servers.traces[index]
+        seconds = [
+            Shown(spread.estimate, _spread_cell(spread))
+            for spread in (times.ttft[50], times.ttft[KEPT_BY], times.tpot[KEPT_BY])
+        ]
+        rate = times.output_tokens_per_second
+        last = rate / server.devices if study.price is None else _cost(study, server, times)
+        verdict = "fits" if servers.kept[index] else "no"
+        cells = [layout_text(server), server.devices, *seconds, rate, last, verdict]
+        rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
+    return rows
+
+
+def _cost(study: ServeStudy, server: Server, times: TraceTimes) -> float | None:
+    """Money of a million output tokens of the trace; None without a price."""
+    if study.price is None:
+        return None
+    return study.price * server.devices / 3600 / times.output_tokens_per_second * 1e6
 
 
 def _cells(point: Point, study: ServeStudy) -> list[Any]:
@@ -155,9 +202,18 @@ def _rates(point: Point, study: ServeStudy) -> list[Any]:
 
 def _range_cell(seconds: Range) -> str:
     """Writes `0.42-12 s`, in the unit of its upper end."""
-    unit = unit_of(float(seconds.high))
-    low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (seconds.low, seconds.high))
-    return f"{low}-{high} {unit}"
+    return _ends_cell(float(seconds.low), float(seconds.high))
+
+
+def _spread_cell(spread: Spread) -> str:
+    """Writes the range of a percentile as `_range_cell` does."""
+    return _ends_cell(spread.low, spread.high)
+
+
+def _ends_cell(low: float, high: float) -> str:
+    unit = unit_of(high)
+    ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
+    return f"{'-'.join(ends)} {unit}"
 
 
 def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
@@ -182,6 +238,8 @@ def _notes(study: ServeStudy, servers: Servers) -> list[str]:
         notes.append(f"likely {duration(float(chosen.point.tpot.estimate))} a token")
     notes += ["no --price: the cheapest has the most tokens/s of a device"] if study.price is None else []
     notes += ["arrivals are evenly spread; bursts wait longer"] if study.limits.rate is not None else []
+    if study.trace is not None:
+        notes.append("limits hold for nine of ten requests; requests go to replicas in turn, in the order of arrival")
     notes += [] if example is None else [f"TTFT: {class_text(example.ttft, title)}"]
     notes += [study.version.note] if study.version.note else []
     if list(study.runs) == [(None, None)]:
@@ -220,8 +278,9 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
             "curve": [point_data(point) for point in curve],
+            "trace": _times_data(study, server, servers.traces[index]) if servers.traces else None,
         }
-        for server, curve in zip(servers.servers, servers.curves, strict=True)
+        for index, (server, curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
     ]
     example = servers.curves[0][0] if servers.curves else None
     return {
@@ -230,6 +289,7 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "engine": {"name": study.engine.name, "version": study.version.version},
         "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
         "limits": {**vars(limits)},
+        "trace": _trace_data(study),
         "price": study.price,
         "servers": listed,
         "front": [{"server": index, "concurrency": concurrency} for index, concurrency in servers.front],
@@ -237,6 +297,31 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "why_not": servers.why_not,
         "class": {name: None if example is None else getattr(example, name).class_data() for name in ("ttft", "tpot")},
         "not_counted": list(NOT_COUNTED),
+    }
+
+
+def _trace_data(study: ServeStudy) -> dict[str, Any] | None:
+    """The trace's requests as plain data; None without one."""
+    trace = study.trace
+    if trace is None:
+        return None
+    return {"requests": len(trace.requests), "span": trace.span, "longest": trace.longest}
+
+
+def _times_data(study: ServeStudy, server: Server, times: TraceTimes) -> dict[str, Any]:
+    cost = _cost(study, server, times)
+    return {
+        **{
+            name: {
+                f"p{percent}": {end: _digits(value) for end, value in vars(spread).items()}
+                for percent, spread in getattr(times, name).items()
+            }
+            for name in ("ttft", "tpot")
+        },
+        "seconds": _digits(times.seconds),
+        "output_tokens_per_second": _digits(times.output_tokens_per_second),
+        "mean_concurrency": _digits(times.mean_concurrency),
+        "cost_per_million": None if cost is None else _digits(cost),
     }
 
 

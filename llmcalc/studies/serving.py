@@ -26,6 +26,7 @@ from ..timing.records import Stack
 from ..timing.spread import Range, expected_range
 from .fit_serving import NODE
 from .run_time import inference_formats
+from .serve_trace import Trace, TraceTimes, sized_for_trace
 
 MOST_REPLICA = 32
 """Largest number of devices of a replica that is tried."""
@@ -254,6 +255,7 @@ class Servers:
     front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
     chosen: the cheapest that keeps the limits; None if none does.
     why_not: reason → number of servers and layouts that it rules out.
+    kept: of each, whether it keeps the limits. traces: times of the requests of a trace on each; empty without one.
     """
 
     servers: tuple[Server, ...]
@@ -262,6 +264,8 @@ class Servers:
     front: tuple[tuple[int, int], ...]
     chosen: Chosen | None
     why_not: dict[str, int]
+    kept: tuple[bool, ...]
+    traces: tuple[TraceTimes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -271,6 +275,7 @@ class ServeStudy:
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
     runs: (quantize, kv_dtype) → the model's memory on one device with these formats.
     requests, limits: what is served. sizes: the layout. price: money of a device and hour; None if not given.
+    trace: the single requests, of which `requests` are the mean ones; None where all are equal.
     """
 
     preset: Preset
@@ -284,6 +289,12 @@ class ServeStudy:
     limits: Limits
     sizes: SizesRequest
     price: float | None = None
+    trace: Trace | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return self.requests.length if self.trace is None else self.trace.longest
 
     def answer(self) -> Servers:
         """Tries every layout with every format. Raises `InputError` where no layout is possible at all."""
@@ -293,10 +304,20 @@ class ServeStudy:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
         at_limits: list[Point | None] = []
+        kept: list[bool] = []
+        traces: list[TraceTimes] = []
         for server in fitting:
-            sized, point, reason = self._sized(server)
+            if self.trace is None:
+                sized, point, reason = self._sized(server)
+            else:
+                sized, times, reason = sized_for_trace(
+                    server, self.sizes.replicas(server.sizes), self.trace, self.limits
+                )
+                point = sized.point(min(max(1, round(times.mean_concurrency)), sized.most))
+                traces.append(times)
             servers.append(sized)
             at_limits.append(point)
+            kept.append(point is not None and not reason)
             if reason:
                 why_not[reason] += 1
         also = [None if point is None else point.concurrency for point in at_limits]
@@ -306,8 +327,10 @@ class ServeStudy:
             tuple(curves),
             tuple(at_limits),
             _front(curves),
-            self._cheapest(at_limits),
+            _cheapest(at_limits, kept, traces),
             dict(why_not),
+            tuple(kept),
+            tuple(traces),
         )
 
     def _fitting(self, why_not: Counter[str]) -> Iterator[Server]:
@@ -335,13 +358,13 @@ class ServeStudy:
     ) -> Server:
         """One replica. Raises `DoesNotFit`, and `ImpossibleLayout` where the sizes do not divide the model."""
         engine, length = self.engine, self.requests.length
-        used = {engine.instead["--seq"].lstrip("-").replace("-", "_"): length, **flags}
+        used = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
         used |= {} if quantize is None else {"quantize": quantize}
         used |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
             memory = engine.memory_on(self.preset, self.hardware, self.version, used)
             capacity = int(memory.kv_tokens // length)
-            if not memory.starts or capacity < 1:
+            if not memory.starts or memory.kv_tokens < self.longest:
                 raise DoesNotFit("weights and the cache of one request do not fit")
             run = self.runs[quantize, kv_dtype]
             formats = inference_formats(run, self.requests.mean_context)
@@ -391,19 +414,22 @@ class ServeStudy:
         point = sized.point(concurrency * sized.replicas)
         return sized, point, self.limits.broken_by(point.load)
 
-    def _cheapest(self, points: Sequence[Point | None]) -> Chosen | None:
-        """The server with the most output tokens per second of each device, whose token is cheapest at any price."""
-        candidates = [
-            (-point.per_device, point.devices, float(point.tpot.estimate), index)
-            for index, point in enumerate(points)
-            if point is not None and not self.limits.broken_by(point.load)
-        ]
-        if not candidates:
-            return None
-        index = min(candidates)[-1]
-        point = points[index]
-        assert point is not None
-        return Chosen(index, point)
+
+def _cheapest(points: Sequence[Point | None], kept: Sequence[bool], traces: Sequence[TraceTimes]) -> Chosen | None:
+    """The server with the most output tokens per second of each device, whose token is cheapest at any price.
+
+    Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
+    """
+    candidates = []
+    for index, point in enumerate(points):
+        if point is not None and kept[index]:
+            rate = point.devices if traces else -point.per_device
+            tpot = traces[index].tpot[50].estimate if traces else float(point.tpot.estimate)
+            candidates.append(((rate, point.devices, tpot, index), point))
+    if not candidates:
+        return None
+    (*_, index), point = min(candidates, key=lambda candidate: candidate[0])
+    return Chosen(index, point)
 
 
 class DoesNotFit(Exception):
