@@ -609,6 +609,9 @@ def serve(
     ttft: float | str | None = None,
     tpot: float | str | None = None,
     prefix_hit: float | str | None = None,
+    draft: Model | None = None,
+    acceptance: float | str | None = None,
+    draft_tokens: int | None = None,
     devices: int | None = None,
     tp: int | None = None,
     pp: int | None = None,
@@ -629,6 +632,8 @@ def serve(
     price: money of a device and hour. concurrency: requests at any time. rate: requests per second, in its place.
     ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
         that is cached.
+    draft: what drafts tokens: a model in any form, `mtp` (the model's own modules) or `ngram` (its text);
+        acceptance: chance that a drafted token is accepted; draft_tokens: tokens drafted in a step, default 3.
     devices, tp, pp, dp, ep: the layout, which is the only one then; devices alone are those of the whole server.
     stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.
     Raises `InputError` for what is not modelled.
@@ -649,6 +654,9 @@ def serve(
         ttft,
         tpot,
         trace=trace,
+        draft=draft if draft in (None, "mtp", "ngram") else parsed.read_draft(draft),
+        acceptance=acceptance,
+        draft_tokens=number("--draft-tokens", draft_tokens, most=64),
         price=price,
         prefix_hit=prefix_hit,
         nic=nic,

@@ -30,7 +30,9 @@ def _text(name: str, metavar: str, text: str, panel: str | None = None) -> Any:
 
 
 InputTokens = Annotated[int | None, size("--input", text="Tokens of a prompt.")]
-OutputTokens = Annotated[int | None, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")]
+OutputTokens = Annotated[
+    int | None, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")
+]
 EngineName = Annotated[
     str | None,
     _text("--engine", "NAME[==VERSION]", "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read."),
@@ -96,6 +98,28 @@ SERVER_OPTIONS = {
         Annotated[
             str | None,
             _text("--prefix-hit", "P", "Share of each prompt that the prefix cache has (0.5); default 0.", LOAD),
+        ],
+        None,
+    ),
+    "draft": OptionOfCommand(
+        Annotated[
+            str | None,
+            _text(
+                "--draft", "TARGET", "Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", LOAD
+            ),
+        ],
+        None,
+    ),
+    "acceptance": OptionOfCommand(
+        Annotated[
+            str | None, _text("--acceptance", "P", "Chance that a drafted token is accepted (0.7); with --draft.", LOAD)
+        ],
+        None,
+    ),
+    "draft_tokens": OptionOfCommand(
+        Annotated[
+            int | None,
+            _panel(size("--draft-tokens", text="Tokens that are drafted in a step; default 3.", most=64), LOAD),
         ],
         None,
     ),

@@ -63,7 +63,9 @@ def read_trace(path: str | Path) -> tuple[TracedRequest, ...]:
         requests.append(_request(f"{path}:{line}", row))
         tokens += requests[-1].input
         if tokens > MOST_INPUT:
-            raise InputError(f"{path}:{line}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a part of the trace")
+            raise InputError(
+                f"{path}:{line}: input: more than {MOST_INPUT:,} tokens of all prompts; expected a part of the trace"
+            )
     if not requests:
         raise InputError(f"{path}: has no request; expected lines of {', '.join(COLUMNS)}")
     requests.sort(key=lambda request: request.arrival)

@@ -8,6 +8,7 @@ from typing import Any
 from .. import units
 from ..studies.serve_trace import KEPT_BY, Spread, TraceTimes
 from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
+from ..timing.speculation import Speculation
 from ..timing.spread import DIGITS, Range
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import as_warnings, plural, too_long
@@ -16,7 +17,7 @@ from .summary import model_data
 
 NOT_COUNTED = (
     "bursts of arrivals", "routing between replicas", "requests of uneven length", "uneven routing of experts",
-    "uneven stages", "failures",
+    "uneven stages", "prefill and decoding on different devices", "failures",
 )  # fmt: skip
 """What no estimate of a server counts."""
 
@@ -228,6 +229,7 @@ def _notes(study: ServeStudy, servers: Servers) -> list[str]:
     example = servers.curves[0][0] if servers.curves else None
     why_not = ", ".join(f"{reason} ({number})" for reason, number in servers.why_not.items())
     notes = [] if example is None else [class_text(example.tpot, title)]
+    notes += [speculation_text(study.speculation)] if study.speculation is not None else []
     notes += [f"ruled out: {why_not}"] if why_not else []
     if chosen is not None:
         server = servers.servers[chosen.index]
@@ -245,6 +247,26 @@ def _notes(study: ServeStudy, servers: Servers) -> list[str]:
     if list(study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
     return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
+
+
+def speculation_text(speculation: Speculation) -> str:
+    """Writes what drafts tokens, and how many a step gives."""
+    return (
+        f"{plural(speculation.tokens, 'token')} drafted in a step, each accepted with the chance "
+        f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; never measured"
+    )
+
+
+def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
+    """What drafts tokens, as plain data; None for nothing."""
+    speculation = study.speculation
+    if speculation is None:
+        return None
+    return {
+        "tokens": speculation.tokens,
+        "acceptance": speculation.acceptance,
+        "tokens_per_step": _digits(speculation.tokens_per_step),
+    }
 
 
 def point_data(point: Point) -> dict[str, Any]:
@@ -290,6 +312,7 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
         "limits": {**vars(limits)},
         "trace": _trace_data(study),
+        "speculation": _speculation_data(study),
         "price": study.price,
         "servers": listed,
         "front": [{"server": index, "concurrency": concurrency} for index, concurrency in servers.front],

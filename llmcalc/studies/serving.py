@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
@@ -23,6 +24,7 @@ from ..sources.preset import Preset
 from ..timing.batching import Replica, Requests, ServedLoad
 from ..timing.device import Device
 from ..timing.records import Stack
+from ..timing.speculation import Speculation
 from ..timing.spread import Range, expected_range
 from .fit_serving import NODE
 from .run_time import inference_formats
@@ -196,7 +198,10 @@ class Server:
         return self.memory.kv_tokens * self.sizes.dp
 
     def range(self, seconds: float, phase: str) -> Range:
-        return expected_range(seconds, phase, self.replica.device, self.replica.stack, self.replica.spec)
+        """The range of an estimate: the widest one where tokens are drafted, which was never measured."""
+        replica = self.replica
+        is_tested = replica.speculation is None
+        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
 
     def point(self, concurrency: int) -> Point:
         """The server at a concurrency, which its replicas divide evenly."""
@@ -276,6 +281,7 @@ class ServeStudy:
     runs: (quantize, kv_dtype) → the model's memory on one device with these formats.
     requests, limits: what is served. sizes: the layout. price: money of a device and hour; None if not given.
     trace: the single requests, of which `requests` are the mean ones; None where all are equal.
+    speculation: what drafts tokens, with draft_flags, the engine's flags for it; None for nothing.
     """
 
     preset: Preset
@@ -290,6 +296,8 @@ class ServeStudy:
     sizes: SizesRequest
     price: float | None = None
     trace: Trace | None = None
+    speculation: Speculation | None = None
+    draft_flags: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def longest(self) -> int:
@@ -342,6 +350,9 @@ class ServeStudy:
                 why_not["more pipeline stages than layers"] += 1
                 continue
             flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(sizes).values())
+            if self.speculation is not None and self.speculation.draft is not None and sizes.pp > 1:
+                why_not["a draft model beside stages is not modelled"] += 1
+                continue
             if flags is None:
                 why_not[f"{self.engine.title} has no such layout"] += 1
                 continue
@@ -359,6 +370,7 @@ class ServeStudy:
         """One replica. Raises `DoesNotFit`, and `ImpossibleLayout` where the sizes do not divide the model."""
         engine, length = self.engine, self.requests.length
         used = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
+        used |= self.draft_flags
         used |= {} if quantize is None else {"quantize": quantize}
         used |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
@@ -369,7 +381,16 @@ class ServeStudy:
             run = self.runs[quantize, kv_dtype]
             formats = inference_formats(run, self.requests.mean_context)
             step_tokens = memory.settings.get(engine.step_tokens)
-            replica = Replica(self.preset.model, self.device, self.stack, self.requests, layout, formats, step_tokens)
+            replica = Replica(
+                self.preset.model,
+                self.device,
+                self.stack,
+                self.requests,
+                layout,
+                formats,
+                step_tokens,
+                self.speculation,
+            )
             replica.token(1)  # sizes that the layout does not divide raise here
         except DoesNotFit:
             raise

@@ -12,6 +12,7 @@ The stages of a pipeline, and ranks with attention of their own, each have a bat
 from __future__ import annotations
 
 import heapq
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -19,7 +20,6 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from .batching import Replica, seconds_beside_prompts
-from .inference import decode, prefill
 
 MOST_PROMPT_SIZES = 2**20
 """Tokens of prompts of a step up to which seconds are tabulated."""
@@ -56,13 +56,14 @@ class StepSeconds:
 
     token: (sequences, mean tokens in their caches) → of a step that decodes. beside: the same, of what decoding adds
         to a step with prompts. prompt: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
-    server: seconds of the server before a first token.
+    server: seconds of the server before a first token. tokens: tokens that a decoding step gives each sequence.
     """
 
     token: Seconds
     beside: Seconds
     prompt: Seconds
     server: float
+    tokens: float = 1.0
 
     @classmethod
     def of(cls, replica: Replica, sequences: int, longest: int, mean_input: int) -> StepSeconds:
@@ -70,25 +71,23 @@ class StepSeconds:
 
         sequences: most sequences of a batch. longest: most tokens of a sequence. mean_input: tokens of a usual prompt.
         """
-        spec, device, stack = replica.spec, replica.device, replica.stack
-        layout, formats = replica.layout, replica.formats
         usual = max(1, mean_input)
         batches, contexts = _powers(sequences), sorted({0, usual, max(usual + 1, longest)})
-        passes = [[decode(spec, device, stack, size, at, layout, formats) for at in contexts] for size in batches]
+        passes = [[replica.step(size, at) for at in contexts] for size in batches]
         most = min(replica.step_tokens or longest, max(longest, mean_input), MOST_PROMPT_SIZES)
         tokens = _powers(most)
 
         def prompt(size: int, before: int) -> float:
             number = max(1.0, size / mean_input)
             length = max(1, round(size / number))
-            run = prefill(spec, device, stack, number, length, before, None, layout, formats)
-            return float(run.seconds)
+            return float(replica.prompt_pass(number, length, before).seconds)
 
         return cls(
             _between(batches, contexts, [[float(run.seconds) for run in runs] for runs in passes]),
             _between(batches, contexts, [[seconds_beside_prompts(run) for run in runs] for runs in passes]),
             _between(tokens, contexts, [[prompt(size, at) for at in contexts] for size in tokens]),
-            stack.first_token,
+            replica.stack.first_token,
+            replica.tokens_per_step,
         )
 
 
@@ -138,7 +137,7 @@ class Batch:
 
         cached_share: of each prompt, that an earlier request left in the cache; default none.
         """
-        now, steps_done, context_sum = 0.0, 0, 0
+        now, steps_done, context_sum = 0.0, 0, 0.0
         reserved, coming = 0, 0
         decoding: list[tuple[int, int]] = []  # (step at which it ends, request)
         prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
@@ -161,27 +160,27 @@ class Batch:
                 now += self.scale * self.steps.prompt(tokens, before)
                 if self.mixed and number:
                     now += self.scale * self.steps.beside(number, context)
-                    steps_done, context_sum = steps_done + 1, context_sum + number
+                    steps_done, context_sum = steps_done + 1, context_sum + number * self.steps.tokens
                 for index in finished:
                     first[index] = now + self.steps.server * self.scale
                     if requests[index].output > 1:
-                        heapq.heappush(decoding, (steps_done + requests[index].output - 1, index))
+                        heapq.heappush(decoding, (steps_done + self._further_steps(requests[index]), index))
                         context_sum += requests[index].input + 1
                     else:
                         ends[index] = first[index]
                         reserved -= requests[index].input + 1
             elif number:
                 alike = self._alike_steps(requests, coming, now, decoding[0][0] - steps_done, number, context, reserved)
-                now += alike * self.scale * self.steps.token(number, context + alike / 2)
-                steps_done, context_sum = steps_done + alike, context_sum + alike * number
+                now += alike * self.scale * self.steps.token(number, context + alike * self.steps.tokens / 2)
+                steps_done, context_sum = steps_done + alike, context_sum + alike * number * self.steps.tokens
             else:
                 now = max(now, requests[coming].arrival)
             while decoding and decoding[0][0] <= steps_done:
                 _, index = heapq.heappop(decoding)
-                length = requests[index].input + requests[index].output
+                request = requests[index]
                 ends[index] = max(now, first[index])
-                context_sum -= length
-                reserved -= length
+                context_sum -= request.input + 1 + self._further_steps(request) * self.steps.tokens
+                reserved -= request.input + request.output
         return [
             ServedRequest(
                 first[i] - request.arrival,
@@ -190,6 +189,10 @@ class Batch:
             )
             for i, request in enumerate(requests)
         ]
+
+    def _further_steps(self, request: TracedRequest) -> int:
+        """Decoding steps of a request after its first token."""
+        return math.ceil((request.output - 1) / self.steps.tokens)
 
     def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
         """Takes tokens of prompts for a step: the prompts that it ends, its tokens, and their mean tokens in the cache.

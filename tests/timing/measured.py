@@ -317,7 +317,12 @@ def bench_settings(row: Row) -> dict[str, int]:
 
     It rounds up its own estimate of the cache (tensorrt_llm/bench/build/tuning.py); prompts are not cut.
     """
-    ranks, pp, given, output = row.whole("tp") * row.whole("dp"), row.whole("pp"), row.whole("input"), row.whole("output")
+    ranks, pp, given, output = (
+        row.whole("tp") * row.whole("dp"),
+        row.whole("pp"),
+        row.whole("input"),
+        row.whole("output"),
+    )
     elements = 0
     for layer, count in _layers(row["model"]):
         mixer = layer.attention

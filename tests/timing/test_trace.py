@@ -28,7 +28,9 @@ REPLICAS: dict[str, Replica] = {
 }
 
 
-def served(replica: Replica, requests: list[TracedRequest], sequences: int = 256, **options: Any) -> list[ServedRequest]:
+def served(
+    replica: Replica, requests: list[TracedRequest], sequences: int = 256, **options: Any
+) -> list[ServedRequest]:
     most = max(request.input + request.output for request in requests)
     steps = StepSeconds.of(replica, sequences // replica.batches, most, replica.requests.input)
     return serve_trace(replica, steps, 1, requests, sequences, 10**9, **options)

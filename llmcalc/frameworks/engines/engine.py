@@ -117,6 +117,8 @@ class Engine:
     stacks: (first version, name of the stack that times its passes from there on), the oldest first.
     layout_flags: (tp, pp, dp, ep) → flags of a replica of that layout, None for a layout that the engine does not have;
         None for an engine whose servers have no such layouts. dp: ranks with attention of their own among `ep`.
+    draft_flags: (method, draft preset or None, tokens of a step) → the flags of speculative decoding; method: `mtp`,
+        `ngram` or `model`. None for an engine whose servers with a draft are not modelled.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -136,6 +138,7 @@ class Engine:
     shown_defaults: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
     layout_flags: FromFile | None = None
+    draft_flags: FromFile | None = None
     step_tokens: str = ""
     step_sequences: str = ""
 
