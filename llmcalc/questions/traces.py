@@ -104,7 +104,7 @@ def _check_columns(where: str, names: Any) -> None:
         if name not in COLUMNS:
             raise InputError(
                 f"{where}: column {shown(name)} is not known; expected {', '.join(COLUMNS)}."
-                f"{suggest(str(name), COLUMNS)}"
+                f"{suggest(str(name), list(COLUMNS))}"
             )
     for name in COLUMNS:
         if name not in names:

@@ -57,8 +57,7 @@ TRACE_COLUMNS = (
     Column("ttft_50", "TTFT p50", text_of),
     Column("ttft_90", "TTFT p90", text_of),
     Column("tpot_90", "TPOT p90", text_of),
-    Column("output_tokens_per_second", "tokens/s", _rate),
-    Column("cost_per_million", "a million", money),
+    *RATE_COLUMNS,
     Column("keeps", "keeps", justify="left", verdict=True),
 )
 """Columns of servers that serve a trace: percentiles of its requests, each with its range."""
@@ -253,7 +252,8 @@ def speculation_text(speculation: Speculation) -> str:
     """Writes what drafts tokens, and how many a step gives."""
     return (
         f"{plural(speculation.tokens, 'token')} drafted in a step, each accepted with the chance "
-        f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; never measured"
+        f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
+        "never measured"
     )
 
 

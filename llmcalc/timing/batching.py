@@ -168,7 +168,10 @@ class Replica:
     def prompt_pass(
         self, number: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
     ) -> InferencePass:
-        """Prompts with so many new and cached tokens each, with those of a draft. chunk: tokens of a pass; None for all."""
+        """Prompts with so many new and cached tokens each, with a draft's pass over them.
+
+        chunk: tokens of each prompt in one pass; None for all.
+        """
         layout, formats = self.layout, self.formats
         run = prefill(self.spec, self.device, self.stack, number, tokens, cached, chunk, layout, formats, server)
         if self.speculation is None:

@@ -17,7 +17,7 @@ from ..costs.draft import states_of
 from ..model import ModelSpec
 from ..parallel.layout import Layout
 from .device import Device
-from .inference import decode, forward_pass, prefill, rank_pass
+from .inference import forward_pass, prefill, rank_pass
 from .price import SIXTEEN_BITS, Formats
 from .records import Stack
 

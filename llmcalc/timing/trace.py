@@ -1,10 +1,10 @@
 """A replica that serves the requests of a trace: continuous batching, simulated from event to event.
 
 A step computes a token of every decoding sequence and, up to `Replica.step_tokens`, tokens of prompts in the order of
-their arrival (Orca, OSDI 2022; chunks of prompts: Sarathi, arXiv:2308.16369). A request starts when the cache has room for all of its
-tokens and the engine for one more sequence. Steps between two events (an arrival, an end) are alike and are taken
-together. Seconds of a step are those of `batching.py`, between sizes in proportion; `batching.py` has the same server
-in closed form, for equal requests that arrive evenly.
+their arrival (Orca, OSDI 2022; chunks of prompts: Sarathi, arXiv:2308.16369). A request starts when the cache has room
+for all of its tokens and the engine for one more sequence. Steps between two events (an arrival, an end) are alike and
+are taken together. Seconds of a step are those of `batching.py`, between sizes in proportion; `batching.py` has the
+same server in closed form, for equal requests that arrive evenly.
 
 The stages of a pipeline, and ranks with attention of their own, each have a batch, to which requests go in turn.
 """
@@ -54,8 +54,9 @@ Seconds: TypeAlias = Callable[[float, float], float]
 class StepSeconds:
     """Seconds of the steps of a replica.
 
-    token: (sequences, mean tokens in their caches) → of a step that decodes. beside: the same, of what decoding adds
-        to a step with prompts. prompt: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
+    token: (sequences, mean tokens in their caches) → of a step that decodes.
+    beside: the same → of what decoding adds to a step with prompts.
+    prompt: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
     server: seconds of the server before a first token. tokens: tokens that a decoding step gives each sequence.
     """
 

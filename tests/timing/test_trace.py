@@ -1,4 +1,4 @@
-"""Traces that are simulated: alone a request takes the times of `time`; evenly spread equal requests those in closed form."""
+"""Simulated traces: a request alone takes the times of `time`, equal requests in even distances those in closed form."""
 
 from __future__ import annotations
 
