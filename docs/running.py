@@ -64,8 +64,7 @@ TEXTS = {
         "--num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 128 --micro-batch-size 1 "
         "--global-batch-size 2 --bf16 --use-mcore-models --train-iters 1\n"
     ),
-    "trace.csv": "arrival,input,output\n"
-    + "".join(f"{0.4 * i:.1f},{400 + 173 * i % 3600},{60 + 97 * i % 500}\n" for i in range(50)),
+    "trace.csv": (LOGS.parent / "requests.csv").read_text(),
     "serve.sh": "vllm serve Qwen/Qwen3-8B --max-num-seqs 64 --max-model-len 16384\n",
     "grpo.yaml": (
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_vllm: true\nnum_generations: 8\nmax_prompt_length: 256\n"
