@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..studies.serve_trace import KEPT_BY, Spread, TraceTimes
+from ..studies.serve_trace import LIMIT_PERCENTILE, Spread, TraceTimes
 from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
 from ..timing.speculation import Speculation
 from ..timing.spread import DIGITS, Range
@@ -151,7 +151,7 @@ def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     rows = []
     for index in order:
         server, point = servers.servers[index], servers.points[index]
-        keeps = servers.kept[index]
+        keeps = servers.keeps_limits[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
         cells = [layout_text(server), server.devices, *_cells(shown_point, study), "fits" if keeps else "no"]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
@@ -161,8 +161,8 @@ def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
 def _order(servers: Servers, index: int) -> tuple[bool, float, int]:
     point = servers.points[index]
     if servers.traces:
-        return not servers.kept[index], servers.servers[index].devices, index
-    return not servers.kept[index], -point.per_device if point is not None else 0.0, index
+        return not servers.keeps_limits[index], servers.servers[index].devices, index
+    return not servers.keeps_limits[index], -point.per_device if point is not None else 0.0, index
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
@@ -173,11 +173,11 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
         server, times = servers.servers[index], servers.traces[index]
         seconds = [
             Shown(spread.estimate, _spread_cell(spread))
-            for spread in (times.ttft[50], times.ttft[KEPT_BY], times.tpot[KEPT_BY])
+            for spread in (times.ttft[50], times.ttft[LIMIT_PERCENTILE], times.tpot[LIMIT_PERCENTILE])
         ]
         rate = times.output_tokens_per_second
         last = rate / server.devices if study.price is None else _cost(study, server, times)
-        verdict = "fits" if servers.kept[index] else "no"
+        verdict = "fits" if servers.keeps_limits[index] else "no"
         cells = [layout_text(server), server.devices, *seconds, rate, last, verdict]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
     return rows

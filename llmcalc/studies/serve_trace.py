@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 PERCENTILES = (50, 90, 99)
 """Percentiles of the requests' times."""
 
-KEPT_BY = 90
+LIMIT_PERCENTILE = 90
 """Percentile of the requests that has to keep the limits."""
 
 MOST_REPLICAS = 64
@@ -166,6 +166,6 @@ def sized_for_trace(
 def _broken(spreads: dict[str, dict[int, Spread]], limits: Limits) -> str:
     """Why the times of the requests break the limits; empty if they keep them."""
     for name, most in (("tpot", limits.tpot), ("ttft", limits.ttft)):
-        if most is not None and spreads[name][KEPT_BY].estimate > most:
+        if most is not None and spreads[name][LIMIT_PERCENTILE].estimate > most:
             return f"{name.upper()} of one request in ten above --{name}"
     return ""

@@ -260,7 +260,8 @@ class Servers:
     front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
     chosen: the cheapest that keeps the limits; None if none does.
     why_not: reason → number of servers and layouts that it rules out.
-    kept: of each, whether it keeps the limits. traces: times of the requests of a trace on each; empty without one.
+    keeps_limits: of each, whether it keeps the limits.
+    traces: times of the requests of a trace on each; empty without one.
     """
 
     servers: tuple[Server, ...]
@@ -269,7 +270,7 @@ class Servers:
     front: tuple[tuple[int, int], ...]
     chosen: Chosen | None
     why_not: dict[str, int]
-    kept: tuple[bool, ...]
+    keeps_limits: tuple[bool, ...]
     traces: tuple[TraceTimes, ...] = ()
 
 
@@ -312,7 +313,7 @@ class ServeStudy:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
         at_limits: list[Point | None] = []
-        kept: list[bool] = []
+        keeps_limits: list[bool] = []
         traces: list[TraceTimes] = []
         for server in fitting:
             if self.trace is None:
@@ -325,7 +326,7 @@ class ServeStudy:
                 traces.append(times)
             servers.append(sized)
             at_limits.append(point)
-            kept.append(point is not None and not reason)
+            keeps_limits.append(point is not None and not reason)
             if reason:
                 why_not[reason] += 1
         also = [None if point is None else point.concurrency for point in at_limits]
@@ -335,9 +336,9 @@ class ServeStudy:
             tuple(curves),
             tuple(at_limits),
             _front(curves),
-            _cheapest(at_limits, kept, traces),
+            _cheapest(at_limits, keeps_limits, traces),
             dict(why_not),
-            tuple(kept),
+            tuple(keeps_limits),
             tuple(traces),
         )
 
@@ -436,14 +437,16 @@ class ServeStudy:
         return sized, point, self.limits.broken_by(point.load)
 
 
-def _cheapest(points: Sequence[Point | None], kept: Sequence[bool], traces: Sequence[TraceTimes]) -> Chosen | None:
+def _cheapest(
+    points: Sequence[Point | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
+) -> Chosen | None:
     """The server with the most output tokens per second of each device, whose token is cheapest at any price.
 
     Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
     """
     candidates = []
     for index, point in enumerate(points):
-        if point is not None and kept[index]:
+        if point is not None and keeps_limits[index]:
             rate = point.devices if traces else -point.per_device
             tpot = traces[index].tpot[50].estimate if traces else float(point.tpot.estimate)
             candidates.append(((rate, point.devices, tpot, index), point))

@@ -1,4 +1,4 @@
-"""Simulated traces: alone a request takes the times of `time`, equal requests in even distances those in closed form."""
+"""Simulated traces: alone a request takes the times of `time`, equal ones in even distances those in closed form."""
 
 from __future__ import annotations
 
