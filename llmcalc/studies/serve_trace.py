@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
+from ..timing.batching import Replica
+from ..timing.spread import Range
 from ..timing.trace import ServedRequest, StepSeconds, TracedRequest, serve_trace
-
-if TYPE_CHECKING:
-    from .serving import Limits, Server
 
 PERCENTILES = (50, 90, 99)
 """Percentiles of the requests' times."""
@@ -19,6 +18,39 @@ LIMIT_PERCENTILE = 90
 
 MOST_REPLICAS = 64
 """Most replicas that are tried for a trace."""
+
+
+class Limits(Protocol):
+    """Most seconds to the first token and of each further token; None for no limit."""
+
+    @property
+    def ttft(self) -> float | None: ...
+
+    @property
+    def tpot(self) -> float | None: ...
+
+
+class Server(Protocol):
+    """A server of equal replicas: what computes their times, and what each of them holds."""
+
+    @property
+    def replica(self) -> Replica: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def most_sequences(self) -> int: ...
+
+    @property
+    def kv_tokens(self) -> int: ...
+
+    def range(self, seconds: float, phase: str) -> Range: ...
+
+    def with_replicas(self, number: int) -> Self: ...
+
+
+AnyServer = TypeVar("AnyServer", bound=Server)
 
 
 @dataclass(frozen=True)
@@ -138,8 +170,8 @@ def _at(ordered: Sequence[float], percent: int) -> float:
 
 
 def sized_for_trace(
-    server: Server, replicas: int | None, trace: Trace, limits: Limits
-) -> tuple[Server, TraceTimes, str]:
+    server: AnyServer, replicas: int | None, trace: Trace, limits: Limits
+) -> tuple[AnyServer, TraceTimes, str]:
     """The server with the fewest replicas that keep the limits, its times, and why there is none.
 
     replicas: their number, if it is given. Without limits one replica is enough.
@@ -147,7 +179,7 @@ def sized_for_trace(
     steps = steps_of(server, trace)
 
     def broken(number: int) -> str:
-        run = _served(replace(server, replicas=number), trace, steps, 1.0)
+        run = _served(server.with_replicas(number), trace, steps, 1.0)
         spreads = {"ttft": _percentiles([[request.ttft for request in run]]), "tpot": _percentiles([_tpots(run)])}
         return _broken(spreads, limits)
 
@@ -159,7 +191,7 @@ def sized_for_trace(
     while not reason and replicas is None and high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if broken(middle) else (low, middle)
-    sized = replace(server, replicas=high)
+    sized = server.with_replicas(high)
     return sized, trace_times(sized, trace, steps), reason
 
 

@@ -212,6 +212,10 @@ class Server:
         ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
         return Point(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
 
+    def with_replicas(self, number: int) -> Server:
+        """The same server with another number of replicas."""
+        return replace(self, replicas=number)
+
     @cached_property
     def most(self) -> int:
         """Requests that all replicas hold."""
