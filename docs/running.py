@@ -64,6 +64,7 @@ TEXTS = {
         "--num-attention-heads 4 --seq-length 32 --max-position-embeddings 32 --vocab-size 128 --micro-batch-size 1 "
         "--global-batch-size 2 --bf16 --use-mcore-models --train-iters 1\n"
     ),
+    "trace.csv": (LOGS.parent / "requests.csv").read_text(),
     "serve.sh": "vllm serve Qwen/Qwen3-8B --max-num-seqs 64 --max-model-len 16384\n",
     "grpo.yaml": (
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_vllm: true\nnum_generations: 8\nmax_prompt_length: 256\n"

@@ -603,9 +603,10 @@ def time(
 def serve(
     model: Model,
     hardware: str,
-    input: int | str,
-    output: int | str,
+    input: int | str | None = None,
+    output: int | str | None = None,
     *,
+    trace: str | Path | None = None,
     engine: str | None = None,
     quantize: str | None = None,
     kv_dtype: str | None = None,
@@ -615,6 +616,9 @@ def serve(
     ttft: float | str | None = None,
     tpot: float | str | None = None,
     prefix_hit: float | str | None = None,
+    draft: Model | None = None,
+    acceptance: float | str | None = None,
+    draft_tokens: int | None = None,
     devices: int | None = None,
     tp: int | None = None,
     pp: int | None = None,
@@ -629,11 +633,14 @@ def serve(
     `.result.servers` are all that fit by the engine's own rule, `.result.curves` their times by concurrency,
     `.result.front` the Pareto front.
 
-    input, output: tokens of a prompt and of an answer. engine: vllm (default), sglang or tensorrt-llm.
+    input, output: tokens of a prompt and of an answer. trace: a file of requests that are simulated in place of equal
+        ones; the times of each server are in `.result.traces`. engine: vllm (default), sglang or tensorrt-llm.
     quantize, kv_dtype: formats to try, with commas between them; `auto` is the published one.
     price: money of a device and hour. concurrency: requests at any time. rate: requests per second, in its place.
     ttft, tpot: most seconds to the first token and of each further token ("300ms"). prefix_hit: share of a prompt
         that is cached.
+    draft: what drafts tokens: a model in any form, `mtp` (the model's own modules) or `ngram` (its text);
+        acceptance: chance that a drafted token is accepted; draft_tokens: tokens drafted in a step, default 3.
     devices, tp, pp, dp, ep: the layout, which is the only one then; devices alone are those of the whole server.
     stack, nic, calibrate: as of `time`. options: `set`, `head`, `allow_unknown`.
     Raises `InputError` for what is not modelled.
@@ -647,12 +654,16 @@ def serve(
     checked: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
     checked |= {name: None if value is None else text(option(name), value, "auto") for name, value in texts.items()}
     serve_options = ServeOptions(
-        whole("--input", length_of("--input", input)),
-        whole("--output", length_of("--output", output)),
+        number("--input", input),
+        number("--output", output),
         number("--concurrency", concurrency),
         rate,
         ttft,
         tpot,
+        trace=trace,
+        draft=draft if draft in (None, "mtp", "ngram") else parsed.read_draft(draft),
+        acceptance=acceptance,
+        draft_tokens=number("--draft-tokens", draft_tokens, most=64),
         price=price,
         prefix_hit=prefix_hit,
         nic=nic,

@@ -137,7 +137,9 @@ def _roofline(ask: Ask, model: Model, *, phase: MemoryPhase | None = None, **opt
     return pictures.roofline_picture(lambda phase: ask(preset, phase=phase, **options), phases)
 
 
-def _serve(ask: Ask, model: Model, *, input: int | str, output_tokens: int | str, **options: Any) -> Figure:
+def _serve(
+    ask: Ask, model: Model, *, input: int | str | None = None, output_tokens: int | str | None = None, **options: Any
+) -> Figure:
     return pictures.serve_picture(lambda: ask(model, input=input, output=output_tokens, **options))
 
 

@@ -541,6 +541,18 @@ def measured_runs(r: random.Random) -> Input:
     return Input(words, {"rows.csv": content}, size=r.choice((0, 0, 2**34)))
 
 
+def trace(r: random.Random) -> Input:
+    rows = r.choice(("arrival,input,output\n0,64,8\n0.5s,32,16\n", '{"arrival": 0, "input": 64, "output": 8}\n' * 2))
+    cells = (*WEIRD, "arrival", "9" * 5000, "-1", "nan", "1e400", '"', ",", "", "[" * 3000, "null")
+    for _ in range(r.randrange(4)):
+        cell = r.choice(re.findall(r"[^,\n]+", rows) or ["a"])
+        rows = rows.replace(cell, str(r.choice(cells)), r.randrange(1, 3))
+    content = rows.encode("utf-8", "surrogatepass")
+    content = broken(content, r) if r.random() < 0.4 else content
+    words = ("serve", "gpt2", "--hardware", "h100", "--tp", "1", "--trace", "trace.csv")
+    return Input(words, {"trace.csv": content}, size=r.choice((0, 0, 2**34)))
+
+
 READERS: dict[str, Callable[[random.Random], Input]] = {
     "config": config,
     "other form": other_form,
@@ -557,6 +569,7 @@ READERS: dict[str, Callable[[random.Random], Input]] = {
     "diff": difference,
     "log": log,
     "measured runs": measured_runs,
+    "trace": trace,
 }
 
 

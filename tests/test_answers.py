@@ -70,7 +70,35 @@ def test_records_are_the_rows_of_csv(name: str, run: Any) -> None:
     found = ask().records()
     assert [list(row) for row in found] == [list(row) for row in rows]
     for mine, theirs in zip(found, rows, strict=True):
-        assert {key: "" if value is None else str(value) for key, value in mine.items()} == theirs
+        texts = {key: "" if value is None else str(value).removesuffix(".0") for key, value in mine.items()}
+        assert texts == theirs
+
+
+SUMMED = {
+    "params": (lambda: llmcalc.params("deepseek-v3"), "parameters"),
+    "kv": (lambda: llmcalc.kv("gemma-3-27b"), "bytes"),
+    "flops": (lambda: llmcalc.flops("llama3-8b", phase="training"), "flops"),
+    "memory": (lambda: llmcalc.memory("deepseek-v3", "decode", seq=64), "bytes"),
+    "step": (lambda: llmcalc.memory("gpt2", "training", seq=64), "step_bytes"),
+}
+
+
+@pytest.mark.parametrize("name", SUMMED)
+def test_leaves_are_summed_to_the_total(name: str) -> None:
+    ask, key = SUMMED[name]
+    answer = ask()
+    every, leaves = answer.records(), answer.records(leaves=True)
+    assert len(leaves) < len(every)
+    totals = [row[key] for row in every if str(list(row.values())[1]).startswith(("total", "required"))]
+    assert sum(row[key] or 0 for row in leaves) == totals[0]
+    assert [row for row in leaves if "rest" in str(list(row.values())[1])] == ([leaves[2]] if name == "step" else [])
+
+
+def test_a_column_has_one_type() -> None:
+    """Rows of two models are one table: a share of 1 is a float where other shares are."""
+    rows = [row for model in ("gpt2", "llama3-8b") for row in llmcalc.kv(model).records(leaves=True)]
+    assert {type(row["share"]) for row in rows} == {float}
+    assert {type(row["bytes"]) for row in rows} == {int}
 
 
 def test_another_table() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -28,8 +29,10 @@ def _text(name: str, metavar: str, text: str, panel: str | None = None) -> Any:
     return typer.Option(name, metavar=metavar, help=text, show_default=False, rich_help_panel=panel)
 
 
-InputTokens = Annotated[int, size("--input", text="Tokens of a prompt.")]
-OutputTokens = Annotated[int, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")]
+InputTokens = Annotated[int | None, size("--input", text="Tokens of a prompt.")]
+OutputTokens = Annotated[
+    int | None, size("--output", text="Tokens of an answer. The file of the answer is --output-file.")
+]
 EngineName = Annotated[
     str | None,
     _text("--engine", "NAME[==VERSION]", "vllm, sglang or tensorrt-llm. Default vllm, the newest that was read."),
@@ -39,8 +42,21 @@ Price = Annotated[str | None, _text("--price", "MONEY", "Price of a device and h
 
 SERVER_OPTIONS = {
     "hardware": OptionOfCommand(OneAccelerator, inspect.Parameter.empty),
-    "input": OptionOfCommand(InputTokens, inspect.Parameter.empty),
-    "output": OptionOfCommand(OutputTokens, inspect.Parameter.empty),
+    "input": OptionOfCommand(InputTokens, None),
+    "output": OptionOfCommand(OutputTokens, None),
+    "trace": OptionOfCommand(
+        Annotated[
+            Path | None,
+            typer.Option(
+                "--trace",
+                metavar="FILE",
+                help="Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.",
+                show_default=False,
+                rich_help_panel=LOAD,
+            ),
+        ],
+        None,
+    ),
     "engine": OptionOfCommand(EngineName, None),
     "quantize": OptionOfCommand(
         Annotated[
@@ -82,6 +98,28 @@ SERVER_OPTIONS = {
         Annotated[
             str | None,
             _text("--prefix-hit", "P", "Share of each prompt that the prefix cache has (0.5); default 0.", LOAD),
+        ],
+        None,
+    ),
+    "draft": OptionOfCommand(
+        Annotated[
+            str | None,
+            _text(
+                "--draft", "TARGET", "Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", LOAD
+            ),
+        ],
+        None,
+    ),
+    "acceptance": OptionOfCommand(
+        Annotated[
+            str | None, _text("--acceptance", "P", "Chance that a drafted token is accepted (0.7); with --draft.", LOAD)
+        ],
+        None,
+    ),
+    "draft_tokens": OptionOfCommand(
+        Annotated[
+            int | None,
+            _panel(size("--draft-tokens", text="Tokens that are drafted in a step; default 3.", most=64), LOAD),
         ],
         None,
     ),

@@ -336,7 +336,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
-    from ..studies.fit import fit
+    from ..studies.fit import fit, with_decoding
     from ..studies.fit_devices import fit_devices
     from ..studies.fit_options import hardware_options
     from ..studies.fit_serving import fit_serving
@@ -363,7 +363,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
         check_precision(settings, framework_of(layout))
         memory_on_one = question.under(framework_of(layout)).on_one_device()
         if layout.devices is None:
-            fitting = fit(memory_on_one, question.hardware)
+            fitting = with_decoding(fit(memory_on_one, question.hardware), question.hardware)
             options = hardware_options(memory_on_one, question.accelerators, layout, question.runtime_on)
             return ReportedAnswer(
                 fitting, lambda: reports.report(preset, fitting, options), fitting.fit.verdict != "no"

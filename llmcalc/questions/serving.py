@@ -16,13 +16,17 @@ from ..reports.answer import ReportedAnswer
 from ..sources.preset import Preset
 from ..sources.target import load
 from ..timing.calibration import Calibration
-from ..workload.validation import LARGEST
+from ..workload.setting import option
+from ..workload.validation import LARGEST, whole
 from .durations import parse_duration
 from .runs import RunQuestion
 from .times import DEFAULT_ENGINE, TimeOptions, parse_nic, stack_of_engine, timed_run
 
 if TYPE_CHECKING:
+    from ..frameworks.engines.engine import Engine
+    from ..studies.serve_trace import Trace
     from ..studies.serving import ServeStudy
+    from ..timing.speculation import Speculation
 
 MOST_MONEY = 1e12
 """Largest price, power or rate."""
@@ -42,10 +46,13 @@ class ServeOptions:
     ttft, tpot: limits as durations. devices, tp, pp, dp, ep: the layout. engine: `NAME` or `NAME==VERSION`.
     quantize, kv_dtype: formats, separated by commas. price: money of a device and hour.
     prefix_hit: share of the prompt that is cached. stack, nic, calibrate: as of `time`.
+    trace: file of requests, in place of input, output, concurrency and rate.
+    draft: a draft model (a TARGET, or a preset), `mtp` or `ngram`; acceptance: chance that a drafted token is accepted;
+        draft_tokens: tokens that are drafted in a step.
     """
 
-    input: int
-    output: int
+    input: int | None = None
+    output: int | None = None
     concurrency: int | None = None
     rate: Any = None
     ttft: Any = None
@@ -63,6 +70,10 @@ class ServeOptions:
     stack: str | None = None
     nic: Any = None
     calibrate: Any = None
+    trace: Any = None
+    draft: Any = None
+    acceptance: Any = None
+    draft_tokens: int | None = None
 
 
 def positive(where: str, value: Any, example: str, most: float = MOST_MONEY) -> float:
@@ -93,7 +104,7 @@ def ask_serve(
     from ..reports.calibration import with_calibration
     from ..reports.serve import report
 
-    study, calibration = serve_study(preset, hardware, options), None
+    study, calibration = serve_study(preset, hardware, options, read_model), None
     if options.calibrate is not None:
         calibration = _calibration(preset, hardware, options, read_model)
         device, stack = calibration.factors.device(study.device), calibration.factors.stack(study.stack)
@@ -119,7 +130,9 @@ def _calibration(
     return calibration_of(options.calibrate, question, time_options, read_model, timed_run)
 
 
-def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> ServeStudy:
+def serve_study(
+    preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
+) -> ServeStudy:
     """The study of `ask_serve`. Raises `InputError` as that does."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.serving import Limits, ServeStudy, SizesRequest
@@ -127,6 +140,7 @@ def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> Se
     from ..timing.device import device_of
     from ..timing.stack import find_stack
 
+    trace = _trace(options)
     if options.concurrency is not None and options.rate is not None:
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     record, version = engine_and_version(options.engine or DEFAULT_ENGINE)
@@ -144,13 +158,19 @@ def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> Se
         total = options.input + options.output
         raise InputError(f"--input, --output: {total:,} tokens of a request are too many; expected at most {LARGEST:,}")
     hit = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
-    requests = Requests(options.input, options.output, int(hit * options.input))
+    if trace is not None:
+        trace = replace(trace, cached_share=hit)
+    input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
+    assert input is not None
+    assert output is not None
+    requests = Requests(input, output, int(hit * input))
     limits = Limits(
         options.concurrency,
         None if options.rate is None else positive("--rate", options.rate, "2.5 requests per second"),
         None if options.ttft is None else parse_duration("--ttft", options.ttft),
         None if options.tpot is None else parse_duration("--tpot", options.tpot),
     )
+    speculation, draft_flags = _speculation(preset, record, options, read_model)
     stack = find_stack(options.stack or stack_of_engine(options.engine), "inference")
     return ServeStudy(
         preset,
@@ -159,12 +179,70 @@ def serve_study(preset: Preset, hardware: Hardware, options: ServeOptions) -> Se
         stack,
         record,
         version,
-        dict(_runs(preset, hardware, options, requests.length)),
+        dict(_runs(preset, hardware, options, requests.length if trace is None else trace.longest)),
         requests,
         limits,
         SizesRequest(options.devices, options.tp, options.pp, options.dp, options.ep),
         None if options.price is None else positive("--price", options.price, "2.5"),
+        trace,
+        speculation,
+        draft_flags,
     )
+
+
+DRAFT_TOKENS = 3
+"""Tokens that are drafted in a step where `--draft-tokens` is not given."""
+
+MOST_DRAFT_TOKENS = 64
+
+
+def _speculation(
+    preset: Preset, record: Engine, options: ServeOptions, read_model: Callable[[str], Preset]
+) -> tuple[Speculation | None, dict[str, Any]]:
+    """What drafts tokens, and the engine's flags for it; None without `--draft`.
+
+    Raises `InputError` for options that lack one another, and a draft that does not fit the model.
+    """
+    from ..costs.draft import check_draft
+    from ..timing.speculation import Speculation
+
+    typed = [name for name in ("acceptance", "draft_tokens") if getattr(options, name) is not None]
+    if options.draft is None:
+        if typed:
+            raise InputError(f"{option(typed[0])}: is of a draft; expected --draft TARGET, mtp or ngram beside it")
+        return None, {}
+    if options.acceptance is None:
+        raise InputError("--draft: how many tokens are accepted is not known; expected --acceptance, such as 0.7")
+    if record.draft_flags is None:
+        raise InputError(f"--draft: speculative decoding of {record.title}'s servers is not modelled; expected vllm")
+    acceptance = share_of("--acceptance", options.acceptance)
+    tokens = whole("--draft-tokens", options.draft_tokens or DRAFT_TOKENS, most=MOST_DRAFT_TOKENS)
+    if options.draft == "mtp" and preset.model.mtp is None:
+        raise InputError("--draft mtp: the model has no modules of multi-token prediction; expected a TARGET or ngram")
+    method = options.draft if options.draft in ("mtp", "ngram") else "model"
+    draft = None
+    if method == "model":
+        draft = options.draft if isinstance(options.draft, Preset) else read_model(options.draft)
+        check_draft(preset.model, draft.model, preset.name, f"--draft {draft.name}")
+    spec = None if draft is None else draft.model
+    return Speculation(tokens, acceptance, spec, method == "mtp"), record.draft_flags(method, draft, tokens)
+
+
+def _trace(options: ServeOptions) -> Trace | None:
+    """The requests of `--trace`; None for equal requests. Raises `InputError` where neither or both are given."""
+    from ..studies.serve_trace import Trace
+    from .traces import read_trace
+
+    names = ("input", "output", "concurrency", "rate")
+    typed = [f"--{name}" for name in names if getattr(options, name) is not None]
+    if options.trace is None:
+        missing = [f"--{name}" for name in ("input", "output") if getattr(options, name) is None]
+        if missing:
+            raise InputError(f"missing option {missing[0]} (tokens of each request), or --trace FILE with requests")
+        return None
+    if typed:
+        raise InputError(f"{typed[0]}: --trace says the requests already; expected one of the two")
+    return Trace(read_trace(options.trace))
 
 
 def _runs(preset: Preset, hardware: Hardware, options: ServeOptions, length: int) -> list[tuple[Any, Any]]:

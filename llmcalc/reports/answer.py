@@ -30,15 +30,17 @@ class Answer(ABC):
 
         return json.loads(json_text(self.report()))
 
-    def records(self, table: str = "") -> list[dict[str, Any]]:
+    def records(self, table: str = "", *, leaves: bool = False) -> list[dict[str, Any]]:
         """Returns the rows of a table as dicts of raw values, which pandas, polars and DuckDB read.
 
         table: its name, as `--table` takes it; by default the first. Raises `InputError` for another name.
+        leaves: whether totals are left out, and rows with their parts below them, so that the rest can be summed;
+            default false.
         """
         from .formats.plain import records
 
         report = self.report()
-        return records((report.only(table) if table else report).tables[0])
+        return records((report.only(table) if table else report).tables[0], leaves)
 
     def __repr__(self) -> str:
         try:

@@ -47,7 +47,7 @@ def report(name: str, checkpoint: Checkpoint) -> Report:
     )
     total = checkpoint.elements or 1
     parts = [Row([name_pattern, n, n / total]) for name_pattern, n in by_part.items()]
-    parts.append(Row(["total", checkpoint.elements, 1.0], strong=True))
+    parts.append(Row(["total", checkpoint.elements, 1.0], strong=True, is_sum=True))
     stored = units.memory_scale(checkpoint.nbytes)
     format_columns = (
         Column("format", "format", justify="left"),

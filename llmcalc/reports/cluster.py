@@ -286,9 +286,8 @@ def _part_rows(peak: RankMemory) -> list[Row]:
 
     def row(name: str, size: int, strong: bool = False, kind: str = "") -> Row:
         share = size / device.device_bytes
-        return Row(
-            [name, size, share, None if strong else Bar(share, palette.KINDS.get(kind, palette.OTHER))], 0, strong
-        )
+        bar = None if strong else Bar(share, palette.KINDS.get(kind, palette.OTHER))
+        return Row([name, size, share, bar], 0, strong, is_sum=strong)
 
     rows = [row(KIND_NAMES[kind], size, kind=kind) for kind, size in device.by_kind.items() if size]
     rows.append(row(f"peak of the {PHASE_NAMES[device.peak_at.phase]}", device.peak_bytes, strong=True))

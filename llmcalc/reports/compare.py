@@ -18,11 +18,11 @@ from .document import Column, Report, Row, Table, single_or_list, with_notes_bel
 from .formats import Format
 from .formats.pipe import width_of_terminal
 from .notes import cache_per_token_note, flops_per_token_note, plural
-from .seconds import range_of, unit_of
+from .seconds import tpot_text
 from .summary import describe, model_data, norm_name, norm_place, positions, unique
 
 if TYPE_CHECKING:
-    from ..studies.run_time import TimedRun
+    pass
 
 Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""
@@ -78,11 +78,6 @@ class Load(NamedTuple):
             f"TPOT: a token of {plural(self.users, 'user')} after {q.seq:,} tokens on 1 {self.hardware} under vLLM, "
             "with its range (llmcalc time says how sure); tokens/s of the estimate; – if weights and cache do not fit"
         )
-
-
-def tpot_text(run: TimedRun) -> str:
-    """Writes the range of a time: `8.1-12 ms`."""
-    return f"{range_of(run.range)} {unit_of(run.seconds)}"
 
 
 def report(

@@ -89,11 +89,13 @@ class Row(NamedTuple):
     cells: one value per column; None for an empty cell.
     depth: levels by which the first cell is indented in text.
     strong: whether the row is bold.
+    is_sum: whether the row is the sum of other rows, or a part of it.
     """
 
     cells: Sequence[Any]
     depth: int = 0
     strong: bool = False
+    is_sum: bool = False
 
 
 class Table(NamedTuple):

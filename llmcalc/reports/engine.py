@@ -255,7 +255,7 @@ def _device_rows(use: EngineUse) -> list[Row]:
         total = sum(term.bytes for term in use.memory.terms if term.device == device)
         capacity = f"of {units.GIB.write(use.hardware.capacity_bytes)} GiB"
         origin = "the host's memory" if device == HOST else capacity
-        rows.append(Row([f"all, {device}", total, "", origin], strong=True))
+        rows.append(Row([f"all, {device}", total, "", origin], strong=True, is_sum=True))
     return [*rows, Row(["disk", int(use.memory.host["disk_bytes"]), "", "tensors of the GGUF file"])]
 
 

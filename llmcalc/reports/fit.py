@@ -14,9 +14,11 @@ from ..studies.fit import Change, Fitting
 from ..studies.fit_devices import DeviceFitting
 from ..studies.fit_options import MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
+from ..studies.run_time import TimedRun
 from .document import Column, Report, Row, Table, without_repetitions
 from .memory import device_data, execution_data, run_text, settings_text, verdict_of, workload_data
 from .notes import as_warnings, plural, too_long
+from .seconds import DECODING_COLUMNS, class_text, decoding_cells, decoding_data
 from .share import layout_cell, layout_text
 from .summary import model_data
 
@@ -126,9 +128,27 @@ def report(preset: Preset, fitting: Fitting, options: Sequence[HardwareOption] =
     screen = _Screen(
         f"{VERDICTS[fitting.fit.verdict]} on {hardware.title}", run_text(memory_use), rows, _notes(fitting)
     )
-    data = _data(preset, fitting) | {"options": options_data(options)}
+    data = _data(preset, fitting) | {"options": options_data(options), "decoding": _decoding_data(fitting)}
+    if fitting.decoding:
+        screen = screen._replace(more=[_decoding_table(fitting.decoding)])
     more = [_more_devices(option) for option in options if option.devices > 1 and option.fit.verdict != "no"]
     return screen.report(preset, fitting.memory, fitting.fit, [*more, *fitting.changes], data, CHANGES_NOTE)
+
+
+USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
+
+
+def _decoding_table(runs: Sequence[TimedRun]) -> Table:
+    """The time of a token of every user: of the run's users, and of the most that fit."""
+    rows = [Row([run.sequences, *decoding_cells(run)]) for run in runs]
+    notes = [f"tokens/s of the estimate; {class_text(runs[0].range, runs[0].stack.title)}"]
+    return Table(
+        f"A token of every user under {runs[0].stack.title}", USERS_COLUMNS, rows, notes=notes, name="decoding"
+    )
+
+
+def _decoding_data(fitting: Fitting) -> list[dict[str, Any]]:
+    return [{"users": run.sequences, **decoding_data(run)} for run in fitting.decoding]
 
 
 def _more_devices(option: HardwareOption) -> Change:
@@ -189,11 +209,27 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
         "kernels of torch; the layout with most replicas that fits, or the one that requires least",
         "each maximum changes one number of the run, with this layout",
     ]
-    columns = (Column("layout", "layout", justify="left"), *CHANGE_COLUMNS[1:])
+    needed, share, verdict = CHANGE_COLUMNS[1:]
+    columns = [Column("layout", "layout", justify="left"), needed, share, verdict]
+    timed = any(replica.decoding for replica in serving.tried)
+    if timed:
+        columns[-1:] = [*DECODING_COLUMNS, verdict]
     layout_rows = [
-        Row([layout_cell(replica.layout), replica.fit.needed, replica.fit.share, verdict_of(replica.fit)])
+        Row(
+            [
+                layout_cell(replica.layout),
+                replica.fit.needed,
+                replica.fit.share,
+                *(decoding_cells(replica.decoding) if timed else ()),
+                verdict_of(replica.fit),
+            ]
+        )
         for replica in serving.tried
     ]
+    stack = next((replica.decoding.stack.title for replica in serving.tried if replica.decoding), "")
+    layout_notes = (
+        [f"TPOT, tokens/s: a token of every user of all replicas, in one batch of each, under {stack}"] if stack else []
+    )
     data = {
         **_data(preset, worst),
         "devices": devices,
@@ -204,7 +240,12 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
         "needed_layout": None if serving.fewest is None else serving.fewest.data(),
         "options": options_data([HardwareOption(devices, best.layout, fit)]),
         "layouts": [
-            {"layout": replica.layout.data(), "device_bytes": replica.fit.needed, "verdict": replica.fit.verdict}
+            {
+                "layout": replica.layout.data(),
+                "device_bytes": replica.fit.needed,
+                "verdict": replica.fit.verdict,
+                **decoding_data(replica.decoding),
+            }
             for replica in serving.tried
         ],
     }
@@ -213,7 +254,7 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
         f"{run_text(memory_use)} on each replica, {layout_text(best.layout)}, rank {best.rank}",
         rows,
         notes,
-        [Table("Layouts", columns, layout_rows, name="layouts")],
+        [Table("Layouts", columns, layout_rows, notes=layout_notes, name="layouts")],
     )
     return screen.report(preset, memory, fit, worst.changes, data, CHANGES_NOTE)
 

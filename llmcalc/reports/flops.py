@@ -129,7 +129,7 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankSh
 
     def row(name: str, value: int, depth: int = 0, strong: bool = False) -> Row:
         bar = None if depth or strong else Bar(value / total, palette.COMPONENTS.get(name, palette.OTHER))
-        return Row([name, value / tokens, value, value / total, bar], depth, strong)
+        return Row([name, value / tokens, value, value / total, bar], depth, strong, is_sum=strong)
 
     rows: list[Row] = []
     scores = by_kind(count.tree, scores_of, count.run_config, count.include)
@@ -139,9 +139,8 @@ def _table(preset: Preset, count: FlopCount, notes: Sequence[str], share: RankSh
             rows += [row("projections", value - scores[component], 1), row("scores", scores[component], 1)]
     rows.append(row(f"total, {count.pairs} pairs", total, strong=True))
     if workload.phase == "training":
-        rows += [row("forward", count.forward, 1), row("backward", count.backward, 1)]
-        if count.recomputed:
-            rows.append(row("recomputation", count.recomputed, 1))
+        phases = {"forward": count.forward, "backward": count.backward, "recomputation": count.recomputed}
+        rows += [row(name, value, 1)._replace(is_sum=True) for name, value in phases.items() if value]
     other_convention = OTHER[count.pairs]
     rows.append(
         row(f"total, {other_convention} pairs", count.full if other_convention == "full" else count.causal, strong=True)

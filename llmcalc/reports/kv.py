@@ -104,7 +104,7 @@ def _kinds(preset: Preset, cache: CacheSize, scale: units.Scale, notes: list[str
         Row([group.kind, group.layers, group.tokens, group.width, group.bytes, group.bytes / cache.bytes])
         for group in cache.groups
     ]
-    rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True))
+    rows.append(Row(["total", None, None, None, cache.bytes, 1.0], strong=True, is_sum=True))
     cache_text = with_rank(headline(cache), share)
     return Table(preset.display, columns, rows, cache_text, notes, units.memory(cache.bytes), name="layers")
 

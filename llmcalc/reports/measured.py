@@ -30,7 +30,7 @@ def report(name: str, class_name: str, tree: Measured) -> Report:
     rows: list[Row] = []
     for child in tree.children:
         _add(rows, child, 1, total, 0)
-    rows.append(Row(["total", None, None, total, 1.0], strong=True))
+    rows.append(Row(["total", None, None, total, 1.0], strong=True, is_sum=True))
     notes = [
         f"measured on {class_name} of the installed transformers, on meta: no closed form, and nothing else is known "
         "of this architecture"

@@ -314,7 +314,7 @@ def _rows(memory_use: MemoryUse, device: DeviceMemory) -> list[Row]:
     def row(name: str, dtype: str, size: int, depth: int = 0, strong: bool = False, kind: str = "") -> Row:
         part = size / device.device_bytes
         bar = None if depth or strong else Bar(part, palette.KINDS.get(kind, palette.OTHER))
-        return Row([name, units.short_dtype(dtype) if dtype else None, size, part, bar], depth, strong)
+        return Row([name, units.short_dtype(dtype) if dtype else None, size, part, bar], depth, strong, is_sum=strong)
 
     formats = {"weights": memory_use.dtype, "cache": memory_use.kv_dtype}
     rows: list[Row] = []
@@ -363,9 +363,9 @@ def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[l
             rows.append(Row([name, *(size or None for size in sizes)]))
             if kind == "optimizer" and whole is not None:
                 rows += _optimizer_rows(whole, list(phases.values()))
-    rows.append(Row(["peak", *(sum(kinds.values()) for kinds in phases.values())], strong=True))
+    rows.append(Row(["peak", *(sum(kinds.values()) for kinds in phases.values())], strong=True, is_sum=True))
     rows += [Row([name, *at_peak(size)]) for name, size in estimated_parts(device)]
-    rows.append(Row(["required", *at_peak(device.device_bytes)], strong=True))
+    rows.append(Row(["required", *at_peak(device.device_bytes)], strong=True, is_sum=True))
     return columns, [*rows, *([Row(["on the host", *at_peak(device.host_bytes)])] if device.host else [])]
 
 

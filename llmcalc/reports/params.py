@@ -61,9 +61,11 @@ def report(preset: Preset, count: ParameterCount, share: RankShare | None = None
     if share is not None:
         data["params"]["copied"] = share.model.copied(count.include)
     rows = _rows(count.tree, total, count.include)
-    rows.append(Row(["total", None, None, total, 1.0, None], strong=True))
+    rows.append(Row(["total", None, None, total, 1.0, None], strong=True, is_sum=True))
     if count.active != total:
-        rows.append(Row(["active per token", None, None, count.active, count.active / total, None], strong=True))
+        rows.append(
+            Row(["active per token", None, None, count.active, count.active / total, None], strong=True, is_sum=True)
+        )
     model_text, notes = with_rank(headline(preset.model), share), _notes(preset, count, share)
     table = Table(preset.display, COLUMNS, rows, model_text, notes, answer(count))
     return Report(data, [table]).of(preset.target)

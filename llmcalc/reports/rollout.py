@@ -70,7 +70,7 @@ def phases_table(phases: Sequence[RolloutPhase], heading: str, aside: str, answe
         sums = [sum(size for term, size in of_phase.items() if term in terms) for of_phase in sizes]
         if any(sums):
             rows.append(Row([name, *(size or None for size in sums)]))
-    total = Row(["total", *(phase.bytes for phase in phases)], strong=True)
+    total = Row(["total", *(phase.bytes for phase in phases)], strong=True, is_sum=True)
     return Table(heading, columns, [*rows, total], aside, [*notes, NOTE], answer, name="rollout")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
-from ..timing.spread import Range
+from ..timing.spread import DIGITS, Range
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import as_warnings, plural, too_long
 from .share import layout_cell
@@ -87,6 +87,30 @@ def range_of(estimate: Range, between: str = "-") -> str:
     unit = unit_of(float(estimate.estimate))
     low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (estimate.low, estimate.high))
     return f"{low}{between}{high}"
+
+
+def tpot_text(run: TimedRun) -> str:
+    """Writes the range of a time: `8.1-12 ms`."""
+    return f"{range_of(run.range)} {unit_of(run.seconds)}"
+
+
+def decoding_data(run: TimedRun | None) -> dict[str, Any]:
+    """Returns the time of a token of every user, and the tokens/s, as plain data; null without a time."""
+    return {
+        "tpot": None if run is None else run.range.seconds(),
+        "tokens_per_second": None if run is None else float(f"{run.tokens_per_second:.{DIGITS}g}"),
+    }
+
+
+def decoding_cells(run: TimedRun | None) -> list[Any]:
+    """Returns the cells of `DECODING_COLUMNS`."""
+    return [None, None] if run is None else [Shown(run.seconds, tpot_text(run)), run.tokens_per_second]
+
+
+DECODING_COLUMNS = (
+    Column("tpot", "TPOT", text_of),
+    Column("tokens_per_second", "tokens/s", lambda value: f"{value:,.0f}"),
+)
 
 
 def class_text(estimate: Range, title: str) -> str:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
+from ..studies.serve_trace import LIMIT_PERCENTILE, Spread, TraceTimes
 from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
+from ..timing.speculation import Speculation
 from ..timing.spread import DIGITS, Range
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import as_warnings, plural, too_long
@@ -15,7 +17,7 @@ from .summary import model_data
 
 NOT_COUNTED = (
     "bursts of arrivals", "routing between replicas", "requests of uneven length", "uneven routing of experts",
-    "uneven stages", "failures",
+    "uneven stages", "prefill and decoding on different devices", "failures",
 )  # fmt: skip
 """What no estimate of a server counts."""
 
@@ -49,6 +51,17 @@ SERVER_COLUMNS = (
     Column("keeps", "keeps", justify="left", verdict=True),
 )
 
+TRACE_COLUMNS = (
+    Column("server", "server", justify="left", wrap=True),
+    Column("devices", "devices", units.exact),
+    Column("ttft_50", "TTFT p50", text_of),
+    Column("ttft_90", "TTFT p90", text_of),
+    Column("tpot_90", "TPOT p90", text_of),
+    *RATE_COLUMNS,
+    Column("keeps", "keeps", justify="left", verdict=True),
+)
+"""Columns of servers that serve a trace: percentiles of its requests, each with its range."""
+
 CURVE_COLUMNS = (
     *SHARED_COLUMNS,
     Column("tpot_likely", "likely", text_of),
@@ -76,7 +89,10 @@ def report(study: ServeStudy, servers: Servers) -> Report:
     notes = [*warnings, *_notes(study, servers)]
     title = f"{preset.display}, {load_text(study)}"
     rows = _server_rows(study, servers)
-    columns = _columns(SERVER_COLUMNS, study)
+    columns = list(SERVER_COLUMNS)
+    if study.trace is not None:
+        rows, columns = _trace_rows(study, servers), list(TRACE_COLUMNS)
+    columns = _columns(columns, study)
     tables = [Table(title, columns, rows, _aside(study), notes, _answer(study, servers), name="servers")]
     if chosen is not None:
         server = servers.servers[chosen.index]
@@ -88,6 +104,9 @@ def report(study: ServeStudy, servers: Servers) -> Report:
 def load_text(study: ServeStudy) -> str:
     """Writes the load: `64 users of 8,192 + 1,024 tokens`."""
     limits, requests = study.limits, study.requests
+    if study.trace is not None:
+        number = f"{plural(len(study.trace.requests), 'request')} in {duration(study.trace.span)}"
+        return f"{number}, {requests.input:,} + {requests.output:,} tokens on average"
     load = "requests" if limits.rate is None else f"{limits.rate:g} requests/s"
     load = load if limits.concurrency is None else plural(limits.concurrency, "user")
     return f"{load} of {requests.input:,} + {requests.output:,} tokens"
@@ -103,8 +122,10 @@ def _answer(study: ServeStudy, servers: Servers) -> str:
     chosen = servers.chosen
     if chosen is None:
         return "no server keeps the limits" if servers.servers else "no server fits"
-    server, point = servers.servers[chosen.index], chosen.point
-    cost = "" if point.cost_per_million is None else f", {money(point.cost_per_million)} per million tokens"
+    server, price = servers.servers[chosen.index], chosen.point.cost_per_million
+    if servers.traces:
+        price = _cost(study, server, servers.traces[chosen.index])
+    cost = "" if price is None else f", {money(price)} per million tokens"
     return f"{layout_text(server)} on {server.devices} {study.hardware.title}{cost}"
 
 
@@ -126,21 +147,47 @@ def _aside(study: ServeStudy) -> str:
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     """The servers: the chosen one, then those that keep the limits, the cheapest first, then the others."""
     chosen = servers.chosen
-    order = sorted(range(len(servers.servers)), key=lambda index: _order(study, servers, index))
+    order = sorted(range(len(servers.servers)), key=lambda index: _order(servers, index))
     rows = []
     for index in order:
         server, point = servers.servers[index], servers.points[index]
-        keeps = point is not None and not study.limits.broken_by(point.load)
+        keeps = servers.keeps_limits[index]
         shown_point = point or servers.curves[index][-1 if study.limits.concurrency else 0]
         cells = [layout_text(server), server.devices, *_cells(shown_point, study), "fits" if keeps else "no"]
         rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
     return rows
 
 
-def _order(study: ServeStudy, servers: Servers, index: int) -> tuple[bool, float, int]:
+def _order(servers: Servers, index: int) -> tuple[bool, float, int]:
     point = servers.points[index]
-    keeps = point is not None and not study.limits.broken_by(point.load)
-    return not keeps, -point.per_device if point is not None else 0.0, index
+    if servers.traces:
+        return not servers.keeps_limits[index], servers.servers[index].devices, index
+    return not servers.keeps_limits[index], -point.per_device if point is not None else 0.0, index
+
+
+def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
+    """The servers of a trace: those that keep the limits, the fewest devices first, then the others."""
+    chosen = servers.chosen
+    rows = []
+    for index in sorted(range(len(servers.servers)), key=lambda index: _order(servers, index)):
+        server, times = servers.servers[index], servers.traces[index]
+        seconds = [
+            Shown(spread.estimate, _spread_cell(spread))
+            for spread in (times.ttft[50], times.ttft[LIMIT_PERCENTILE], times.tpot[LIMIT_PERCENTILE])
+        ]
+        rate = times.output_tokens_per_second
+        last = rate / server.devices if study.price is None else _cost(study, server, times)
+        verdict = "fits" if servers.keeps_limits[index] else "no"
+        cells = [layout_text(server), server.devices, *seconds, rate, last, verdict]
+        rows.append(Row(cells, strong=chosen is not None and index == chosen.index))
+    return rows
+
+
+def _cost(study: ServeStudy, server: Server, times: TraceTimes) -> float | None:
+    """Money of a million output tokens of the trace; None without a price."""
+    if study.price is None:
+        return None
+    return study.price * server.devices / 3600 / times.output_tokens_per_second * 1e6
 
 
 def _cells(point: Point, study: ServeStudy) -> list[Any]:
@@ -155,9 +202,18 @@ def _rates(point: Point, study: ServeStudy) -> list[Any]:
 
 def _range_cell(seconds: Range) -> str:
     """Writes `0.42-12 s`, in the unit of its upper end."""
-    unit = unit_of(float(seconds.high))
-    low, high = (duration(float(end), unit).removesuffix(f" {unit}") for end in (seconds.low, seconds.high))
-    return f"{low}-{high} {unit}"
+    return _ends_cell(float(seconds.low), float(seconds.high))
+
+
+def _spread_cell(spread: Spread) -> str:
+    """Writes the range of a percentile as `_range_cell` does."""
+    return _ends_cell(spread.low, spread.high)
+
+
+def _ends_cell(low: float, high: float) -> str:
+    unit = unit_of(high)
+    ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
+    return f"{'-'.join(ends)} {unit}"
 
 
 def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
@@ -172,6 +228,7 @@ def _notes(study: ServeStudy, servers: Servers) -> list[str]:
     example = servers.curves[0][0] if servers.curves else None
     why_not = ", ".join(f"{reason} ({number})" for reason, number in servers.why_not.items())
     notes = [] if example is None else [class_text(example.tpot, title)]
+    notes += [speculation_text(study.speculation)] if study.speculation is not None else []
     notes += [f"ruled out: {why_not}"] if why_not else []
     if chosen is not None:
         server = servers.servers[chosen.index]
@@ -182,11 +239,34 @@ def _notes(study: ServeStudy, servers: Servers) -> list[str]:
         notes.append(f"likely {duration(float(chosen.point.tpot.estimate))} a token")
     notes += ["no --price: the cheapest has the most tokens/s of a device"] if study.price is None else []
     notes += ["arrivals are evenly spread; bursts wait longer"] if study.limits.rate is not None else []
+    if study.trace is not None:
+        notes.append("limits hold for nine of ten requests; requests go to replicas in turn, in the order of arrival")
     notes += [] if example is None else [f"TTFT: {class_text(example.ttft, title)}"]
     notes += [study.version.note] if study.version.note else []
     if list(study.runs) == [(None, None)]:
         notes.append("weights and cache as published; --quantize auto,fp8-dynamic and --kv-dtype auto,fp8 try others")
     return [*notes, f"not counted: {', '.join(NOT_COUNTED)}"]
+
+
+def speculation_text(speculation: Speculation) -> str:
+    """Writes what drafts tokens, and how many a step gives."""
+    return (
+        f"{plural(speculation.tokens, 'token')} drafted in a step, each accepted with the chance "
+        f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
+        "never measured"
+    )
+
+
+def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
+    """What drafts tokens, as plain data; None for nothing."""
+    speculation = study.speculation
+    if speculation is None:
+        return None
+    return {
+        "tokens": speculation.tokens,
+        "acceptance": speculation.acceptance,
+        "tokens_per_step": _digits(speculation.tokens_per_step),
+    }
 
 
 def point_data(point: Point) -> dict[str, Any]:
@@ -220,8 +300,9 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
             "most_sequences": server.most_sequences,
             "kv_tokens": server.kv_tokens,
             "curve": [point_data(point) for point in curve],
+            "trace": _times_data(study, server, servers.traces[index]) if servers.traces else None,
         }
-        for server, curve in zip(servers.servers, servers.curves, strict=True)
+        for index, (server, curve) in enumerate(zip(servers.servers, servers.curves, strict=True))
     ]
     example = servers.curves[0][0] if servers.curves else None
     return {
@@ -230,6 +311,8 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "engine": {"name": study.engine.name, "version": study.version.version},
         "requests": {"input": requests.input, "output": requests.output, "cached": requests.cached},
         "limits": {**vars(limits)},
+        "trace": _trace_data(study),
+        "speculation": _speculation_data(study),
         "price": study.price,
         "servers": listed,
         "front": [{"server": index, "concurrency": concurrency} for index, concurrency in servers.front],
@@ -237,6 +320,31 @@ def _data(study: ServeStudy, servers: Servers) -> dict[str, Any]:
         "why_not": servers.why_not,
         "class": {name: None if example is None else getattr(example, name).class_data() for name in ("ttft", "tpot")},
         "not_counted": list(NOT_COUNTED),
+    }
+
+
+def _trace_data(study: ServeStudy) -> dict[str, Any] | None:
+    """The trace's requests as plain data; None without one."""
+    trace = study.trace
+    if trace is None:
+        return None
+    return {"requests": len(trace.requests), "span": trace.span, "longest": trace.longest}
+
+
+def _times_data(study: ServeStudy, server: Server, times: TraceTimes) -> dict[str, Any]:
+    cost = _cost(study, server, times)
+    return {
+        **{
+            name: {
+                f"p{percent}": {end: _digits(value) for end, value in vars(spread).items()}
+                for percent, spread in getattr(times, name).items()
+            }
+            for name in ("ttft", "tpot")
+        },
+        "seconds": _digits(times.seconds),
+        "output_tokens_per_second": _digits(times.output_tokens_per_second),
+        "mean_concurrency": _digits(times.mean_concurrency),
+        "cost_per_million": None if cost is None else _digits(cost),
     }
 
 

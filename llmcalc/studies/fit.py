@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
 from typing import Any
@@ -16,6 +16,8 @@ from ..device_memory.simulated_run import cache_block, default_attention, optimi
 from ..errors import InputError
 from ..workload.lora import ALL_LINEAR
 from ..workload.setting import option
+from .decoding import decoded_token
+from .run_time import TimedRun
 
 MOST_BATCH = 2**20
 """Largest number of sequences that is tried."""
@@ -50,6 +52,7 @@ class Fitting:
     batch: largest number of sequences that fits with the run's sequence length; 0 if none does.
     seq: largest sequence length that fits with the run's batch; 0 if none does.
     changes: changes that make it fit, cheapest first, then insufficient ones; empty if the run fits.
+    decoding: a token of every user, of the run and of the most users that fit; empty without a time.
     """
 
     memory: Memory
@@ -57,6 +60,7 @@ class Fitting:
     batch: int
     seq: int
     changes: tuple[Change, ...]
+    decoding: tuple[TimedRun, ...] = ()
 
 
 def fit(memory: Memory, hardware: Hardware) -> Fitting:
@@ -65,6 +69,15 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
     batch, seq = largest_run(memory, hardware)
     changes = () if current.verdict != "no" else tuple(_changes(memory, current, batch, seq))
     return Fitting(memory, current, batch, seq, changes)
+
+
+def with_decoding(fitting: Fitting, hardware: Hardware) -> Fitting:
+    """Returns the answer with the time of a token of every user: of the run, if it fits, and of the most that fit."""
+    memory, most = fitting.memory, fitting.batch
+    users = [int(memory.states.workload.batch)] if fitting.fit.verdict != "no" else []
+    users += [most] if most and most not in users else []
+    runs = (decoded_token(memory, hardware, users=number) for number in users)
+    return replace(fitting, decoding=tuple(run for run in runs if run is not None))
 
 
 def largest_run(

@@ -15,7 +15,9 @@ from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
 from ..parallel.rank_model import model_axes
 from ..parallel.search import HEADS, WIDTHS, even_stage_sizes, refusal
+from .decoding import decoded_token
 from .fit import Change, Fitting, fit, largest_run
+from .run_time import TimedRun
 
 NODE = 8
 """Largest tensor-parallel group that is tried: devices that share the fastest link."""
@@ -26,11 +28,16 @@ MOST_TRIED = 2**10
 
 @dataclass(frozen=True)
 class Replica:
-    """A layout with its largest rank. rank: number of that rank. fit: the verdict on it."""
+    """A layout with its largest rank.
+
+    rank: number of that rank. fit: the verdict on it.
+    decoding: a token of every user of all replicas; None where it does not fit, and without a time.
+    """
 
     layout: Layout
     rank: int
     fit: Fit
+    decoding: TimedRun | None = None
 
 
 @dataclass(frozen=True)
@@ -71,9 +78,15 @@ def fit_serving(memory: Memory, hardware: Hardware, layout_request: LayoutReques
     if not fitting and fewest is not None:
         larger_replica = _replica(memory, hardware, fewest)
         changes = (Change(f"--devices {fewest.world} {fewest.options()}", larger_replica.fit), *changes)
+    timed = [
+        replace(replica, decoding=decoded_token(memory, hardware, replica.layout))
+        if replica.fit.verdict != "no"
+        else replica
+        for replica in replicas
+    ]
     return ServingFitting(
         memory,
-        replicas,
+        tuple(timed),
         best,
         None if fewest is None else fewest.tp * fewest.pp,
         fewest,

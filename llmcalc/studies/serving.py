@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
+from typing import Any
 
 from ..accelerator import Hardware
 from ..device_memory.estimate import Memory
@@ -23,9 +24,11 @@ from ..sources.preset import Preset
 from ..timing.batching import Replica, Requests, ServedLoad
 from ..timing.device import Device
 from ..timing.records import Stack
+from ..timing.speculation import Speculation
 from ..timing.spread import Range, expected_range
 from .fit_serving import NODE
 from .run_time import inference_formats
+from .serve_trace import Trace, TraceTimes, sized_for_trace
 
 MOST_REPLICA = 32
 """Largest number of devices of a replica that is tried."""
@@ -195,7 +198,10 @@ class Server:
         return self.memory.kv_tokens * self.sizes.dp
 
     def range(self, seconds: float, phase: str) -> Range:
-        return expected_range(seconds, phase, self.replica.device, self.replica.stack, self.replica.spec)
+        """The range of an estimate: the widest one where tokens are drafted, which was never measured."""
+        replica = self.replica
+        is_tested = replica.speculation is None
+        return expected_range(seconds, phase, replica.device, replica.stack, replica.spec, is_tested)
 
     def point(self, concurrency: int) -> Point:
         """The server at a concurrency, which its replicas divide evenly."""
@@ -205,6 +211,10 @@ class Server:
         ttft, tpot = self.range(load.ttft, "prefill"), self.range(load.tpot, "decode")
         ttft = replace(ttft, high=max(ttft.high, self.range(load.ttft_of_burst, "prefill").high))
         return Point(concurrency, self.devices, load, self.replicas, ttft, tpot, cost)
+
+    def with_replicas(self, number: int) -> Server:
+        """The same server with another number of replicas."""
+        return replace(self, replicas=number)
 
     @cached_property
     def most(self) -> int:
@@ -254,6 +264,8 @@ class Servers:
     front: (server, concurrency) of points that no other one beats in both TPOT and tokens/s of a device.
     chosen: the cheapest that keeps the limits; None if none does.
     why_not: reason → number of servers and layouts that it rules out.
+    keeps_limits: of each, whether it keeps the limits.
+    traces: times of the requests of a trace on each; empty without one.
     """
 
     servers: tuple[Server, ...]
@@ -262,6 +274,8 @@ class Servers:
     front: tuple[tuple[int, int], ...]
     chosen: Chosen | None
     why_not: dict[str, int]
+    keeps_limits: tuple[bool, ...]
+    traces: tuple[TraceTimes, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -271,6 +285,8 @@ class ServeStudy:
     preset, hardware, device, stack: the model and what runs it. engine, version: whose rules say what fits.
     runs: (quantize, kv_dtype) → the model's memory on one device with these formats.
     requests, limits: what is served. sizes: the layout. price: money of a device and hour; None if not given.
+    trace: the single requests, of which `requests` are the mean ones; None where all are equal.
+    speculation: what drafts tokens, with draft_flags, the engine's flags for it; None for nothing.
     """
 
     preset: Preset
@@ -284,6 +300,14 @@ class ServeStudy:
     limits: Limits
     sizes: SizesRequest
     price: float | None = None
+    trace: Trace | None = None
+    speculation: Speculation | None = None
+    draft_flags: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return self.requests.length if self.trace is None else self.trace.longest
 
     def answer(self) -> Servers:
         """Tries every layout with every format. Raises `InputError` where no layout is possible at all."""
@@ -293,10 +317,20 @@ class ServeStudy:
             raise ImpossibleLayout("--devices: no layout of so many is possible; expected another number or layout")
         servers: list[Server] = []
         at_limits: list[Point | None] = []
+        keeps_limits: list[bool] = []
+        traces: list[TraceTimes] = []
         for server in fitting:
-            sized, point, reason = self._sized(server)
+            if self.trace is None:
+                sized, point, reason = self._sized(server)
+            else:
+                sized, times, reason = sized_for_trace(
+                    server, self.sizes.replicas(server.sizes), self.trace, self.limits
+                )
+                point = sized.point(min(max(1, round(times.mean_concurrency)), sized.most))
+                traces.append(times)
             servers.append(sized)
             at_limits.append(point)
+            keeps_limits.append(point is not None and not reason)
             if reason:
                 why_not[reason] += 1
         also = [None if point is None else point.concurrency for point in at_limits]
@@ -306,8 +340,10 @@ class ServeStudy:
             tuple(curves),
             tuple(at_limits),
             _front(curves),
-            self._cheapest(at_limits),
+            _cheapest(at_limits, keeps_limits, traces),
             dict(why_not),
+            tuple(keeps_limits),
+            tuple(traces),
         )
 
     def _fitting(self, why_not: Counter[str]) -> Iterator[Server]:
@@ -319,6 +355,9 @@ class ServeStudy:
                 why_not["more pipeline stages than layers"] += 1
                 continue
             flags = None if self.engine.layout_flags is None else self.engine.layout_flags(*vars(sizes).values())
+            if self.speculation is not None and self.speculation.draft is not None and sizes.pp > 1:
+                why_not["a draft model beside stages is not modelled"] += 1
+                continue
             if flags is None:
                 why_not[f"{self.engine.title} has no such layout"] += 1
                 continue
@@ -335,18 +374,28 @@ class ServeStudy:
     ) -> Server:
         """One replica. Raises `DoesNotFit`, and `ImpossibleLayout` where the sizes do not divide the model."""
         engine, length = self.engine, self.requests.length
-        used = {engine.instead["--seq"].lstrip("-").replace("-", "_"): length, **flags}
+        used = {engine.instead["--seq"].lstrip("-").replace("-", "_"): self.longest, **flags}
+        used |= self.draft_flags
         used |= {} if quantize is None else {"quantize": quantize}
         used |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
             memory = engine.memory_on(self.preset, self.hardware, self.version, used)
             capacity = int(memory.kv_tokens // length)
-            if not memory.starts or capacity < 1:
+            if not memory.starts or memory.kv_tokens < self.longest:
                 raise DoesNotFit("weights and the cache of one request do not fit")
             run = self.runs[quantize, kv_dtype]
             formats = inference_formats(run, self.requests.mean_context)
             step_tokens = memory.settings.get(engine.step_tokens)
-            replica = Replica(self.preset.model, self.device, self.stack, self.requests, layout, formats, step_tokens)
+            replica = Replica(
+                self.preset.model,
+                self.device,
+                self.stack,
+                self.requests,
+                layout,
+                formats,
+                step_tokens,
+                self.speculation,
+            )
             replica.token(1)  # sizes that the layout does not divide raise here
         except DoesNotFit:
             raise
@@ -391,19 +440,24 @@ class ServeStudy:
         point = sized.point(concurrency * sized.replicas)
         return sized, point, self.limits.broken_by(point.load)
 
-    def _cheapest(self, points: Sequence[Point | None]) -> Chosen | None:
-        """The server with the most output tokens per second of each device, whose token is cheapest at any price."""
-        candidates = [
-            (-point.per_device, point.devices, float(point.tpot.estimate), index)
-            for index, point in enumerate(points)
-            if point is not None and not self.limits.broken_by(point.load)
-        ]
-        if not candidates:
-            return None
-        index = min(candidates)[-1]
-        point = points[index]
-        assert point is not None
-        return Chosen(index, point)
+
+def _cheapest(
+    points: Sequence[Point | None], keeps_limits: Sequence[bool], traces: Sequence[TraceTimes]
+) -> Chosen | None:
+    """The server with the most output tokens per second of each device, whose token is cheapest at any price.
+
+    Of servers of a trace, which serve the same tokens, it is the one with the fewest devices.
+    """
+    candidates = []
+    for index, point in enumerate(points):
+        if point is not None and keeps_limits[index]:
+            rate = point.devices if traces else -point.per_device
+            tpot = traces[index].tpot[50].estimate if traces else float(point.tpot.estimate)
+            candidates.append(((rate, point.devices, tpot, index), point))
+    if not candidates:
+        return None
+    (*_, index), point = min(candidates, key=lambda candidate: candidate[0])
+    return Chosen(index, point)
 
 
 class DoesNotFit(Exception):

@@ -31,9 +31,10 @@ from ..errors import InputError
 from ..model import ModelSpec
 from ..parallel.layout import ONE_DEVICE, Layout
 from .device import Device
-from .inference import MAX_CHUNKS, InferencePass, decode, prefill
+from .inference import MAX_CHUNKS, InferencePass, forward_pass, prefill, rank_pass
 from .price import SIXTEEN_BITS, Formats, Line
 from .records import Stack
+from .speculation import Speculation
 
 PER_SEQUENCE = frozenset({"attention", "state"})
 """Kinds of kernels that run for each sequence by itself, whatever else the step computes."""
@@ -109,6 +110,7 @@ class Replica:
     spec, device, stack: the model and what runs it.
     requests: the requests. layout: of this replica. formats: number formats.
     step_tokens: most tokens of a step, by which prompts are cut into chunks; None for whole prompts.
+    speculation: what drafts tokens; None (default) for nothing.
     """
 
     spec: ModelSpec
@@ -118,6 +120,17 @@ class Replica:
     layout: Layout = ONE_DEVICE
     formats: Formats = SIXTEEN_BITS
     step_tokens: int | None = None
+    speculation: Speculation | None = None
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a decoding step gives each sequence: 1 where nothing drafts."""
+        return 1.0 if self.speculation is None else self.speculation.tokens_per_step
+
+    @property
+    def further_steps(self) -> float:
+        """Decoding steps of a request after its first token."""
+        return (self.requests.output - 1) / self.tokens_per_step
 
     @property
     def batches(self) -> int:
@@ -132,25 +145,39 @@ class Replica:
         return max(self.step_tokens, -(-self.requests.computed // MAX_CHUNKS))
 
     def token(self, concurrency: float) -> InferencePass:
-        """One token of each sequence, without any prompt."""
-        batch, context = max(1.0, concurrency / self.batches), self.requests.mean_context
-        return decode(self.spec, self.device, self.stack, _whole(batch), context, self.layout, self.formats)
+        """A decoding step of each sequence, without any prompt."""
+        return self.step(_whole(max(1.0, concurrency / self.batches)), self.requests.mean_context)
+
+    def step(self, batch: float, context: float) -> InferencePass:
+        """A decoding step of a batch, with the passes of a draft. context: tokens of each sequence in the cache."""
+        drafted = 0 if self.speculation is None else self.speculation.tokens
+        decoding = rank_pass(self.stack, self.layout, batch, 1 + drafted, context, "decode")
+        checked = forward_pass(self.spec, self.device, self.stack, decoding, self.formats, self.layout.pp)
+        if self.speculation is None:
+            return checked
+        seconds = self.speculation.draft_seconds(
+            self.spec, self.device, self.stack, batch, context, self.layout, self.formats
+        )
+        return InferencePass(checked.seconds + seconds, {**checked.parts, "draft": seconds}, checked.priced)
 
     def prompts(self, number: float, server: bool = False) -> InferencePass:
         """The prompts of so many requests at once. server: whether a server's time before the first token counts."""
         computed, cached = self.requests.computed, min(self.requests.cached, self.requests.input - 1)
-        return prefill(
-            self.spec,
-            self.device,
-            self.stack,
-            _whole(number),
-            computed,
-            cached,
-            self.chunk,
-            self.layout,
-            self.formats,
-            server,
-        )
+        return self.prompt_pass(_whole(number), computed, cached, self.chunk, server)
+
+    def prompt_pass(
+        self, number: float, tokens: int, cached: int, chunk: int | None = None, server: bool = False
+    ) -> InferencePass:
+        """Prompts with so many new and cached tokens each, with a draft's pass over them.
+
+        chunk: tokens of each prompt in one pass; None for all.
+        """
+        layout, formats = self.layout, self.formats
+        run = prefill(self.spec, self.device, self.stack, number, tokens, cached, chunk, layout, formats, server)
+        if self.speculation is None:
+            return run
+        seconds = self.speculation.prompt_seconds(self.device, self.stack, number, tokens, layout)
+        return InferencePass(run.seconds + seconds, {**run.parts, "draft": seconds}, run.priced)
 
     @cached_property
     def own_prompt(self) -> float:
@@ -166,7 +193,7 @@ class Replica:
     def saturation(self) -> float:
         """Requests at any time beyond which every step has prompts, so that further requests only wait."""
         steps = len(self.prompts(1).priced)
-        return 1 + (self.requests.output - 1) * self.most_prompts * self.batches / steps
+        return 1 + self.further_steps * self.most_prompts * self.batches / steps
 
     def load(self, concurrency: float) -> ServedLoad:
         """The times at a concurrency. Raises `InputError` for less than one request."""
@@ -182,11 +209,12 @@ class Replica:
 
     def _load(self, concurrency: float) -> ServedLoad:
         """The times at a concurrency at which some steps only decode."""
-        others, further = concurrency - 1, self.requests.output - 1
+        others, further = concurrency - 1, self.further_steps
         token_pass = self.token(concurrency)
         token = float(token_pass.seconds)
         if not others:
-            return ServedLoad(concurrency, self.requests.output, self.own_prompt, token, self.own_prompt)
+            tpot = token / self.tokens_per_step
+            return ServedLoad(concurrency, self.requests.output, self.own_prompt, tpot, self.own_prompt)
         together = max(1.0, min(self.most_prompts, concurrency / self.batches / further))
         prompt_pass = self.prompts(together)
         steps = len(prompt_pass.priced)
@@ -195,15 +223,20 @@ class Replica:
         longer = max(0.0, float(prompt_pass.seconds) - steps * saved) / together / self.batches
         prompt = self.own_prompt + steps * beside
         wait = others * longer * prompt / (prompt + further * token)
-        tpot = token + (others * longer - wait) / further
+        tpot = (token + (others * longer - wait) / further) / self.tokens_per_step
         in_burst = max(wait, (others + min(self.most_prompts, concurrency) - 1) / 2 * longer)
         return ServedLoad(concurrency, self.requests.output, prompt + wait, tpot, prompt + in_burst)
 
 
 def seconds_beside_prompts(token_pass: InferencePass) -> float:
-    """Seconds that decoding sequences add to a step with a prompt: no reading of weights, no launches, no host."""
+    """Seconds that decoding sequences add to a step with a prompt: no reading of weights, no launches, no host.
+
+    A draft's passes add all of their time.
+    """
     priced = token_pass.priced[0]
-    return sum(float(line.times * priced.work.count(line.layer)) * _added(line) for line in priced.lines)
+    return float(token_pass.parts.get("draft", 0.0)) + sum(
+        float(line.times * priced.work.count(line.layer)) * _added(line) for line in priced.lines
+    )
 
 
 def _added(line: Line) -> float:

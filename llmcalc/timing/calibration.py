@@ -215,6 +215,9 @@ LEAST_RUNS = 3
 GAIN = 0.9
 """Error of runs that are left out over that without a fit, from which on a fit is refused: few rows also err."""
 
+BETTER = 2 / 3
+"""Share of the runs that are left out which a fit has to estimate better: else a few far ones decided it."""
+
 
 @dataclass(frozen=True)
 class Calibration:
@@ -251,7 +254,8 @@ def calibrate(runs: Sequence[MeasuredRun]) -> Calibration:
     left_out = [run.seconds * math.exp(value) for run, value in zip(runs, logarithms, strict=True)]
     errors = Errors.of(runs, before), Errors.of(runs, after), Errors.of(runs, left_out)
     without = [abs(math.log(estimate / run.seconds)) for run, estimate in zip(runs, before, strict=True)]
-    refused = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(without), 1e-12))
+    better = mean(abs(value) < error for value, error in zip(logarithms, without, strict=True))
+    refused = _refusal(*errors, mean(map(abs, logarithms)) / max(mean(without), 1e-12), better)
     return Calibration(len(runs), *errors, fitted, refused)
 
 
@@ -263,10 +267,15 @@ def _left_out(linear: Linear, stiffness: float) -> list[float]:
     ]
 
 
-def _refusal(before: Errors, after: Errors, left_out: Errors, gain: float) -> str:
-    """Why a fit is not used; empty where it is. gain: mean error of runs left out over that without a fit."""
+def _refusal(before: Errors, after: Errors, left_out: Errors, gain: float, better: float) -> str:
+    """Why a fit is not used; empty where it is.
+
+    gain: mean error of runs left out over that without a fit. better: share of them that is estimated better.
+    """
     if before.regret is not None and after.regret is not None and after.regret > before.regret:
         return "it would raise the regret of the chosen layout"
     if gain > GAIN or left_out.median_error > GAIN * before.median_error:
         return "runs that are left out are not estimated clearly better by a fit of the others"
+    if better < BETTER:
+        return "of the runs that are left out, fewer than two in three are estimated better by a fit of the others"
     return ""

@@ -57,7 +57,7 @@ def decode(
     formats: Formats = SIXTEEN_BITS,
 ) -> InferencePass:
     """One token of each of `batch` sequences, after `context` tokens of each."""
-    return forward_pass(spec, device, stack, _rank_pass(stack, layout, batch, 1, context, "decode"), formats, layout.pp)
+    return forward_pass(spec, device, stack, rank_pass(stack, layout, batch, 1, context, "decode"), formats, layout.pp)
 
 
 def prefill(
@@ -79,7 +79,7 @@ def prefill(
     server: whether the time of a server before the first token is added; false by default.
     """
     passes = [
-        forward_pass(spec, device, stack, _rank_pass(stack, layout, batch, size, before, "prefill"), formats, layout.pp)
+        forward_pass(spec, device, stack, rank_pass(stack, layout, batch, size, before, "prefill"), formats, layout.pp)
         for size, before in _chunks(seq, context, chunk)
     ]
     parts = {name: sum(one_pass.parts[name] for one_pass in passes) for name in ("kernels", "host", "hops")}
@@ -100,8 +100,19 @@ def _chunks(seq: int, context: int, chunk: int | None) -> Iterator[tuple[int, in
         yield min(size, seq - start), context + start
 
 
-def _rank_pass(stack: Stack, layout: Layout, batch: Number, seq: Number, context: Number, phase: str) -> RankPass:
-    """The pass of one rank. Expert ranks have whole experts unless the layout says otherwise."""
+def rank_pass(
+    stack: Stack,
+    layout: Layout,
+    batch: Number,
+    seq: Number,
+    context: Number,
+    phase: str,
+    include: frozenset[str] = frozenset(),
+) -> RankPass:
+    """The pass of one rank. Expert ranks have whole experts unless the layout says otherwise.
+
+    include: optional parts of the model that run; default none.
+    """
     return RankPass(
         batch,
         seq,
@@ -112,4 +123,5 @@ def _rank_pass(stack: Stack, layout: Layout, batch: Number, seq: Number, context
         ep=layout.ep,
         fused=stack.fused,
         reduces_late=stack.reduces_late,
+        include=include,
     )

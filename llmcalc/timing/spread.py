@@ -114,14 +114,16 @@ class Range:
         }
 
 
-def expected_range(seconds: Number, phase: str, device: Device, stack: Stack, spec: ModelSpec) -> Range:
-    """The range of an estimate."""
+def expected_range(
+    seconds: Number, phase: str, device: Device, stack: Stack, spec: ModelSpec, is_tested: bool = True
+) -> Range:
+    """The range of an estimate. is_tested: whether any measured row is like it; default true."""
     device_class = "profiled" if device.evidence != "datasheet" else "tested" if device.is_tested else ""
     tested = next(
         (
             candidate
             for candidate in _classes().classes
-            if candidate.holds(phase, bool(routed_experts(spec)), device_class, stack)
+            if is_tested and candidate.holds(phase, bool(routed_experts(spec)), device_class, stack)
         ),
         None,
     )

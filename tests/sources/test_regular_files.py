@@ -31,6 +31,7 @@ READERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "a DeepSpeed file of a launch file": ("ds.json", ("memory", "gpt2", "--launch", "trainer.yaml")),
     "a budget": ("budget.toml", ("budget", "budget.toml")),
     "measured runs": ("rows.csv", ("time", "gpt2", "--hardware", "h100", "--calibrate", "rows.csv")),
+    "a trace": ("trace.csv", ("serve", "gpt2", "--hardware", "h100", "--trace", "trace.csv")),
     "an accelerator": ("gpu.toml", ("memory", "gpt2", "--hardware", "gpu.toml")),
 }
 MESSAGES = ("is not a regular file", "is a folder without a config.json")

@@ -15,6 +15,7 @@ import pytest
 from llmcalc.errors import InputError
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
+from llmcalc.timing import calibration
 from llmcalc.timing.calibration import UNCHANGED, Calibration, Errors, Factors, MeasuredRun, calibrate
 from llmcalc.timing.device import device_of
 from llmcalc.timing.inference import decode, prefill
@@ -63,6 +64,15 @@ def test_rows_that_differ_at_random_are_refused() -> None:
     fit = measured_with(UNCHANGED, noise)
     assert "runs that are left out" in fit.refused
     assert fit.factors == UNCHANGED
+
+
+def test_a_few_far_rows_do_not_decide() -> None:
+    """Mean and median of the runs that are left out fall, but of five runs three are estimated worse."""
+    errors = Errors(0.3, 0.5, None, None)
+    lower = Errors(0.1, 0.5, None, None)
+    assert calibration._refusal(errors, lower, lower, 0.5, 0.4).startswith("of the runs that are left out, fewer")
+    assert calibration._refusal(errors, lower, lower, 0.5, 0.7) == ""
+    assert "clearly better" in calibration._refusal(errors, lower, lower, 0.95, 0.7)
 
 
 def test_factors_change_what_they_name() -> None:

@@ -149,3 +149,34 @@ def test_the_screen_fits_eighty_columns(run: Any) -> None:
     assert code == 1
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     assert "does not fit" in out.splitlines()[0]
+
+
+def test_a_token_of_every_user_is_the_answer_of_time(run: Any) -> None:
+    """Beside the largest number of users `fit` gives the time of a token: the same as `time`."""
+
+    def document(*words: str) -> Any:
+        return json.loads(run(*words, "--format", "json").out)
+
+    load = ("llama3.1-8b", "--hardware", "h100", "--seq", "8k")
+    fitted = document("fit", *load, "--users", "16", "--phase", "decode")
+    assert [entry["users"] for entry in fitted["decoding"]] == [16, fitted["largest"]["users"]]
+    for entry in fitted["decoding"]:
+        timed = document("time", *load, "--phase", "decode", "--users", str(entry["users"]))
+        assert entry["tpot"] == timed["seconds"]
+        assert entry["tokens_per_second"] == pytest.approx(entry["users"] / timed["seconds"]["estimate"])
+    assert document("fit", *load, "--phase", "prefill")["decoding"] == []
+    assert document("fit", *load, "--phase", "training")["decoding"] == []
+    layouts = document("fit", *load, "--users", "16", "--phase", "decode", "--devices", "4")["layouts"]
+    for entry in layouts:
+        layout = [word for name in ("tp", "pp") for word in (f"--{name}", str(entry["layout"][name]))]
+        timed = document("time", *load, "--phase", "decode", "--users", "16", *layout)["seconds"]
+        assert entry["tpot"] == timed
+        dp = entry["layout"]["dp"]
+        assert entry["tokens_per_second"] == pytest.approx(16 * dp / timed["estimate"])
+
+
+def test_layouts_that_do_not_fit_have_no_time(run: Any) -> None:
+    words = ("fit", "llama3-70b", "--hardware", "h100", "--devices", "4", "--phase", "decode", "--seq", "8k")
+    layouts = json.loads(run(*words, "--format", "json").out)["layouts"]
+    assert {entry["tpot"] is None for entry in layouts if entry["verdict"] == "no"} == {True}
+    assert {entry["tpot"] is None for entry in layouts if entry["verdict"] != "no"} == {False}

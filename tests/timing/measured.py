@@ -11,8 +11,9 @@ import json
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
+from math import ceil
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -301,8 +302,8 @@ def replica_of(row: Row, factors: Factors = UNCHANGED) -> Replica:
     return Replica(spec, device, factors.stack(row.stack), requests, layout, formats, STEP_TOKENS)
 
 
-def full_load(row: Row) -> int:
-    """Requests that the cache of a server holds, by its engine's own rule.
+def full_server(row: Row) -> tuple[Replica, int]:
+    """The server of a row of `trtllm-bench throughput`, and the requests that it holds, by its engine's own rule.
 
     Raises `NotAsked` for a server whose engine llmcalc does not have, or whose model does not fit.
     """
@@ -313,23 +314,71 @@ def full_load(row: Row) -> int:
     preset = api.load(_configs().get(row["model"], row["model"]))
     length = row.whole("input") + row.whole("output")
     assert record.layout_flags is not None
-    flags = dict(record.layout_flags(row.whole("tp"), row.whole("pp"), 1, 1))
+    flags = dict(record.layout_flags(*(row.whole(size) for size in ("tp", "pp", "dp", "ep"))))
     flags[record.instead["--seq"].lstrip("-")] = length
     if preset.checkpoint is None and "oss" not in row["model"]:
         flags["quantize"] = SCHEMES[row["precision"]]
     if row["kv_bits"] == "8":
         flags |= cache_flag(record, "fp8")
+    flags |= bench_settings(row)
     memory = record.memory_on(preset, row.hardware, version, flags)
-    held = min(int(memory.kv_tokens // length), int(memory.settings[record.step_sequences]))
+    held = min(int(memory.kv_tokens // length), int(flags["max_batch_size"]) * row.whole("pp")) * row.whole("dp")
     if held < 1:
         raise NotAsked("throughput of servers whose cache holds no request")
-    return held
+    return replace(replica_of(row), step_tokens=int(flags["max_num_tokens"])), held
+
+
+def bench_settings(row: Row) -> dict[str, int]:
+    """The settings that `trtllm-bench` chooses where the command has none: requests and tokens of a step.
+
+    It rounds up its own estimate of the cache (tensorrt_llm/bench/build/tuning.py); prompts are not cut.
+    """
+    ranks, pp, given, output = (
+        row.whole("tp") * row.whole("dp"),
+        row.whole("pp"),
+        row.whole("input"),
+        row.whole("output"),
+    )
+    elements = 0
+    for layer, count in _layers(row["model"]):
+        mixer = layer.attention
+        head_dim = mixer.head_dim or spec_of(row["model"]).hidden_size // mixer.num_attention_heads
+        elements += 2 * count * max(ranks, mixer.num_key_value_heads) * head_dim
+    token_bytes = elements * float(row["kv_bits"]) / 8
+    weights = params_of(row["model"])["total"] * {"fp8": 1.0, "fp4": 0.5}[row["precision"]]
+    cache = (row.hardware.memory_bytes * ranks * pp - weights) * CACHE_SHARE
+    sequences = min(cache / token_bytes / (given + output), 4096) / pp
+    tokens = min(sequences * (1 + given / output), 32768)
+    step = 32 if sequences < 256 else 128 if sequences < 1024 else 256
+    batch = max(64, step * ceil(sequences / step))
+    step = 256 if tokens < 4096 else 512 if tokens < 8192 else 1024
+    step_tokens = max(2048, step * ceil(tokens / step), given + batch)
+    return {"max_batch_size": batch, "max_num_tokens": step_tokens}
+
+
+def _layers(model: str) -> Iterator[tuple[Any, int]]:
+    for _, stack in spec_of(model).stacks():
+        for _, layer, count, _ in stack.groups():
+            yield layer, count
+
+
+CACHE_SHARE = 0.9
+"""Share of free memory that `trtllm-bench` gives to the cache by default."""
+
+
+def full_seconds(row: Row) -> float:
+    """Seconds of an output token where all requests of a benchmark arrive at once and fill the server in waves."""
+    replica, held = full_server(row)
+    waves, last = divmod(row.whole("requests"), held)
+    seconds = waves * replica.load(held).end_to_end if waves else 0.0
+    seconds += replica.load(last).end_to_end if last else 0.0
+    return seconds / row.whole("requests") / row.whole("output")
 
 
 def _inference_seconds(row: Row, factors: Factors) -> float:
     measure, replica = row["measure"], replica_of(row, factors)
     if measure == "throughput":
-        return 1 / replica.load(full_load(row)).output_tokens_per_second
+        return full_seconds(row)
     layout, formats, spec, device, stack = (
         replica.layout, replica.formats, replica.spec, replica.device, replica.stack
     )  # fmt: skip

@@ -56,7 +56,7 @@ class EngineMemory:
 
     terms: the terms of the fullest rank, in the order in which they are taken.
     kv_tokens: tokens of the cache as the engine prints them. blocks: blocks of the cache.
-    max_concurrency: requests of the longest length that the cache holds.
+    max_concurrency: requests of the longest length that the caches hold.
     starts: whether the engine starts. message: its message where it does not, else empty.
     max_model_len: the longest request. assumed: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
@@ -117,6 +117,8 @@ class Engine:
     stacks: (first version, name of the stack that times its passes from there on), the oldest first.
     layout_flags: (tp, pp, dp, ep) → flags of a replica of that layout, None for a layout that the engine does not have;
         None for an engine whose servers have no such layouts. dp: ranks with attention of their own among `ep`.
+    draft_flags: (method, draft preset or None, tokens of a step) → the flags of speculative decoding; method: `mtp`,
+        `ngram` or `model`. None for an engine whose servers with a draft are not modelled.
     step_tokens, step_sequences: settings of `EngineMemory`: most tokens and sequences of a step; empty for none.
     """
 
@@ -136,6 +138,7 @@ class Engine:
     shown_defaults: tuple[str, ...] = ()
     stacks: tuple[tuple[tuple[int, ...], str], ...] = ()
     layout_flags: FromFile | None = None
+    draft_flags: FromFile | None = None
     step_tokens: str = ""
     step_sequences: str = ""
 

@@ -57,7 +57,8 @@ class Server(EngineServer):
     def layout(self) -> Layout:
         """The layout: experts are divided over the tensor group as a whole, or into groups of whole experts.
 
-        The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
+        With `--enable_attention_dp` each rank of the group has attention and dense networks of its own, and requests of
+        its own. The first stages have one layer more (tensorrt_llm/mapping.py, `pp_layers`).
         """
         experts = int(self.flags.get("ep_size", 1))
         if self.tp % experts:
@@ -67,7 +68,8 @@ class Server(EngineServer):
             raise InputError(f"--pp_size {self.pp}: the model has {layers} layers")
         sizes = tuple(layers // self.pp + (stage < layers % self.pp) for stage in range(self.pp))
         split = None if len(set(sizes)) == 1 else sizes
-        return Layout(tp=self.tp, pp=self.pp, ep=experts, etp=self.tp // experts, pp_layout=split)
+        tp, dp = (1, self.tp) if self.flags.get("enable_attention_dp") else (self.tp, 1)
+        return Layout(tp=tp, pp=self.pp, dp=dp, ep=experts, etp=self.tp // experts, pp_layout=split)
 
     @property
     def fraction(self) -> float:
@@ -179,7 +181,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         terms=fullest.terms,
         kv_tokens=fullest.blocks * block,
         blocks=fullest.blocks,
-        max_concurrency=fullest.blocks / -(-length // block),
+        max_concurrency=server.layout.dp * fullest.blocks / -(-length // block),
         starts=not message,
         message=message,
         max_model_len=length,
@@ -201,4 +203,6 @@ def _notes(server: Server, tokens: int, stops: bool) -> list[str]:
         )
     if any(cache.window is not None for cache in server.rank(0).token_caches):
         notes.append("layers with a window keep all tokens, unless kv_cache_config.max_attention_window is set")
+    if server.layout.dp > 1:
+        notes.append(f"tokens are those of one rank, users those of all {server.layout.dp} (--enable_attention_dp)")
     return notes

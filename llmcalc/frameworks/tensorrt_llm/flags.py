@@ -48,7 +48,7 @@ FLAGS = (
     Flag(("--backend",), "word", ("pytorch",)),
     Flag(("--cp_size", "--context_parallel_size"), refused=f"context parallelism {_NOT_MODELLED}"),
     Flag(("--cluster_size", "--moe_cluster_parallel_size"), refused=f"clusters of experts {_NOT_MODELLED}"),
-    Flag(("--enable_attention_dp",), "switch", refused=f"data parallelism of attention {_NOT_MODELLED}"),
+    Flag(("--enable_attention_dp",), "switch"),
     Flag(("--speculative_config",), refused=f"speculative decoding {_NOT_MODELLED}"),
     Flag(("--lora_config",), refused=f"adapters {_NOT_MODELLED}"),
     Flag(

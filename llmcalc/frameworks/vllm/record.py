@@ -30,6 +30,7 @@ ENGINE = Engine(
     shown_defaults=("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len"),
     stacks=(((0,), "vllm-2024"), ((0, 8), "vllm")),
     layout_flags=FromFile(__package__, "changes:layout_flags"),
+    draft_flags=FromFile(__package__, "speculation:draft_flags"),
     step_tokens="max_num_batched_tokens",
     step_sequences="max_num_seqs",
 )

@@ -63,7 +63,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
         if preset.model.mtp is None:
             raise InputError(f"{FLAG}: method {shown(method)}: the model has no modules of multi-token prediction")
         return Speculation(tokens, with_mtp=True)
-    if method not in ("draft_model", *OF_STATES) or not isinstance(model, str):
+    if method not in ("draft_model", *OF_STATES) or not isinstance(model, str | Preset):
         raise InputError(
             f"{FLAG}: method {shown(method)}{'' if model is None else f' with {shown(model)}'} is not modelled; "
             f"expected mtp without a model, draft_model, {', '.join(OF_STATES)} with one, ngram or suffix"
@@ -72,7 +72,7 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
     if wrong is not None:
         raise InputError(f"{FLAG}: {wrong} is not modelled; remove the key")
     try:
-        draft = load(model)
+        draft = model if isinstance(model, Preset) else load(model)
     except InputError as error:
         raise InputError(
             f"{FLAG}: the draft model {shown(model)} cannot be read ({str(error)[:200]}); expected a preset, a folder "
@@ -80,6 +80,13 @@ def speculation_of(flags: Mapping[str, Any], preset: Preset) -> Speculation:
         ) from None
     _check(preset, draft, str(method))
     return Speculation(tokens, draft=draft)
+
+
+def draft_flags(method: str, draft: Preset | None, tokens: int) -> dict[str, Any]:
+    """Returns the flags of a server whose tokens are drafted. method: `mtp`, `ngram` or `model`; draft: the model."""
+    if draft is not None:
+        method = "draft_model" if states_of(draft.model) is None else OF_STATES[1]
+    return {"speculative_config": {"method": method, "model": draft, "num_speculative_tokens": tokens}}
 
 
 def _check(target: Preset, draft: Preset, method: str) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 from ...characters import printable
-from ..document import Linked, Report, Shown, Table, cell_text, readable
+from ..document import Linked, Report, Row, Shown, Table, cell_text, readable
 
 TARGET = "target"
 """The first column of every CSV file: the TARGET of the row."""
@@ -70,13 +71,66 @@ def _no_formula(value: Any) -> Any:
     return f"'{cell_text}" if cell_text.startswith(FORMULA) and not NO_FORMULA.fullmatch(cell_text) else cell_text
 
 
-def records(table: Table) -> list[dict[str, Any]]:
-    """Returns the rows as dicts of raw values, None for an empty cell; `target` is the first key."""
+def records(table: Table, leaves: bool = False) -> list[dict[str, Any]]:
+    """Returns the rows as dicts of raw values, None for an empty cell; `target` is the first key.
+
+    leaves: whether only parts are given, as `leaves_of` does; default false.
+    A column that has a fraction in any row has floats in all, so that tables of several models have the same types.
+    """
     table = table.without_bars()
     keys = [column.key for column in table.columns]
-    rows = [dict(zip(keys, cells, strict=True)) for cells in _cells(table)]
+    if leaves:
+        table = table._replace(rows=leaves_of(table.rows))
+    with_fractions = {
+        i for row in table.rows for i, cell in enumerate(row.cells) if isinstance(_raw_value(cell), float)
+    }
+    rows = [
+        {
+            key: float(value) if i in with_fractions and isinstance(value, int) else value
+            for i, (key, value) in enumerate(zip(keys, cells, strict=True))
+        }
+        for cells in _cells(table)
+    ]
     empty = [{key: None if value == "" else value for key, value in row.items()} for row in rows]
     return empty if keys[0] == TARGET else [{TARGET: table.target, **row} for row in empty]
+
+
+REST = "rest"
+"""Name of what the parts of a row leave of it."""
+
+
+def leaves_of(rows: Sequence[Row]) -> list[Row]:
+    """Returns the rows that are no sums and have no parts below them; their names begin with those of their parents.
+
+    What the parts of a row leave of its numbers is a row `parent / rest`. So each column of amounts can be summed.
+    """
+    leaves, names = [], list[str]()
+    for index, row in enumerate(rows):
+        names[row.depth :] = [str(_raw_value(row.cells[0]))]
+        if row.is_sum:
+            continue
+        below = itertools.takewhile(lambda other, row=row: other.depth > row.depth, rows[index + 1 :])  # type: ignore[misc]
+        parts = [part for part in below if part.depth == row.depth + 1]
+        name, cells = WITHIN.join(names), row.cells[1:]
+        if parts:
+            cells = [
+                _rest(cell, [part.cells[column] for part in parts]) for column, cell in enumerate(row.cells[1:], 1)
+            ]
+            numbers = [cell for cell in cells if isinstance(cell, int | float)]
+            if min(numbers, default=0) < -1e-9 or not any(isinstance(number, int) and number for number in numbers):
+                continue  # nothing is left, or the parts have a column that is not added up, such as repeats
+            name = f"{name}{WITHIN}{REST}"
+        leaves.append(row._replace(cells=[name, *cells], depth=0))
+    return leaves
+
+
+def _rest(cell: Any, parts: Sequence[Any]) -> Any:
+    """Returns what parts leave of a number; any other cell as it is."""
+    numbers = [_raw_value(part) for part in parts]
+    value = _raw_value(cell)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return cell
+    return value - sum(number for number in numbers if isinstance(number, int | float))
 
 
 def _cells(table: Table) -> Iterator[list[Any]]:
@@ -88,10 +142,14 @@ def _cells(table: Table) -> Iterator[list[Any]]:
         yield [WITHIN.join(parent_names) if row.depth else first_cell, *other_cells]
 
 
+def _raw_value(value: Any) -> Any:
+    """Returns the value of a cell without its text."""
+    return value.value if isinstance(value, Shown) else value
+
+
 def _csv_value(value: Any) -> Any:
     """Returns a value for CSV: empty text for None, and a whole number without a decimal point."""
-    if isinstance(value, Shown):
-        value = value.value
+    value = _raw_value(value)
     if value is None:
         return ""
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value

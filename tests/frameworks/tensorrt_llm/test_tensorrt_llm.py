@@ -83,11 +83,23 @@ def test_experts_are_divided_into_groups() -> None:
     assert whole.bytes_of("weights") == divided.bytes_of("weights")
 
 
+def test_attention_of_each_rank() -> None:
+    """Each rank has all heads and all of the dense weights, a part of the experts, and requests of its own."""
+    sizes = {"tp_size": 4, "ep_size": 4}
+    divided, whole = memory("qwen3-30b-a3b", **sizes), memory("qwen3-30b-a3b", **sizes, enable_attention_dp=True)
+    attention = 48 * 2048 * 128 * (32 + 4 + 4 + 32)  # layers · hidden size · width · (queries, keys, values, output)
+    embeddings = 2 * 151936 * 2048
+    more = whole.bytes_of("weights") - divided.bytes_of("weights")
+    assert more == pytest.approx(0.75 * 2 * (attention + embeddings), rel=1e-6)
+    assert whole.max_concurrency == pytest.approx(4 * whole.blocks / -(-whole.max_model_len // whole.block_size))
+    assert whole.devices == 4
+    assert any("users those of all 4" in note for note in whole.notes)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ({"tp_size": 4, "ep_size": 3}, "--ep_size 3"),
-        ({"enable_attention_dp": True}, "data parallelism of attention"),
         ({"max_batch_sise": 3}, "Did you mean --max_batch_size"),
         ({"kv_cache_free_gpu_memory_fraction": 2}, "--kv_cache_free_gpu_memory_fraction"),
         ({"extra_llm_api_options": "x.yaml"}, "expected its fields as flags"),

@@ -1,0 +1,33 @@
+"""The time of a token of every user of a run that fits, as a server of today's common engine takes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..accelerator import Hardware
+from ..device_memory.estimate import Memory
+from ..errors import InputError
+from ..parallel.layout import ONE_DEVICE, Layout
+from .run_time import TimedRun, TimeSettings, time_inference
+
+STACK = "vllm"
+"""The stack whose time is given: what most servers run."""
+
+
+def decoded_token(
+    memory: Memory, hardware: Hardware, layout: Layout = ONE_DEVICE, users: int | None = None
+) -> TimedRun | None:
+    """Returns the time of a token of every sequence of an inference run.
+
+    memory: the run on one device. users: sequences of a replica; default those of the run.
+    None for training, prompts and encoders, and for accelerators and layouts without a time.
+    """
+    if memory.settings.phase not in ("inference", "decode") or memory.spec.kind == "encoder":
+        return None
+    batch = int(memory.states.workload.batch) if users is None else users
+    try:
+        run = memory if batch == memory.states.workload.batch else memory.with_(batch=batch)
+        decoding = replace(run, settings=run.settings.with_(phase="decode"))
+        return time_inference(decoding, hardware, layout, TimeSettings(STACK))
+    except InputError:
+        return None

@@ -1,0 +1,203 @@
+"""Servers that serve a trace: percentiles of the times of its requests, and the fewest replicas that keep limits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
+
+from ..timing.batching import Replica
+from ..timing.spread import Range
+from ..timing.trace import ServedRequest, StepSeconds, TracedRequest, serve_trace
+
+PERCENTILES = (50, 90, 99)
+"""Percentiles of the requests' times."""
+
+LIMIT_PERCENTILE = 90
+"""Percentile of the requests that has to keep the limits."""
+
+MOST_REPLICAS = 64
+"""Most replicas that are tried for a trace."""
+
+
+class Limits(Protocol):
+    """Most seconds to the first token and of each further token; None for no limit."""
+
+    @property
+    def ttft(self) -> float | None: ...
+
+    @property
+    def tpot(self) -> float | None: ...
+
+
+class Server(Protocol):
+    """A server of equal replicas: what computes their times, and what each of them holds."""
+
+    @property
+    def replica(self) -> Replica: ...
+
+    @property
+    def replicas(self) -> int: ...
+
+    @property
+    def most_sequences(self) -> int: ...
+
+    @property
+    def kv_tokens(self) -> int: ...
+
+    def range(self, seconds: float, phase: str) -> Range: ...
+
+    def with_replicas(self, number: int) -> Self: ...
+
+
+AnyServer = TypeVar("AnyServer", bound=Server)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Seconds of a percentile of the requests: the estimate, and the ends of its range."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests in the order of their arrival, and the share of each prompt that the cache has."""
+
+    requests: tuple[TracedRequest, ...]
+    cached_share: float = 0.0
+
+    @property
+    def span(self) -> float:
+        """Seconds from the first arrival to the last."""
+        return self.requests[-1].arrival
+
+    @property
+    def rate(self) -> float | None:
+        """Requests per second; None where all arrive at once."""
+        return (len(self.requests) - 1) / self.span if self.span else None
+
+    @property
+    def mean_input(self) -> int:
+        return max(1, round(sum(request.input for request in self.requests) / len(self.requests)))
+
+    @property
+    def mean_output(self) -> int:
+        return max(1, round(sum(request.output for request in self.requests) / len(self.requests)))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest request."""
+        return max(request.input + request.output for request in self.requests)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(request.output for request in self.requests)
+
+
+@dataclass(frozen=True)
+class TraceTimes:
+    """Times of the requests of a trace on a server.
+
+    ttft, tpot: percentile → seconds. seconds: until the last token. output_tokens_per_second: over this time.
+    mean_concurrency: requests in the server, on average over this time (Little's law).
+    """
+
+    ttft: dict[int, Spread]
+    tpot: dict[int, Spread]
+    seconds: float
+    output_tokens_per_second: float
+    mean_concurrency: float
+
+
+def trace_times(server: Server, trace: Trace, steps: StepSeconds | None = None) -> TraceTimes:
+    """Serves a trace on a server: with the likely seconds of a step, and with the ends of their range.
+
+    steps: seconds of the steps of its replica, if they are known.
+    """
+    step = server.range(1.0, "decode")
+    steps = steps or steps_of(server, trace)
+    runs = [_served(server, trace, steps, float(scale)) for scale in (1.0, step.low, step.high)]
+    likely = runs[0]
+    seconds = max(request.end for request in likely)
+    in_server = sum(request.ttft + (request.tpot or 0.0) * (trace.mean_output - 1) for request in likely)
+    return TraceTimes(
+        _percentiles([[request.ttft for request in run] for run in runs]),
+        _percentiles([_tpots(run) for run in runs]),
+        seconds,
+        trace.output_tokens / seconds,
+        in_server / seconds,
+    )
+
+
+def steps_of(server: Server, trace: Trace) -> StepSeconds:
+    """The seconds of the steps of a server's replica, for the requests of a trace."""
+    sequences = max(1, server.most_sequences // server.replica.batches)
+    return StepSeconds.of(server.replica, sequences, trace.longest, trace.mean_input)
+
+
+def _served(server: Server, trace: Trace, steps: StepSeconds, scale: float) -> list[ServedRequest]:
+    return serve_trace(
+        server.replica,
+        steps,
+        server.replicas,
+        trace.requests,
+        server.most_sequences,
+        server.kv_tokens,
+        trace.cached_share,
+        scale,
+    )
+
+
+def _tpots(run: Sequence[ServedRequest]) -> list[float]:
+    return [request.tpot for request in run if request.tpot is not None]
+
+
+def _percentiles(runs: Sequence[Sequence[float]]) -> dict[int, Spread]:
+    """Each percentile of the likely run and, if they are there, of the fast and the slow one.
+
+    It is 0 where no request has such a time.
+    """
+    ordered = [sorted(run) or [0.0] for run in runs]
+    likely, low, high = ordered if len(ordered) > 1 else ordered * 3
+    return {percent: Spread(*(_at(values, percent) for values in (likely, low, high))) for percent in PERCENTILES}
+
+
+def _at(ordered: Sequence[float], percent: int) -> float:
+    return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
+
+
+def sized_for_trace(
+    server: AnyServer, replicas: int | None, trace: Trace, limits: Limits
+) -> tuple[AnyServer, TraceTimes, str]:
+    """The server with the fewest replicas that keep the limits, its times, and why there is none.
+
+    replicas: their number, if it is given. Without limits one replica is enough.
+    """
+    steps = steps_of(server, trace)
+
+    def broken(number: int) -> str:
+        run = _served(server.with_replicas(number), trace, steps, 1.0)
+        spreads = {"ttft": _percentiles([[request.ttft for request in run]]), "tpot": _percentiles([_tpots(run)])}
+        return _broken(spreads, limits)
+
+    low, high = 0, replicas or 1  # the former is too few
+    reason = broken(high)
+    while reason and replicas is None and high < MOST_REPLICAS:
+        low, high = high, 2 * high
+        reason = broken(high)
+    while not reason and replicas is None and high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if broken(middle) else (low, middle)
+    sized = server.with_replicas(high)
+    return sized, trace_times(sized, trace, steps), reason
+
+
+def _broken(spreads: dict[str, dict[int, Spread]], limits: Limits) -> str:
+    """Why the times of the requests break the limits; empty if they keep them."""
+    for name, most in (("tpot", limits.tpot), ("ttft", limits.ttft)):
+        if most is not None and spreads[name][LIMIT_PERCENTILE].estimate > most:
+            return f"{name.upper()} of one request in ten above --{name}"
+    return ""

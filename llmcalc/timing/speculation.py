@@ -1,0 +1,81 @@
+"""Speculative decoding: tokens that a draft proposes, and that the model checks in one pass.
+
+Of K drafted tokens, each accepted with the chance a where all before it are, a step gives
+
+    E = (1 - a^(K + 1)) / (1 - a)
+
+tokens on average, the model's own one among them (Leviathan et al. 2023, arXiv:2211.17192, eq. 1). A step takes the
+passes of the draft and one pass of the model over K + 1 tokens of each sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..algebra import Number
+from ..costs.draft import states_of
+from ..model import ModelSpec
+from ..parallel.layout import Layout
+from .device import Device
+from .inference import forward_pass, prefill, rank_pass
+from .price import SIXTEEN_BITS, Formats
+from .records import Stack
+
+WITHOUT_MTP: frozenset[str] = frozenset()
+WITH_MTP = frozenset({"mtp"})
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """What drafts tokens.
+
+    tokens: tokens that are drafted in a step. acceptance: chance that a drafted token is accepted, below 1.
+    draft: the draft model; None for the model's own modules of multi-token prediction, or without any.
+    with_mtp: whether these modules draft; without them and a draft model, tokens are found in the text at no cost.
+    """
+
+    tokens: int
+    acceptance: float
+    draft: ModelSpec | None = None
+    with_mtp: bool = False
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Tokens that a step gives on average."""
+        return (1 - self.acceptance ** (self.tokens + 1)) / (1 - self.acceptance)
+
+    @property
+    def drafts_a_block(self) -> bool:
+        """Whether all tokens are drafted in one pass (DFlash, DSpark), not one after the other."""
+        states = None if self.draft is None else states_of(self.draft)
+        return states is not None and states.start == "embedding"
+
+    def draft_seconds(
+        self, spec: ModelSpec, device: Device, stack: Stack, batch: Number, context: Number, layout: Layout,
+        formats: Formats,
+    ) -> float:  # fmt: skip
+        """Seconds in which the tokens of a step are drafted. spec, formats: of the model that checks them."""
+        if self.draft is not None:
+            size, passes = (self.tokens, 1) if self.drafts_a_block else (1, self.tokens)
+            draft_pass = rank_pass(stack, _of_draft(layout), batch, size, context, "decode")
+            return passes * float(forward_pass(self.draft, device, stack, draft_pass, SIXTEEN_BITS).seconds)
+        if not self.with_mtp:
+            return 0.0
+        with_modules, without = (
+            rank_pass(stack, layout, batch, 1, context, "decode", include) for include in (WITH_MTP, WITHOUT_MTP)
+        )
+        seconds = [
+            float(forward_pass(spec, device, stack, run, formats).parts["kernels"]) for run in (with_modules, without)
+        ]
+        return self.tokens * (seconds[0] - seconds[1])
+
+    def prompt_seconds(self, device: Device, stack: Stack, batch: Number, seq: int, layout: Layout) -> float:
+        """Seconds in which a draft model computes its cache of prompts; 0 without one."""
+        if self.draft is None:
+            return 0.0
+        return float(prefill(self.draft, device, stack, batch, seq, 0, None, _of_draft(layout)).seconds)
+
+
+def _of_draft(layout: Layout) -> Layout:
+    """The layout of a draft model: that of the model's attention, in one stage."""
+    return Layout(tp=layout.tp)

@@ -1,0 +1,261 @@
+"""A replica that serves the requests of a trace: continuous batching, simulated from event to event.
+
+A step computes a token of every decoding sequence and, up to `Replica.step_tokens`, tokens of prompts in the order of
+their arrival (Orca, OSDI 2022; chunks of prompts: Sarathi, arXiv:2308.16369). A request starts when the cache has room
+for all of its tokens and the engine for one more sequence. Steps between two events (an arrival, an end) are alike and
+are taken together. Seconds of a step are those of `batching.py`, between sizes in proportion; `batching.py` has the
+same server in closed form, for equal requests that arrive evenly.
+
+The stages of a pipeline, and ranks with attention of their own, each have a batch, to which requests go in turn.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from .batching import Replica, seconds_beside_prompts
+
+MOST_PROMPT_SIZES = 2**20
+"""Tokens of prompts of a step up to which seconds are tabulated."""
+
+
+@dataclass(frozen=True)
+class TracedRequest:
+    """A request. arrival: seconds. input, output: tokens of its prompt and of its answer."""
+
+    arrival: float
+    input: int
+    output: int
+
+
+@dataclass(frozen=True)
+class ServedRequest:
+    """Times of a request in seconds.
+
+    ttft: from its arrival to its first token. tpot: of each further token; None for an answer of one token.
+    end: when its last token is there.
+    """
+
+    ttft: float
+    tpot: float | None
+    end: float
+
+
+Seconds: TypeAlias = Callable[[float, float], float]
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of the steps of a replica.
+
+    token: (sequences, mean tokens in their caches) → of a step that decodes.
+    beside: the same → of what decoding adds to a step with prompts.
+    prompt: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
+    server: seconds of the server before a first token. tokens: tokens that a decoding step gives each sequence.
+    """
+
+    token: Seconds
+    beside: Seconds
+    prompt: Seconds
+    server: float
+    tokens: float = 1.0
+
+    @classmethod
+    def of(cls, replica: Replica, sequences: int, longest: int, mean_input: int) -> StepSeconds:
+        """Tabulates the seconds of steps.
+
+        sequences: most sequences of a batch. longest: most tokens of a sequence. mean_input: tokens of a usual prompt.
+        """
+        usual = max(1, mean_input)
+        batches, contexts = _powers(sequences), sorted({0, usual, max(usual + 1, longest)})
+        passes = [[replica.step(size, at) for at in contexts] for size in batches]
+        most = min(replica.step_tokens or longest, max(longest, mean_input), MOST_PROMPT_SIZES)
+        tokens = _powers(most)
+
+        def prompt(size: int, before: int) -> float:
+            number = max(1.0, size / mean_input)
+            length = max(1, round(size / number))
+            return float(replica.prompt_pass(number, length, before).seconds)
+
+        return cls(
+            _between(batches, contexts, [[float(run.seconds) for run in runs] for runs in passes]),
+            _between(batches, contexts, [[seconds_beside_prompts(run) for run in runs] for runs in passes]),
+            _between(tokens, contexts, [[prompt(size, at) for at in contexts] for size in tokens]),
+            replica.stack.first_token,
+            replica.tokens_per_step,
+        )
+
+
+def _powers(most: int) -> list[int]:
+    return [*(2**i for i in range(max(1, most).bit_length()) if 2**i < most), max(1, most)]
+
+
+def _between(sizes: Sequence[int], contexts: Sequence[int], table: Sequence[Sequence[float]]) -> Seconds:
+    """The seconds between the sizes and the contexts of a table, in proportion."""
+
+    def seconds(size: float, context: float) -> float:
+        row, down = _place(sizes, size)
+        column, right = _place(contexts, context)
+        above, below = table[row], table[min(row + 1, len(table) - 1)]
+        ends = [line[column] + (line[column + 1] - line[column]) * right for line in (above, below)]
+        return ends[0] + (ends[1] - ends[0]) * down
+
+    return seconds
+
+
+def _place(values: Sequence[int], value: float) -> tuple[int, float]:
+    """The index of the value before, and the share of the way to the next one; at the ends the line goes on."""
+    if len(values) == 1:
+        return 0, 0.0
+    index = min(max(0, bisect_right(values, value) - 1), len(values) - 2)
+    return index, (value - values[index]) / (values[index + 1] - values[index])
+
+
+@dataclass
+class Batch:
+    """One batch of a replica, step by step.
+
+    steps: seconds of its steps. sequences, cache_tokens: most sequences, and tokens that its caches hold.
+    step_tokens: most tokens of a step. mixed: whether a step with prompts decodes too.
+    scale: factor of all seconds, 1 by default.
+    """
+
+    steps: StepSeconds
+    sequences: int
+    cache_tokens: int
+    step_tokens: int
+    mixed: bool
+    scale: float = 1.0
+
+    def serve(self, requests: Sequence[TracedRequest], cached_share: float = 0.0) -> list[ServedRequest]:
+        """Serves requests, which are in the order of their arrival, and returns their times in this order.
+
+        cached_share: of each prompt, that an earlier request left in the cache; default none.
+        """
+        now, steps_done, context_sum = 0.0, 0, 0.0
+        reserved, coming = 0, 0
+        decoding: list[tuple[int, int]] = []  # (step at which it ends, request)
+        prompts: deque[list[int]] = deque()  # [request, tokens that are computed, tokens to compute]
+        first: dict[int, float] = {}
+        ends: dict[int, float] = {}
+        while len(ends) < len(requests):
+            while coming < len(requests) and requests[coming].arrival <= now:
+                request = requests[coming]
+                length = request.input + request.output
+                if len(decoding) + len(prompts) >= self.sequences or reserved + length > self.cache_tokens:
+                    break
+                cached = min(int(cached_share * request.input), request.input - 1)
+                prompts.append([coming, cached, request.input - cached])
+                reserved += length
+                coming += 1
+            number = len(decoding)
+            context = context_sum / number if number else 0.0
+            if prompts:
+                finished, tokens, before = self._take_prompts(prompts, number if self.mixed else 0)
+                now += self.scale * self.steps.prompt(tokens, before)
+                if self.mixed and number:
+                    now += self.scale * self.steps.beside(number, context)
+                    steps_done, context_sum = steps_done + 1, context_sum + number * self.steps.tokens
+                for index in finished:
+                    first[index] = now + self.steps.server * self.scale
+                    if requests[index].output > 1:
+                        heapq.heappush(decoding, (steps_done + self._further_steps(requests[index]), index))
+                        context_sum += requests[index].input + 1
+                    else:
+                        ends[index] = first[index]
+                        reserved -= requests[index].input + 1
+            elif number:
+                alike = self._alike_steps(requests, coming, now, decoding[0][0] - steps_done, number, context, reserved)
+                now += alike * self.scale * self.steps.token(number, context + alike * self.steps.tokens / 2)
+                steps_done, context_sum = steps_done + alike, context_sum + alike * number * self.steps.tokens
+            else:
+                now = max(now, requests[coming].arrival)
+            while decoding and decoding[0][0] <= steps_done:
+                _, index = heapq.heappop(decoding)
+                request = requests[index]
+                ends[index] = max(now, first[index])
+                context_sum -= request.input + 1 + self._further_steps(request) * self.steps.tokens
+                reserved -= request.input + request.output
+        return [
+            ServedRequest(
+                first[i] - request.arrival,
+                (ends[i] - first[i]) / (request.output - 1) if request.output > 1 else None,
+                ends[i],
+            )
+            for i, request in enumerate(requests)
+        ]
+
+    def _further_steps(self, request: TracedRequest) -> int:
+        """Decoding steps of a request after its first token."""
+        return math.ceil((request.output - 1) / self.steps.tokens)
+
+    def _take_prompts(self, prompts: deque[list[int]], decoding: int) -> tuple[list[int], int, float]:
+        """Takes tokens of prompts for a step: the prompts that it ends, its tokens, and their mean tokens in the cache.
+
+        decoding: sequences that decode in the step.
+        """
+        budget = max(1, self.step_tokens - decoding)
+        finished, tokens, before = [], 0, 0.0
+        while prompts and tokens < budget:
+            head = prompts[0]
+            part = min(head[2], budget - tokens)
+            before += part * head[1]
+            tokens += part
+            head[1], head[2] = head[1] + part, head[2] - part
+            if not head[2]:
+                finished.append(prompts.popleft()[0])
+        return finished, tokens, before / tokens
+
+    def _alike_steps(
+        self,
+        requests: Sequence[TracedRequest],
+        coming: int,
+        now: float,
+        most: int,
+        number: int,
+        context: float,
+        reserved: int,
+    ) -> int:
+        """Steps until the next sequence ends, or the next request arrives that can start."""
+        if coming == len(requests):
+            return most
+        request = requests[coming]
+        if number >= self.sequences or reserved + request.input + request.output > self.cache_tokens:
+            return most
+        step = self.scale * self.steps.token(number, context)
+        return max(1, min(most, int((request.arrival - now) / step) + 1))
+
+
+def serve_trace(
+    replica: Replica,
+    steps: StepSeconds,
+    replicas: int,
+    requests: Sequence[TracedRequest],
+    sequences: int,
+    cache_tokens: int,
+    cached_share: float = 0.0,
+    scale: float = 1.0,
+) -> list[ServedRequest]:
+    """Serves the requests of a trace on equal replicas, to whose batches they go in turn.
+
+    steps: seconds of the replica's steps. requests: in the order of their arrival.
+    sequences, cache_tokens: of one replica. cached_share: as of `Batch.serve`. scale: factor of all seconds of steps.
+    Returns the times of the requests, batch by batch.
+    """
+    longest = max(request.input + request.output for request in requests)
+    batch = Batch(
+        steps,
+        max(1, sequences // replica.batches),
+        max(longest, cache_tokens // replica.batches),
+        replica.step_tokens or longest,
+        replica.stack.mixed_steps,
+        scale,
+    )
+    parts = [requests[i :: replica.batches * replicas] for i in range(replica.batches * replicas)]
+    return [served for part in parts if part for served in batch.serve(part, cached_share)]

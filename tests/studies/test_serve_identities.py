@@ -1,0 +1,119 @@
+"""What holds of every answer of `serve`, over architectures, accelerators and engines, without any measured run."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import pytest
+
+import llmcalc
+from llmcalc.studies.serving import Servers
+
+
+class Case(NamedTuple):
+    """A model on an accelerator with requests."""
+
+    model: str
+    hardware: str
+    input: int
+    output: int
+    options: dict[str, Any]
+
+
+CASES = [
+    Case("llama3.1-8b", "h100", 4096, 512, {}),
+    Case("llama3.1-8b", "l4", 1024, 256, {}),
+    Case("llama3.3-70b", "mi300x", 8192, 1024, {}),
+    Case("gemma-3-27b", "a100-80gb", 2048, 512, {}),
+    Case("qwen3-30b-a3b", "h200", 1024, 1024, {"engine": "tensorrt-llm"}),
+    Case("deepseek-v3", "h200", 4096, 1024, {"devices": 16}),
+    Case("gpt-oss-120b", "b200", 16384, 512, {"quantize": "auto"}),
+    Case("qwen3-235b-a22b", "b200", 1024, 8192, {"kv_dtype": "auto,fp8"}),
+    Case("mistral-7b", "rtx-4090", 512, 512, {"engine": "sglang"}),
+    Case("gpt2", "t4", 256, 256, {}),
+    Case("llama3.1-405b", "h100", 4096, 256, {"quantize": "fp8-dynamic"}),
+    Case("qwen2.5-14b", "l40s", 128, 2048, {"prefix_hit": 0.5}),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: f"{case.model} {case.hardware}", scope="module")
+def case(request: pytest.FixtureRequest) -> Case:
+    return request.param  # type: ignore[no-any-return]
+
+
+def serve(case: Case, **options: Any) -> Servers:
+    answer = llmcalc.serve(case.model, case.hardware, case.input, case.output, price=2.0, **{**case.options, **options})
+    return answer.result  # type: ignore[no-any-return]
+
+
+@pytest.fixture(scope="module")
+def servers(case: Case) -> Servers:
+    found = serve(case)
+    assert found.servers
+    return found
+
+
+def test_one_request_takes_the_time_of_time(case: Case, servers: Servers) -> None:
+    for server in servers.servers[:4]:
+        replica, load = server.replica, server.replica.load(1)
+        layout = {name: size for name, size in vars(server.sizes).items() if size > 1}
+        if server.sizes.dp > 1 or server.kv_dtype or case.options.get("quantize") or case.options.get("prefix_hit"):
+            continue
+        etp = {"etp": server.sizes.tp // server.sizes.ep} if server.sizes.ep > 1 else {}
+        options = {"engine": case.options.get("engine", "vllm"), **layout, **etp}
+        context = replica.requests.mean_context
+        token: Any = llmcalc.time(case.model, case.hardware, "decode", seq=context, **options)
+        assert load.tpot == pytest.approx(token.result.seconds, rel=1e-9)
+
+
+def test_tokens_per_second_grow_with_users(servers: Servers) -> None:
+    for curve in servers.curves:
+        for fewer, more in pairwise(curve):
+            assert more.concurrency > fewer.concurrency
+            assert more.output_tokens_per_second >= fewer.output_tokens_per_second * 0.9999
+            assert more.load.tpot >= fewer.load.tpot * 0.9999
+
+
+def test_no_server_of_the_front_is_dominated(servers: Servers) -> None:
+    points = {(i, point.concurrency): point for i, curve in enumerate(servers.curves) for point in curve}
+    front = [points[key] for key in servers.front]
+    for kept in front:
+        for point in points.values():
+            assert not (point.load.tpot < kept.load.tpot and point.per_device > kept.per_device)
+    for point in points.values():
+        assert any(kept.load.tpot <= point.load.tpot and kept.per_device >= point.per_device for kept in front)
+
+
+def test_cost_is_price_times_time(servers: Servers) -> None:
+    for curve in servers.curves:
+        for point in curve:
+            hours = 1e6 / point.output_tokens_per_second / 3600
+            assert point.cost_per_million == pytest.approx(2.0 * point.devices * hours, rel=1e-12)
+
+
+def test_the_cheapest_is_never_dearer_than_a_typed_one(case: Case, servers: Servers) -> None:
+    assert servers.chosen is not None
+    cheapest = servers.chosen.point.cost_per_million
+    assert cheapest is not None
+    for server in servers.servers[:3]:
+        sizes = {name: size for name, size in vars(server.sizes).items() if name != "dp"}
+        typed = serve(case, **sizes)
+        if typed.chosen is not None:
+            assert typed.chosen.point.cost_per_million is not None
+            assert cheapest <= typed.chosen.point.cost_per_million * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "1e9", "9" * 400, "½", "", "x", "1e400"])
+@pytest.mark.parametrize(
+    "option", ["--price", "--rate", "--ttft", "--tpot", "--prefix-hit", "--acceptance", "--concurrency", "--devices"]
+)
+def test_hostile_numbers_are_refused_in_one_line(run: Any, option: str, value: str) -> None:
+    words = ("serve", "gpt2", "--hardware", "h100", "--input", "64", "--output", "8", "--tp", "1", option, value)
+    code, out, err = run(*words, *(("--draft", "ngram") if option == "--acceptance" else ()))
+    if (option, value) in {("--prefix-hit", "0"), ("--acceptance", "0"), ("--concurrency", "1e9")}:
+        assert code != 2  # no prompt is cached, no drafted token is accepted, and no server holds a billion
+        return
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert option in err
