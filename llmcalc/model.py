@@ -104,7 +104,7 @@ class ModelSpec(Part):
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
                 "[model.encoder]"
             )
-        source = None if self.encoder is None else self.encoder.hidden_size or self.hidden_size
+        source = None if self.encoder is None else self._source_width(self.encoder)
         for side, stack in self.stacks():
             width = stack.hidden_size or self.hidden_size
             stack.check_place(Standing(side, width, side, source_width=source if side == "decoder" else None))
@@ -132,6 +132,10 @@ class ModelSpec(Part):
         check_widths(self.towers)
         return self
 
+    def _source_width(self, encoder: Stack) -> int:
+        """Returns the width of the encoder's output, which cross-attention reads."""
+        return encoder.output_size or encoder.hidden_size or self.hidden_size
+
     def _check_main(self) -> None:
         """Raises `ValueError` if the input of the output stack is not the model's embedding."""
         if self.main.input_size not in (None, self.embedding_size):
@@ -141,6 +145,11 @@ class ModelSpec(Part):
         if self.main.vocab_size is not None or self.main.hidden_size is not None:
             raise ValueError(
                 f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
+            )
+        if self.main.pooler is not None or self.main.output_size is not None:
+            raise ValueError(
+                f"{self.kind}: a pooler and an output_size of a stack are for the encoder of an encoder-decoder; "
+                "expected none (model.pooler is the pooler of the model)"
             )
         if self.main.stem is not None:
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
@@ -399,7 +408,8 @@ def _reference() -> type[nn.Module]:
                 self.embed_proj = nn.Linear(width, hidden, bias=spec.embedding_projection_bias)
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(Context(spec.encoder.hidden_size or hidden, causal=False))
-                self.decoder = spec.decoder.reference(Context(hidden, source_size=spec.encoder.hidden_size))
+                source_size = spec.encoder.output_size or spec.encoder.hidden_size
+                self.decoder = spec.decoder.reference(Context(hidden, source_size=source_size))
                 if spec.shared_positions:
                     self.decoder.embed_positions = self.encoder.embed_positions
             else:

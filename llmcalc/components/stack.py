@@ -35,13 +35,14 @@ if TYPE_CHECKING:
     from .distance import RelativeBias
     from .idle import SecondStream
     from .layers.per_layer import PerLayerEmbedding
+    from .pooler import Pooler
     from .stem import ConvStem
     from .token_types import TokenTypes
 else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
     ConvStem, SecondStream = only("stem:ConvStem"), only("idle:SecondStream")
-    RelativeBias = only("distance:RelativeBias")
+    RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
 
 BASE = "block"
 """The name of `block` in a pattern."""
@@ -77,6 +78,9 @@ class Stack(Component):
         starts it from the hidden states of a target model (drafts of speculative decoding); none by default.
     second_stream: XLNet's initial query-stream vector; none by default.
     final_norm: the norm on the last layer's output; none by default.
+    pooler: BERT's pooler in the encoder of an encoder-decoder, which has parameters and does not run; none by default.
+    output_size: the width that a projection with a bias gives the output of the encoder of an encoder-decoder; none by
+        default.
     """
 
     witness = BY_TORCH
@@ -101,6 +105,8 @@ class Stack(Component):
     streams: Streams | None = None
     second_stream: SecondStream | None = None
     final_norm: Norm | None = None
+    pooler: Pooler | None = None
+    output_size: Width | None = None
 
     renamed: ClassVar[Mapping[str, str]] = {
         "type_vocab_size": "token_types = { type_vocab_size = … }",
@@ -260,7 +266,10 @@ class Stack(Component):
             x = self.streams.record_merge(f, x)
             f.hold(x=x)
         x = x if self.final_norm is None else f.part("norm", self.final_norm, x)
-        return f.dropout(x, "final")
+        x = f.dropout(x, "final")
+        if self.pooler is not None:
+            f.part("pooler", self.pooler, x, role="idle")
+        return x if self.output_size is None else f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
 
     def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
         """Returns the input of the first layer."""
@@ -456,6 +465,10 @@ def _reference() -> type[nn.Module]:
                     self._share_parameters(self.layers[names.index(name)], self.layers[i])
             if spec.final_norm is not None:
                 self.norm = spec.final_norm.reference(context)
+            if spec.pooler is not None:
+                self.pooler = spec.pooler.reference(context)
+            if spec.output_size is not None:
+                self.output_proj = nn.Linear(context.hidden_size, spec.output_size)
 
         def _optional_modules(self, part: Component | None, context: Context) -> tuple[Any, ...]:
             """Builds a part whose children belong to the stack, as a tuple of one module, or of none without a part.
@@ -509,6 +522,7 @@ def _reference() -> type[nn.Module]:
                 x = y
             for streams in self._streams:
                 x = streams.merge_streams(x)
-            return apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
+            x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
+            return self.output_proj(x) if hasattr(self, "output_proj") else x
 
     return StackReference
