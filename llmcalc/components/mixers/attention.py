@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -65,6 +65,12 @@ class QKNorm(Part):
     order: Literal["before_rope", "after_rope"] = "before_rope"
 
 
+IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
+"""The name of a projection that does not run."""
+
+RUN_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"})
+"""Names of the projections that run."""
+
 Adapter: TypeAlias = Callable[[Value, Shape], Value]
 """A function of a projection's input and the axes of its output, which returns a term to add to that output."""
 
@@ -93,6 +99,8 @@ class Attention(TokenMixer):
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
     block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
+    idle_projections: names of further projections like that of the queries, which plain text does not use: of tokens
+        with global attention (Longformer), between words and entities (LUKE); none by default.
     """
 
     witness = BY_TORCH
@@ -122,6 +130,7 @@ class Attention(TokenMixer):
     attn_logit_softcapping: Real | None = Field(default=None, gt=0)
     position: ScorePosition | None = None
     block_indexer: BlockIndexer | None = None
+    idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -132,6 +141,12 @@ class Attention(TokenMixer):
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
+        names = self.idle_projections
+        if len({*names}) < len(names) or RUN_PROJECTIONS & {*names}:
+            raise ValueError(
+                f"idle_projections: {', '.join(names)}; expected names that differ from one another and from "
+                + ", ".join(sorted(RUN_PROJECTIONS))
+            )
         for part in (self.position, self.block_indexer):
             if part is not None:
                 part.check_attention(self)
@@ -250,6 +265,8 @@ class Attention(TokenMixer):
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         q = self._normed_and_rotated(f, _projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
+        for name in self.idle_projections:
+            f.linear(name, x, heads, dim, bias=self.q_bias, role="idle")
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter)
         if memory is None:
@@ -430,6 +447,7 @@ class Attention(TokenMixer):
                 v_norm=rms,
                 position=rope,
             ),
+            cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
         ]
 
 
@@ -487,6 +505,8 @@ def _reference() -> type[nn.Module]:
             width = context.hidden_size
             kv_width = context.source_size or width if context.cross else width
             self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias)
+            for name in spec.idle_projections:
+                self.add_module(name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if not spec.attention_k_eq_v and not spec.kv_shared:
