@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .components.base import Context, Flag, HiddenSize, Part, Positions, Standing, Vocab, Width
+from .components.base import Context, Flag, HiddenSize, Kernel, Part, Positions, Standing, Vocab, Width
 from .components.choice import only
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
@@ -57,6 +57,8 @@ class ModelSpec(Part):
         reads every token; hidden_size by default. If the stack has an input_size, only a language-model head has the
         projection back (ELECTRA, ALBERT).
     embedding_projection_bias: whether the projection to hidden_size has a bias, false by default.
+    embedding_kernel: the number of neighbouring tokens whose embeddings the projection to hidden_size reads, an odd
+        number (MobileBERT); there is no projection back then. By default it reads one token.
     max_position_embeddings: the context length that the model was trained for, if positions are not learned; none by
         default.
     shared_positions: whether both stacks of an encoder-decoder add rows of one table of learned positions (T5 in
@@ -81,6 +83,7 @@ class ModelSpec(Part):
     tie_word_embeddings: Flag
     embedding_size: Width | None = None
     embedding_projection_bias: Flag = False
+    embedding_kernel: Kernel | None = None
     max_position_embeddings: Positions | None = None
     shared_positions: Flag = False
     unused_embedding: UnusedEmbedding | None = None
@@ -116,6 +119,7 @@ class ModelSpec(Part):
             raise ValueError(
                 "additional_vocab_size: is for a model of one stack with tie_word_embeddings = false; expected none"
             )
+        self._check_embedding_kernel()
         if self.encoder is not None and self.decoder is not None:
             self._check_encoder(self.encoder)
         elif self.shared_positions:
@@ -131,6 +135,20 @@ class ModelSpec(Part):
             part.check_output(output)
         check_widths(self.towers)
         return self
+
+    def _check_embedding_kernel(self) -> None:
+        """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
+        kernel, head = self.embedding_kernel, self.head
+        fits = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
+        if kernel is not None and (not fits or kernel % 2 == 0):
+            raise ValueError(
+                "embedding_kernel: an odd number, of an encoder with an embedding_size and no input_size; expected none"
+            )
+        narrow = self.embedding_size is not None and self.embedding_size < self.hidden_size
+        if isinstance(head, LMHead) and head.more_columns and not (narrow and kernel is not None):
+            raise ValueError(
+                "head.more_columns: needs an embedding_size below hidden_size and an embedding_kernel; expected false"
+            )
 
     def _source_width(self, encoder: Stack) -> int:
         """Returns the width of the encoder's output, which cross-attention reads."""
@@ -241,7 +259,8 @@ class ModelSpec(Part):
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         on_all = not isinstance(self.head, Classifier) or self.head.over == "token"
-        return self.embedding_size if on_all and self.main.input_size is None else None
+        goes_back = self.main.input_size is None and self.embedding_kernel is None
+        return self.embedding_size if on_all and goes_back else None
 
     def tree(self) -> Node:
         """The tree of named nodes, derived from the program. Counts are computed by walking it."""
@@ -319,6 +338,9 @@ class ModelSpec(Part):
         """Returns the token embeddings, projected to the width of the layers if it differs."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
+        if self.embedding_kernel is not None:
+            kernel, bias = self.embedding_kernel, self.embedding_projection_bias
+            return f.conv("embed_proj", x, hidden, kernel=kernel, bias=bias, kind="embedding")
         return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
 
     @property
@@ -405,7 +427,10 @@ def _reference() -> type[nn.Module]:
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(Context(width), spec.vocab_size)
             if spec.embedding_size is not None and last.input_size is None:
-                self.embed_proj = nn.Linear(width, hidden, bias=spec.embedding_projection_bias)
+                bias, kernel = spec.embedding_projection_bias, spec.embedding_kernel
+                self.embed_proj: nn.Module = nn.Linear(width, hidden, bias=bias)
+                if kernel is not None:
+                    self.embed_proj = nn.Conv1d(width, hidden, kernel, padding=kernel // 2, bias=bias)
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(Context(spec.encoder.hidden_size or hidden, causal=False))
                 source_size = spec.encoder.output_size or spec.encoder.hidden_size
@@ -454,7 +479,7 @@ def _reference() -> type[nn.Module]:
                 return spec.embedding_size if spec.head.transform is None else None
             if isinstance(spec.head, Classifier) and spec.head.over == "sequence":
                 return None
-            return None if last.input_size is not None else spec.embedding_size
+            return None if last.input_size is not None or spec.embedding_kernel is not None else spec.embedding_size
 
         def repeats(self) -> dict[str, str]:
             """Path of a layer that equals an earlier one → path of the first such layer."""
@@ -472,6 +497,9 @@ def _reference() -> type[nn.Module]:
 
         def embed(self, ids: Tensor) -> Tensor:
             x: Tensor = self.embed_tokens(ids)
+            if self.spec.embedding_kernel is not None:
+                neighbours: Tensor = self.embed_proj(x.transpose(1, 2)).transpose(1, 2)
+                return neighbours
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
         def hidden_states(self, ids: Tensor, source: Tensor | None, run: Run) -> Tensor:

@@ -74,6 +74,7 @@ LAYERS = PartChoice(
         "gated_norm": "layers.gated_norm:GatedNormLayer",
         "draft": "layers.draft:DraftLayer",
         "gated_cross": "layers.gated_cross:GatedCrossLayer",
+        "bottleneck": "layers.bottleneck:BottleneckLayer",
     },
 )
 """Every kind of layer in a stack."""

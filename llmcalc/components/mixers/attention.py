@@ -256,10 +256,12 @@ class Attention(TokenMixer):
         memory: Value | None = None,
         out: Shape | None = None,
         adapter: Adapter | None = None,
+        value_input: Value | None = None,
     ) -> Value:
         """memory: the input of keys and values where it is not x. out: the axes of the output, x's by default.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
+        value_input: the input of the values where it is not that of the keys.
         """
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
@@ -268,7 +270,9 @@ class Attention(TokenMixer):
         for name in self.idle_projections:
             f.linear(name, x, heads, dim, bias=self.q_bias, role="idle")
         kv_input = x if memory is None else memory
-        keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter)
+        keys, values = self._keys_and_values(
+            f, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input
+        )
         if memory is None:
             f.mask(q, keys, causal=f.causal, window=self.sliding_window, chunk=self.attention_chunk_size)
         bias: Value | None = None
@@ -323,6 +327,7 @@ class Attention(TokenMixer):
         size: Axis,
         cross: bool,
         adapter: Adapter | None,
+        value_input: Value | None,
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
         computed: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
@@ -339,7 +344,8 @@ class Attention(TokenMixer):
             keys = self._normed_and_rotated(f, raw, "k_norm", dim)
             values = raw
             if not self.attention_k_eq_v:
-                values = _projection(f, "v_proj", x, (heads, size), self.v_bias, adapter)
+                read = x if value_input is None else value_input
+                values = _projection(f, "v_proj", read, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
@@ -510,7 +516,7 @@ def _reference() -> type[nn.Module]:
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if not spec.attention_k_eq_v and not spec.kv_shared:
-                self.v_proj = nn.Linear(kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias)
+                self.v_proj = nn.Linear(context.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias)
             self.o_proj = nn.Linear(self.heads * self.value_dim, context.output_size or width, bias=spec.o_bias)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, self.heads, self.value_dim)
@@ -568,7 +574,7 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
             return heads
 
-        def _keys_and_values(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _keys_and_values(self, x: Tensor, run: Run, value_input: Tensor | None) -> tuple[Tensor, Tensor]:
             if self.cross:
                 cached = None if run.store is None else run.store.get(self.cache)
                 if cached is not None:
@@ -577,20 +583,24 @@ def _reference() -> type[nn.Module]:
                 x = run.memory
             raw = self._split_heads(self.k_proj(x), self.head_dim)
             k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
-            v = raw if self.spec.attention_k_eq_v else self._split_heads(self.v_proj(x), self.value_dim)
+            v = raw if self.spec.attention_k_eq_v else self._split_heads(
+                self.v_proj(x if value_input is None else value_input), self.value_dim
+            )
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _local_or_shared(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _local_or_shared(
+            self, x: Tensor, run: Run, value_input: Tensor | None = None
+        ) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             if self.cross:
-                return self._keys_and_values(x, run)
+                return self._keys_and_values(x, run, value_input)
             spec = self.spec
             sharing_key = (
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
             keys_and_values: tuple[Tensor, Tensor] = (
-                run.memo[sharing_key] if spec.kv_shared else self._keys_and_values(x, run)
+                run.memo[sharing_key] if spec.kv_shared else self._keys_and_values(x, run, value_input)
             )
             if run.lends:
                 run.memo[sharing_key] = keys_and_values
@@ -629,9 +639,10 @@ def _reference() -> type[nn.Module]:
             if not self.cross:
                 self._bias(run, end, x.shape[1], end, x.device)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
+            """value_input: the input of the values where it is not x."""
             q = self._normed_and_rotated(self._split_heads(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
-            k, v = self._local_or_shared(x, run)
+            k, v = self._local_or_shared(x, run, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])

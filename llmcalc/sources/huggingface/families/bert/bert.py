@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def _bert(config: Config) -> Table:
-    pretrains = _has_pretraining_head(config)
+    pretrains = has_pretraining_head(config)
     return encoder(
         config,
         bert_block(config),
@@ -101,7 +101,7 @@ def _electra(config: Config) -> Table:
     model = _embedding_size(config)
     if architecture(config).endswith(OF_CHOICES):
         config.must("summary_use_proj", True)
-    if _has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
+    if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         head = {
             "type": "classification",
             "num_labels": 1,
@@ -140,7 +140,7 @@ def _albert(config: Config) -> Table:
             "pattern": names[-1:],
             "shared_layers": kinds,
         }
-    pretrains = _has_pretraining_head(config)
+    pretrains = has_pretraining_head(config)
     pooler_table = pooler(
         config.head == "none" or scores_sequences(config) or pretrains, labels(config) if pretrains else None
     )
@@ -153,7 +153,7 @@ def _albert(config: Config) -> Table:
 def _fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
     block = {"attention": {"type": "fourier"}, **_network(config)}
-    width, pooler_table = config.size("hidden_size"), pooler(True, 2 if _has_pretraining_head(config) else None)
+    width, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": width}
     return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, embedding_size=width, **pooler_table)
 
@@ -174,7 +174,7 @@ def _big_bird(config: Config) -> Table:
         **biases(config.flag("use_bias"), *QKV),
         "o_bias": True,
     }
-    table |= pooler(not architecture(config).endswith(OF_ANSWERS), 2 if _has_pretraining_head(config) else None)
+    table |= pooler(not architecture(config).endswith(OF_ANSWERS), 2 if has_pretraining_head(config) else None)
     if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
         table["head"] |= bert_score(bert_act(config))  # its class has a pooler too
     return table
@@ -194,7 +194,7 @@ def _mpnet(config: Config) -> Table:
     return encoder(config, bert_block(config), stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
-def _has_pretraining_head(config: Config) -> bool:
+def has_pretraining_head(config: Config) -> bool:
     """Whether the head is the pretraining head, which has more than one projection to the vocabulary or to classes."""
     return config.head == "lm" and architecture(config).endswith("ForPreTraining")
 
