@@ -18,6 +18,7 @@ from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
+from ..workload.rows import Fixed
 from .base import BY_TORCH, Component, Context, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
 from .choice import only
 from .choices import AnyLayer, Streams
@@ -78,7 +79,8 @@ class Stack(Component):
         starts it from the hidden states of a target model (drafts of speculative decoding); none by default.
     second_stream: XLNet's initial query-stream vector; none by default.
     final_norm: the norm on the last layer's output; none by default.
-    pooler: BERT's pooler in the encoder of an encoder-decoder, which has parameters and does not run; none by default.
+    pooler: BERT's pooler on the output of the encoder of an encoder-decoder, whose vector nothing reads; none by
+        default.
     output_size: the width that a projection with a bias gives the output of the encoder of an encoder-decoder; none by
         default.
     """
@@ -268,7 +270,8 @@ class Stack(Component):
         x = x if self.final_norm is None else f.part("norm", self.final_norm, x)
         x = f.dropout(x, "final")
         if self.pooler is not None:
-            f.part("pooler", self.pooler, x, role="idle")
+            f.hold(x=x)
+            f.part("pooler", self.pooler, x, role="no_grad", rows=Fixed("sequences of the source"))
         return x if self.output_size is None else f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
 
     def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
@@ -523,6 +526,8 @@ def _reference() -> type[nn.Module]:
             for streams in self._streams:
                 x = streams.merge_streams(x)
             x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
+            if hasattr(self, "pooler"):
+                self.pooler(x.detach())
             return self.output_proj(x) if hasattr(self, "output_proj") else x
 
     return StackReference

@@ -81,6 +81,8 @@ class OverlappingChunks(AttentionCore):
 
     def forward_flops(self, run: RunConfig) -> Number:
         new, side = run.new(self.rows), floor_div(self.window, 2)
+        if is_zero(new):
+            return 0
         chunks = 2 * ceil_div(new, 2 * side)
         scores, sums = (chunks - 1) * (2 * side) ** 2, chunks * side * 3 * side
         return 2 * run.batch * self.heads * (scores * self.qk_dim + sums * self.v_dim)

@@ -1,6 +1,6 @@
 """Shapes of the families in `sources/huggingface/families/seq2seq/led.py`.
 
-They have 32 positions, a multiple of the windows: the class pads other lengths.
+They have 64 positions, a multiple of the windows: the class pads other lengths.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ SMALL: dict[str, Any] = {
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 40,
-    "max_encoder_position_embeddings": 32,
-    "max_decoder_position_embeddings": 32,
+    "max_encoder_position_embeddings": 64,
+    "max_decoder_position_embeddings": 64,
     "attention_window": 8,
 }
 
 SHAPES = {
-    "LEDForConditionalGeneration": [SMALL, {**SMALL, "tie_word_embeddings": False, "attention_window": [16, 4]}],
+    "LEDForConditionalGeneration": [SMALL, {**SMALL, "tie_word_embeddings": False, "attention_window": [8, 4]}],
     "LEDForQuestionAnswering": [SMALL],
     "LEDModel": [{**SMALL, "activation_function": "relu"}],
 }

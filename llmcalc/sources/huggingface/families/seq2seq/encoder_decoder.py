@@ -9,17 +9,14 @@ transformers: models/encoder_decoder.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...config import Config
 from ...dropout import dropout_of
-from ...family import Deviation, Family, Modules
+from ...family import Family, Modules
 from ...parts import IDLE_CROSS_ATTENTION, Table
 from ...registry import causal_class, config_of, family_of, usual_name
 from ..bert.bert import BERT_MODULES, SECOND_BIAS
-
-if TYPE_CHECKING:
-    from .....model import ModelSpec
 
 
 def _encoder_decoder(config: Config) -> Table:
@@ -68,22 +65,6 @@ def _model(config: Config, name: str, kind: str, fields: Mapping[str, Any]) -> T
     return table
 
 
-def _pooled_width(spec: ModelSpec) -> int:
-    """Returns the width of the encoder's pooler; 0 without one."""
-    encoder = spec.encoder
-    return 0 if encoder is None or encoder.pooler is None else encoder.hidden_size or spec.hidden_size
-
-
-POOLED = Deviation(
-    "The encoder's pooler",
-    "the encoder's class runs its pooler, whose output nothing reads",
-    "forward_flops",
-    when=lambda spec: bool(_pooled_width(spec)),
-    more=lambda spec: 2 * _pooled_width(spec) ** 2,
-    at="encoder.pooler.dense",
-)
-
-
 MODULES: Modules = {
     **BERT_MODULES,
     "embed_tokens": "decoder.bert.embeddings.word_embeddings",
@@ -102,6 +83,6 @@ FAMILIES = {
         ignored=frozenset({"tie_encoder_decoder"}),
         generates=True,
         modules=MODULES,
-        deviations=(SECOND_BIAS, POOLED),
+        deviations=(SECOND_BIAS,),
     ),
 }
