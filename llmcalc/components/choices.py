@@ -34,6 +34,7 @@ MIXERS = PartChoice(
         "relative": "mixers.relative:RelativeAttention",
         "context": "mixers.context:ContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
+        "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "none": "base:Nothing",
     },
 )
@@ -45,6 +46,7 @@ CHANNEL_MIXERS = PartChoice(
         "mlp": "networks.feed_forward:FeedForward",
         "moe": "networks.moe:MoE",
         "rwkv_channel_mix": "mixers.rwkv:RwkvChannelMix",
+        "grouped_mlp": "mixers.grouped_projections:GroupedFeedForward",
         "product_key_moe": "networks.product_key:ProductKeyMoE",
         "none": "base:Nothing",
     },
@@ -108,6 +110,7 @@ OTHERS = PartChoice(
         "proposal": "proposal:Proposal",
         "token_types": "token_types:TokenTypes",
         "second_stream": "idle:SecondStream",
+        "input_features": "input_features:InputFeatures",
     },
 )
 """Parts with a field of their own in a spec, and with examples of their own."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from .disentangled import RelativeEmbedding, SideConvolution
     from .distance import RelativeBias
     from .idle import SecondStream
+    from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
     from .pooler import Pooler
     from .stem import ConvStem
@@ -43,6 +44,7 @@ else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
     ConvStem, SecondStream = only("stem:ConvStem"), only("idle:SecondStream")
+    InputFeatures = only("input_features:InputFeatures")
     RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
 
 BASE = "block"
@@ -67,6 +69,7 @@ class Stack(Component):
     stem: the part that replaces the token embedding of an encoder; none by default.
     vocab_size: the vocabulary of an encoder with its own token embedding; none by default.
     hidden_size: the width of an encoder that differs from the decoder's (T5Gemma); the model's by default.
+    input_features: further features of each token, joined to its embedding (RoCBERT); none by default.
     position: positions added to the input; none by default.
     token_types: segment and task embeddings added to the input (BERT, ERNIE); none by default.
     embedding_norm: the norm on the sum of the embeddings; none by default.
@@ -96,6 +99,7 @@ class Stack(Component):
     stem: ConvStem | None = None
     vocab_size: Vocab | None = None
     hidden_size: HiddenSize | None = None
+    input_features: InputFeatures | None = None
     position: Position | None = None
     token_types: TokenTypes | None = None
     embedding_norm: Norm | None = None
@@ -179,6 +183,7 @@ class Stack(Component):
     def slots(self) -> dict[str, StackPart]:
         """Returns the parts beside the layers: field → part."""
         parts: dict[str, StackPart | None] = {
+            "input_features": self.input_features,
             "token_types": self.token_types,
             "relative_bias": self.relative_bias,
             "relative_embedding": self.relative_embedding,
@@ -281,6 +286,7 @@ class Stack(Component):
         if self.vocab_size is not None:
             x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
         x = x.seen(*embedding_axes)
+        x = x if self.input_features is None else f.part("input_features", self.input_features, x)
         if positions is not None:
             with f.function():
                 row = f.look_up(positions, x.rows, by="positions")
@@ -440,6 +446,8 @@ def _reference() -> type[nn.Module]:
                 self.stem = spec.stem.reference(context)
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, context.hidden_size)
+            if spec.input_features is not None:
+                self.input_features = spec.input_features.reference(embedding_context)
             if spec.position is not None:
                 self.embed_positions = spec.position.reference(embedding_context)
             self._token_types = self._optional_modules(spec.token_types, embedding_context)
@@ -495,6 +503,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x
+            x = self.input_features(x) if hasattr(self, "input_features") else x
             if hasattr(self, "embed_positions"):
                 x = x + self.embed_positions(torch.arange(run.past, run.past + x.shape[1], device=x.device)).to(x.dtype)
             for types in self._token_types:

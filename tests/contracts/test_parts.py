@@ -15,10 +15,12 @@ from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, Sid
 from llmcalc.components.distance import RelativeBias
 from llmcalc.components.head import Classifier, LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
+from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.fourier import FourierMixer
+from llmcalc.components.mixers.grouped_projections import GroupedProjectionAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.relative import RelativeAttention
@@ -75,7 +77,7 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(feed_forward=part)
         case Attention():
             return decoder(attention=part)
-        case RelativeAttention() | FourierMixer():
+        case RelativeAttention() | FourierMixer() | GroupedProjectionAttention():
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             return ModelSpec(
                 vocab_size=50,
@@ -98,8 +100,9 @@ def around_a_model(part: Component) -> ModelSpec:
                 num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None
             )
             return local_encoder(part, None if part.global_norm is None else bias)
-        case TokenTypes() | SecondStream():
-            slot = "token_types" if isinstance(part, TokenTypes) else "second_stream"
+        case TokenTypes() | SecondStream() | InputFeatures():
+            slots = {TokenTypes: "token_types", SecondStream: "second_stream", InputFeatures: "input_features"}
+            slot = slots[type(part)]
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             stack = Stack(num_hidden_layers=2, block=block, **{slot: part})
             return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _bert(config: Config) -> Table:
+def bert(config: Config) -> Table:
+    """Reads BERT, and what has its fields: post-norm layers, a pooler, segments."""
     pretrains = has_pretraining_head(config)
     return encoder(
         config,
@@ -65,7 +66,7 @@ def _roberta(config: Config) -> Table:
 
 
 def _megatron_bert(config: Config) -> Table:
-    return _pre_norm(config, _bert(config))
+    return _pre_norm(config, bert(config))
 
 
 def _roberta_prelayernorm(config: Config) -> Table:
@@ -166,7 +167,7 @@ def _big_bird(config: Config) -> Table:
         config.notes.append(
             f"attention_type: block_sparse beyond {longest} tokens, which is not counted: every token attends to all"
         )
-    table = _bert(config)
+    table = bert(config)
     stack = table["encoder"] if "encoder" in table else table["decoder"]
     heads = config.size("num_attention_heads")
     stack["block"]["attention"] = {
@@ -393,7 +394,7 @@ ROBERTA = Family(
 
 FAMILIES = {
     "bert": Family(
-        _bert,
+        bert,
         {**COMMON, **DECODER, "type_vocab_size": 2},
         OLD,
         deviations=(SECOND_BIAS,),
@@ -401,7 +402,7 @@ FAMILIES = {
         dropout=BERT_DROPOUT,
     ),
     "ernie": Family(
-        _bert,
+        bert,
         {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3},
         OF_ERNIE,
         writes={
