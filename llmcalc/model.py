@@ -237,7 +237,7 @@ class ModelSpec(Part):
     def source_tokens(self) -> int | None:
         """The fixed number of encoder positions; None if the encoder reads as many as there are source tokens."""
         stem = self.encoder.stem if self.encoder is not None else None
-        return None if stem is None else stem.max_source_positions
+        return None if stem is None else stem.fixed_positions
 
     @property
     def main(self) -> Stack:

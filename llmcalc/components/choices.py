@@ -93,10 +93,19 @@ STREAMS = PartChoice(
 the first layer and merge them after the last.
 """
 
+STEMS = PartChoice(
+    "convolution",
+    {
+        "convolution": "stem:ConvStem",
+        "subsampling": "audio_stems:SubsamplingStem",
+        "waveform": "audio_stems:WaveformStem",
+    },
+)
+"""Parts that give an encoder its input in the place of token embeddings."""
+
 OTHERS = PartChoice(
     "norm",
     {
-        "stem": "stem:ConvStem",
         "norm": "norm:Norm",
         "learned": "added_position:Learned",
         "sinusoidal": "added_position:Sinusoidal",
@@ -121,15 +130,17 @@ if TYPE_CHECKING:
     Head: TypeAlias = Any
     AnyLayer: TypeAlias = Any
     Streams: TypeAlias = Any
+    AnyStem: TypeAlias = Any
 else:
     Mixer = Annotated[Part, MIXERS]
     ChannelMixer = Annotated[Part, CHANNEL_MIXERS]
     Head = Annotated[Part, HEADS]
     AnyLayer = Annotated[Part, LAYERS]
     Streams = Annotated[Part, STREAMS]
+    AnyStem = Annotated[Part, STEMS]
 
 
 def parts() -> tuple[type[Component], ...]:
     """Returns every part with a flow, a reference and examples, except layers; contract tests run on all of them."""
-    classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, OTHERS) for cls in choice.classes()]
+    classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS) for cls in choice.classes()]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -21,7 +21,7 @@ from ..flow.value import Value, Weight
 from ..workload.rows import Fixed
 from .base import BY_TORCH, Component, Context, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
 from .choice import only
-from .choices import AnyLayer, Streams
+from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing
 from .mixers.attention import Attention, QKNorm
 from .networks.feed_forward import FeedForward
@@ -38,12 +38,11 @@ if TYPE_CHECKING:
     from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
     from .pooler import Pooler
-    from .stem import ConvStem
     from .token_types import TokenTypes
 else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
-    ConvStem, SecondStream = only("stem:ConvStem"), only("idle:SecondStream")
+    SecondStream = only("idle:SecondStream")
     InputFeatures = only("input_features:InputFeatures")
     RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
 
@@ -96,7 +95,7 @@ class Stack(Component):
     first_layers: tuple[str, ...] = ()
     pattern: tuple[str, ...] = (BASE,)
     shared_layers: tuple[str, ...] = ()
-    stem: ConvStem | None = None
+    stem: AnyStem | None = None
     vocab_size: Vocab | None = None
     hidden_size: HiddenSize | None = None
     input_features: InputFeatures | None = None

@@ -30,7 +30,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.proposal import Proposal
 from llmcalc.components.stack import Stack
-from llmcalc.components.stem import ConvStem
+from llmcalc.components.stem import Stem
 from llmcalc.components.target_states import TargetStates
 from llmcalc.components.token_types import TokenTypes
 from llmcalc.model import ModelSpec
@@ -146,7 +146,7 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(proposal=part)
         case MultiTokenPrediction():
             return decoder(mtp=part)
-        case ConvStem():
+        case Stem():
             spec = encoder_decoder(Block.examples()[-1])
             assert spec.encoder is not None
             return spec.model_copy(update={"encoder": spec.encoder.model_copy(update={"stem": part})})
@@ -173,7 +173,7 @@ def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
     return (
         torch.randint(0, spec.vocab_size, (2, tokens))
         if spec.encoder.stem is None
-        else torch.randn(spec.encoder.stem.frames(2))
+        else torch.randn(spec.encoder.stem.frames(2, tokens))
     )
 
 
