@@ -119,6 +119,7 @@ OTHERS = PartChoice(
         "proposal": "proposal:Proposal",
         "token_types": "token_types:TokenTypes",
         "second_stream": "idle:SecondStream",
+        "entities": "entities:Entities",
         "input_features": "input_features:InputFeatures",
     },
 )

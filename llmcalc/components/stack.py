@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from .disentangled import RelativeEmbedding, SideConvolution
     from .distance import RelativeBias
+    from .entities import Entities
     from .idle import SecondStream
     from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
-    SecondStream = only("idle:SecondStream")
+    SecondStream, Entities = only("idle:SecondStream"), only("entities:Entities")
     InputFeatures = only("input_features:InputFeatures")
     RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
 
@@ -80,6 +81,7 @@ class Stack(Component):
     streams: the part that splits the residual stream into several and merges them (AltUp, hyper-connections), or
         starts it from the hidden states of a target model (drafts of speculative decoding); none by default.
     second_stream: XLNet's initial query-stream vector; none by default.
+    entities: the tables and the head of entities, which plain text does not use (LUKE); none by default.
     final_norm: the norm on the last layer's output; none by default.
     pooler: BERT's pooler on the output of the encoder of an encoder-decoder, whose vector nothing reads; none by
         default.
@@ -109,6 +111,7 @@ class Stack(Component):
     per_layer_embedding: PerLayerEmbedding | None = None
     streams: Streams | None = None
     second_stream: SecondStream | None = None
+    entities: Entities | None = None
     final_norm: Norm | None = None
     pooler: Pooler | None = None
     output_size: Width | None = None
@@ -190,6 +193,7 @@ class Stack(Component):
             "per_layer_embedding": self.per_layer_embedding,
             "streams": self.streams,
             "second_stream": self.second_stream,
+            "entities": self.entities,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -256,6 +260,8 @@ class Stack(Component):
                     layer.attention.share_bias(f, x)
         if self.second_stream is not None:
             f.part("second_stream", self.second_stream, x, role="idle")
+        if self.entities is not None:
+            f.part("entities", self.entities, x, role="idle")
         mixers = [layer.attention for layer in self.kinds().values()]
         f.memo["lends"] = any(isinstance(mixer, TokenMixer) and mixer.borrows() for mixer in mixers)
         f.memo["embedded"] = x
@@ -460,6 +466,7 @@ def _reference() -> type[nn.Module]:
                 ("per_layer_embedding", spec.per_layer_embedding, (spec.num_hidden_layers,)),
                 ("side_convolution", spec.side_convolution, ()),
                 ("second_stream", spec.second_stream, ()),
+                ("entities", spec.entities, ()),
             ):
                 if part is not None:
                     self.add_module(name, part.reference(context, *arguments))

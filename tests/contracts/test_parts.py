@@ -13,6 +13,7 @@ from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
 from llmcalc.components.distance import RelativeBias
+from llmcalc.components.entities import Entities
 from llmcalc.components.head import Classifier, LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
@@ -100,9 +101,9 @@ def around_a_model(part: Component) -> ModelSpec:
                 num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None
             )
             return local_encoder(part, None if part.global_norm is None else bias)
-        case TokenTypes() | SecondStream() | InputFeatures():
-            slots = {TokenTypes: "token_types", SecondStream: "second_stream", InputFeatures: "input_features"}
-            slot = slots[type(part)]
+        case TokenTypes() | SecondStream() | InputFeatures() | Entities():
+            slots = {TokenTypes: "token_types", SecondStream: "second_stream", Entities: "entities"}
+            slot = slots.get(type(part), "input_features")
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             stack = Stack(num_hidden_layers=2, block=block, **{slot: part})
             return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
