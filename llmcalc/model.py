@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from .components.base import Context, Flag, HiddenSize, Kernel, Part, Positions, Standing, Vocab, Width
+from .components.base import Context, Flag, HiddenSize, Part, Positions, Standing, Vocab, Width
 from .components.choice import only
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
@@ -22,7 +22,7 @@ from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
 from .components.towers import record as record_towers
-from .flow.axis import Axis
+from .flow.axis import Axis, Beside
 from .flow.record import Flow
 from .flow.tree import Node, Role
 from .flow.value import Value, Weight
@@ -83,7 +83,7 @@ class ModelSpec(Part):
     tie_word_embeddings: Flag
     embedding_size: Width | None = None
     embedding_projection_bias: Flag = False
-    embedding_kernel: Kernel | None = None
+    embedding_kernel: int | None = Field(default=None, ge=1, le=63, strict=True)
     max_position_embeddings: Positions | None = None
     shared_positions: Flag = False
     unused_embedding: UnusedEmbedding | None = None
@@ -339,8 +339,8 @@ class ModelSpec(Part):
         if self.embedding_size is None or self.main.input_size is not None:
             return x
         if self.embedding_kernel is not None:
-            kernel, bias = self.embedding_kernel, self.embedding_projection_bias
-            return f.conv("embed_proj", x, hidden, kernel=kernel, bias=bias, kind="embedding")
+            x = f.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
+            f.hold(neighbours=x)
         return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
 
     @property
@@ -402,6 +402,7 @@ class ModelSpec(Part):
 
 @cache
 def _reference() -> type[nn.Module]:
+    import torch
     from torch import nn
 
     class ModelReference(nn.Module):
@@ -427,10 +428,8 @@ def _reference() -> type[nn.Module]:
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(Context(width), spec.vocab_size)
             if spec.embedding_size is not None and last.input_size is None:
-                bias, kernel = spec.embedding_projection_bias, spec.embedding_kernel
-                self.embed_proj: nn.Module = nn.Linear(width, hidden, bias=bias)
-                if kernel is not None:
-                    self.embed_proj = nn.Conv1d(width, hidden, kernel, padding=kernel // 2, bias=bias)
+                bias, neighbours = spec.embedding_projection_bias, spec.embedding_kernel or 1
+                self.embed_proj = nn.Linear(neighbours * width, hidden, bias=bias)
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(Context(spec.encoder.hidden_size or hidden, causal=False))
                 source_size = spec.encoder.output_size or spec.encoder.hidden_size
@@ -498,8 +497,9 @@ def _reference() -> type[nn.Module]:
         def embed(self, ids: Tensor) -> Tensor:
             x: Tensor = self.embed_tokens(ids)
             if self.spec.embedding_kernel is not None:
-                neighbours: Tensor = self.embed_proj(x.transpose(1, 2)).transpose(1, 2)
-                return neighbours
+                kernel = self.spec.embedding_kernel
+                padded = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
+                x = torch.cat([padded[:, i : i + x.shape[1]] for i in range(kernel)], -1)
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
         def hidden_states(self, ids: Tensor, source: Tensor | None, run: Run) -> Tensor:

@@ -95,7 +95,7 @@ FAMILIES = {
             "attention_bottleneck": "bottleneck.attention.dense",
             "attention_bottleneck_norm": "bottleneck.attention.LayerNorm",
             "inner": "ffn",
-            "inner.mlp": "intermediate.dense + output.dense",
+            "inner.mlp": "",
             "inner.mlp.up_proj": "intermediate.dense",
             "inner.mlp.down_proj": "output.dense",
             "inner.mlp_post_norm": "output.LayerNorm",

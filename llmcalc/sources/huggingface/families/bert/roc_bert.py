@@ -11,7 +11,7 @@ from ...dropout import BERT_DROPOUT
 from ...family import Family
 from ...parts import Table
 from ...writes import Writes
-from .bert import BERT_MODULES, COMMON, DECODER, OLD, SECOND_BIAS, bert
+from .bert import BERT_MODULES, COMMON, DECODER, OLD, SECOND_BIAS, bert, has_pretraining_head
 
 FEATURES = ("shape", "pronunciation")
 
@@ -21,6 +21,8 @@ def _roc_bert(config: Config) -> Table:
     table = bert(config)
     for name in FEATURES:
         config.must(f"enable_{name}", True)
+    if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
+        table["pooler"] = {"dense": True}
     stack = table["encoder"] if "encoder" in table else table["decoder"]
     stack["input_features"] = {
         "vocab_sizes": [config.size(f"{name}_vocab_size") for name in FEATURES],

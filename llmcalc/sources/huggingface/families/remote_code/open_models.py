@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from .....components.base import LARGEST
 from ...config import Config
 from ...family import Family
 from ...parts import QKV, QKVO, Table, attention, biases, decoder, layernorm, learned_positions, qk_norm, rmsnorm, rope
@@ -68,7 +69,7 @@ def _kv_heads(config: Config) -> int:
 
 def _network(config: Config, bias: bool) -> Table:
     """Returns the feed-forward network; of SwiGLU, `mlp_hidden_size` is the width of both halves together."""
-    width = config.maybe("intermediate_size") or config.size("mlp_ratio") * config.size("hidden_size")
+    width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
     config.fields_read.add("mlp_ratio")
     act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
     if act != "silu":
@@ -82,6 +83,14 @@ def _network(config: Config, bias: bool) -> Table:
         "gated": True,
         **biases(bias, "gate_bias", "up_bias", "down_bias"),
     }
+
+
+def _network_width(config: Config, times: int) -> int:
+    """Returns `times` the width of the layers, the width of a network that states none."""
+    hidden = config.size("hidden_size")
+    if times * hidden > LARGEST:
+        raise config.wrong("hidden_size", hidden, f"at most {LARGEST // times}, for the network is {times} times as wide")
+    return times * hidden
 
 
 def _molmo(config: Config) -> Table:
@@ -140,13 +149,13 @@ def _openlm_arguments(config: Config) -> Table:
     config.divided("num_attention_heads", hidden, mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):
         mixer |= qk_norm(norm, "projection")
-    multiple = 256 * -(-(8 * hidden // 3) // 256)  # two thirds of four times the width, up to a multiple of 256
+    multiple = 256 * -(-(2 * _network_width(config, 4) // 3) // 256)  # two thirds of four times the width, up to a multiple of 256
     gated = {"intermediate_size": multiple, "gated": True}
     networks = {
         "swiglu": {**gated, "hidden_act": "silu"},
         "swiglu_torch": {**gated, "hidden_act": "silu"},
         "gemma_geglu": {**gated, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
-        "gelu": {"intermediate_size": 4 * hidden, "hidden_act": "gelu"},
+        "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
     }
     network = config.choice(networks, "ffn_type")
     stack = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}

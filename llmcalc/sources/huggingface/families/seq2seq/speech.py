@@ -12,7 +12,6 @@ from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import Family
 from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layernorm, mlp, rope
-from ...writes import UNPADDED
 from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
 
 
@@ -118,7 +117,6 @@ FAMILIES = {
             "conv_kernel_sizes": lambda s: list(s.first.stem.conv_kernel_sizes),
             "conv_channels": lambda s: s.first.stem.conv_channels,
             "input_feat_per_channel": lambda s: s.first.stem.num_mel_bins,
-            **UNPADDED,
         },
         modules={
             **BART_MODULES,
