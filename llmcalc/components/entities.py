@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from ..flow.axis import Axis
+from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from .base import Context, Positions, StackPart, Vocab, Width
@@ -57,7 +57,7 @@ class Entities(StackPart):
         y = f.part("norm", self.norm, y)
         return y if self.prediction is None else self._predicted(f, y, size, vocab, table)
 
-    def _predicted(self, f: Flow, x: Value, size: tuple[Axis, ...], vocab: Axis, table: Weight) -> Value:
+    def _predicted(self, f: Flow, x: Value, size: Shape, vocab: Axis, table: Weight) -> Value:
         """Records the head. table: the weight of the table of entities."""
         with f.scope("prediction", kind="lm_head"):
             y = f.part("norm", self.norm, f.act(f.linear("dense", x, *size, bias=True), "gelu"))

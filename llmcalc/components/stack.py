@@ -282,7 +282,9 @@ class Stack(Component):
         if self.pooler is not None:
             f.hold(x=x)
             f.part("pooler", self.pooler, x, role="no_grad", rows=Fixed("sequences of the source"))
-        return x if self.output_size is None else f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
+        return (
+            x if self.output_size is None else f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
+        )
 
     def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
         """Returns the input of the first layer."""

@@ -270,9 +270,7 @@ class Attention(TokenMixer):
         for name in self.idle_projections:
             f.linear(name, x, heads, dim, bias=self.q_bias, role="idle")
         kv_input = x if memory is None else memory
-        keys, values = self._keys_and_values(
-            f, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input
-        )
+        keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input)
         if memory is None:
             f.mask(q, keys, causal=f.causal, window=self.sliding_window, chunk=self.attention_chunk_size)
         bias: Value | None = None
@@ -516,7 +514,9 @@ def _reference() -> type[nn.Module]:
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if not spec.attention_k_eq_v and not spec.kv_shared:
-                self.v_proj = nn.Linear(context.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias)
+                self.v_proj = nn.Linear(
+                    context.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
+                )
             self.o_proj = nn.Linear(self.heads * self.value_dim, context.output_size or width, bias=spec.o_bias)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, self.heads, self.value_dim)
@@ -583,15 +583,15 @@ def _reference() -> type[nn.Module]:
                 x = run.memory
             raw = self._split_heads(self.k_proj(x), self.head_dim)
             k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
-            v = raw if self.spec.attention_k_eq_v else self._split_heads(
-                self.v_proj(x if value_input is None else value_input), self.value_dim
+            v = (
+                raw
+                if self.spec.attention_k_eq_v
+                else self._split_heads(self.v_proj(x if value_input is None else value_input), self.value_dim)
             )
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _local_or_shared(
-            self, x: Tensor, run: Run, value_input: Tensor | None = None
-        ) -> tuple[Tensor, Tensor]:
+        def _local_or_shared(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             if self.cross:
                 return self._keys_and_values(x, run, value_input)

@@ -1,6 +1,6 @@
 """Attention whose projections are block-diagonal, and the network that goes with it.
 
-SqueezeBERT (Iandola et al. 2020, arXiv:2006.11316, §3.2): each linear layer is a convolution of width 1 in groups, where
+SqueezeBERT (Iandola et al. 2020, arXiv:2006.11316, §3.2): each linear layer is a convolution of width 1 in groups, and
 the inputs of a group reach the outputs of that group alone. transformers: models/squeezebert.
 """
 

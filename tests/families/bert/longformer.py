@@ -15,7 +15,7 @@ SMALL: dict[str, Any] = {
     "num_attention_heads": 4,
     "intermediate_size": 48,
     "max_position_embeddings": 66,
-    "attention_window": 8,
+    "attention_window": 4,
 }
 
 SHAPES = {

@@ -18,7 +18,14 @@ SMALL: dict[str, Any] = {
 SHAPES = {
     "SqueezeBertForMaskedLM": [
         SMALL,
-        {**SMALL, "q_groups": 2, "k_groups": 8, "v_groups": 1, "post_attention_groups": 16, "tie_word_embeddings": False},
+        {
+            **SMALL,
+            "q_groups": 2,
+            "k_groups": 8,
+            "v_groups": 1,
+            "post_attention_groups": 16,
+            "tie_word_embeddings": False,
+        },
         {**SMALL, "intermediate_groups": 8, "output_groups": 1, "hidden_act": "relu"},
     ],
     "SqueezeBertForSequenceClassification": [{**SMALL, "num_labels": 3}],

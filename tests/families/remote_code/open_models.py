@@ -27,7 +27,8 @@ MOLMO = {
     "layer_norm_type": "rms",
     "qkv_bias": True,
 }
-OPEN_LM = {"model_type": "openlm", "vocab_size": 96, "dim": 32, "n_heads": 4, "n_layers": 3, "seq_len": 64}
+ARGUMENTS = {"vocab_size": 96, "dim": 32, "n_heads": 4, "n_layers": 3, "seq_len": 64}
+OPEN_LM = {"model_type": "openlm", **ARGUMENTS}
 
 SHAPES = {
     "OLMoForCausalLM": [
@@ -46,6 +47,9 @@ SHAPES = {
         {**OPEN_LM, "model_norm": "gain_only_lp_layer_norm", "apply_qk_norm": True, "ffn_type": "swiglu_torch"},
         {**OPEN_LM, "model_norm": "rms_norm", "ffn_type": "gelu", "positional_embedding_type": "none"},
         {**OPEN_LM, "ffn_type": "gemma_geglu", "weight_tying": True, "post_embed_norm": True},
-        {"model_type": "openlm", "params_args_dict": {name: size for name, size in OPEN_LM.items() if name != "model_type"}},
+        {
+            "model_type": "openlm",
+            "params_args_dict": {name: size for name, size in OPEN_LM.items() if name != "model_type"},
+        },
     ],
 }

@@ -19,7 +19,7 @@ SMALL: dict[str, Any] = {
     "decoder_ffn_dim": 40,
     "max_encoder_position_embeddings": 64,
     "max_decoder_position_embeddings": 64,
-    "attention_window": 8,
+    "attention_window": 4,
 }
 
 SHAPES = {

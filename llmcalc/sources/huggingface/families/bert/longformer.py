@@ -41,9 +41,7 @@ def _longformer(config: Config) -> Table:
     block = bert_block(config)
     block["attention"]["idle_projections"] = GLOBAL
     config.notes.append(GLOBAL_NOTE)
-    return encoder(
-        config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **pooler(config.head == "none")
-    )
+    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **pooler(config.head == "none"))
 
 
 def windows(config: Config, depth: int) -> Table:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT
 from ...family import EVERY, Deviation, Family, Quirks
@@ -42,7 +43,9 @@ def _luke(config: Config) -> Table:
     }
     if config.head == "lm":
         entities["prediction"] = "tied" if tied else "own"
-    config.notes.append("entities: their parameters are counted; their products are not counted, as plain text has none")
+    config.notes.append(
+        "entities: their parameters are counted; their products are not counted, as plain text has none"
+    )
     stack = {**bert_stack(config, padded_positions(config)), "entities": entities}
     has_pooler = not name.endswith((OF_TOKENS, OF_ANSWERS))
     head = bert_head(config, "gelu")
@@ -65,10 +68,10 @@ SECOND_BIAS = Deviation(
 
 WRITES: Writes = {
     **ROBERTA_WRITES,
-    "entity_vocab_size": lambda s: s.first.entities.entity_vocab_size,
-    "entity_emb_size": lambda s: s.first.entities.entity_emb_size or s.spec.hidden_size,
+    "entity_vocab_size": lambda s: present(s.first.entities).entity_vocab_size,
+    "entity_emb_size": lambda s: present(s.first.entities).entity_emb_size or s.spec.hidden_size,
     "use_entity_aware_attention": lambda s: bool(s.first.block.attention.idle_projections),
-    "tie_word_embeddings": lambda s: s.first.entities.prediction != "own",
+    "tie_word_embeddings": lambda s: present(s.first.entities).prediction != "own",
 }
 
 FAMILIES = {

@@ -49,7 +49,9 @@ def _squeezebert(config: Config) -> Table:
 
 
 WRITES: Writes = {
-    **{name: (lambda s, name=name: getattr(s.first.block.attention, name)) for name in GROUPS[:3]},
+    "q_groups": lambda s: s.first.block.attention.q_groups,
+    "k_groups": lambda s: s.first.block.attention.k_groups,
+    "v_groups": lambda s: s.first.block.attention.v_groups,
     "post_attention_groups": lambda s: s.first.block.attention.o_groups,
     "intermediate_groups": lambda s: s.first.block.feed_forward.up_groups,
     "output_groups": lambda s: s.first.block.feed_forward.down_groups,

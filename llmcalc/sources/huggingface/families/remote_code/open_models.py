@@ -1,7 +1,7 @@
 """OLMo 1 and Molmo 1 of the first checkpoints (hf_olmo, molmo), and DCLM (openlm).
 
-Sources: olmo/model.py and olmo/config.py of allenai/OLMo; open_lm/model.py and open_lm/norms.py of mlfoundations/open_lm;
-vllm/model_executor/models/molmo.py of vllm-project/vllm.
+Sources: olmo/model.py and olmo/config.py of allenai/OLMo; open_lm/model.py and open_lm/norms.py of
+mlfoundations/open_lm; vllm/model_executor/models/molmo.py of vllm-project/vllm.
 """
 
 from __future__ import annotations
@@ -89,7 +89,9 @@ def _network_width(config: Config, times: int) -> int:
     """Returns `times` the width of the layers, the width of a network that states none."""
     hidden = config.size("hidden_size")
     if times * hidden > LARGEST:
-        raise config.wrong("hidden_size", hidden, f"at most {LARGEST // times}, for the network is {times} times as wide")
+        raise config.wrong(
+            "hidden_size", hidden, f"at most {LARGEST // times}, for the network is {times} times as wide"
+        )
     return times * hidden
 
 
@@ -149,7 +151,9 @@ def _openlm_arguments(config: Config) -> Table:
     config.divided("num_attention_heads", hidden, mixer["num_attention_heads"])
     if config.flag("apply_qk_norm"):
         mixer |= qk_norm(norm, "projection")
-    multiple = 256 * -(-(2 * _network_width(config, 4) // 3) // 256)  # two thirds of four times the width, up to a multiple of 256
+    multiple = 256 * -(
+        -(2 * _network_width(config, 4) // 3) // 256
+    )  # two thirds of four times the width, up to a multiple of 256
     gated = {"intermediate_size": multiple, "gated": True}
     networks = {
         "swiglu": {**gated, "hidden_act": "silu"},
@@ -163,7 +167,10 @@ def _openlm_arguments(config: Config) -> Table:
     return decoder(config, block, norm, stack=stack)
 
 
-OLMO, OPEN_LM = "https://github.com/allenai/OLMo olmo/model.py", "https://github.com/mlfoundations/open_lm open_lm/model.py"
+OLMO, OPEN_LM = (
+    "https://github.com/allenai/OLMo olmo/model.py",
+    "https://github.com/mlfoundations/open_lm open_lm/model.py",
+)
 VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
 FAMILIES = {

@@ -19,11 +19,9 @@ def _led(config: Config) -> Table:
         {"type": "learned", "max_position_embeddings": config.size(f"max_{side}_position_embeddings")}
         for side in ("encoder", "decoder")
     )
-    sides = {
-        "encoder": {"position": encoder_rows, **windows(config, config.size("num_hidden_layers"))},
-        "decoder": {"position": decoder_rows},
-    }
-    table = bart_like(config, "post", position=encoder_rows, embedding_norm=True, **sides)
+    encoder = {"position": encoder_rows, **windows(config, config.size("num_hidden_layers"))}
+    decoder = {"position": decoder_rows}
+    table = bart_like(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
     if "encoder" in table:
         table["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
         config.notes.append(GLOBAL_NOTE)
@@ -43,8 +41,8 @@ FAMILIES = {
         aliases=ALIASES,
         writes={
             **SIDES_WRITES,
-            "max_encoder_position_embeddings": lambda s: s.first.position.max_position_embeddings,
-            "max_decoder_position_embeddings": lambda s: s.spec.decoder.position.max_position_embeddings,
+            "max_encoder_position_embeddings": lambda s: getattr(s.first.position, "max_position_embeddings", None),
+            "max_decoder_position_embeddings": lambda s: getattr(s.main.position, "max_position_embeddings", None),
             "attention_window": lambda s: [
                 layer.attention.sliding_window - 1 for layer in map(s.first.layer, s.first.layer_names())
             ],

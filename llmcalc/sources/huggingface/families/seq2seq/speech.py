@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...absent import present
 from ...config import Config, is_whole
 from ...dropout import BART_DROPOUT
 from ...family import Family
@@ -113,10 +114,10 @@ FAMILIES = {
         aliases={**ALIASES, "max_position_embeddings": "max_target_positions"},
         writes={
             **SIDES_WRITES,
-            "num_conv_layers": lambda s: len(s.first.stem.conv_kernel_sizes),
-            "conv_kernel_sizes": lambda s: list(s.first.stem.conv_kernel_sizes),
-            "conv_channels": lambda s: s.first.stem.conv_channels,
-            "input_feat_per_channel": lambda s: s.first.stem.num_mel_bins,
+            "num_conv_layers": lambda s: len(present(s.first.stem).conv_kernel_sizes),
+            "conv_kernel_sizes": lambda s: list(present(s.first.stem).conv_kernel_sizes),
+            "conv_channels": lambda s: present(s.first.stem).conv_channels,
+            "input_feat_per_channel": lambda s: present(s.first.stem).num_mel_bins,
         },
         modules={
             **BART_MODULES,
@@ -149,11 +150,11 @@ FAMILIES = {
         },
         writes={
             "encoder_num_hidden_layers": lambda s: s.first.num_hidden_layers,
-            "decoder_num_hidden_layers": lambda s: s.spec.decoder.num_hidden_layers,
+            "decoder_num_hidden_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
             "encoder_num_attention_heads": lambda s: s.first.block.attention.num_attention_heads,
-            "decoder_num_attention_heads": lambda s: s.spec.decoder.block.attention.num_attention_heads,
+            "decoder_num_attention_heads": lambda s: present(s.spec.decoder).block.attention.num_attention_heads,
             "encoder_hidden_act": lambda s: s.first.block.feed_forward.hidden_act,
-            "decoder_hidden_act": lambda s: s.spec.decoder.block.feed_forward.hidden_act,
+            "decoder_hidden_act": lambda s: present(s.spec.decoder).block.feed_forward.hidden_act,
             "intermediate_size": lambda s: s.first.block.feed_forward.intermediate_size,
             "partial_rotary_factor": "partial_rotary_factor",
         },
