@@ -21,7 +21,7 @@ TASKS = (
 
 MISSING = {
     "a text model without a reader": """
-    convbert cpmant funnel inkling2_text inkling_text luke mra neomme
+    convbert cpmant funnel inkling2_text inkling_text mra neomme
     nystromformer pegasus_x perceiver prophetnet qwen4_exp_text reformer seamless_m4t seamless_m4t_v2
     speecht5 udop xmod yoso
     """,
