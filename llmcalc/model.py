@@ -22,7 +22,7 @@ from .components.runtime import Run
 from .components.stack import Stack
 from .components.towers import Tower, TowerName, check_widths
 from .components.towers import record as record_towers
-from .flow.axis import Axis
+from .flow.axis import Axis, Beside
 from .flow.record import Flow
 from .flow.tree import Node, Role
 from .flow.value import Value, Weight
@@ -57,6 +57,8 @@ class ModelSpec(Part):
         reads every token; hidden_size by default. If the stack has an input_size, only a language-model head has the
         projection back (ELECTRA, ALBERT).
     embedding_projection_bias: whether the projection to hidden_size has a bias, false by default.
+    embedding_kernel: the number of neighbouring tokens whose embeddings the projection to hidden_size reads, an odd
+        number (MobileBERT); there is no projection back then. By default it reads one token.
     max_position_embeddings: the context length that the model was trained for, if positions are not learned; none by
         default.
     shared_positions: whether both stacks of an encoder-decoder add rows of one table of learned positions (T5 in
@@ -81,6 +83,7 @@ class ModelSpec(Part):
     tie_word_embeddings: Flag
     embedding_size: Width | None = None
     embedding_projection_bias: Flag = False
+    embedding_kernel: int | None = Field(default=None, ge=1, le=63, strict=True)
     max_position_embeddings: Positions | None = None
     shared_positions: Flag = False
     unused_embedding: UnusedEmbedding | None = None
@@ -104,7 +107,7 @@ class ModelSpec(Part):
                 "decoder: a model has a decoder, an encoder or both; expected a table [model.decoder] or "
                 "[model.encoder]"
             )
-        source = None if self.encoder is None else self.encoder.hidden_size or self.hidden_size
+        source = None if self.encoder is None else self._source_width(self.encoder)
         for side, stack in self.stacks():
             width = stack.hidden_size or self.hidden_size
             stack.check_place(Standing(side, width, side, source_width=source if side == "decoder" else None))
@@ -116,6 +119,7 @@ class ModelSpec(Part):
             raise ValueError(
                 "additional_vocab_size: is for a model of one stack with tie_word_embeddings = false; expected none"
             )
+        self._check_embedding_kernel()
         if self.encoder is not None and self.decoder is not None:
             self._check_encoder(self.encoder)
         elif self.shared_positions:
@@ -132,6 +136,24 @@ class ModelSpec(Part):
         check_widths(self.towers)
         return self
 
+    def _check_embedding_kernel(self) -> None:
+        """Raises `ValueError` for a projection of neighbouring embeddings that does not fit the model."""
+        kernel, head = self.embedding_kernel, self.head
+        fits = self.kind == "encoder" and self.embedding_size is not None and self.main.input_size is None
+        if kernel is not None and (not fits or kernel % 2 == 0):
+            raise ValueError(
+                "embedding_kernel: an odd number, of an encoder with an embedding_size and no input_size; expected none"
+            )
+        narrow = self.embedding_size is not None and self.embedding_size < self.hidden_size
+        if isinstance(head, LMHead) and head.more_columns and not (narrow and kernel is not None):
+            raise ValueError(
+                "head.more_columns: needs an embedding_size below hidden_size and an embedding_kernel; expected false"
+            )
+
+    def _source_width(self, encoder: Stack) -> int:
+        """Returns the width of the encoder's output, which cross-attention reads."""
+        return encoder.output_size or encoder.hidden_size or self.hidden_size
+
     def _check_main(self) -> None:
         """Raises `ValueError` if the input of the output stack is not the model's embedding."""
         if self.main.input_size not in (None, self.embedding_size):
@@ -141,6 +163,11 @@ class ModelSpec(Part):
         if self.main.vocab_size is not None or self.main.hidden_size is not None:
             raise ValueError(
                 f"{self.kind}: a token embedding and a width of its own are for the encoder of an encoder-decoder"
+            )
+        if self.main.pooler is not None or self.main.output_size is not None:
+            raise ValueError(
+                f"{self.kind}: a pooler and an output_size of a stack are for the encoder of an encoder-decoder; "
+                "expected none (model.pooler is the pooler of the model)"
             )
         if self.main.stem is not None:
             raise ValueError(f"{self.kind}.stem: frames are read by the encoder of an encoder-decoder")
@@ -210,7 +237,7 @@ class ModelSpec(Part):
     def source_tokens(self) -> int | None:
         """The fixed number of encoder positions; None if the encoder reads as many as there are source tokens."""
         stem = self.encoder.stem if self.encoder is not None else None
-        return None if stem is None else stem.max_source_positions
+        return None if stem is None else stem.fixed_positions
 
     @property
     def main(self) -> Stack:
@@ -232,7 +259,8 @@ class ModelSpec(Part):
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
         on_all = not isinstance(self.head, Classifier) or self.head.over == "token"
-        return self.embedding_size if on_all and self.main.input_size is None else None
+        goes_back = self.main.input_size is None and self.embedding_kernel is None
+        return self.embedding_size if on_all and goes_back else None
 
     def tree(self) -> Node:
         """The tree of named nodes, derived from the program. Counts are computed by walking it."""
@@ -310,6 +338,9 @@ class ModelSpec(Part):
         """Returns the token embeddings, projected to the width of the layers if it differs."""
         if self.embedding_size is None or self.main.input_size is not None:
             return x
+        if self.embedding_kernel is not None:
+            x = f.cat(*[x] * self.embedding_kernel, axes=(Beside((x.axes,) * self.embedding_kernel),))
+            f.hold(neighbours=x)
         return f.linear("embed_proj", x, hidden, bias=self.embedding_projection_bias, kind="embedding")
 
     @property
@@ -371,6 +402,7 @@ class ModelSpec(Part):
 
 @cache
 def _reference() -> type[nn.Module]:
+    import torch
     from torch import nn
 
     class ModelReference(nn.Module):
@@ -396,10 +428,12 @@ def _reference() -> type[nn.Module]:
             if spec.unused_embedding is not None:
                 self.unused_embedding = spec.unused_embedding.reference(Context(width), spec.vocab_size)
             if spec.embedding_size is not None and last.input_size is None:
-                self.embed_proj = nn.Linear(width, hidden, bias=spec.embedding_projection_bias)
+                bias, neighbours = spec.embedding_projection_bias, spec.embedding_kernel or 1
+                self.embed_proj = nn.Linear(neighbours * width, hidden, bias=bias)
             if spec.encoder is not None and spec.decoder is not None:
                 self.encoder = spec.encoder.reference(Context(spec.encoder.hidden_size or hidden, causal=False))
-                self.decoder = spec.decoder.reference(Context(hidden, source_size=spec.encoder.hidden_size))
+                source_size = spec.encoder.output_size or spec.encoder.hidden_size
+                self.decoder = spec.decoder.reference(Context(hidden, source_size=source_size))
                 if spec.shared_positions:
                     self.decoder.embed_positions = self.encoder.embed_positions
             else:
@@ -444,7 +478,7 @@ def _reference() -> type[nn.Module]:
                 return spec.embedding_size if spec.head.transform is None else None
             if isinstance(spec.head, Classifier) and spec.head.over == "sequence":
                 return None
-            return None if last.input_size is not None else spec.embedding_size
+            return None if last.input_size is not None or spec.embedding_kernel is not None else spec.embedding_size
 
         def repeats(self) -> dict[str, str]:
             """Path of a layer that equals an earlier one → path of the first such layer."""
@@ -462,6 +496,10 @@ def _reference() -> type[nn.Module]:
 
         def embed(self, ids: Tensor) -> Tensor:
             x: Tensor = self.embed_tokens(ids)
+            if self.spec.embedding_kernel is not None:
+                kernel = self.spec.embedding_kernel
+                padded = torch.nn.functional.pad(x, (0, 0, kernel // 2, kernel // 2))
+                x = torch.cat([padded[:, i : i + x.shape[1]] for i in range(kernel)], -1)
             return self.embed_proj(x) if hasattr(self, "embed_proj") else x
 
         def hidden_states(self, ids: Tensor, source: Tensor | None, run: Run) -> Tensor:

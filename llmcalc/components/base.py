@@ -132,6 +132,7 @@ class Context:
     cross: whether keys and values come from the encoder's output, false by default.
     output_size: the width of attention's output; None where it equals the input's.
     source_size: the width of the encoder's output; None where it equals the decoder's.
+    value_size: the width of the input of attention's values; None where it equals that of the keys.
     """
 
     hidden_size: Any
@@ -139,6 +140,7 @@ class Context:
     cross: bool = False
     output_size: Any = None
     source_size: Any = None
+    value_size: Any = None
 
 
 def check_groups(heads: int, kv_heads: int) -> None:

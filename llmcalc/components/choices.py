@@ -34,6 +34,7 @@ MIXERS = PartChoice(
         "relative": "mixers.relative:RelativeAttention",
         "context": "mixers.context:ContextAttention",
         "fourier": "mixers.fourier:FourierMixer",
+        "grouped_projections": "mixers.grouped_projections:GroupedProjectionAttention",
         "none": "base:Nothing",
     },
 )
@@ -45,6 +46,7 @@ CHANNEL_MIXERS = PartChoice(
         "mlp": "networks.feed_forward:FeedForward",
         "moe": "networks.moe:MoE",
         "rwkv_channel_mix": "mixers.rwkv:RwkvChannelMix",
+        "grouped_mlp": "mixers.grouped_projections:GroupedFeedForward",
         "product_key_moe": "networks.product_key:ProductKeyMoE",
         "none": "base:Nothing",
     },
@@ -74,6 +76,7 @@ LAYERS = PartChoice(
         "gated_norm": "layers.gated_norm:GatedNormLayer",
         "draft": "layers.draft:DraftLayer",
         "gated_cross": "layers.gated_cross:GatedCrossLayer",
+        "bottleneck": "layers.bottleneck:BottleneckLayer",
     },
 )
 """Every kind of layer in a stack."""
@@ -90,10 +93,19 @@ STREAMS = PartChoice(
 the first layer and merge them after the last.
 """
 
+STEMS = PartChoice(
+    "convolution",
+    {
+        "convolution": "stem:ConvStem",
+        "subsampling": "audio_stems:SubsamplingStem",
+        "waveform": "audio_stems:WaveformStem",
+    },
+)
+"""Parts that give an encoder its input in the place of token embeddings."""
+
 OTHERS = PartChoice(
     "norm",
     {
-        "stem": "stem:ConvStem",
         "norm": "norm:Norm",
         "learned": "added_position:Learned",
         "sinusoidal": "added_position:Sinusoidal",
@@ -107,6 +119,8 @@ OTHERS = PartChoice(
         "proposal": "proposal:Proposal",
         "token_types": "token_types:TokenTypes",
         "second_stream": "idle:SecondStream",
+        "entities": "entities:Entities",
+        "input_features": "input_features:InputFeatures",
     },
 )
 """Parts with a field of their own in a spec, and with examples of their own."""
@@ -117,15 +131,17 @@ if TYPE_CHECKING:
     Head: TypeAlias = Any
     AnyLayer: TypeAlias = Any
     Streams: TypeAlias = Any
+    AnyStem: TypeAlias = Any
 else:
     Mixer = Annotated[Part, MIXERS]
     ChannelMixer = Annotated[Part, CHANNEL_MIXERS]
     Head = Annotated[Part, HEADS]
     AnyLayer = Annotated[Part, LAYERS]
     Streams = Annotated[Part, STREAMS]
+    AnyStem = Annotated[Part, STEMS]
 
 
 def parts() -> tuple[type[Component], ...]:
     """Returns every part with a flow, a reference and examples, except layers; contract tests run on all of them."""
-    classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, OTHERS) for cls in choice.classes()]
+    classes = [cls for choice in (MIXERS, CHANNEL_MIXERS, HEADS, STEMS, OTHERS) for cls in choice.classes()]
     return tuple(dict.fromkeys(cls for cls in classes if issubclass(cls, Component)))

@@ -58,6 +58,9 @@ class LMHead(Component):
     transform: the layers before the vocabulary (BERT); none by default.
     float32_loss: whether the loss is computed of a float32 copy of the logits, true by default; of the logits as they
         are otherwise (BERT, BART, T5).
+    more_columns: whether the output projection reads the whole width of the layers, with the embedding's weight for
+        the first part of it and one of its own for the rest (MobileBERT); it needs a transform, and an embedding that
+        is narrower than the layers. False by default.
     """
 
     witness = BY_TORCH
@@ -69,6 +72,13 @@ class LMHead(Component):
     draft_vocab_size: Vocab | None = None
     transform: Transform | None = None
     float32_loss: Flag = True
+    more_columns: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.more_columns and (self.transform is None or self.transform.size is not None):
+            raise ValueError("more_columns: needs a transform without a size; expected false")
+        return self
 
     def source(self) -> str:
         return "" if self.transform is None else "Devlin et al. 2019, §3.1"
@@ -85,7 +95,7 @@ class LMHead(Component):
             if output is not None and output.is_counted:
                 f.here.about["source"] = "Press & Wolf 2017"
             return f.linear("", x, vocab, bias=self.bias, weight=output, rows=LOGITS)
-        change, dense_axes = self.transform, (x.axes if width is None else (width,))
+        change, dense_axes = self.transform, (x.axes if width is None or self.more_columns else (width,))
         if change.size is not None:
             dense_axes = (Axis("transform", change.size),)
         if change.bottleneck_size is not None:
@@ -95,7 +105,12 @@ class LMHead(Component):
         y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=LOGITS), change.hidden_act)
         f.hold(x=y)
         y = y if change.norm is None else f.norm("norm", y, change.norm)
-        return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
+        if not self.more_columns:
+            return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
+        first = x.axes if width is None else (width,)
+        embedded, rest = f.split(y, first, (Axis("rest", x.width - f.n(first)),))
+        logits = f.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=LOGITS)
+        return f.add(logits, f.linear("more_columns", rest, vocab, rows=LOGITS))
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
@@ -186,18 +201,26 @@ def _reference() -> Callable[..., nn.Module]:
             super().__init__()
             assert spec.transform is not None
             self.act, width = spec.transform.hidden_act, spec.transform.size or width
+            self.embedded, rest = width, context.hidden_size - width
+            if spec.more_columns:
+                self.more_columns = nn.Linear(rest, vocab_size, bias=False)
+            inner = context.hidden_size if spec.more_columns else width
             bottleneck, bias = spec.transform.bottleneck_size, spec.transform.bias
             if bottleneck is not None:
                 self.bottleneck = nn.Linear(context.hidden_size, bottleneck, bias=bias)
-            self.dense = nn.Linear(bottleneck or context.hidden_size, width, bias=bias)
+            self.dense = nn.Linear(bottleneck or context.hidden_size, inner, bias=bias)
             if spec.transform.norm is not None:
-                self.norm = spec.transform.norm.reference(Context(width))
+                self.norm = spec.transform.norm.reference(Context(inner))
             self.decoder = nn.Linear(width, vocab_size, bias=spec.bias)
 
         def forward(self, x: Tensor) -> Tensor:
             x = activate(self.act, self.bottleneck(x)) if hasattr(self, "bottleneck") else x
             x = activate(self.act, self.dense(x))
-            logits: Tensor = self.decoder(self.norm(x) if hasattr(self, "norm") else x)
+            x = self.norm(x) if hasattr(self, "norm") else x
+            if hasattr(self, "more_columns"):
+                both: Tensor = self.decoder(x[..., : self.embedded]) + self.more_columns(x[..., self.embedded :])
+                return both
+            logits: Tensor = self.decoder(x)
             return logits
 
     def build(spec: LMHead, context: Context, vocab_size: int, width: int) -> nn.Module:

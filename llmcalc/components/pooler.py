@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from ..workload.rows import SEQUENCES
+from ..workload.rows import SEQUENCES, Rows
 from .base import BY_TORCH, Context, Flag, Labels
 from .output import OutputPart
 
@@ -47,9 +47,9 @@ class Pooler(OutputPart):
     def source(self) -> str:
         return "Devlin et al. 2019"
 
-    def flow(self, f: Flow, x: Value, stack: Stack | None = None) -> Value:
-        """Records the pooler and returns the vector of each sequence. x: the hidden states."""
-        pooled = x.seen(*x.axes, rows=SEQUENCES)
+    def flow(self, f: Flow, x: Value, stack: Stack | None = None, rows: Rows = SEQUENCES) -> Value:
+        """Records the pooler and returns the vector of each sequence. x: the hidden states. rows: one per sequence."""
+        pooled = x.seen(*x.axes, rows=rows)
         if self.dense:
             pooled = f.act(f.linear("dense", pooled, *x.axes, bias=True), "tanh")
         if self.num_labels is not None:

@@ -18,9 +18,10 @@ from ..algebra import Number, ceil_div
 from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
+from ..workload.rows import Fixed
 from .base import BY_TORCH, Component, Context, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
 from .choice import only
-from .choices import AnyLayer, Streams
+from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing
 from .mixers.attention import Attention, QKNorm
 from .networks.feed_forward import FeedForward
@@ -33,15 +34,18 @@ if TYPE_CHECKING:
 
     from .disentangled import RelativeEmbedding, SideConvolution
     from .distance import RelativeBias
+    from .entities import Entities
     from .idle import SecondStream
+    from .input_features import InputFeatures
     from .layers.per_layer import PerLayerEmbedding
-    from .stem import ConvStem
+    from .pooler import Pooler
     from .token_types import TokenTypes
 else:
     PerLayerEmbedding, TokenTypes = only("layers.per_layer:PerLayerEmbedding"), only("token_types:TokenTypes")
     RelativeEmbedding, SideConvolution = only("disentangled:RelativeEmbedding"), only("disentangled:SideConvolution")
-    ConvStem, SecondStream = only("stem:ConvStem"), only("idle:SecondStream")
-    RelativeBias = only("distance:RelativeBias")
+    SecondStream, Entities = only("idle:SecondStream"), only("entities:Entities")
+    InputFeatures = only("input_features:InputFeatures")
+    RelativeBias, Pooler = only("distance:RelativeBias"), only("pooler:Pooler")
 
 BASE = "block"
 """The name of `block` in a pattern."""
@@ -65,6 +69,7 @@ class Stack(Component):
     stem: the part that replaces the token embedding of an encoder; none by default.
     vocab_size: the vocabulary of an encoder with its own token embedding; none by default.
     hidden_size: the width of an encoder that differs from the decoder's (T5Gemma); the model's by default.
+    input_features: further features of each token, joined to its embedding (RoCBERT); none by default.
     position: positions added to the input; none by default.
     token_types: segment and task embeddings added to the input (BERT, ERNIE); none by default.
     embedding_norm: the norm on the sum of the embeddings; none by default.
@@ -76,7 +81,12 @@ class Stack(Component):
     streams: the part that splits the residual stream into several and merges them (AltUp, hyper-connections), or
         starts it from the hidden states of a target model (drafts of speculative decoding); none by default.
     second_stream: XLNet's initial query-stream vector; none by default.
+    entities: the tables and the head of entities, which plain text does not use (LUKE); none by default.
     final_norm: the norm on the last layer's output; none by default.
+    pooler: BERT's pooler on the output of the encoder of an encoder-decoder, whose vector nothing reads; none by
+        default.
+    output_size: the width that a projection with a bias gives the output of the encoder of an encoder-decoder; none by
+        default.
     """
 
     witness = BY_TORCH
@@ -87,9 +97,10 @@ class Stack(Component):
     first_layers: tuple[str, ...] = ()
     pattern: tuple[str, ...] = (BASE,)
     shared_layers: tuple[str, ...] = ()
-    stem: ConvStem | None = None
+    stem: AnyStem | None = None
     vocab_size: Vocab | None = None
     hidden_size: HiddenSize | None = None
+    input_features: InputFeatures | None = None
     position: Position | None = None
     token_types: TokenTypes | None = None
     embedding_norm: Norm | None = None
@@ -100,7 +111,10 @@ class Stack(Component):
     per_layer_embedding: PerLayerEmbedding | None = None
     streams: Streams | None = None
     second_stream: SecondStream | None = None
+    entities: Entities | None = None
     final_norm: Norm | None = None
+    pooler: Pooler | None = None
+    output_size: Width | None = None
 
     renamed: ClassVar[Mapping[str, str]] = {
         "type_vocab_size": "token_types = { type_vocab_size = … }",
@@ -171,6 +185,7 @@ class Stack(Component):
     def slots(self) -> dict[str, StackPart]:
         """Returns the parts beside the layers: field → part."""
         parts: dict[str, StackPart | None] = {
+            "input_features": self.input_features,
             "token_types": self.token_types,
             "relative_bias": self.relative_bias,
             "relative_embedding": self.relative_embedding,
@@ -178,6 +193,7 @@ class Stack(Component):
             "per_layer_embedding": self.per_layer_embedding,
             "streams": self.streams,
             "second_stream": self.second_stream,
+            "entities": self.entities,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -244,6 +260,8 @@ class Stack(Component):
                     layer.attention.share_bias(f, x)
         if self.second_stream is not None:
             f.part("second_stream", self.second_stream, x, role="idle")
+        if self.entities is not None:
+            f.part("entities", self.entities, x, role="idle")
         mixers = [layer.attention for layer in self.kinds().values()]
         f.memo["lends"] = any(isinstance(mixer, TokenMixer) and mixer.borrows() for mixer in mixers)
         f.memo["embedded"] = x
@@ -260,7 +278,13 @@ class Stack(Component):
             x = self.streams.record_merge(f, x)
             f.hold(x=x)
         x = x if self.final_norm is None else f.part("norm", self.final_norm, x)
-        return f.dropout(x, "final")
+        x = f.dropout(x, "final")
+        if self.pooler is not None:
+            f.hold(x=x)
+            f.part("pooler", self.pooler, x, role="no_grad", rows=Fixed("sequences of the source"))
+        return (
+            x if self.output_size is None else f.linear("output_proj", x, Axis("hidden", self.output_size), bias=True)
+        )
 
     def _first_input(self, f: Flow, x: Value, hidden: Shape, embedding_axes: Shape, positions: Weight | None) -> Value:
         """Returns the input of the first layer."""
@@ -269,6 +293,7 @@ class Stack(Component):
         if self.vocab_size is not None:
             x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
         x = x.seen(*embedding_axes)
+        x = x if self.input_features is None else f.part("input_features", self.input_features, x)
         if positions is not None:
             with f.function():
                 row = f.look_up(positions, x.rows, by="positions")
@@ -428,6 +453,8 @@ def _reference() -> type[nn.Module]:
                 self.stem = spec.stem.reference(context)
             if spec.vocab_size is not None:
                 self.embed_tokens = nn.Embedding(spec.vocab_size, context.hidden_size)
+            if spec.input_features is not None:
+                self.input_features = spec.input_features.reference(embedding_context)
             if spec.position is not None:
                 self.embed_positions = spec.position.reference(embedding_context)
             self._token_types = self._optional_modules(spec.token_types, embedding_context)
@@ -441,6 +468,7 @@ def _reference() -> type[nn.Module]:
                 ("per_layer_embedding", spec.per_layer_embedding, (spec.num_hidden_layers,)),
                 ("side_convolution", spec.side_convolution, ()),
                 ("second_stream", spec.second_stream, ()),
+                ("entities", spec.entities, ()),
             ):
                 if part is not None:
                     self.add_module(name, part.reference(context, *arguments))
@@ -456,6 +484,10 @@ def _reference() -> type[nn.Module]:
                     self._share_parameters(self.layers[names.index(name)], self.layers[i])
             if spec.final_norm is not None:
                 self.norm = spec.final_norm.reference(context)
+            if spec.pooler is not None:
+                self.pooler = spec.pooler.reference(context)
+            if spec.output_size is not None:
+                self.output_proj = nn.Linear(context.hidden_size, spec.output_size)
 
         def _optional_modules(self, part: Component | None, context: Context) -> tuple[Any, ...]:
             """Builds a part whose children belong to the stack, as a tuple of one module, or of none without a part.
@@ -479,6 +511,7 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             x = self.stem(x) if hasattr(self, "stem") else self.embed_tokens(x) if hasattr(self, "embed_tokens") else x
+            x = self.input_features(x) if hasattr(self, "input_features") else x
             if hasattr(self, "embed_positions"):
                 x = x + self.embed_positions(torch.arange(run.past, run.past + x.shape[1], device=x.device)).to(x.dtype)
             for types in self._token_types:
@@ -509,6 +542,9 @@ def _reference() -> type[nn.Module]:
                 x = y
             for streams in self._streams:
                 x = streams.merge_streams(x)
-            return apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
+            x = apply_dropout(self, "final", self.norm(x) if hasattr(self, "norm") else x)
+            if hasattr(self, "pooler"):
+                self.pooler(x.detach())
+            return self.output_proj(x) if hasattr(self, "output_proj") else x
 
     return StackReference

@@ -13,14 +13,42 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Multiple
-from ..workload.rows import Fixed, Rows
+from ..workload.rows import SOURCE, Fixed, Rows
 from .base import BY_TORCH, Component, Context, Positions, Width
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class ConvStem(Component):
+class Stem(Component):
+    """The base class of stems: a part that gives an encoder its input in the place of token embeddings.
+
+    input_name: the name of its input in classes of `transformers` (class attribute).
+    """
+
+    kind: ClassVar[str] = "embedding"
+    input_name: ClassVar[str] = "input_features"
+
+    @property
+    def positions(self) -> Rows:
+        """The rows that the encoder processes."""
+        return SOURCE
+
+    @property
+    def fixed_positions(self) -> int | None:
+        """The number of rows that the encoder always processes; None if it depends on the input."""
+        return None
+
+    def frames_read(self) -> Value:
+        """The stem's input."""
+        raise TypeError(f"{type(self).__name__} has no input")
+
+    def frames(self, batch: int, source: int) -> tuple[int, ...]:
+        """Returns the shape of the stem's input. source: the rows that the encoder processes, if they vary."""
+        raise TypeError(f"{type(self).__name__} has no input")
+
+
+class ConvStem(Stem):
     """Two convolutions over frames of an audio signal, with two frames per position.
 
     num_mel_bins: the number of values per frame.
@@ -28,7 +56,6 @@ class ConvStem(Component):
     """
 
     witness = BY_TORCH
-    kind: ClassVar[str] = "embedding"
 
     type: Literal["convolution"] = "convolution"
     num_mel_bins: Width
@@ -41,6 +68,10 @@ class ConvStem(Component):
     def positions(self) -> Rows:
         """The rows that the encoder processes."""
         return Fixed("positions", length=self.max_source_positions)
+
+    @property
+    def fixed_positions(self) -> int:
+        return self.max_source_positions
 
     def frames_read(self) -> Value:
         """The stem's input: two frames per position."""
@@ -57,7 +88,7 @@ class ConvStem(Component):
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context.hidden_size)
 
-    def frames(self, batch: int) -> tuple[int, int, int]:
+    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
         """Returns the shape of the stem's input: [batch, num_mel_bins, frames]."""
         return batch, self.num_mel_bins, 2 * self.max_source_positions
 

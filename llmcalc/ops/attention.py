@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..algebra import Number, floor_div, is_zero, minimum, triangle
+from ..algebra import Number, ceil_div, floor_div, is_zero, minimum, triangle
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .base import CACHE, FLOPS, Op
@@ -69,6 +69,26 @@ class AttentionCore(Op):
         §3.1)."""
         scores = 3 if run.attention in ("flash", "sdpa") else 2
         return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + 2 * self.v_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class OverlappingChunks(AttentionCore):
+    """A centred window as Longformer's classes compute it, in chunks that overlap (Beltagy et al. 2020, appendix A).
+
+    With w tokens on each side, scores are products within chunks of 2·w tokens, one every w tokens, and each chunk of w
+    tokens sums the values of 3·w. The number of tokens is padded to a multiple of 2·w.
+    """
+
+    def forward_flops(self, run: RunConfig) -> Number:
+        new, side = run.new(self.rows), floor_div(self.window, 2)
+        if is_zero(new):
+            return 0
+        chunks = 2 * ceil_div(new, 2 * side)
+        scores, sums = (chunks - 1) * (2 * side) ** 2, chunks * side * 3 * side
+        return 2 * run.batch * self.heads * (scores * self.qk_dim + sums * self.v_dim)
+
+    def backward_flops(self, run: RunConfig) -> Number:
+        return 2 * self.forward_flops(run)
 
 
 @dataclass(frozen=True, slots=True)

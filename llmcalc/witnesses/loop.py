@@ -92,7 +92,7 @@ def encoder_input(spec: ModelSpec, batch: int, tokens: int, dtype: str, device: 
         return None
     if spec.encoder.stem is None:
         return token_ids(spec, batch, tokens, device)
-    return torch.zeros(spec.encoder.stem.frames(batch), dtype=getattr(torch, dtype), device=device)
+    return torch.zeros(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, dtype), device=device)
 
 
 def loss_or_output(

@@ -214,7 +214,7 @@ def _source(spec: ModelSpec, batch: int, tokens: int, device: Device) -> Tensor 
         return None
     if spec.encoder.stem is None:
         return _ids(spec, batch, tokens, device)
-    return torch.randn(spec.encoder.stem.frames(batch), dtype=getattr(torch, precision(device)), device=device)
+    return torch.randn(spec.encoder.stem.frames(batch, tokens), dtype=getattr(torch, precision(device)), device=device)
 
 
 def _checks(

@@ -47,6 +47,23 @@ class Table(Rows):
 
 
 @dataclass(frozen=True, slots=True)
+class BeforeStrides(Rows):
+    """The rows from which convolutions without padding compute other rows: `by` for each of them, and `more`.
+
+    of: the rows that they compute.
+    """
+
+    name: str = "before strides"
+    of: Rows = TOKENS
+    by: Number = 1
+    more: Number = 0
+
+    def new(self, w: Workload) -> Number:
+        computed = self.of.new(w)
+        return 0 if is_zero(computed) else add(times(computed, self.by), self.more)
+
+
+@dataclass(frozen=True, slots=True)
 class Multiple(Rows):
     """`by` rows per row of other rows, such as frames before a stride or a token's distances in both directions."""
 

@@ -13,12 +13,15 @@ from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
 from llmcalc.components.distance import RelativeBias
+from llmcalc.components.entities import Entities
 from llmcalc.components.head import Classifier, LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
+from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.context import ContextAttention
 from llmcalc.components.mixers.fourier import FourierMixer
+from llmcalc.components.mixers.grouped_projections import GroupedProjectionAttention
 from llmcalc.components.mixers.local import LocalAttention
 from llmcalc.components.mixers.merged import MergedAttention
 from llmcalc.components.mixers.relative import RelativeAttention
@@ -28,7 +31,7 @@ from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.proposal import Proposal
 from llmcalc.components.stack import Stack
-from llmcalc.components.stem import ConvStem
+from llmcalc.components.stem import Stem
 from llmcalc.components.target_states import TargetStates
 from llmcalc.components.token_types import TokenTypes
 from llmcalc.model import ModelSpec
@@ -75,7 +78,7 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(feed_forward=part)
         case Attention():
             return decoder(attention=part)
-        case RelativeAttention() | FourierMixer():
+        case RelativeAttention() | FourierMixer() | GroupedProjectionAttention():
             block = Block(attention=part, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             return ModelSpec(
                 vocab_size=50,
@@ -98,8 +101,9 @@ def around_a_model(part: Component) -> ModelSpec:
                 num_attention_heads=part.num_attention_heads, of_blocks=part.global_block_size is not None
             )
             return local_encoder(part, None if part.global_norm is None else bias)
-        case TokenTypes() | SecondStream():
-            slot = "token_types" if isinstance(part, TokenTypes) else "second_stream"
+        case TokenTypes() | SecondStream() | InputFeatures() | Entities():
+            slots = {TokenTypes: "token_types", SecondStream: "second_stream", Entities: "entities"}
+            slot = slots.get(type(part), "input_features")
             block = Block(attention=ATTENTION, feed_forward=FEED_FORWARD, norm=NORM, norm_placement="post")
             stack = Stack(num_hidden_layers=2, block=block, **{slot: part})
             return ModelSpec(vocab_size=50, hidden_size=HIDDEN, tie_word_embeddings=False, encoder=stack)
@@ -143,7 +147,7 @@ def around_a_model(part: Component) -> ModelSpec:
             return decoder(proposal=part)
         case MultiTokenPrediction():
             return decoder(mtp=part)
-        case ConvStem():
+        case Stem():
             spec = encoder_decoder(Block.examples()[-1])
             assert spec.encoder is not None
             return spec.model_copy(update={"encoder": spec.encoder.model_copy(update={"stem": part})})
@@ -170,7 +174,7 @@ def source_of(spec: ModelSpec, tokens: int) -> torch.Tensor | None:
     return (
         torch.randint(0, spec.vocab_size, (2, tokens))
         if spec.encoder.stem is None
-        else torch.randn(spec.encoder.stem.frames(2))
+        else torch.randn(spec.encoder.stem.frames(2, tokens))
     )
 
 

@@ -247,6 +247,14 @@ NOT_KNOWN: Mapping[str, str] = {
     "layer draft": DRAFTED,
     "streams target_states": DRAFTED,
     "part proposal": DRAFTED,
+    "layer bottleneck": "new: MobileBERT's layer was not compared",
+    "part inner_network": "new: MobileBERT's layer was not compared",
+    "mixer grouped_projections": "new: convolutions of width 1 were not compared",
+    "network grouped_mlp": "new: convolutions of width 1 were not compared",
+    "part entities": "no pass over text reads them",
+    "part input_features": "new: embeddings that are joined were not compared",
+    "part subsampling": "new: its gated convolutions were not compared",
+    "part waveform": "new: convolutions with strides over samples were not compared",
     "part gate": "new: one of its forms, a bias of each head, was not compared",
 }
 """What is untested now, each with the reason: it was called `source` before."""

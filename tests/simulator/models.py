@@ -163,7 +163,7 @@ def inputs(
         return ids, None
     if spec.encoder.stem is None:
         return ids, torch.zeros_like(ids)
-    return ids, torch.empty(spec.encoder.stem.frames(batch), dtype=dtype)
+    return ids, torch.empty(spec.encoder.stem.frames(batch, seq), dtype=dtype)
 
 
 def result(

@@ -113,7 +113,7 @@ def by_torch(
         source = None
         if spec.kind == "encoder-decoder":
             assert spec.encoder is not None
-            source = ids[SEQ] if spec.encoder.stem is None else torch.empty(spec.encoder.stem.frames(BATCH))
+            source = ids[SEQ] if spec.encoder.stem is None else torch.empty(spec.encoder.stem.frames(BATCH, SEQ))
     torch.set_default_dtype(before)
     outside = [*module.parameters(), *module.buffers(), *ids.values(), *([] if source is None else [source])]
     mode, past = Alive(outside, log=True), 0

@@ -75,9 +75,26 @@ def _of_a_window_of_one(config: dict[str, Any], checks: list[Check]) -> bool:
     return any(config.get(name) == 1 for name in WINDOWS) and all(check.quantity == "cache_bytes" for check in checks)
 
 
+def _of_padded_tokens(config: dict[str, Any], checks: list[Check]) -> bool:
+    window = config.get("attention_window")
+    largest = max(window) if isinstance(window, list) and window else window
+    if config["model_type"] not in ("longformer", "led") or not isinstance(largest, int):
+        return False
+    lengths = {check.seq for check in checks if check.seq is not None}
+    flops_alone = all(check.quantity == "forward_flops" for check in checks)
+    return flops_alone and any(length % largest for length in lengths)
+
+
+def _of_padded_heads(config: dict[str, Any], checks: list[Check]) -> bool:
+    padded = config.get("pad_head_dim_to_multiple_of") is not None
+    return padded and all(check.quantity == "forward_flops" for check in checks)
+
+
 KNOWN: dict[str, Callable[[dict[str, Any], list[Check]], bool]] = {
     "a sliding cache drops all but the last window - 1 tokens by a slice from 1 - window, which for a window of 1 "
     "keeps every token": _of_a_window_of_one,
+    "Longformer's encoder pads the tokens to a multiple of its largest window": _of_padded_tokens,
+    "Moonshine's attention pads each head with zeros; a remark says so": _of_padded_heads,
 }
 """Reason why the class is wrong → whether a config and its failed checks are such a case."""
 

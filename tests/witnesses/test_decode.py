@@ -203,7 +203,7 @@ def _measured(config: dict[str, Any], spec: ModelSpec) -> int:
         if type(model).__name__.endswith(quirks_of(config).makes_mask):  # else it reads values of the ids
             masks = {"attention_mask": torch.zeros(BATCH, 1, 1, 1, dtype=torch.bfloat16, device=device)}
             inputs |= masks | {f"decoder_{key}": mask for key, mask in masks.items()}
-        source = ids if stem is None else torch.empty(stem.frames(BATCH), dtype=torch.bfloat16, device=device)
+        source = ids if stem is None else torch.empty(stem.frames(BATCH, CONTEXT), dtype=torch.bfloat16, device=device)
         name, inputs["encoder_outputs"] = "decoder_input_ids", model.get_encoder()(source, **masks)
     out = model(**{name: ids}, **inputs)
     word = next((word for word in CACHE_NAMES if word in out), "")

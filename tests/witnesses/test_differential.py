@@ -23,7 +23,14 @@ DRAWN = 4
 MOST_EMPTY = 0.2
 """Largest allowed share of variations that compare nothing."""
 
-KINDS = [kind for kind in model_types() if family_of(kind).read is not None and not family_of(kind).code]
+OF_OTHERS = "encoder-decoder"
+"""A model type whose fields are the configs of two other model types, which have variations of their own."""
+
+KINDS = [
+    kind
+    for kind in model_types()
+    if family_of(kind).read is not None and not family_of(kind).code and kind != OF_OTHERS
+]
 
 SHARES = 4
 """Number of tests that share the model types, so that several processes can run them. Each keeps its own variations

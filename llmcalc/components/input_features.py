@@ -1,0 +1,87 @@
+"""Embeddings of further features of a token, joined to the token's embedding and projected to its width.
+
+RoCBERT (Su et al. 2022, ACL, §3.1): the shape and the pronunciation of a Chinese character. transformers:
+models/roc_bert (`RoCBertEmbeddings`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+
+from pydantic import Field, model_validator
+
+from ..flow.axis import Axis, Beside
+from ..flow.record import Flow
+from ..flow.value import Value
+from .base import LARGEST, Context, StackPart
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Size = Annotated[int, Field(ge=1, le=LARGEST, strict=True)]
+
+
+class InputFeatures(StackPart):
+    """Tables of further features, and the projection of all embeddings of a token together.
+
+    vocab_sizes: the number of rows of each table.
+    sizes: the width of each table.
+    """
+
+    kind: ClassVar[str] = "embedding"
+
+    vocab_sizes: tuple[Size, ...] = Field(max_length=16)
+    sizes: tuple[Size, ...] = Field(max_length=16)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.sizes) != len(self.vocab_sizes):
+            raise ValueError(f"sizes: {len(self.sizes)} of them; expected {len(self.vocab_sizes)}, one for each table")
+        return self
+
+    def source(self) -> str:
+        return "Su et al. 2022, §3.1"
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Returns the projection of the joined embeddings. x: the token embeddings."""
+        rows = [x]
+        for i, (vocab, size) in enumerate(zip(self.vocab_sizes, self.sizes, strict=True)):
+            name = f"feature{i}"
+            row, _ = f.table(f"embed_{i}", Axis("types", vocab), Axis(name, size), of=x.rows, kind=self.kind)
+            rows.append(row)
+        joined = x if len(rows) == 1 else f.cat(*rows, axes=(Beside(tuple(row.axes for row in rows)),))
+        f.hold(x=joined)
+        return f.linear("proj", joined, *x.axes, bias=True, kind=self.kind)
+
+    def reference(self, context: Context) -> nn.Module:
+        """Builds the tables and the projection: token embeddings [batch, tokens, width] → same shape."""
+        return _reference()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(vocab_sizes=(7, 3), sizes=(5, 6)), cls(vocab_sizes=(), sizes=())]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class InputFeaturesReference(nn.Module):
+        """Joins the first row of each table to every token's embedding, and projects them."""
+
+        def __init__(self, spec: InputFeatures, width: int) -> None:
+            super().__init__()
+            self.tables = len(spec.sizes)
+            for i, (vocab, size) in enumerate(zip(spec.vocab_sizes, spec.sizes, strict=True)):
+                self.add_module(f"embed_{i}", nn.Embedding(vocab, size))
+            self.proj = nn.Linear(width + sum(spec.sizes), width)
+
+        def forward(self, x: Tensor) -> Tensor:
+            ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+            rows = [self.get_submodule(f"embed_{i}")(ids) for i in range(self.tables)]
+            out: Tensor = self.proj(torch.cat([x, *rows], -1))
+            return out
+
+    return InputFeaturesReference

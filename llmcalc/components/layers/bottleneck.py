@@ -1,0 +1,189 @@
+"""MobileBERT's layer: attention and several feed-forward networks, narrower than the residual stream.
+
+Sun et al. 2020 (arXiv:2004.02984), §3.1: a linear layer leads into the bottleneck and one out of it. Queries and keys
+read a second projection of the layer's input, and values the input itself. transformers: models/mobilebert
+(`MobileBertLayer`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from ...algebra import Number
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context, HeadSizes, Unscalable, Width
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..runtime import Run, apply_dropout
+from .block import Sharing, WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_NETWORKS = 64
+"""The largest number of feed-forward networks in a layer."""
+
+
+class InnerNetwork(Component):
+    """A feed-forward network around a residual stream, with a norm after it.
+
+    feed_forward: the network.
+    norm: the norm of the sum.
+    """
+
+    feed_forward: FeedForward
+    norm: Norm
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        y = f.part("mlp", self.feed_forward, x)
+        return f.part("mlp_post_norm", self.norm, f.add(x, y))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _inner_reference()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [cls(feed_forward=FeedForward(intermediate_size=20, hidden_act="relu"), norm=Norm(type="affine"))]
+
+
+class BottleneckLayer(WholeLayer):
+    """Post-norm attention and networks of width `bottleneck_size`, between two linear layers.
+
+    attention: attention with a head_dim of its own.
+    bottleneck_size: the width inside the layer.
+    num_feedforward_networks: the number of networks, one after the other.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["bottleneck"] = "bottleneck"
+    attention: Attention
+    feed_forward: FeedForward
+    bottleneck_size: Width
+    num_feedforward_networks: int = Field(ge=1, le=MOST_NETWORKS, strict=True)
+    norm_placement: Literal["post"] = "post"
+    parallel: None = None
+    cross_attention: None = None
+
+    def networks(self) -> list[Any]:
+        return [self.feed_forward] * self.num_feedforward_networks
+
+    def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
+        raise Unscalable("a 'bottleneck' layer has a width of its own; expected layers as wide as the model")
+
+    def source(self) -> str:
+        return "Sun et al. 2020, §3.1"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        narrow = Axis("bottleneck", self.bottleneck_size)
+        y = self._into(f, "bottleneck", x, narrow)
+        read = self._into(f, "attention_bottleneck", x, narrow)
+        f.hold(x=x, y=y, read=read)
+        attended = f.part("self_attn", self.attention, read, value_input=x)
+        y = self._sum(f, "self_attn", y, f.dropout(attended, "attention_output", ends_sublayer=True))
+        inner = InnerNetwork(feed_forward=self.feed_forward, norm=self.norm)
+        for i in range(self.num_feedforward_networks - 1):
+            y = f.part("inner", inner, y, nth=i)
+            f.hold(y=y)
+        y = self._sum(f, "mlp", y, f.part("mlp", self.feed_forward, y))
+        wide = f.linear("output_bottleneck", y, *x.axes, bias=True)
+        wide = f.dropout(wide, "feed_forward", ends_sublayer=True)
+        return f.part("output_bottleneck_norm", self.norm, f.add(x, wide))
+
+    def _into(self, f: Flow, name: str, x: Value, narrow: Axis) -> Value:
+        """Returns a projection of x into the bottleneck."""
+        return f.part(f"{name}_norm", self.norm, f.linear(name, x, narrow, bias=True))
+
+    def _sum(self, f: Flow, name: str, x: Value, y: Value) -> Value:
+        """Returns the norm of the narrow stream after a sublayer with output y."""
+        x = f.part(f"{name}_post_norm", self.norm, f.add(x, y))
+        f.hold(y=x)
+        return x
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=2, head_dim=5, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+        network = FeedForward(intermediate_size=20, hidden_act="relu", up_bias=True, down_bias=True)
+        layer = cls(
+            attention=attention,
+            feed_forward=network,
+            norm=Norm(type="affine"),
+            bottleneck_size=10,
+            num_feedforward_networks=3,
+        )
+        changes = {"num_feedforward_networks": 1, "norm": Norm(type="layernorm")}
+        return [layer, layer.model_copy(update=changes)]
+
+
+@cache
+def _inner_reference() -> type[nn.Module]:
+    from torch import nn
+
+    class InnerNetworkReference(nn.Module):
+        """A network and the norm of its sum with its input. x: [batch, tokens, bottleneck] → same shape."""
+
+        def __init__(self, spec: InnerNetwork, context: Context) -> None:
+            super().__init__()
+            self.mlp = spec.feed_forward.reference(context)
+            self.mlp_post_norm = spec.norm.reference(context)
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            out: Tensor = self.mlp_post_norm(x + self.mlp(x, run))
+            return out
+
+    return InnerNetworkReference
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class BottleneckLayerReference(nn.Module):
+        """MobileBERT's layer. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: BottleneckLayer, context: Context) -> None:
+            super().__init__()
+            wide, narrow = context.hidden_size, spec.bottleneck_size
+            inside = Context(narrow, context.causal)
+            self._add_into("bottleneck", spec.norm, wide, inside)
+            self._add_into("attention_bottleneck", spec.norm, wide, inside)
+            self.self_attn = spec.attention.reference(Context(narrow, context.causal, value_size=wide))
+            self.self_attn_post_norm = spec.norm.reference(inside)
+            inner = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
+            self.inner = nn.ModuleList(inner.reference(inside) for _ in range(spec.num_feedforward_networks - 1))
+            self.mlp = spec.feed_forward.reference(inside)
+            self.mlp_post_norm = spec.norm.reference(inside)
+            self.output_bottleneck = nn.Linear(narrow, wide)
+            self.output_bottleneck_norm = spec.norm.reference(context)
+
+        def _add_into(self, name: str, norm: Component, wide: int, inside: Context) -> None:
+            self.add_module(name, nn.Linear(wide, inside.hidden_size))
+            self.add_module(f"{name}_norm", norm.reference(inside))
+
+        def _into(self, name: str, x: Tensor) -> Tensor:
+            out: Tensor = self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))
+            return out
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            y = self._into("bottleneck", x)
+            attended = self.self_attn(self._into("attention_bottleneck", x), run, x)
+            attended = apply_dropout(self, "attention_output", attended)
+            y = self.self_attn_post_norm(y + attended)
+            for network in self.inner:
+                y = network(y, run)
+            y = self.mlp_post_norm(y + self.mlp(y, run))
+            wide = apply_dropout(self, "feed_forward", self.output_bottleneck(y))
+            out: Tensor = self.output_bottleneck_norm(x + wide)
+            return out
+
+    return BottleneckLayerReference

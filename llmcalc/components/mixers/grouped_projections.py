@@ -1,0 +1,209 @@
+"""Attention whose projections are block-diagonal, and the network that goes with it.
+
+SqueezeBERT (Iandola et al. 2020, arXiv:2006.11316, §3.2): each linear layer is a convolution of width 1 in groups, and
+the inputs of a group reach the outputs of that group alone. transformers: models/squeezebert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from ...algebra import Number, exact_div, same
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, Heads, HeadSizes, Network, Standing, TokenMixer, Unscalable, Width
+from ..networks.feed_forward import Activation, activate
+from ..runtime import Run, apply_dropout
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+MOST_GROUPS = 2**20
+"""The largest number of groups of a projection."""
+
+SOURCE = "Iandola et al. 2020, §3.2"
+
+
+def _groups() -> Any:
+    return Field(default=1, ge=1, le=MOST_GROUPS, strict=True)
+
+
+class GroupedProjectionAttention(TokenMixer):
+    """Multi-head attention of an encoder; each projection has a bias.
+
+    num_attention_heads: the number of heads.
+    q_groups, k_groups, v_groups, o_groups: the number of groups of each projection, 1 by default.
+    """
+
+    node_name: ClassVar[str] = "self_attn"
+    kind: ClassVar[str] = "attention"
+    sides: ClassVar[tuple[str, ...]] = ("encoder",)
+
+    type: Literal["grouped_projections"] = "grouped_projections"
+    num_attention_heads: Heads
+    q_groups: int = _groups()
+    k_groups: int = _groups()
+    v_groups: int = _groups()
+    o_groups: int = _groups()
+
+    def heads(self, width: Any) -> HeadSizes:
+        return HeadSizes(self.num_attention_heads, self.num_attention_heads, exact_div(width, self.num_attention_heads))
+
+    def with_heads(self, sizes: HeadSizes) -> Self:
+        if not same(sizes.heads, sizes.kv_heads):
+            raise Unscalable("each query head has its own key head; expected equal numbers of both")
+        return self.model_copy(update={"num_attention_heads": sizes.heads})
+
+    def check_place(self, place: Standing) -> None:
+        super().check_place(place)
+        for name in ("num_attention_heads", "q_groups", "k_groups", "v_groups", "o_groups"):
+            number = getattr(self, name)
+            if place.width % number:
+                raise ValueError(f"{place.where}.{name}: {number}; expected a divisor of hidden_size {place.width}")
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        sizes = self.heads(x.width)
+        heads, dim = Axis("heads", sizes.heads), Axis("head_dim", sizes.head_dim)
+        q, k, v = (
+            f.conv(f"{name}_proj", x, heads, dim, kernel=1, groups=groups, bias=True)
+            for name, groups in (("q", self.q_groups), ("k", self.k_groups), ("v", self.v_groups))
+        )
+        f.mask(q, k, causal=False)
+        f.hold(q=q, k=k, v=v)
+        y = f.flat(f.attention("core", q, k, v, causal=False))
+        f.hold(out=y)
+        return f.conv("o_proj", y, *x.axes, kernel=1, groups=self.o_groups, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"MHA {self.num_attention_heads} in {self.q_groups} groups"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _attention()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(num_attention_heads=4, q_groups=2, k_groups=3, v_groups=4),
+            cls(num_attention_heads=2, o_groups=6),
+        ]
+
+
+class GroupedFeedForward(Network):
+    """Two projections in groups, each with a bias, and an activation between them.
+
+    intermediate_size: the width between them.
+    hidden_act: the activation.
+    up_groups, down_groups: the number of groups of each projection, 1 by default.
+    """
+
+    node_name: ClassVar[str] = "mlp"
+    kind: ClassVar[str] = "feed_forward"
+
+    type: Literal["grouped_mlp"] = "grouped_mlp"
+    intermediate_size: Width
+    hidden_act: Activation
+    up_groups: int = _groups()
+    down_groups: int = _groups()
+
+    def activation(self) -> str:
+        return self.hidden_act
+
+    def active_width(self) -> int:
+        return self.intermediate_size
+
+    def widened(self, change: Callable[[int], Number]) -> Self:
+        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
+
+    def source(self) -> str:
+        return SOURCE
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        ffn = Axis("ffn", self.intermediate_size)
+        y = f.act(f.conv("up_proj", x, ffn, kernel=1, groups=self.up_groups, bias=True), self.hidden_act)
+        return f.conv("down_proj", y, *x.axes, kernel=1, groups=self.down_groups, bias=True)
+
+    def describe(self, hidden_size: int) -> str:
+        return f"{self.hidden_act} {self.intermediate_size} in {self.up_groups} groups"
+
+    def reference(self, context: Context) -> nn.Module:
+        return _network()(self, context.hidden_size)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        return [
+            cls(intermediate_size=40, hidden_act="gelu", up_groups=4, down_groups=2),
+            cls(intermediate_size=24, hidden_act="relu"),
+        ]
+
+
+def _grouped(width: int, out: int, groups: int) -> nn.Module:
+    from torch import nn
+
+    return nn.Conv1d(width, out, 1, groups=groups)
+
+
+def _applied(projection: nn.Module, x: Tensor) -> Tensor:
+    """Applies a convolution of width 1. x: [batch, tokens, width] → [batch, tokens, out]."""
+    out: Tensor = projection(x.transpose(1, 2)).transpose(1, 2)
+    return out
+
+
+@cache
+def _attention() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class Core(nn.Module):
+        """softmax(q·kᵀ / √d)·v. q, k, v: [batch, heads, tokens, d] → same shape."""
+
+        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+
+    class GroupedProjectionReference(nn.Module):
+        """x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: GroupedProjectionAttention, hidden: int) -> None:
+            super().__init__()
+            self.heads = spec.num_attention_heads
+            self.q_proj = _grouped(hidden, hidden, spec.q_groups)
+            self.k_proj = _grouped(hidden, hidden, spec.k_groups)
+            self.v_proj = _grouped(hidden, hidden, spec.v_groups)
+            self.o_proj = _grouped(hidden, hidden, spec.o_groups)
+            self.core = Core()
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            q, k, v = (
+                _applied(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                for projection in (self.q_proj, self.k_proj, self.v_proj)
+            )
+            return _applied(self.o_proj, self.core(q, k, v).transpose(1, 2).flatten(2))
+
+    return GroupedProjectionReference
+
+
+@cache
+def _network() -> type[nn.Module]:
+    from torch import nn
+
+    class GroupedFeedForwardReference(nn.Module):
+        """x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: GroupedFeedForward, hidden: int) -> None:
+            super().__init__()
+            self.act = spec.hidden_act
+            self.up_proj = _grouped(hidden, spec.intermediate_size, spec.up_groups)
+            self.down_proj = _grouped(spec.intermediate_size, hidden, spec.down_groups)
+
+        def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
+            return _applied(self.down_proj, activate(self.act, _applied(self.up_proj, x)))
+
+    return GroupedFeedForwardReference

@@ -1,0 +1,99 @@
+"""Longformer: RoBERTa with attention to a window around each token, and further projections for global attention.
+
+Beltagy et al. 2020 (arXiv:2004.05150). Tokens with global attention attend to all tokens by projections of their own;
+plain text has no such tokens, so these are parameters that do not run.
+transformers: models/longformer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from .....ops import Op
+from .....ops.attention import AttentionCore, OverlappingChunks
+from ...config import Config, is_whole
+from ...dropout import BERT_DROPOUT
+from ...family import EVERY, Deviation, Family, Modules, Quirks
+from ...parts import Table, encoder, layer_pattern, pooler
+from ...writes import Writes
+from .bert import (
+    COMMON,
+    OLD,
+    ROBERTA_MODULES,
+    ROBERTA_WRITES,
+    SECOND_BIAS,
+    bert_block,
+    bert_head,
+    bert_score,
+    bert_stack,
+    padded_positions,
+)
+
+GLOBAL = ("q_global_proj", "k_global_proj", "v_global_proj")
+"""The projections of tokens with global attention."""
+
+GLOBAL_NOTE = "global attention: its projections are counted; its products are not counted, as plain text has none"
+
+
+def _longformer(config: Config) -> Table:
+    stack = {**bert_stack(config, padded_positions(config)), **windows(config, config.size("num_hidden_layers"))}
+    block = bert_block(config)
+    block["attention"]["idle_projections"] = GLOBAL
+    config.notes.append(GLOBAL_NOTE)
+    return encoder(config, block, stack, bert_head(config, "gelu"), bert_score("tanh"), **pooler(config.head == "none"))
+
+
+def windows(config: Config, depth: int) -> Table:
+    """Returns the fields of a stack whose layers attend to `attention_window` tokens around each token, and to it.
+
+    The field is one even number, or a list with one for each of the `depth` layers.
+    """
+    sizes = config.get("attention_window")
+    sizes = sizes if isinstance(sizes, list | tuple) else [sizes] * depth
+    if len(sizes) != depth or any(not is_whole(size) or size <= 0 or size % 2 for size in sizes):
+        value = config.get("attention_window")
+        raise config.wrong("attention_window", value, f"a positive even number, or a list of {depth} of them")
+    names = [f"window{size}" for size in sizes]
+    kinds = {f"window{size}": {"attention": {"sliding_window": size + 1}} for size in sizes}
+    return {"variants": kinds, **layer_pattern(names)}
+
+
+def _in_chunks(op: Op) -> Op:
+    if not isinstance(op, AttentionCore) or op.window is None:
+        return op
+    return OverlappingChunks(*(getattr(op, field.name) for field in fields(op)))
+
+
+CHUNKS = Deviation(
+    "Longformer's chunks",
+    "its class computes the scores of a window in chunks that overlap",
+    "forward_flops",
+    follow=_in_chunks,
+)
+
+WINDOW_WRITES: Writes = {
+    "attention_window": lambda s: [window - 1 for window in s.windows if window is not None],
+}
+
+MODULES: Modules = {
+    **ROBERTA_MODULES,
+    "q_global_proj": "query_global",
+    "k_global_proj": "key_global",
+    "v_global_proj": "value_global",
+}
+
+DEFAULTS: dict[str, Any] = {**COMMON, "type_vocab_size": 2, "pad_token_id": 1, "attention_window": 512}
+
+FAMILIES = {
+    "longformer": Family(
+        _longformer,
+        DEFAULTS,
+        OLD | {"attention_mode", "ignore_attention_mask", "onnx_export", "sep_token_id"},
+        writes={**ROBERTA_WRITES, **WINDOW_WRITES},
+        deviations=(SECOND_BIAS, CHUNKS),
+        quirks=Quirks(reads_values=EVERY),
+        modules=MODULES,
+        dropout=BERT_DROPOUT,
+    ),
+}

@@ -1,0 +1,111 @@
+"""LUKE: RoBERTa with entities beside the words.
+
+Yamada et al. 2020 (arXiv:2010.01057). Plain text has no entities, so their tables, their head, and the projections of
+queries between words and entities are parameters that do not run. The head of words has a weight of its own.
+transformers: models/luke.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...absent import present
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import EVERY, Deviation, Family, Quirks
+from ...parts import OF_ANSWERS, OF_TOKENS, Table, architecture, encoder, layernorm, pooler
+from ...writes import Writes
+from .bert import COMMON, OLD, ROBERTA_MODULES, ROBERTA_WRITES, bert_block, bert_head, bert_stack, padded_positions
+
+if TYPE_CHECKING:
+    from .....model import ModelSpec
+
+AWARE = ("word_entity_proj", "entity_word_proj", "entity_entity_proj")
+"""Projections of queries between words and entities; those between words are the usual ones."""
+
+OF_ENTITIES = ("ForEntityClassification", "ForEntityPairClassification", "ForEntitySpanClassification")
+
+
+def _luke(config: Config) -> Table:
+    name = architecture(config)
+    if name.endswith(OF_ENTITIES):
+        raise config.wrong("architectures", name, "a class that reads text without entities, such as LukeForMaskedLM")
+    block, norm = bert_block(config), layernorm(config.number("layer_norm_eps"))
+    if config.flag("use_entity_aware_attention"):
+        block["attention"]["idle_projections"] = AWARE
+    size, tied = config.size("entity_emb_size"), config.flag("tie_word_embeddings")
+    entities: Table = {
+        "entity_vocab_size": config.size("entity_vocab_size"),
+        "max_position_embeddings": config.size("max_position_embeddings"),
+        "type_vocab_size": config.size("type_vocab_size"),
+        "norm": norm,
+        **({} if size == config.size("hidden_size") else {"entity_emb_size": size}),
+    }
+    if config.head == "lm":
+        entities["prediction"] = "tied" if tied else "own"
+    config.notes.append(
+        "entities: their parameters are counted; their products are not counted, as plain text has none"
+    )
+    stack = {**bert_stack(config, padded_positions(config)), "entities": entities}
+    has_pooler = not name.endswith((OF_TOKENS, OF_ANSWERS))
+    head = bert_head(config, "gelu")
+    return encoder(config, block, stack, head, {}, **pooler(has_pooler), tie_word_embeddings=False)
+
+
+def _second_bias(spec: ModelSpec) -> bool:
+    entities = spec.main.entities
+    return entities is not None and entities.prediction == "own"
+
+
+SECOND_BIAS = Deviation(
+    "LUKE's untied head",
+    "its output projection has a second, unused bias; tying merges the two",
+    "parameters",
+    when=_second_bias,
+    more=lambda spec: spec.vocab_size,
+    at="lm_head.decoder",
+)
+
+WRITES: Writes = {
+    **ROBERTA_WRITES,
+    "entity_vocab_size": lambda s: present(s.first.entities).entity_vocab_size,
+    "entity_emb_size": lambda s: present(s.first.entities).entity_emb_size or s.spec.hidden_size,
+    "use_entity_aware_attention": lambda s: bool(s.first.block.attention.idle_projections),
+    "tie_word_embeddings": lambda s: present(s.first.entities).prediction != "own",
+}
+
+FAMILIES = {
+    "luke": Family(
+        _luke,
+        {
+            **COMMON,
+            "vocab_size": 50267,
+            "type_vocab_size": 2,
+            "pad_token_id": 1,
+            "entity_vocab_size": 500000,
+            "entity_emb_size": 256,
+            "use_entity_aware_attention": True,
+        },
+        OLD | {"bert_model_name", "cls_entity_prediction"},
+        writes=WRITES,
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules={
+            **ROBERTA_MODULES,
+            "word_entity_proj": "w2e_query",
+            "entity_word_proj": "e2w_query",
+            "entity_entity_proj": "e2e_query",
+            "entities": "",
+            "entities.embed_entities": "entity_embeddings.entity_embeddings",
+            "entities.proj": "entity_embeddings.entity_embedding_dense",
+            "entities.embed_positions": "entity_embeddings.position_embeddings",
+            "entities.embed_types": "entity_embeddings.token_type_embeddings",
+            "entities.norm": "entity_embeddings.LayerNorm",
+            "entities.prediction": "entity_predictions",
+            "entities.prediction.dense": "transform.dense",
+            "entities.prediction.norm": "transform.LayerNorm",
+            "entities.prediction.decoder": "decoder + bias",
+        },
+        dropout=BERT_DROPOUT,
+    ),
+}

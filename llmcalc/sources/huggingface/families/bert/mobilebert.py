@@ -1,0 +1,108 @@
+"""MobileBERT: narrow layers with several networks each, and a projection of three neighbouring embeddings.
+
+Sun et al. 2020 (arXiv:2004.02984). transformers: models/mobilebert.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import Family
+from ...parts import QKVO, Table, biases, encoder, layernorm, mlp, pooler, scores_sequences, token_types
+from ...writes import Writes
+from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_head, bert_positions, has_pretraining_head
+
+
+def _mobilebert(config: Config) -> Table:
+    config.must("use_bottleneck", True)
+    config.must("use_bottleneck_attention", False)
+    config.must("key_query_shared_bottleneck", True)
+    hidden, width, heads = (
+        config.size("hidden_size"),
+        config.size("intra_bottleneck_size"),
+        config.size("num_attention_heads"),
+    )
+    norms = {"no_norm": {"type": "affine"}, "layer_norm": layernorm(config.number("layer_norm_eps"))}
+    norm, embedding = config.choice(norms, "normalization_type"), config.size("embedding_size")
+    if embedding > hidden:
+        raise config.wrong("embedding_size", embedding, f"at most hidden_size ({hidden})")
+    head_dim = config.divided("num_attention_heads", width, heads)
+    block = {
+        "type": "bottleneck",
+        "attention": {"num_attention_heads": heads, "head_dim": head_dim, **biases(True, *QKVO)},
+        "feed_forward": mlp(config.size("intermediate_size"), bert_act(config)),
+        "norm": norm,
+        "norm_placement": "post",
+        "bottleneck_size": width,
+        "num_feedforward_networks": config.size("num_feedforward_networks"),
+    }
+    stack = {
+        "position": bert_positions(config),
+        "embedding_norm": norm,
+        **token_types(config.count("type_vocab_size")),
+    }
+    trigrams = config.flag("trigram_input")
+    model: Table = {}
+    if trigrams or embedding != hidden:
+        kernel = 3 if trigrams else 1
+        model = {"embedding_size": embedding, "embedding_projection_bias": True, "embedding_kernel": kernel}
+    head = {**bert_head(config, bert_act(config)), **biases(embedding < hidden, "more_columns")}
+    pretrains = has_pretraining_head(config)
+    dense = config.flag("classifier_activation")
+    pools = config.head == "none" or scores_sequences(config) or pretrains
+    if pretrains and not dense:
+        raise config.wrong("classifier_activation", False, "true with a head for pretraining")
+    return encoder(config, block, stack, head, {}, **model, **pooler(pools and dense, 2 if pretrains else None))
+
+
+WRITES: Writes = {
+    "trigram_input": lambda s: s.spec.embedding_kernel == 3,
+    "intra_bottleneck_size": lambda s: s.first.block.bottleneck_size,
+    "num_feedforward_networks": lambda s: s.first.block.num_feedforward_networks,
+    "normalization_type": lambda s: "no_norm" if s.first.block.norm.type == "affine" else "layer_norm",
+    "classifier_activation": lambda s: s.spec.pooler is not None,
+}
+
+FAMILIES = {
+    "mobilebert": Family(
+        _mobilebert,
+        {
+            **COMMON,
+            "hidden_size": 512,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 4,
+            "intermediate_size": 512,
+            "hidden_act": "relu",
+            "type_vocab_size": 2,
+            "embedding_size": 128,
+            "trigram_input": True,
+            "use_bottleneck": True,
+            "intra_bottleneck_size": 128,
+            "use_bottleneck_attention": False,
+            "key_query_shared_bottleneck": True,
+            "num_feedforward_networks": 4,
+            "normalization_type": "no_norm",
+            "classifier_activation": True,
+        },
+        OLD | {"true_hidden_size"},
+        writes=WRITES,
+        deviations=(SECOND_BIAS,),
+        modules={
+            **BERT_MODULES,
+            "embed_proj": "embeddings.embedding_transformation",
+            "bottleneck": "bottleneck.input.dense",
+            "bottleneck_norm": "bottleneck.input.LayerNorm",
+            "attention_bottleneck": "bottleneck.attention.dense",
+            "attention_bottleneck_norm": "bottleneck.attention.LayerNorm",
+            "inner": "ffn",
+            "inner.mlp": "",
+            "inner.mlp.up_proj": "intermediate.dense",
+            "inner.mlp.down_proj": "output.dense",
+            "inner.mlp_post_norm": "output.LayerNorm",
+            "output_bottleneck": "output.bottleneck.dense",
+            "output_bottleneck_norm": "output.bottleneck.LayerNorm",
+            "lm_head.more_columns": "dense",
+        },
+        dropout=BERT_DROPOUT,
+    ),
+}

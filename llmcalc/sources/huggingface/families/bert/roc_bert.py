@@ -1,0 +1,68 @@
+"""RoCBERT: BERT with embeddings of a character's shape and pronunciation beside the token's.
+
+Su et al. 2022 (ACL, "RoCBert: Robust Chinese Bert with Multimodal Contrastive Pretraining"). transformers:
+models/roc_bert.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import Family
+from ...parts import Table
+from ...writes import Writes
+from .bert import BERT_MODULES, COMMON, DECODER, OLD, SECOND_BIAS, bert, has_pretraining_head
+
+FEATURES = ("shape", "pronunciation")
+
+
+def _roc_bert(config: Config) -> Table:
+    config.must("concat_input", True)
+    table = bert(config)
+    for name in FEATURES:
+        config.must(f"enable_{name}", True)
+    if has_pretraining_head(config):  # the head of masked tokens alone, beside the pooler
+        table["pooler"] = {"dense": True}
+    stack = table["encoder"] if "encoder" in table else table["decoder"]
+    stack["input_features"] = {
+        "vocab_sizes": [config.size(f"{name}_vocab_size") for name in FEATURES],
+        "sizes": [config.size(f"{name}_embed_dim") for name in FEATURES],
+    }
+    return table
+
+
+def _feature_writes(index: int, name: str) -> Writes:
+    return {
+        f"{name}_vocab_size": lambda s: s.first.input_features.vocab_sizes[index],
+        f"{name}_embed_dim": lambda s: s.first.input_features.sizes[index],
+    }
+
+
+FAMILIES = {
+    "roc_bert": Family(
+        _roc_bert,
+        {
+            **COMMON,
+            **DECODER,
+            "type_vocab_size": 2,
+            "concat_input": True,
+            "enable_pronunciation": True,
+            "enable_shape": True,
+            "pronunciation_embed_dim": 768,
+            "pronunciation_vocab_size": 910,
+            "shape_embed_dim": 512,
+            "shape_vocab_size": 24858,
+        },
+        OLD,
+        writes={**_feature_writes(0, "shape"), **_feature_writes(1, "pronunciation")},
+        deviations=(SECOND_BIAS,),
+        modules={
+            **BERT_MODULES,
+            "input_features": "",
+            "input_features.embed_0": "embeddings.shape_embed",
+            "input_features.embed_1": "embeddings.pronunciation_embed",
+            "input_features.proj": "embeddings.map_inputs_layer",
+        },
+        dropout=BERT_DROPOUT,
+    ),
+}

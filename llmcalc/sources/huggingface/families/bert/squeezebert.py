@@ -1,0 +1,88 @@
+"""SqueezeBERT: BERT with projections in groups.
+
+Iandola et al. 2020 (arXiv:2006.11316). transformers: models/squeezebert.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import EVERY, Family, Quirks
+from ...parts import Table, encoder, layernorm, pooler
+from ...writes import Writes
+from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_head, bert_stack
+
+GROUPS = ("q_groups", "k_groups", "v_groups", "post_attention_groups", "intermediate_groups", "output_groups")
+
+
+def _squeezebert(config: Config) -> Table:
+    hidden, width, heads = (
+        config.size("hidden_size"),
+        config.size("intermediate_size"),
+        config.size("num_attention_heads"),
+    )
+    config.must("embedding_size", hidden)
+    config.divided("num_attention_heads", hidden, heads)
+    groups = {name: config.size(name) for name in GROUPS}
+    for name, number in groups.items():
+        config.divided(name, hidden, number)
+        if name in ("intermediate_groups", "output_groups"):
+            config.divided(name, width, number)
+    block = {
+        "attention": {
+            "type": "grouped_projections",
+            "num_attention_heads": heads,
+            **{name: groups[name] for name in GROUPS[:3]},
+            "o_groups": groups["post_attention_groups"],
+        },
+        "feed_forward": {
+            "type": "grouped_mlp",
+            "intermediate_size": width,
+            "hidden_act": bert_act(config),
+            "up_groups": groups["intermediate_groups"],
+            "down_groups": groups["output_groups"],
+        },
+        "norm": layernorm(1e-12),
+        "norm_placement": "post",
+    }
+    return encoder(config, block, bert_stack(config), bert_head(config, bert_act(config)), {}, **pooler(True))
+
+
+WRITES: Writes = {
+    "q_groups": lambda s: s.first.block.attention.q_groups,
+    "k_groups": lambda s: s.first.block.attention.k_groups,
+    "v_groups": lambda s: s.first.block.attention.v_groups,
+    "post_attention_groups": lambda s: s.first.block.attention.o_groups,
+    "intermediate_groups": lambda s: s.first.block.feed_forward.up_groups,
+    "output_groups": lambda s: s.first.block.feed_forward.down_groups,
+    "embedding_size": lambda s: s.spec.hidden_size,
+}
+
+FAMILIES = {
+    "squeezebert": Family(
+        _squeezebert,
+        {
+            **COMMON,
+            "type_vocab_size": 2,
+            "embedding_size": 768,
+            **dict.fromkeys(GROUPS, 4),
+            "post_attention_groups": 1,
+        },
+        OLD,
+        writes=WRITES,
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules={
+            **BERT_MODULES,
+            "layers": "encoder.layers",
+            "self_attn": "attention + post_attention.conv1d",
+            "self_attn.o_proj": ".post_attention.conv1d",
+            "self_attn_post_norm": "post_attention.layernorm",
+            "mlp": "intermediate.conv1d + output.conv1d",
+            "up_proj": ".intermediate.conv1d",
+            "down_proj": ".output.conv1d",
+            "mlp_post_norm": "output.layernorm",
+        },
+        dropout=BERT_DROPOUT,
+    ),
+}

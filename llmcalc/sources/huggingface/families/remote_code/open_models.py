@@ -1,0 +1,268 @@
+"""OLMo 1 and Molmo 1 of the first checkpoints (hf_olmo, molmo), and DCLM (openlm).
+
+Sources: olmo/model.py and olmo/config.py of allenai/OLMo; open_lm/model.py and open_lm/norms.py of
+mlfoundations/open_lm; vllm/model_executor/models/molmo.py of vllm-project/vllm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .....components.base import LARGEST
+from ...config import Config
+from ...family import Family
+from ...parts import QKV, QKVO, Table, attention, biases, decoder, layernorm, learned_positions, qk_norm, rmsnorm, rope
+
+
+def _hf_olmo(config: Config) -> Table:
+    """Reads OLMo 1: one flag for the biases of all linear layers, and one for the weights of the norms."""
+    bias = config.flag("include_bias")
+    config.choice({"sequential": True, "llama": True}, "block_type")
+    norm_bias = bias if config.get("bias_for_layer_norm") is None else config.flag("bias_for_layer_norm")
+    affine, qk_affine = config.flag("layer_norm_with_affine"), config.flag("attention_layer_norm_with_affine")
+    norm = _norm(config, affine, norm_bias)
+    mixer: Table = attention(config, position=None, num_key_value_heads=_kv_heads(config), **biases(bias, *QKVO))
+    mixer.pop("head_dim", None)
+    stack: Table = {}
+    if config.flag("rope"):
+        mixer["position"] = rope(config)
+    elif config.flag("alibi"):
+        mixer["position"] = {"type": "alibi"}
+    else:
+        stack["position"] = learned_positions(config)
+    config.fields_read.update(("alibi", "rope_theta"))
+    if config.flag("attention_layer_norm"):
+        mixer |= qk_norm(_norm(config, qk_affine, norm_bias), "projection")
+    if config.flag("embedding_layer_norm"):
+        stack["embedding_norm"] = norm
+    block = {
+        "attention": mixer,
+        "feed_forward": _network(config, bias),
+        "norm": norm,
+        "norm_placement": "output" if config.flag("norm_after") else "pre",
+    }
+    rows, tied = config.maybe("embedding_size") or config.size("vocab_size"), config.flag("tie_word_embeddings")
+    config.fields_read.add("vocab_size")
+    head = biases(bias and not tied, "bias")
+    return {**decoder(config, block, norm, head, stack), "vocab_size": rows}
+
+
+def _norm(config: Config, affine: bool, bias: bool) -> Table:
+    eps = config.number("layer_norm_eps")
+    kinds = {"default": layernorm, "low_precision": layernorm, "rms": rmsnorm}
+    fields = {"bias": bias} if affine else {"weight": False}
+    norm: Table = config.choice(kinds, "layer_norm_type")(eps, **fields)
+    return norm
+
+
+def _kv_heads(config: Config) -> int:
+    """Returns the number of key and value heads, which the older `multi_query_attention` sets to 1 or to all."""
+    heads, kv_heads = config.size("num_attention_heads"), config.maybe("num_key_value_heads")
+    if config.get("multi_query_attention") is None:
+        return kv_heads or heads
+    stated = 1 if config.flag("multi_query_attention") else heads
+    if kv_heads not in (None, stated):
+        raise config.wrong("num_key_value_heads", kv_heads, f"{stated}, as multi_query_attention says, or none")
+    return stated
+
+
+def _network(config: Config, bias: bool) -> Table:
+    """Returns the feed-forward network; of SwiGLU, `mlp_hidden_size` is the width of both halves together."""
+    width = config.maybe("intermediate_size") or _network_width(config, config.size("mlp_ratio"))
+    config.fields_read.add("mlp_ratio")
+    act = config.choice({"swiglu": "silu", "gelu": "gelu", "relu": "relu"}, "hidden_act")
+    if act != "silu":
+        return {"intermediate_size": width, "hidden_act": act, **biases(bias, "up_bias", "down_bias")}
+    half = config.divided("intermediate_size", width, 2) if width % 2 == 0 else 0
+    if not half:
+        raise config.wrong("intermediate_size", width, "an even number")
+    return {
+        "intermediate_size": half,
+        "hidden_act": act,
+        "gated": True,
+        **biases(bias, "gate_bias", "up_bias", "down_bias"),
+    }
+
+
+def _network_width(config: Config, times: int) -> int:
+    """Returns `times` the width of the layers, the width of a network that states none."""
+    hidden = config.size("hidden_size")
+    if times * hidden > LARGEST:
+        raise config.wrong(
+            "hidden_size", hidden, f"at most {LARGEST // times}, for the network is {times} times as wide"
+        )
+    return times * hidden
+
+
+def _molmo(config: Config) -> Table:
+    """Reads Molmo 1: 128 further rows of the embedding for images, which the head does not score."""
+    config.must("layer_norm_type", "rms")
+    config.must("tie_word_embeddings", False)
+    norm = rmsnorm(config.number("layer_norm_eps"))
+    mixer = attention(config, **biases(config.flag("qkv_bias"), *QKV))
+    mixer.pop("head_dim", None)
+    if config.flag("attention_layer_norm"):
+        mixer |= qk_norm(norm, "projection")
+    width = config.size("intermediate_size")
+    if width % 2:
+        raise config.wrong("intermediate_size", width, "an even number: the gate and the other half together")
+    block = {
+        "attention": mixer,
+        "feed_forward": {"intermediate_size": width // 2, "hidden_act": "silu", "gated": True},
+        "norm": norm,
+        "norm_placement": "output" if config.flag("norm_after") else "pre",
+    }
+    rows = config.maybe("embedding_size") or config.size("vocab_size")
+    config.fields_read.add("vocab_size")
+    config.notes.append("the vision encoder, whose sizes are in the code of the model, is not counted")
+    return {**decoder(config, block, norm), "vocab_size": rows, "additional_vocab_size": 128}
+
+
+def _openlm(config: Config) -> Table:
+    """Reads models of OpenLM, whose arguments may be in a table of their own."""
+    arguments: Mapping[str, Any] = config.table("params_args_dict") if config.has("params_args_dict") else {}
+    config.fields_read.add("params_args_dict")
+    data = {**arguments, **config.data}
+    inner = Config(data, config.defaults, config.model_type, config.head, config.where, config.aliases)
+    table = _openlm_arguments(inner)
+    config.fields_read |= inner.fields_read
+    return table
+
+
+def _openlm_arguments(config: Config) -> Table:
+    eps, hidden = config.number("norm_eps"), config.size("hidden_size")
+    norms = {
+        "default_layer_norm": layernorm(eps),
+        "lp_layer_norm": layernorm(eps),
+        "gain_only_lp_layer_norm": layernorm(eps, bias=False),
+        "gain_only_layer_norm": layernorm(eps, bias=False),
+        "no_wb_layer_norm": layernorm(eps, weight=False),
+        "rms_norm": rmsnorm(eps),
+    }
+    norm = config.choice(norms, "model_norm")
+    config.must("moe_freq", 0)
+    rotary = config.choice(
+        {"rotary": True, "head_rotary": True, "llama_rotary": True, "none": False}, "positional_embedding_type"
+    )
+    mixer: Table = {"num_attention_heads": config.size("num_attention_heads")}
+    if rotary:
+        mixer["position"] = {"type": "rope"}
+    config.divided("num_attention_heads", hidden, mixer["num_attention_heads"])
+    if config.flag("apply_qk_norm"):
+        mixer |= qk_norm(norm, "projection")
+    multiple = 256 * -(
+        -(2 * _network_width(config, 4) // 3) // 256
+    )  # two thirds of four times the width, up to a multiple of 256
+    gated = {"intermediate_size": multiple, "gated": True}
+    networks = {
+        "swiglu": {**gated, "hidden_act": "silu"},
+        "swiglu_torch": {**gated, "hidden_act": "silu"},
+        "gemma_geglu": {**gated, "hidden_act": "gelu", **biases(True, "gate_bias", "up_bias", "down_bias")},
+        "gelu": {"intermediate_size": _network_width(config, 4), "hidden_act": "gelu"},
+    }
+    network = config.choice(networks, "ffn_type")
+    stack = {"embedding_norm": norm} if config.flag("post_embed_norm") else {}
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=stack)
+
+
+OLMO, OPEN_LM = (
+    "https://github.com/allenai/OLMo olmo/model.py",
+    "https://github.com/mlfoundations/open_lm open_lm/model.py",
+)
+VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
+
+FAMILIES = {
+    "hf_olmo": Family(
+        _hf_olmo,
+        {
+            "vocab_size": 50257,
+            "embedding_size": 50304,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_key_value_heads": None,
+            "num_hidden_layers": 12,
+            "mlp_ratio": 4,
+            "intermediate_size": None,
+            "hidden_act": "swiglu",
+            "block_type": "sequential",
+            "alibi": False,
+            "rope": False,
+            "multi_query_attention": None,
+            "attention_layer_norm": False,
+            "attention_layer_norm_with_affine": True,
+            "embedding_layer_norm": False,
+            "layer_norm_type": "default",
+            "layer_norm_with_affine": True,
+            "layer_norm_eps": 1e-5,
+            "max_position_embeddings": 1024,
+            "include_bias": True,
+            "bias_for_layer_norm": None,
+            "tie_word_embeddings": True,
+            "norm_after": False,
+        },
+        frozenset(
+            """
+            activation_checkpointing alibi_bias_max block_group_size clip_qkv emb_init_std embedding_dropout
+            flash_attention init_cutoff_factor init_device init_fn precision rope_full_precision scale_emb_init
+            scale_logits
+            """.split()  # noqa: SIM905
+        ),
+        aliases={
+            "hidden_size": "d_model",
+            "num_attention_heads": "n_heads",
+            "num_key_value_heads": "n_kv_heads",
+            "num_hidden_layers": "n_layers",
+            "intermediate_size": "mlp_hidden_size",
+            "hidden_act": "activation_type",
+            "max_position_embeddings": "max_sequence_length",
+            "tie_word_embeddings": "weight_tying",
+        },
+        code=OLMO,
+    ),
+    "molmo": Family(
+        _molmo,
+        {
+            "vocab_size": 50304,
+            "embedding_size": None,
+            "num_key_value_heads": None,
+            "layer_norm_type": "rms",
+            "layer_norm_eps": 1e-5,
+            "qkv_bias": False,
+            "attention_layer_norm": False,
+            "norm_after": False,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"clip_qkv", "use_position_ids", "image_feature_dropout", "weight_tying"}),
+        code=f"{VLLM}molmo.py",
+    ),
+    "openlm": Family(
+        _openlm,
+        {
+            "norm_eps": 1e-5,
+            "model_norm": "default_layer_norm",
+            "max_position_embeddings": 2048,
+            "post_embed_norm": False,
+            "apply_qk_norm": False,
+            "moe_freq": 0,
+            "positional_embedding_type": "rotary",
+            "ffn_type": "swiglu",
+            "tie_word_embeddings": False,
+        },
+        frozenset(
+            """
+            attn_activation attn_name attn_seq_scalar attn_seq_scalar_alpha model moe_capacity_factor
+            moe_expert_model_parallelism moe_loss_weight moe_num_experts moe_top_k moe_weight_parallelism qk_norm
+            """.split()  # noqa: SIM905
+        ),
+        aliases={
+            "hidden_size": "dim",
+            "num_attention_heads": "n_heads",
+            "num_hidden_layers": "n_layers",
+            "max_position_embeddings": "seq_len",
+            "tie_word_embeddings": "weight_tying",
+        },
+        code=OPEN_LM,
+    ),
+}

@@ -1,0 +1,88 @@
+"""EncoderDecoderModel: an encoder and a decoder of other model types, which cross-attention joins (BERT2BERT).
+
+Rothe et al. 2020 (arXiv:1907.12461). The decoder is the causal language model of its type. The encoder keeps the pooler
+of its class, and has a projection to the decoder's width if the two widths differ and the decoder's cross-attention
+states no width of its own.
+transformers: models/encoder_decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...config import Config
+from ...dropout import dropout_of
+from ...family import Family, Modules
+from ...parts import IDLE_CROSS_ATTENTION, Table
+from ...registry import causal_class, config_of, family_of, usual_name
+from ..bert.bert import BERT_MODULES, SECOND_BIAS
+
+
+def _encoder_decoder(config: Config) -> Table:
+    config.fields_read.add("tie_word_embeddings")  # each of the two models ties by its own config
+    sections: dict[str, Mapping[str, Any]] = {name: config.table(name) for name in ("encoder", "decoder")}
+    kinds = {name: _model_type(config, name, fields) for name, fields in sections.items()}
+    decoder_class = causal_class(kinds["decoder"], "decoder.", config.data)
+    encoder, decoder = (
+        _model(config, "encoder", kinds["encoder"], {**sections["encoder"], "architectures": ["Model"]}),
+        _model(config, "decoder", kinds["decoder"], {**sections["decoder"], "architectures": [decoder_class]}),
+    )
+    if "encoder" not in encoder or "decoder" in encoder:
+        raise config.wrong("encoder", kinds["encoder"], "the config of an encoder (is_decoder = false)")
+    block = decoder["decoder"]["block"] if "decoder" in decoder and "encoder" not in decoder else {}
+    if not block.get("idle_cross_attention"):
+        raise config.wrong(
+            "decoder", kinds["decoder"], "the config of a decoder with is_decoder = true and add_cross_attention = true"
+        )
+    del block["idle_cross_attention"]
+    width, source = decoder["hidden_size"], encoder["hidden_size"]
+    stack = {**encoder["encoder"], "vocab_size": encoder["vocab_size"], "hidden_size": source}
+    if "pooler" in encoder:
+        stack["pooler"] = encoder["pooler"]
+    if source != width and sections["decoder"].get("cross_attention_hidden_size") is None:
+        stack["output_size"] = width
+    return {**decoder, "encoder": stack}
+
+
+def _model_type(config: Config, name: str, fields: Mapping[str, Any]) -> str:
+    model_type = fields.get("model_type")
+    if not isinstance(model_type, str):
+        raise config.wrong(name, model_type, "a table of fields with the model_type of that model")
+    return usual_name(model_type)
+
+
+def _model(config: Config, name: str, kind: str, fields: Mapping[str, Any]) -> Table:
+    """Returns the model that a section of the config describes."""
+    family = family_of(kind, f"{name}.", fields)
+    if family.read is None:
+        raise config.wrong(name, kind, "a model of text, not a wrapper")
+    section = config_of(fields, kind, family, "none" if name == "encoder" else "lm", f"{name}.")
+    table = family.read(section)
+    table |= dropout_of(section, family)
+    section.close(family.ignored, config)
+    config.notes += [note for note in section.notes if note != IDLE_CROSS_ATTENTION]
+    return table
+
+
+MODULES: Modules = {
+    **BERT_MODULES,
+    "embed_tokens": "decoder.bert.embeddings.word_embeddings",
+    "encoder.embed_tokens": "embeddings.word_embeddings",
+    "encoder.layers": "encoder.layer",
+    "decoder": "decoder.bert",
+    "decoder.layers": "encoder.layer",
+    "lm_head": "decoder.cls.predictions",
+    "output_proj": "enc_to_dec_proj",
+}
+"""Names where both models are BERT; of other models' classes, totals alone are compared."""
+
+FAMILIES = {
+    "encoder-decoder": Family(
+        _encoder_decoder,
+        ignored=frozenset({"tie_encoder_decoder"}),
+        generates=True,
+        modules=MODULES,
+        deviations=(SECOND_BIAS,),
+    ),
+}

@@ -1,0 +1,65 @@
+"""LED: BART whose encoder attends as Longformer's does.
+
+Beltagy et al. 2020 (arXiv:2004.05150), §7.
+transformers: models/led.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...dropout import BART_DROPOUT
+from ...family import EVERY, Family, Quirks
+from ...parts import Table
+from ..bert.longformer import CHUNKS, GLOBAL, GLOBAL_NOTE, windows
+from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
+
+
+def _led(config: Config) -> Table:
+    encoder_rows, decoder_rows = (
+        {"type": "learned", "max_position_embeddings": config.size(f"max_{side}_position_embeddings")}
+        for side in ("encoder", "decoder")
+    )
+    encoder = {"position": encoder_rows, **windows(config, config.size("num_hidden_layers"))}
+    decoder = {"position": decoder_rows}
+    table = bart_like(config, "post", encoder_rows, True, encoder=encoder, decoder=decoder)
+    if "encoder" in table:
+        table["encoder"]["block"]["attention"] |= {"idle_projections": GLOBAL}
+        config.notes.append(GLOBAL_NOTE)
+    return table
+
+
+FAMILIES = {
+    "led": Family(
+        _led,
+        {
+            **{k: v for k, v in COMMON.items() if k != "max_position_embeddings"},
+            "max_encoder_position_embeddings": 16384,
+            "max_decoder_position_embeddings": 1024,
+            "attention_window": 512,
+        },
+        IGNORED | {"attention_probs_dropout_prob"},
+        aliases=ALIASES,
+        writes={
+            **SIDES_WRITES,
+            "max_encoder_position_embeddings": lambda s: getattr(s.first.position, "max_position_embeddings", None),
+            "max_decoder_position_embeddings": lambda s: getattr(s.main.position, "max_position_embeddings", None),
+            "attention_window": lambda s: [
+                layer.attention.sliding_window - 1 for layer in map(s.first.layer, s.first.layer_names())
+            ],
+        },
+        deviations=(CHUNKS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules={
+            **BART_MODULES,
+            "encoder.self_attn": "self_attn.longformer_self_attn + self_attn.output",
+            "encoder.self_attn.q_proj": "query",
+            "encoder.self_attn.k_proj": "key",
+            "encoder.self_attn.v_proj": "value",
+            "encoder.self_attn.o_proj": ".self_attn.output",
+            "q_global_proj": "query_global",
+            "k_global_proj": "key_global",
+            "v_global_proj": "value_global",
+        },
+        dropout=BART_DROPOUT,
+    ),
+}

@@ -1,0 +1,180 @@
+"""Encoder-decoders of speech whose encoder has as many positions as the sound is long: Speech2Text and Moonshine.
+
+Wang et al. 2020 (arXiv:2010.05171); Jeffries et al. 2024 (arXiv:2410.15608).
+transformers: models/speech_to_text, models/moonshine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...absent import present
+from ...config import Config, is_whole
+from ...dropout import BART_DROPOUT
+from ...family import Family
+from ...parts import ACTIVATIONS, QKV, Table, biases, head_table, layernorm, mlp, rope
+from .bart import ALIASES, BART_MODULES, COMMON, IGNORED, SIDES_WRITES, bart_like
+
+
+def _speech_to_text(config: Config) -> Table:
+    kernels, layers = config.sizes("conv_kernel_sizes"), config.size("num_conv_layers")
+    if len(kernels) != layers or any(size % 2 == 0 for size in kernels):
+        raise config.wrong("conv_kernel_sizes", kernels, f"num_conv_layers ({layers}) odd numbers")
+    channels = config.size("conv_channels")
+    if channels % 2:
+        raise config.wrong("conv_channels", channels, "an even number")
+    stem = {
+        "type": "subsampling",
+        "num_mel_bins": config.size("input_feat_per_channel") * config.size("input_channels"),
+        "conv_channels": channels,
+        "conv_kernel_sizes": kernels,
+    }
+    config.fields_read.add("max_source_positions")
+    return bart_like(config, "pre", {"type": "sinusoidal"}, encoder={"stem": stem})
+
+
+def _moonshine(config: Config) -> Table:
+    config.must("is_encoder_decoder", True)
+    norm, hidden = layernorm(1e-5, bias=False), config.size("hidden_size")
+    width = config.size("intermediate_size")
+    tied = config.flag("tie_word_embeddings")
+    if is_whole(config.get("pad_head_dim_to_multiple_of")):
+        config.notes.append("pad_head_dim_to_multiple_of: the zeros that fill up each head are not counted")
+    mixers = {side: _mixer(config, side, hidden) for side in ("encoder", "decoder")}
+    encoder = {
+        "num_hidden_layers": config.size("encoder_num_hidden_layers"),
+        "stem": {"type": "waveform"},
+        "block": {
+            "attention": {**mixers["encoder"], "position": rope(config, 0.9)},
+            "feed_forward": mlp(width, config.choice(ACTIVATIONS, "encoder_hidden_act")),
+            "norm": norm,
+            "norm_placement": "pre",
+        },
+        "final_norm": norm,
+    }
+    network = {"intermediate_size": width, "hidden_act": config.choice(ACTIVATIONS, "hidden_act"), "gated": True}
+    decoder = {
+        "num_hidden_layers": config.size("num_hidden_layers"),
+        "block": {
+            "attention": {**mixers["decoder"], "position": rope(config, 0.9)},
+            "cross_attention": mixers["decoder"],
+            "feed_forward": {**network, **biases(True, "gate_bias", "up_bias", "down_bias")},
+            "norm": norm,
+            "norm_placement": "pre",
+        },
+        "final_norm": norm,
+    }
+    return {
+        "vocab_size": config.size("vocab_size"),
+        "hidden_size": hidden,
+        "tie_word_embeddings": tied,
+        "max_position_embeddings": config.size("max_position_embeddings"),
+        "encoder": encoder,
+        "decoder": decoder,
+        "head": head_table(config),
+    }
+
+
+def _mixer(config: Config, side: str, hidden: int) -> Table:
+    """Returns the attention of a stack, which has as many heads of keys and values as of queries."""
+    heads = config.size(f"{side}_num_attention_heads")
+    kv_heads = config.maybe(f"{side}_num_key_value_heads")
+    if kv_heads not in (None, heads):
+        raise config.wrong(
+            f"{side}_num_key_value_heads", kv_heads, f"{heads}: the class splits queries into as many heads as keys"
+        )
+    config.divided(f"{side}_num_attention_heads", hidden, heads)
+    return {"num_attention_heads": heads, **biases(config.flag("attention_bias"), *QKV)}
+
+
+SPEECH: dict[str, Any] = {k: v for k, v in COMMON.items() if k != "max_position_embeddings"}
+
+FAMILIES = {
+    "speech_to_text": Family(
+        _speech_to_text,
+        {
+            **SPEECH,
+            "vocab_size": 10000,
+            "d_model": 256,
+            "decoder_layers": 6,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 2048,
+            "decoder_ffn_dim": 2048,
+            "activation_function": "relu",
+            "max_source_positions": 6000,
+            "max_target_positions": 1024,
+            "num_conv_layers": 2,
+            "conv_kernel_sizes": (5, 5),
+            "conv_channels": 1024,
+            "input_feat_per_channel": 80,
+            "input_channels": 1,
+        },
+        IGNORED | {"early_stopping"},
+        aliases={**ALIASES, "max_position_embeddings": "max_target_positions"},
+        writes={
+            **SIDES_WRITES,
+            "num_conv_layers": lambda s: len(present(s.first.stem).conv_kernel_sizes),
+            "conv_kernel_sizes": lambda s: list(present(s.first.stem).conv_kernel_sizes),
+            "conv_channels": lambda s: present(s.first.stem).conv_channels,
+            "input_feat_per_channel": lambda s: present(s.first.stem).num_mel_bins,
+        },
+        modules={
+            **BART_MODULES,
+            "stem": "conv",
+            "stem.conv0": "conv_layers.0",
+            "stem.conv1": "conv_layers.1",
+            "embed_tokens": "decoder.embed_tokens",
+        },
+        dropout=BART_DROPOUT,
+    ),
+    "moonshine": Family(
+        _moonshine,
+        {
+            "vocab_size": 32768,
+            "hidden_size": 288,
+            "intermediate_size": 1152,
+            "encoder_num_hidden_layers": 6,
+            "decoder_num_hidden_layers": 6,
+            "encoder_num_attention_heads": 8,
+            "decoder_num_attention_heads": 8,
+            "encoder_num_key_value_heads": None,
+            "decoder_num_key_value_heads": None,
+            "pad_head_dim_to_multiple_of": None,
+            "encoder_hidden_act": "gelu",
+            "decoder_hidden_act": "silu",
+            "max_position_embeddings": 512,
+            "is_encoder_decoder": True,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+        },
+        writes={
+            "encoder_num_hidden_layers": lambda s: s.first.num_hidden_layers,
+            "decoder_num_hidden_layers": lambda s: present(s.spec.decoder).num_hidden_layers,
+            "encoder_num_attention_heads": lambda s: s.first.block.attention.num_attention_heads,
+            "decoder_num_attention_heads": lambda s: present(s.spec.decoder).block.attention.num_attention_heads,
+            "encoder_hidden_act": lambda s: s.first.block.feed_forward.hidden_act,
+            "decoder_hidden_act": lambda s: present(s.spec.decoder).block.feed_forward.hidden_act,
+            "intermediate_size": lambda s: s.first.block.feed_forward.intermediate_size,
+            "partial_rotary_factor": "partial_rotary_factor",
+        },
+        modules={
+            "stem": "conv1 + conv2 + conv3 + groupnorm",
+            "stem.conv1": ".conv1",
+            "stem.conv2": ".conv2",
+            "stem.conv3": ".conv3",
+            "stem.groupnorm": ".groupnorm",
+            "embed_tokens": "decoder.embed_tokens",
+            "cross_attn": "encoder_attn",
+            "cross_attn_pre_norm": "post_attention_layernorm",
+            "decoder.mlp_pre_norm": "final_layernorm",
+            "encoder.mlp_pre_norm": "post_attention_layernorm",
+            "encoder.mlp.up_proj": "fc1",
+            "decoder.mlp.gate_proj": "fc1/2",
+            "decoder.mlp.up_proj": "fc1/2",
+            "down_proj": "fc2",
+            "encoder.norm": "layer_norm",
+            "lm_head": "proj_out",
+        },
+    ),
+}
