@@ -18,6 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, WithMore
 from ..base import Context, Flag, Part, Positions, Standing, Width
+from ..inputs import ImageInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..mixers.short_conv import ShortConv
@@ -100,6 +101,7 @@ class VisionTower(TowerPart):
     pooling: the pooling head, none by default.
     standardize: whether a mean and a scale are stored as a buffer (Gemma 4), false by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
+    image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
     type: Literal["vision"] = "vision"
@@ -111,6 +113,7 @@ class VisionTower(TowerPart):
     pooling: AttentionPooling | None = None
     standardize: Flag = False
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
+    image: ImageInput | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
