@@ -46,6 +46,11 @@ class EncodedInputs:
     runs: tuple[EncoderRun, ...]
 
     @property
+    def names(self) -> set[str]:
+        """The names of the encoders and projectors that run."""
+        return {node.name for run in self.runs for node in run.nodes}
+
+    @property
     def added_tokens(self) -> int:
         """The tokens that they add to each sequence."""
         return self.image_tokens + self.audio_tokens if self.in_sequence else 0
@@ -68,7 +73,7 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
         images, (height, width) = inputs.images or 1, inputs.height_and_width
         name, rule = _rule(spec, "image", "images")
         patch_size = spec.towers[name].patches.patch_size
-        encoded = rule.encode(height, width, patch_size)
+        encoded = (rule if images == 1 else rule.among_several()).encode(height, width, patch_size)
         image_tokens = images * encoded.tokens
         runs.append(_run(spec, name, encoded, batch * images))
     if inputs.audio is not None:

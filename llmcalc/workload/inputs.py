@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from ..algebra import Number
 from ..errors import InputError, shown
@@ -56,7 +56,7 @@ AUDIO = Setting(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Inputs:
     """The images and the audio of each sequence. None means none.
 
@@ -75,6 +75,16 @@ class Inputs:
         return self.image is not None or self.audio is not None
 
     @property
+    def option(self) -> str:
+        """The first option that is given; empty without any."""
+        return next((f"--{name}" for name in ("image", "images", "audio") if getattr(self, name) is not None), "")
+
+    def check(self) -> None:
+        """Raises `InputError` for a number of images without their size."""
+        if self.images is not None and self.image is None:
+            raise InputError("--images: it means nothing without --image; expected --image too")
+
+    @property
     def height_and_width(self) -> tuple[int, int]:
         """The size of an image in pixels. Raises `InputError` where no image is given."""
         if self.image is None:
@@ -84,14 +94,6 @@ class Inputs:
 
 
 NO_INPUTS = Inputs()
-
-
-def inputs_of(values: dict[str, Any]) -> Inputs:
-    """Returns the images and audio with these values. Raises `InputError` for a number of images of no size."""
-    inputs = Inputs(**values)
-    if inputs.images is not None and inputs.image is None:
-        raise InputError("--images: it means nothing without --image; expected --image too")
-    return inputs
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,10 @@ class ImageRule(Part):
 
     noun = "rule of a processor"
 
+    def among_several(self) -> ImageRule:
+        """Returns the rule for each of several images of a sequence."""
+        return self
+
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         """Returns the patches and tokens of an image. height, width: its size in pixels.
 

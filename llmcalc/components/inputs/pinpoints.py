@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..base import Width
+from ..base import Flag, Width
 from .base import Encoded, ImageRule
 
 
@@ -20,14 +20,19 @@ class Pinpoints(ImageRule):
     """Tiles of `size` × `size` pixels in one of the resolutions, and the whole image in one more tile.
 
     size: the side of a tile in pixels.
-    resolutions: [height, width] of each, in pixels.
+    resolutions: [height, width] of each, in pixels; without any, images are read as a whole alone.
     most_tiles: the number of tiles whose tokens an image may have before they are averaged; None for no limit.
+    several_whole: whether each of several images is read as a whole alone (LLaVA-OneVision), false by default.
     """
 
     type: Literal["pinpoints"] = "pinpoints"
     size: Width
-    resolutions: Annotated[tuple[tuple[Width, Width], ...], Field(min_length=1, max_length=1000)]
+    resolutions: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=1000)]
     most_tiles: Width | None = None
+    several_whole: Flag = False
+
+    def among_several(self) -> ImageRule:
+        return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
 
     def _best(self, height: int, width: int) -> tuple[int, int]:
         """Returns the resolution that keeps most pixels of the image, and of several the one with least padding."""
@@ -41,6 +46,8 @@ class Pinpoints(ImageRule):
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         side = self.size // patch_size
+        if not self.resolutions:
+            return Encoded(1, side, side, side * side + 1)
         tiles_down, tiles_across = (pixels // self.size for pixels in self._best(height, width))
         rows, columns = side * tiles_down, side * tiles_across
         if width / height > columns / rows:

@@ -52,7 +52,7 @@ def _pinpoints(wrapper: Config, config: Config) -> Table:
         return {}
     limit: Table = {}
     if isinstance(ratio, str) and ratio.startswith("anyres_max_") and ratio[11:].isdecimal():
-        limit = {"most_tiles": int(ratio[11:])}
+        limit = {"most_tiles": int(ratio[11:]), "several_whole": True}
     rule = {"type": "pinpoints", "size": config.size("image_size"), "resolutions": resolutions, **limit}
     return {"image": rule}
 
