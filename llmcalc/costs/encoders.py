@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..algebra import Number
@@ -75,12 +75,12 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
         patch_size = spec.towers[name].patches.patch_size
         encoded = (rule if images == 1 else rule.among_several()).encode(height, width, patch_size)
         image_tokens = images * encoded.tokens
-        runs.append(_run(spec, name, encoded, batch * images))
+        runs += _runs(spec, name, encoded, batch * images)
     if inputs.audio is not None:
         name, rule = _rule(spec, "audio", "audio")
         encoded = rule.encode(inputs.audio)
         audio_tokens = encoded.tokens
-        runs.append(_run(spec, name, encoded, batch))
+        runs += _runs(spec, name, encoded, batch)
     return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
 
 
@@ -115,19 +115,25 @@ def _rule(spec: ModelSpec, field: str, read: str) -> tuple[str, Any]:
     raise InputError(f"--{field}: no encoder of {read} is counted beside the text model; expected no --{field}")
 
 
-def _run(spec: ModelSpec, name: str, encoded: Encoded, count: int) -> EncoderRun:
-    """Returns the passes of an encoder and of its projectors. count: the images or recordings of all sequences."""
+def _runs(spec: ModelSpec, name: str, encoded: Encoded, count: int) -> Iterator[EncoderRun]:
+    """Yields the passes of an encoder and of its projectors. count: the images or recordings of all sequences."""
     (towers,) = (child for child in spec.tree().children if child.name == "towers")
     by_name = {node.name: node for node in towers.children}
     workload = EncoderPass(batch=count * encoded.parts, rows=encoded.rows, columns=encoded.columns)
     parts = list(_with_projectors(spec, name))
     _check_merges(spec, parts, encoded)
-    return EncoderRun(tuple(by_name[part] for part in parts), RunConfig(workload))
+    nodes = tuple(by_name[part] for part in parts)
+    if encoded.kept is None:
+        yield EncoderRun(nodes, RunConfig(workload))
+        return
+    yield EncoderRun(nodes[:1], RunConfig(workload))
+    if nodes[1:]:
+        yield EncoderRun(nodes[1:], RunConfig(replace(workload, rows=encoded.kept, columns=1)))
 
 
 def _check_merges(spec: ModelSpec, parts: list[str], encoded: Encoded) -> None:
     """Raises `InputError` if a projector merges more patches than the encoder gives."""
-    patches = encoded.rows * encoded.columns
+    patches = encoded.rows * encoded.columns if encoded.kept is None else encoded.kept
     for name in parts:
         tower: Any = spec.towers[name]
         merged = tower.merge**2 * tower.frames if tower.type == "projector" else 1

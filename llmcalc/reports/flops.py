@@ -110,11 +110,13 @@ def _tree(count: FlopCount) -> dict[str, Any]:
     figures = _figures(count.include)
     data = tree_data(_without_towers(count.tree).place(count.run_config), figures)
     if count.encoders and count.inputs is not None:
+        encoders: list[dict[str, Any]] = []
         for run in count.inputs.runs:
             towers = Node(TOWERS.name, children=run.nodes, kind=TOWERS.name)
-            data["children"].append(tree_data(towers.place(run.run_config), figures))
-        for key in ("flops", "flops_in_all"):
-            data[key] += count.encoders
+            encoders += tree_data(towers.place(run.run_config), figures)["children"]
+        own = {"flops": count.encoders, "flops_in_all": count.encoders}
+        data["children"].append({"name": TOWERS.name, **own, "kind": TOWERS.name, "children": encoders})
+        data |= {key: data[key] + value for key, value in own.items()}
     return data
 
 

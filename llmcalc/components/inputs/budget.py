@@ -22,7 +22,7 @@ class Budget(ImageRule):
     merge: the side of the square of patches that are averaged to one embedding.
     marks: the further tokens that the processor writes around an image, 0 by default.
 
-    The encoder reads the whole budget of patches: those beyond the image are padding.
+    The encoder reads the whole budget of patches: those beyond the image are padding, which projectors do not read.
     """
 
     type: Literal["budget"] = "budget"
@@ -45,4 +45,4 @@ class Budget(ImageRule):
             rows, columns = min(height // width, self.max_tokens), 1
         if rows * columns > self.max_tokens:
             raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
-        return Encoded(1, patches, 1, rows * columns + self.marks)
+        return Encoded(1, patches, 1, rows * columns + self.marks, kept=rows * columns * self.merge**2)

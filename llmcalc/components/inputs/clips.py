@@ -18,27 +18,27 @@ RATE, HOP = 16_000, 160
 
 
 class Clips(AudioRule):
-    """Clips of `seconds` each, at 100 frames per second; two frames become one position of the encoder.
+    """Clips of as many frames, 100 per second; two frames become one position of the encoder.
 
-    seconds: the length of a clip.
+    frames: the frames of a clip.
     merge: the encoder's positions that become one token of the text model.
     padded: whether padding becomes tokens too (Voxtral), false by default.
     several: whether audio longer than a clip is cut into several, false by default: the processor drops the rest.
     """
 
     type: Literal["clips"] = "clips"
-    seconds: Width = 30
+    frames: Width = 3000
     merge: Width = 1
     padded: Flag = False
     several: Flag = False
 
     def encode(self, seconds: float) -> Encoded:
-        if seconds > self.seconds and not self.several:
+        frames, longest = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
+        if frames > self.frames and not self.several:
             raise InputError(
-                f"--audio {seconds:g}: the model reads one clip of at most {self.seconds} seconds; expected at most "
-                f"{self.seconds}"
+                f"--audio {seconds:g}: the model reads one clip of at most {longest:g} seconds; expected at most "
+                f"{longest:g}"
             )
-        frames, clip = frames_of(seconds, RATE, HOP), self.seconds * RATE // HOP
-        clips = max(1, -(-frames // clip))
-        positions = clips * clip // 2 if self.padded else (frames - 1) // 2 + 1
-        return Encoded(clips, clip, 1, max(1, (positions - self.merge) // self.merge + 1))
+        clips = -(-frames // self.frames)
+        positions = clips * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
+        return Encoded(clips, self.frames, 1, max(1, positions // self.merge))

@@ -40,8 +40,7 @@ def _qwen2_audio(wrapper: Config, config: Config, width: int) -> Table:
 
 def _clips(config: Config, merge: int, **fields: bool) -> Table:
     """Returns how Whisper's processor cuts audio, with `merge` positions of the encoder to a token."""
-    seconds = config.size("max_source_positions") // 50
-    return {"type": "clips", "seconds": max(seconds, 1), "merge": merge, **fields}
+    return {"type": "clips", "frames": 2 * config.size("max_source_positions"), "merge": merge, **fields}
 
 
 def _voxtral(wrapper: Config, config: Config, width: int) -> Table:
