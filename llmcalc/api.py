@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from .arguments import (
-    inputs_of,
     READING,
     Model,
     batch_or_users,
     cache_format_of,
+    inputs_of,
     load,
     number,
     options_of,

@@ -92,7 +92,8 @@ def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
     longest = 2 * spec.source_tokens * HOP // RATE
     if seconds > longest:
         raise InputError(
-            f"--audio {seconds:g}: the encoder reads clips of {longest} seconds, a pass each; expected at most {longest}"
+            f"--audio {seconds:g}: the encoder reads clips of {longest} seconds, each in a pass; expected at most "
+            f"{longest}"
         )
     return EncodedInputs(0, spec.source_tokens, False, ())
 

@@ -16,10 +16,10 @@ from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.workload import Phase
 
 if TYPE_CHECKING:
+    from ..costs.encoders import EncodedInputs
     from ..model import ModelSpec
     from ..parallel.counted_rank import RankRequest
     from ..parallel.rank_model import RankModel
-    from ..costs.encoders import EncodedInputs
     from ..reports.answer import ReportedAnswer
     from ..reports.checkpoint import StoredParams
     from ..reports.flops import Flops

@@ -620,9 +620,7 @@ def _reference() -> type[nn.Module]:
             if not self.cross:
                 self._bias(run, end, x.shape[1], end, x.device)
 
-        def _in_squares(
-            self, q: Tensor, k: Tensor, v: Tensor, columns: int, side: int, cap: float | None
-        ) -> Tensor:
+        def _in_squares(self, q: Tensor, k: Tensor, v: Tensor, columns: int, side: int, cap: float | None) -> Tensor:
             """Returns the output of attention within squares of patches. The patches are row by row."""
             grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
             squares = [square.flatten() for band in grid.split(side) for square in band.split(side, 1)]

@@ -170,6 +170,8 @@ class VisionTower(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
+        from ..inputs.smart_resize import SmartResize
+
         layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
         biased = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
         ungated = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
@@ -187,6 +189,8 @@ class VisionTower(TowerPart):
             variants={"full": conv.model_copy(update={"attention": biased})},
             pattern=("block", "full"),
         )
+        squares = pixtral.model_copy(update={"attention": turning.model_copy(update={"grid_window": 3})})
+        windowed = Stack(num_hidden_layers=3, block=squares, variants={"full": pixtral}, pattern=("block", "full"))
         stacks = [
             Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
             Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms),
@@ -200,6 +204,7 @@ class VisionTower(TowerPart):
             ),
             cls(hidden_size=10, patches=film, stack=stacks[1]),
             cls(hidden_size=12, patches=square, stack=stacks[2]),
+            cls(hidden_size=10, patches=film, stack=windowed, image=SmartResize(merge=1, min_pixels=1, max_pixels=99)),
             cls(
                 hidden_size=12, patches=square, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
             ),

@@ -1,7 +1,7 @@
 """The patches and tokens of an image or a recording, against the processors of transformers.
 
-Processors of images need torchvision or Pillow; those here are Pillow's, and of Llama 4's, which has none, the functions
-that choose its tiles.
+Processors of images need torchvision or Pillow; those here are Pillow's, and of Llama 4's, which has none, the
+functions that choose its tiles.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import transformers
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from llmcalc.components.inputs import IMAGE_RULES, ImageInput
 from llmcalc.components.inputs.clips import Clips
@@ -37,6 +37,7 @@ SIZES = [
     *((RANDOM.randint(28, 2500), RANDOM.randint(28, 2500)) for _ in range(60)),
 ]
 """Height and width of images."""
+
 
 class Size(NamedTuple):
     """A size as a processor has it."""
@@ -276,21 +277,10 @@ def test_longer_audio_than_a_clip_is_refused() -> None:
         Clips(merge=2).encode(31)
 
 
-@pytest.mark.parametrize(
-    ("kind", "size", "says"),
-    [
-        ("qwen2_5_vl", (10, 2100), "sides differ by a factor of at most 200"),
-        ("gemma4", (1, 60000), "--image 60000x1"),
-    ],
-)
-def test_images_that_a_processor_refuses(kind: str, size: tuple[int, int], says: str) -> None:
-    table, patch_size, _ = CASES[kind]
-    try:
-        RULES.validate_python(table).encode(*size, patch_size)
-    except InputError as error:
-        assert says in str(error)
-    else:
-        assert kind == "gemma4"  # one row of tokens
+def test_an_image_that_is_too_flat_is_refused() -> None:
+    table, patch_size, _ = CASES["qwen2_5_vl"]
+    with pytest.raises(InputError, match="sides differ by a factor of at most 200"):
+        RULES.validate_python(table).encode(10, 2100, patch_size)
 
 
 @pytest.mark.parametrize(
@@ -301,5 +291,5 @@ def test_images_that_a_processor_refuses(kind: str, size: tuple[int, int], says:
     ],
 )
 def test_rules_that_cannot_be(table: dict[str, Any], says: str) -> None:
-    with pytest.raises((ValidationError, ValueError), match=says):
+    with pytest.raises(ValueError, match=says):
         RULES.validate_python(table)

@@ -16,7 +16,6 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
 from .section import Section, projector, vit
 
-
 GEMMA4_TOKENS, GEMMA4_MARKS = 280, 2
 """The most embeddings of an image in Gemma 4's published processors, and the tokens that they write around it."""
 

@@ -6,7 +6,6 @@ from ..config import Config
 from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, rmsnorm
 from .section import Section, projector, side, vit
 
-
 LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
 """Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
 

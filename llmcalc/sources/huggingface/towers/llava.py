@@ -198,14 +198,14 @@ LLAVA: Table = {
 }
 LLAVA_NEXT: Table = {
     **LLAVA,
-    "image_grid_pinpoints": ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008)),
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
     "vision_aspect_ratio": None,
 }
 ONEVISION: Table = {
     **LLAVA,
     "vision_feature_layer": -1,
     "vision_feature_select_strategy": "full",
-    "image_grid_pinpoints": tuple((384 * down, 384 * across) for down in range(1, 7) for across in range(1, 7)),
+    "image_grid_pinpoints": [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)],
     "vision_aspect_ratio": "anyres_max_9",
 }
 VIT_L: Table = {

@@ -10,7 +10,6 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import Section, biased, projector, side, vit
 
-
 GEMMA3_MARKS = 4
 """The tokens that Gemma 3's processor writes around an image: line ends, the start and the end of the image."""
 
