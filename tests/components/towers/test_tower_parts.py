@@ -87,12 +87,12 @@ def test_flops_of_a_vision_encoder_are_those_of_its_reference(example: VisionTow
     patches = example.patches
     side = patches.patch_size
     rows, columns = 8 // side * 2, 5
-    net = example.reference(Context(24)).eval()
+    net = example.reference(Context(24)).eval().requires_grad_(False)
     pixels = torch.randn(2, patches.num_channels, patches.temporal_patch_size, rows * side, columns * side)
     if example.positions is not None and example.positions.rows < rows * columns + 1:
         rows, columns = 2, 3
         pixels = pixels[..., : rows * side, : columns * side]
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter:
         net(pixels)
     (towers,) = (child for child in beside(vision_tower=example).tree().children if child.name == "towers")
     (node,) = towers.children

@@ -47,14 +47,22 @@ def _one_square(wrapper: Config, config: Config) -> Table:
 
 def _pinpoints(wrapper: Config, config: Config) -> Table:
     """Returns how LLaVA-NeXT's processor cuts an image into tiles; nothing where that is not known."""
-    resolutions, ratio = wrapper.get("image_grid_pinpoints"), wrapper.get("vision_aspect_ratio")
+    resolutions = wrapper.get("image_grid_pinpoints")
     if config.model_type == "pixtral" or "image" not in _one_square(wrapper, config) or not resolutions:
         return {}
-    limit: Table = {}
-    if isinstance(ratio, str) and ratio.startswith("anyres_max_") and ratio[11:].isdecimal():
-        limit = {"most_tiles": int(ratio[11:]), "several_whole": True}
-    rule = {"type": "pinpoints", "size": config.size("image_size"), "resolutions": resolutions, **limit}
-    return {"image": rule}
+    return {"image": {"type": "pinpoints", "size": config.size("image_size"), "resolutions": resolutions}}
+
+
+def _onevision(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LLaVA-OneVision: like LLaVA-NeXT, with a limit of the tokens of an image."""
+    towers = _llava_next(wrapper, config, width)
+    ratio = wrapper.get("vision_aspect_ratio")
+    limit = ratio.removeprefix("anyres_max_") if isinstance(ratio, str) else ""
+    if "image" in towers["vision_tower"] and limit.isdecimal() and int(limit) > 0:
+        towers["vision_tower"]["image"] |= {"most_tiles": int(limit), "several_whole": True}
+    else:
+        towers["vision_tower"].pop("image", None)
+    return towers
 
 
 def _llava_next(wrapper: Config, config: Config, width: int) -> Table:
@@ -199,7 +207,6 @@ LLAVA: Table = {
 LLAVA_NEXT: Table = {
     **LLAVA,
     "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
-    "vision_aspect_ratio": None,
 }
 ONEVISION: Table = {
     **LLAVA,
@@ -263,7 +270,7 @@ WRAPPERS = {
     "deepseek_vl": {"vision_config": Section(_deepseek_vl, {"siglip_vision_model": SIGLIP})},
     "llava_onevision": {
         "vision_config": Section(
-            _llava_next,
+            _onevision,
             {"siglip_vision_model": SIGLIP, "clip_vision_model": CLIP},
             ONEVISION,
             {**SO400M, "image_size": 384, "num_hidden_layers": 26},
