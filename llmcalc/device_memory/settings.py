@@ -184,9 +184,9 @@ class Settings:
         int | None,
         Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq"),
     ] = None
-    image: Annotated[str | None, IMAGE] = None
-    images: Annotated[int | None, IMAGES] = None
-    audio: Annotated[float | None, AUDIO] = None
+    image: Annotated[str | None, IMAGE._replace(common=False)] = None
+    images: Annotated[int | None, IMAGES._replace(common=False)] = None
+    audio: Annotated[float | None, AUDIO._replace(common=False)] = None
     dtype: Annotated[
         str | None,
         Setting(

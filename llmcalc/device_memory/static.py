@@ -23,6 +23,7 @@ from ..errors import InputError
 from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS, TOWERS
+from ..parallel.rank_model import RankModel
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
@@ -220,6 +221,8 @@ def _inference(
         stored = quantized_size(spec, scheme, weights, count.include, names)
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec) if settings.seq is None else settings.seq
+    if settings.inputs.is_given and isinstance(spec, RankModel):
+        raise InputError(f"{settings.inputs.option}: encoders are counted beside a whole model; expected no layout")
     inputs = encoded_inputs(spec, settings.inputs, batch) if settings.inputs.is_given else None
     seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")

@@ -37,7 +37,7 @@ def check_seconds(where: str, value: float) -> float:
 
 
 IMAGE = Setting(
-    "Size of each image of a sequence, in pixels, such as 1024x768. Its tokens are added to those of --seq.",
+    "Size of the images of a sequence, such as 1024x768. Their tokens add to --seq.",
     "What runs",
     phases=WITHOUT_GRADIENTS,
     check=check_image_size,
@@ -45,9 +45,9 @@ IMAGE = Setting(
     metavar="WxH",
     common=True,
 )
-IMAGES = Setting("Images of each sequence.", "What runs", "1", WITHOUT_GRADIENTS, "image", most=100_000, common=True)
+IMAGES = Setting("Images of a sequence.", "What runs", "1", WITHOUT_GRADIENTS, "image", most=100_000, common=True)
 AUDIO = Setting(
-    "Seconds of audio of each sequence. Its tokens are added to those of --seq.",
+    "Seconds of audio of a sequence. Its tokens add to --seq.",
     "What runs",
     phases=WITHOUT_GRADIENTS,
     check=check_seconds,
