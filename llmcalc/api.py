@@ -948,11 +948,15 @@ def presets(
     max_params: int | str | None = None,
     sort: str = "name",
     details: bool = False,
+    stale: bool = False,
 ) -> ReportedAnswer:
-    """The models that come with llmcalc, in full where they are named: `.result` has (preset, parameters) of each."""
+    """The models that come with llmcalc, in full where they are named: `.result` has (preset, parameters) of each.
+
+    stale: whether to list only those none of whose sources was read within 180 days.
+    """
     from .questions.listings import ask_presets
 
-    return ask_presets(names, selection_of(kind, attention, moe, min_params, max_params), sort, details)
+    return ask_presets(names, selection_of(kind, attention, moe, min_params, max_params), sort, details, stale)
 
 
 def hardware(*names: str) -> ReportedAnswer:

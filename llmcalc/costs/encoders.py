@@ -72,8 +72,9 @@ def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedIn
     if inputs.image is not None:
         images, (height, width) = inputs.images or 1, inputs.height_and_width
         name, rule = _rule(spec, "image", "images")
-        patch_size = spec.towers[name].patches.patch_size
-        encoded = (rule if images == 1 else rule.among_several()).encode(height, width, patch_size)
+        tower: Any = spec.towers[name]
+        rule = rule if images == 1 else rule.among_several()
+        encoded = rule.encode(height, width, tower.patches.patch_size)
         image_tokens = images * encoded.tokens
         runs += _runs(spec, name, encoded, batch * images)
     if inputs.audio is not None:

@@ -330,9 +330,7 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
                 peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
 
 
-def _add_encoders(
-    result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]
-) -> None:
+def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
     """Adds the peaks of encoders, which run beside the weights and an allocated cache, before a prompt's pass."""
     if not any(place.phase == "prefill" for place in result.peaks):
         return
