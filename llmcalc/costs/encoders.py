@@ -125,17 +125,17 @@ def _runs(spec: ModelSpec, name: str, encoded: Encoded, count: int) -> Iterator[
     parts = list(_with_projectors(spec, name))
     _check_merges(spec, parts, encoded)
     nodes = tuple(by_name[part] for part in parts)
-    if encoded.kept is None:
+    if encoded.real_patches is None:
         yield EncoderRun(nodes, RunConfig(workload))
         return
     yield EncoderRun(nodes[:1], RunConfig(workload))
     if nodes[1:]:
-        yield EncoderRun(nodes[1:], RunConfig(replace(workload, rows=encoded.kept, columns=1)))
+        yield EncoderRun(nodes[1:], RunConfig(replace(workload, rows=encoded.real_patches, columns=1)))
 
 
 def _check_merges(spec: ModelSpec, parts: list[str], encoded: Encoded) -> None:
     """Raises `InputError` if a projector merges more patches than the encoder gives."""
-    patches = encoded.rows * encoded.columns if encoded.kept is None else encoded.kept
+    patches = encoded.rows * encoded.columns if encoded.real_patches is None else encoded.real_patches
     for name in parts:
         tower: Any = spec.towers[name]
         merged = tower.merge**2 * tower.frames if tower.type == "projector" else 1

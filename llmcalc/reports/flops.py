@@ -114,9 +114,9 @@ def _tree(count: FlopCount) -> dict[str, Any]:
         for run in count.inputs.runs:
             towers = Node(TOWERS.name, children=run.nodes, kind=TOWERS.name)
             encoders += tree_data(towers.place(run.run_config), figures)["children"]
-        own = {"flops": count.encoders, "flops_in_all": count.encoders}
-        data["children"].append({"name": TOWERS.name, **own, "kind": TOWERS.name, "children": encoders})
-        data |= {key: data[key] + value for key, value in own.items()}
+        sums = {"flops": count.encoders, "flops_in_all": count.encoders}
+        data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
+        data |= {key: data[key] + value for key, value in sums.items()}
     return data
 
 

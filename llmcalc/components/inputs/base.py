@@ -20,14 +20,14 @@ class Encoded:
     parts: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
     rows, columns: the patches along both sides of each part; frames of audio are one column.
     tokens: the tokens of the text model's sequence.
-    kept: the patches of each part that projectors read; None (default) for all, fewer where some are padding.
+    real_patches: the patches of each part that projectors read; None (default) for all, fewer where some are padding.
     """
 
     parts: int
     rows: int
     columns: int
     tokens: int
-    kept: int | None = None
+    real_patches: int | None = None
 
 
 class ImageRule(Part):

@@ -45,4 +45,4 @@ class Budget(ImageRule):
             rows, columns = min(height // width, self.max_tokens), 1
         if rows * columns > self.max_tokens:
             raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
-        return Encoded(1, patches, 1, rows * columns + self.marks, kept=rows * columns * self.merge**2)
+        return Encoded(1, patches, 1, rows * columns + self.marks, real_patches=rows * columns * self.merge**2)

@@ -39,8 +39,8 @@ class Pinpoints(ImageRule):
 
         def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
             scale = min(resolution[1] / width, resolution[0] / height)
-            kept = min(int(width * scale) * int(height * scale), width * height)
-            return kept, kept - resolution[0] * resolution[1]
+            pixels = min(int(width * scale) * int(height * scale), width * height)
+            return pixels, pixels - resolution[0] * resolution[1]
 
         return max(self.resolutions, key=pixels_and_padding)  # the first of equals
 

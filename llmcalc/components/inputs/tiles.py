@@ -46,12 +46,12 @@ class Tiles(ImageRule):
             for down in range(1, self.max_tiles // across + 1)
             if across * down >= self.min_tiles
         ]
-        best, difference = (1, 1), float("inf")
+        best, least_difference = (1, 1), float("inf")
         for across, down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
-            other = abs(width / height - across / down)
+            difference = abs(width / height - across / down)
             fills = 2 * width * height > self.size**2 * across * down
-            if other < difference or (other == difference and fills):
-                best, difference = (across, down), other
+            if difference < least_difference or (difference == least_difference and fills):
+                best, least_difference = (across, down), difference
         return best[0] * best[1]
 
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:

@@ -80,10 +80,12 @@ def pixels(spec: ModelSpec, height: int, width: int) -> dict[str, torch.Tensor]:
         grid = torch.tensor([[1, encoded.rows, encoded.columns]])
         return {"pixel_values": torch.ones(encoded.rows * encoded.columns, flat), "image_grid_thw": grid}
     if rule.type == "budget":
-        columns = max(1, encoded.kept // rule.merge // max(1, round((encoded.kept * height / width) ** 0.5)))
-        columns = next(n for n in range(columns, 0, -1) if encoded.kept % n == 0 and n % rule.merge == 0)
+        columns = max(
+            1, encoded.real_patches // rule.merge // max(1, round((encoded.real_patches * height / width) ** 0.5))
+        )
+        columns = next(n for n in range(columns, 0, -1) if encoded.real_patches % n == 0 and n % rule.merge == 0)
         places = torch.full((1, encoded.rows, 2), -1)
-        for i in range(encoded.kept):
+        for i in range(encoded.real_patches):
             places[0, i] = torch.tensor([i % columns, i // columns])
         return {"pixel_values": torch.ones(1, encoded.rows, flat), "image_position_ids": places}
     shape = encoded.parts, patches.num_channels, encoded.rows * side, encoded.columns * side
