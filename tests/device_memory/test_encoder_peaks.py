@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from llmcalc.api import flops, kv, load, memory
+from llmcalc.api import cost, fit, flops, kv, load, memory, time
 from llmcalc.errors import InputError
 
 MODEL = "qwen2.5-vl-3b"
@@ -94,3 +94,12 @@ def test_encoders_are_counted_in_inference_of_a_whole_model() -> None:
         kv(MODEL, image="8x8", tp=2)
     with pytest.raises(InputError, match="--image: it is not for the phase training"):
         memory(MODEL, image="8x8", phase="training")
+
+
+def test_commands_that_count_no_encoder_refuse_images() -> None:
+    with pytest.raises(InputError, match="--image: fit does not count encoders; expected the tokens in --seq"):
+        fit(MODEL, hardware="h100", image="8x8")
+    with pytest.raises(InputError, match="--audio: time does not count encoders"):
+        time(MODEL, hardware="h100", phase="prefill", audio=3)
+    with pytest.raises(InputError, match="--image: cost does not count encoders"):
+        cost(MODEL, hardware="h100", requests="1M", image="8x8")
