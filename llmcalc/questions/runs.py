@@ -73,8 +73,8 @@ class RunQuestion(RunOptions):
         option = self.settings.inputs.option
         if option:
             raise InputError(
-                f"{option}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv and memory take "
-                f"{option})"
+                f"{option}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv and memory "
+                f"take {option})"
             )
 
     @property
