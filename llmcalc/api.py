@@ -20,6 +20,7 @@ from .arguments import (
     Model,
     batch_or_users,
     cache_format_of,
+    inputs_of,
     load,
     number,
     options_of,
@@ -139,6 +140,9 @@ def flops(
     devices: int | None = None,
     dtype: str | None = None,
     draft: Model | None = None,
+    image: str | None = None,
+    images: int | None = None,
+    audio: float | None = None,
     **options: Any,
 ) -> Flops:
     """Counts the FLOPs of one pass: `.total` (under the convention `pairs`), `.full`, `.causal`, `.by_component`,
@@ -159,6 +163,8 @@ def flops(
     tokens_per_second: of a measured run, of all `devices` together (`"12k"`), on `hardware`.
     dtype: number format of the run's products, whose peak counts; default bf16.
     draft: a draft of speculative decoding beside the model, in any form; `.draft` has its FLOPs in the same pass.
+    image: size of each image of a sequence in pixels, WIDTHxHEIGHT; its encoder's FLOPs count, and its tokens are added
+        to the sequence. images: number of them; default 1. audio: seconds of audio, likewise. `.inputs` has the tokens.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank computes.
     Raises `InputError` for a phase that the model does not have and for settings that contradict it.
     """
@@ -182,6 +188,7 @@ def flops(
         parsed.rank_request(),
         MeasuredRun(tokens_per_second, hardware, number("--devices", devices), dtype),
         parsed.read_draft(draft),
+        inputs_of(image, images, audio),
     )
     return question.answer(parsed.read(model))
 
@@ -197,6 +204,9 @@ def kv(
     engine: str | Iterable[str] | None = None,
     hardware: str | None = None,
     draft: Model | None = None,
+    image: str | None = None,
+    images: int | None = None,
+    audio: float | None = None,
     **options: Any,
 ) -> Cache | ReportedAnswer:
     """Computes the cache of batch sequences of seq tokens each: `.bytes`, `.bytes_per_token`, `.by_layer_kind`,
@@ -208,13 +218,16 @@ def kv(
     source: tokens that the encoder of an encoder-decoder has read; default seq.
     engine: a serving engine (`vllm==0.19`), or several: what it allocates on `hardware`, by its own flags in `options`.
     draft: a draft of speculative decoding beside the model, in any form; `.draft` has its cache.
+    image: size of each image of a sequence in pixels, WIDTHxHEIGHT; its tokens are added to the sequence. images:
+        number of them; default 1. audio: seconds of audio, likewise. `.inputs` has the tokens.
     options: `set`, `head`, `allow_unknown`, and the sizes of a layout with `rank`, for what one rank caches.
     Raises `InputError` for an encoder-only model and for an unknown format.
     """
     if engine is not None:
         from .questions.engines import ask_engine_cache
 
-        _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft)
+        inputs = {"image": image, "images": images, "audio": audio}
+        _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft, **inputs)
         return ask_engine_cache(_engine_question(model, engine, hardware, options))
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
@@ -229,6 +242,7 @@ def kv(
         number("--source", source),
         parsed.rank_request(),
         parsed.read_draft(draft),
+        inputs_of(image, images, audio),
     )
     return question.answer(parsed.read(model))
 
@@ -952,11 +966,15 @@ def presets(
     max_params: int | str | None = None,
     sort: str = "name",
     details: bool = False,
+    stale: bool = False,
 ) -> ReportedAnswer:
-    """The models that come with llmcalc, in full where they are named: `.result` has (preset, parameters) of each."""
+    """The models that come with llmcalc, in full where they are named: `.result` has (preset, parameters) of each.
+
+    stale: whether to list only those none of whose sources was read within 180 days.
+    """
     from .questions.listings import ask_presets
 
-    return ask_presets(names, selection_of(kind, attention, moe, min_params, max_params), sort, details)
+    return ask_presets(names, selection_of(kind, attention, moe, min_params, max_params), sort, details, stale)
 
 
 def hardware(*names: str) -> ReportedAnswer:

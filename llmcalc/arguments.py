@@ -12,6 +12,7 @@ from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
 from .workload.inference import batch_of
+from .workload.inputs import Inputs
 from .workload.setting import checked_values, declared, length_of
 from .workload.validation import LARGEST, one_of, text, whole
 
@@ -162,6 +163,11 @@ def batch_or_users(batch: Any, users: Any, phase: str) -> int:
 
 def tokens_of(seq: Any) -> int | None:
     return number("--seq", seq)
+
+
+def inputs_of(image: Any, images: Any, audio: Any) -> Inputs:
+    """Returns the images and the audio of each sequence. Raises `InputError` for values that they do not take."""
+    return Inputs(**checked_values(declared(Inputs), {"image": image, "images": images, "audio": audio}))
 
 
 def cache_format_of(value: Any) -> str:

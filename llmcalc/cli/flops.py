@@ -9,9 +9,11 @@ from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import joined
 from ..workload.execution import AttentionImplementation, LatentForm
 from ..workload.inference import batch_of
+from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import USUAL
 from ..workload.workload import Phase
 from .hardware import accelerator_option
+from .input_options import takes_inputs
 from .layout_options import takes_rank
 from .options import (
     Batch,
@@ -46,6 +48,7 @@ DTYPE_HELP = "With --tokens-per-second, number format of the products, whose pea
 RULES_HELP = "Compare with rules of thumb (2N, 6N, Kaplan, Chinchilla, PaLM, …)."
 
 
+@takes_inputs
 @takes_rank
 @takes_target
 def command(
@@ -80,6 +83,7 @@ def command(
     dtype: Annotated[str | None, typer.Option("--dtype", metavar="FORMAT", help=DTYPE_HELP, show_default=False)] = None,
     with_mtp: WithMtp = False,
     draft: DraftOption = None,
+    inputs: Inputs = NO_INPUTS,
     rank_request: RankRequest = NO_RANK_OPTIONS,
     table: TableOption = None,
     *,
@@ -109,6 +113,7 @@ def command(
         rank_request,
         MeasuredRun(tokens_per_second, hardware, devices, dtype),
         reading.load_draft(draft),
+        inputs,
     )
     reports = []
     for preset in [reading.load(target, include) for target in targets]:

@@ -8,9 +8,11 @@ from ..errors import InputError
 from ..parallel.counted_rank import NO_RANK_OPTIONS, RankRequest
 from ..reports.document import joined
 from ..workload.inference import batch_of
+from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.lengths import MOST_CONTEXT, USUAL
 from .engine_options import EngineCommand, EngineOption, engine_flags
 from .hardware import accelerator_option
+from .input_options import takes_inputs
 from .layout_options import takes_rank
 from .options import Batch, CacheDtype, DraftOption, Source, TableOption, Targets, Users, size
 from .target_options import Reading, Writing, takes_target
@@ -24,6 +26,7 @@ SEQ_HELP = (
 COMMAND = EngineCommand
 
 
+@takes_inputs
 @takes_rank
 @takes_target
 def command(
@@ -35,6 +38,7 @@ def command(
     source: Source = None,
     kv_dtype: CacheDtype = "bf16",
     draft: DraftOption = None,
+    inputs: Inputs = NO_INPUTS,
     rank_request: RankRequest = NO_RANK_OPTIONS,
     engine: EngineOption = None,
     hardware: Annotated[str | None, accelerator_option(" For --engine.")] = None,
@@ -51,6 +55,8 @@ def command(
 
     reports = []
     if engine:
+        if inputs.option:
+            raise InputError(f"{inputs.option}: an engine's cache is for any prompts; expected no {inputs.option}")
         from ..questions.engines import EngineQuestion, ask_engine_cache
 
         all_start = True
@@ -67,7 +73,7 @@ def command(
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     sequences = batch_of(batch, users, "decode") or 1
-    question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, reading.load_draft(draft))
+    question = CacheQuestion(sequences, seq, kv_dtype, source, rank_request, reading.load_draft(draft), inputs)
     for preset in [reading.load(target) for target in targets]:
         with name_in_errors(preset):
             reports.append(question.answer(preset).report())

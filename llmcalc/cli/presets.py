@@ -22,6 +22,11 @@ Details = Annotated[
     bool, typer.Option("--details", help="Show sources, settings and assumptions of every model that is listed.")
 ]
 
+Stale = Annotated[
+    bool,
+    typer.Option("--stale", help="Only models none of whose sources was read within 180 days (`checked`)."),
+]
+
 if TYPE_CHECKING:
     Sort: TypeAlias = str
 else:
@@ -33,6 +38,7 @@ def command(
     names: Names = None,
     sort: Annotated[Sort, typer.Option("--sort", help="Order of the list, smallest or oldest first.")] = "name",
     details: Details = False,
+    stale: Stale = False,
     *,
     selection: Selection,
     writing: Writing,
@@ -42,5 +48,5 @@ def command(
     """
     from ..questions.listings import ask_presets
 
-    answer = ask_presets(names or (), selection, sort, details)
+    answer = ask_presets(names or (), selection, sort, details, stale)
     writing.show(answer.report(), notes=answer.in_full, listing=True)

@@ -14,6 +14,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .cache_formats import cache_bits_in, cache_format
 from .context_length import check_source, longest_sequence, usual_context
+from .encoders import EncodedInputs
 from .what_if import ModelChange, changed_models
 
 STATE = "recurrent_state"
@@ -68,6 +69,7 @@ class CacheSize:
     workload: batch, seq and context.
     dtype: the cache format of keys and values; default bfloat16.
     source: tokens that the encoder has read, if the caller gave them; default None (as many as the decoder).
+    inputs: the images and audio whose tokens `seq` includes; None (default) for text alone.
     """
 
     spec: ModelSpec
@@ -75,6 +77,7 @@ class CacheSize:
     workload: Workload
     dtype: str = "bfloat16"
     source: int | None = None
+    inputs: EncodedInputs | None = None
 
     def _bits(self, workload: Workload, dtype_name: str | None = None) -> Number:
         return self.tree.total(cache_bits_of(dtype_name or self.dtype), RunConfig(workload))
@@ -194,11 +197,13 @@ def kv(
     seq: int | None = None,
     dtype_name: str = "bfloat16",
     source: int | None = None,
+    inputs: EncodedInputs | None = None,
 ) -> CacheSize:
     """Computes the cache after `seq` tokens of each of `batch` sequences.
 
     seq: tokens per sequence; default `usual_context`.
     source: tokens that the encoder of an encoder-decoder has read; default as many as seq.
+    inputs: the images and audio whose tokens seq includes; None (default) for text alone.
     Raises `InputError` for an encoder-only model, for a source given to a model without an encoder, and for an unknown
     cache format.
     """
@@ -207,4 +212,4 @@ def kv(
     check_source(spec, source)
     tokens = usual_context(spec) if seq is None else seq
     workload = Workload(batch=batch, seq=tokens, source=source, phase="prefill")
-    return CacheSize(spec, _cached_tree(spec), workload, cache_format(dtype_name).name, source)
+    return CacheSize(spec, _cached_tree(spec), workload, cache_format(dtype_name).name, source, inputs)

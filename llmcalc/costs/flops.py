@@ -9,6 +9,7 @@ from ..errors import InputError
 from ..flow.tree import Cost, Node, Use, by_kind
 from ..model import ModelSpec
 from ..ops import AttentionCore
+from ..optional import TOWERS
 from ..workload.counting import Counting, Pairs
 from ..workload.execution import AttentionImplementation, Execution, LatentForm
 from ..workload.recompute import recompute_of
@@ -16,6 +17,7 @@ from ..workload.rows import TOKENS
 from ..workload.run_config import RunConfig
 from ..workload.workload import Phase, Workload
 from .context_length import check_source, usual_sequence
+from .encoders import EncodedInputs
 from .recomputation import recomputed, skipped_by_early_stop
 
 
@@ -45,12 +47,16 @@ def scores_of(use: Use) -> Number:
 
 @dataclass(frozen=True)
 class FlopCount:
-    """The FLOPs of one workload over one model."""
+    """The FLOPs of one workload over one model.
+
+    inputs: the images and audio whose encoders count too; None (default) for text alone.
+    """
 
     spec: ModelSpec
     tree: Node
     run_config: RunConfig
     include: frozenset[str] = frozenset()
+    inputs: EncodedInputs | None = None
 
     @property
     def workload(self) -> Workload:
@@ -63,7 +69,14 @@ class FlopCount:
 
     def _flops_with_pairs(self, pairs: Pairs) -> Number:
         run_config = self.run_config.with_pairs(pairs)
-        return self.tree.total(step_of, run_config, self.include) + recomputed(self.spec, run_config, self.include)
+        text = self.tree.total(step_of, run_config, self.include) + recomputed(self.spec, run_config, self.include)
+        return text + self.encoders
+
+    @property
+    def encoders(self) -> Number:
+        """FLOPs of the encoders of images and audio, with their projectors; 0 in decoding, which reads no new ones."""
+        reads_none = self.inputs is None or self.workload.phase == "decode"
+        return 0 if reads_none or self.inputs is None else self.inputs.total(forward_of)
 
     @property
     def total(self) -> Number:
@@ -90,7 +103,7 @@ class FlopCount:
     @property
     def forward(self) -> Number:
         """FLOPs of the forward pass alone."""
-        return self.cost(forward_of)
+        return self.cost(forward_of) + self.encoders
 
     @property
     def backward(self) -> Number:
@@ -116,6 +129,7 @@ class FlopCount:
     def by_component(self) -> dict[str, Number]:
         """FLOPs by component. The entries are disjoint and add up to `total`; recomputation is a separate entry."""
         parts = by_kind(self.tree, step_of, self.run_config, self.include)
+        parts |= {TOWERS.name: self.encoders} if self.encoders else {}
         return {**parts, "recomputation": self.recomputed} if self.recomputed else parts
 
     def cost(self, cost: Cost) -> Number:
@@ -175,9 +189,15 @@ def run_config_of(
     return RunConfig(workload, Counting(pairs), Execution(attention, recompute_of(recompute), mla))
 
 
-def flops(spec: ModelSpec, run: RunConfig | Workload, include: frozenset[str] = frozenset()) -> FlopCount:
+def flops(
+    spec: ModelSpec,
+    run: RunConfig | Workload,
+    include: frozenset[str] = frozenset(),
+    inputs: EncodedInputs | None = None,
+) -> FlopCount:
     """Counts the FLOPs of a run. A bare workload is counted with eager attention.
 
+    inputs: the images and audio of its sequences, whose tokens the run's have to include; None (default) for none.
     Raises `InputError` for a phase that the model does not have.
     """
     run_config = RunConfig(run) if isinstance(run, Workload) else run
@@ -192,4 +212,4 @@ def flops(spec: ModelSpec, run: RunConfig | Workload, include: frozenset[str] = 
         raise InputError(
             f"--context: the {workload.phase} phase has no cached context; expected --phase prefill or decode"
         )
-    return FlopCount(spec, spec.tree(), run_config, include)
+    return FlopCount(spec, spec.tree(), run_config, include, inputs)

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ..accelerator import Fit, Hardware
 from ..errors import InputError
@@ -21,6 +21,9 @@ from ..simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAna
 from ..simulator.replay_result import ReplayResult
 from .cuda_runtime import Runtime
 from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
+
+if TYPE_CHECKING:
+    from .encoders import EncoderPeak
 
 MOST_REPLAYED_LAYERS = 1000
 """The largest number of layers of a run that is replayed whole on the allocator."""
@@ -176,16 +179,19 @@ def device_memory(
     unreplayed: Sequence[UnreplayedBytes],
     tensors: Term,
     every: int = 1,
+    encoders: Sequence[EncoderPeak] = (),
 ) -> DeviceMemory:
     """Replays a run and returns the memory of the device.
 
     unreplayed: bytes that the replay does not see.
     tensors: the term of its tensors, with their evidence.
     every: recompute treats one layer in `every` differently; 1 (default) if all layers run alike.
+    encoders: the peaks of encoders that run before a prompt; default none.
     """
     stacks = layer_stacks(spec, every)
     result, whole = _replay(run, runtime, stacks)
     _add_unreplayed(result, unreplayed)
+    _add_encoders(result, unreplayed, encoders)
     return summarize(result, runtime, stacks, tensors, whole)
 
 
@@ -322,6 +328,19 @@ def _add_unreplayed(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes])
             if place.phase in tensors.phases:
                 peak.bytes += tensors.bytes
                 peak.by_kind[tensors.kind] = peak.by_kind.get(tensors.kind, 0) + tensors.bytes
+
+
+def _add_encoders(result: ReplayResult, unreplayed: Sequence[UnreplayedBytes], encoders: Sequence[EncoderPeak]) -> None:
+    """Adds the peaks of encoders, which run beside the weights and an allocated cache, before a prompt's pass."""
+    if not any(place.phase == "prefill" for place in result.peaks):
+        return
+    cache = sum(tensors.bytes for tensors in unreplayed if tensors.kind == "cache")
+    for encoder in encoders:
+        peak = Peak()
+        peak.bytes = result.set_up + encoder.bytes
+        peak.by_kind = {"weights": result.set_up - cache, "cache": cache, "temporary": encoder.bytes}
+        result.peaks = {Place("prefill", path=f"towers.{encoder.name}"): peak, **result.peaks}
+        result.reserved = max(result.reserved, peak.bytes + result.slop)
 
 
 def timeline(result: ReplayResult, stacks: list[LayerStack]) -> list[Point]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..components.base import PUBLISHED
 from ..costs.trained_tensors import bytes_of, elements_of, trained_tensors
 from ..errors import InputError
-from ..evidence import Evidence, Witness
+from ..evidence import UNTESTED, Evidence, Witness
 from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..ops.recurrent import State
@@ -28,6 +28,7 @@ from .inference import Inference, record_inference, shortened_rank
 from .optimizers.registry import optimizer
 from .settings import Settings
 from .simulated_run import (
+    activation_format,
     cache_block,
     choices_on,
     default_attention,
@@ -38,6 +39,9 @@ from .simulated_run import (
 )
 from .static import USUAL, MemoryUse
 from .training import Training, record
+
+if TYPE_CHECKING:
+    from .encoders import EncoderPeak
 
 
 @dataclass(frozen=True)
@@ -122,10 +126,27 @@ class Memory:
         else:
             run = self._inference(attention, runtime)
         every = self.settings.recomputed().every
-        device = device_memory(self.spec, run, runtime, self._unreplayed(), self.tensors(attention), every)
+        unreplayed, encoders = self._unreplayed(), self._encoders(attention)
+        device = device_memory(self.spec, run, runtime, unreplayed, self.tensors(attention), every, encoders)
         if self.settings.phase != "training":
             return device
         return replace(device, host=host_terms(self.spec, self.states, self.training(), every))
+
+    @property
+    def _runs_encoders(self) -> bool:
+        """Whether encoders run: on the images and the audio of a prompt, before its pass."""
+        inputs = self.states.inputs
+        return inputs is not None and bool(inputs.runs) and self.settings.phase != "decode"
+
+    def _encoders(self, attention: AttentionImplementation) -> list[EncoderPeak]:
+        """Returns the peaks of the encoders of images and audio; none without any."""
+        inputs = self.states.inputs
+        if inputs is None or not self._runs_encoders:
+            return []
+        from .encoders import encoder_peaks
+
+        choices = replace(kernel_choices(self.settings, attention), attention=attention)
+        return encoder_peaks(self.spec, inputs, activation_format(self.states), choices)
 
     def training(self, runtime: Runtime | None = None) -> Training:
         """Returns the training configuration of the replay, with the kernels of an accelerator.
@@ -224,6 +245,7 @@ class Memory:
         optimizer = None if use.optimizer is None else use.optimizer.name
         return [
             *evidence_of_run(self.spec, kernel_choices(settings, self.spec, attention), optimizer, use.count.include),
+            *([Evidence("pass", "of the encoders", UNTESTED)] if self._runs_encoders else []),
             *(Evidence("setting", text, Witness("source", text, "")) for holds, text in from_source if holds),
             *(Evidence("setting", text, Witness("estimate", text, "")) for holds, text in estimated if holds),
         ]

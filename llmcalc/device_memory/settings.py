@@ -22,6 +22,7 @@ from ..workload.execution import (
     OptimizerImplementation,
 )
 from ..workload.inference import CACHE_FORMATS, USERS, batch_of
+from ..workload.inputs import AUDIO, IMAGE, IMAGES, Inputs
 from ..workload.lora import ALL_LINEAR, Base, Library
 from ..workload.recompute import MODES, Recompute, recompute_of
 from ..workload.setting import (
@@ -183,6 +184,9 @@ class Settings:
         int | None,
         Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq"),
     ] = None
+    image: Annotated[str | None, IMAGE._replace(common=False)] = None
+    images: Annotated[int | None, IMAGES._replace(common=False)] = None
+    audio: Annotated[float | None, AUDIO._replace(common=False)] = None
     dtype: Annotated[
         str | None,
         Setting(
@@ -562,6 +566,11 @@ class Settings:
     def with_(self, **changes: Any) -> Settings:
         """Returns a copy with some settings changed."""
         return replace(self, **changes)
+
+    @property
+    def inputs(self) -> Inputs:
+        """The images and the audio of each sequence."""
+        return Inputs(self.image, self.images, self.audio)
 
     @property
     def serves(self) -> bool:

@@ -15,13 +15,15 @@ from ..costs.adapters import LowRank, low_rank
 from ..costs.cache import cache_bits_of
 from ..costs.cache_formats import cache_format
 from ..costs.context_length import longest_sequence, usual_context, usual_sequence
+from ..costs.encoders import EncodedInputs, encoded_inputs
 from ..costs.params import ParameterCount
 from ..costs.quantization import QuantizedSize, Scheme, quantized_size, scheme_named, scheme_of_config
 from ..costs.trained_tensors import TrainedTensor, bytes_of, elements_of, trained_tensors
 from ..errors import InputError
 from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
-from ..optional import OPTIONAL_PARTS
+from ..optional import OPTIONAL_PARTS, TOWERS
+from ..parallel.rank_model import RankModel
 from ..units import DTYPE_BITS, bits_to_bytes, dtype, short_dtype
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
@@ -45,6 +47,7 @@ class MemoryUse:
     grad_dtype, has_master, optimizer, precision: set in training only.
     quantized: bytes of the weights under a quantization scheme; None without one.
     adapters: the adapters that are trained instead of the weights, in `adapter_dtype`; None if the weights are trained.
+    inputs: the images and audio whose tokens are part of the sequences; None for text alone.
     """
 
     count: ParameterCount
@@ -59,6 +62,7 @@ class MemoryUse:
     precision: str = ""
     adapters: LowRank | None = None
     adapter_dtype: str = ""
+    inputs: EncodedInputs | None = None
 
     @property
     def weights(self) -> Number:
@@ -187,13 +191,15 @@ def memory(
     """Returns the persistent memory of a model under `settings`.
 
     published: number format of the published weights; default bfloat16.
-    include: optional parts to include (`mtp`, `towers`).
+    include: optional parts to include (`mtp`, `towers`). Images and audio include the encoders.
     config: the model's `config.json`; its `quantization_config` is the default quantization scheme. As a `Checkpoint`
         it also says what the model's classes call their modules; otherwise these have the names of Llama's class.
     Raises `InputError` for an unknown number format, optimizer or scheme, and for a setting that does not apply to the
     phase or to the optimizer.
     """
     settings.check(spec)
+    if settings.inputs.is_given and spec.towers:
+        include = include | {TOWERS.name}
     count = ParameterCount(spec, spec.tree(), include)
     if settings.phase == "training":
         return _training(spec, count, settings)
@@ -215,12 +221,16 @@ def _inference(
         stored = quantized_size(spec, scheme, weights, count.include, names)
     batch = 1 if settings.batch is None else settings.batch
     seq = usual_context(spec) if settings.seq is None else settings.seq
+    if settings.inputs.is_given and isinstance(spec, RankModel):
+        raise InputError(f"{settings.inputs.option}: encoders are counted beside a whole model; expected no layout")
+    inputs = encoded_inputs(spec, settings.inputs, batch) if settings.inputs.is_given else None
+    seq += 0 if inputs is None else inputs.added_tokens
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.kind == "encoder":
-        return MemoryUse(count, settings.phase, weights, workload, quantized=stored)
+        return MemoryUse(count, settings.phase, weights, workload, quantized=stored, inputs=inputs)
     usual = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
     cache = cache_format(settings.kv_dtype or usual).name
-    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored)
+    return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored, inputs=inputs)
 
 
 def _scheme(settings: Settings, config: Mapping[str, Any] | Checkpoint | None) -> Scheme | None:

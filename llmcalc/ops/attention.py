@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number, ceil_div, floor_div, is_zero, minimum, triangle
+from ..workload.inputs import EncoderPass
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .base import CACHE, FLOPS, Op
@@ -20,6 +21,7 @@ class AttentionCore(Op):
     chunk: the size of the chunks that attention is limited to; None for none.
     selected: the number of tokens that another part selects for each token (DeepSeek-V3.2); None for none. A full pass
         masks the other tokens, decoding reads only the selected ones.
+    square: the side of the squares of patches that attention is limited to, in a vision encoder; None for none.
     rows: the rows of the queries.
     keys: the rows of the keys; None if they are those of the queries (otherwise cross-attention).
     """
@@ -33,6 +35,7 @@ class AttentionCore(Op):
     window: Number = None
     chunk: Number = None
     selected: Number = None
+    square: Number = None
     rows: Rows = TOKENS
     keys: Rows | None = None
 
@@ -46,6 +49,8 @@ class AttentionCore(Op):
         new, past = run.new(self.rows), run.past(self.rows)
         if self.keys is not None:
             return new * run.available(self.keys)
+        if self.square is not None:
+            return _pairs_in_squares(run, self.square)
         if run.pairs == "full":
             return new * (new + self._cached_keys(past, run))
         if not self.causal:
@@ -130,6 +135,19 @@ def _causal_pairs(n: Number, window: Number, chunk: Number) -> Number:
         whole_chunks = floor_div(n, chunk)
         return whole_chunks * triangle(chunk) + triangle(n - whole_chunks * chunk)
     return triangle(n)
+
+
+def _pairs_in_squares(run: RunConfig, side: Number) -> Number:
+    """Returns the pairs of patches in the same square of an image. Squares at its edges are smaller."""
+    image = run.workload
+    if not isinstance(image, EncoderPass):
+        raise TypeError("squares of patches: an image is read by an encoder's pass")
+    pairs: Number = 1
+    for patches in (image.rows, image.columns):
+        whole = floor_div(patches, side)
+        rest = patches - whole * side
+        pairs = pairs * (whole * side * side + rest * rest)
+    return pairs
 
 
 def _centred_pairs(n: Number, window: Number) -> Number:

@@ -55,6 +55,7 @@ def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
 
     Raises `InputError` for options that contradict each other, and where no layout fits.
     """
+    question.refuse_inputs("cost")
     from ..reports.cost import report
 
     if (options.tokens is None) == (options.requests is None):

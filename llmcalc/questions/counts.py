@@ -12,9 +12,11 @@ from ..sources.names import is_checkpoint, is_hub_id
 from ..sources.preset import Preset
 from ..workload.counting import Pairs
 from ..workload.execution import AttentionImplementation, LatentForm
+from ..workload.inputs import NO_INPUTS, Inputs
 from ..workload.workload import Phase
 
 if TYPE_CHECKING:
+    from ..costs.encoders import EncodedInputs
     from ..model import ModelSpec
     from ..parallel.counted_rank import RankRequest
     from ..parallel.rank_model import RankModel
@@ -73,6 +75,22 @@ def _draft(target: Preset, draft: Preset | None, **pass_fields: Any) -> Draft | 
     from ..studies.draft import draft_of
 
     return draft_of(target, draft, **pass_fields)
+
+
+def _encoded(preset: Preset, inputs: Inputs, batch: int) -> EncodedInputs | None:
+    """Returns the images and audio of each sequence as the model reads them; None without any."""
+    if not inputs.is_given:
+        return None
+    from ..costs.encoders import encoded_inputs
+
+    return encoded_inputs(preset.model, inputs, batch)
+
+
+def _check_inputs(inputs: Inputs, rank: RankRequest | None) -> None:
+    """Raises `InputError` for a number of images without their size, and for images beside a rank of a layout."""
+    inputs.check()
+    if inputs.is_given and rank is not None and rank.has_options:
+        raise InputError(f"{inputs.option}: encoders are counted beside a whole model; expected no layout")
 
 
 def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> None:
@@ -134,6 +152,7 @@ class FlopsQuestion:
     rank: the rank of a layout; None (default) for the whole model.
     measured: a measured run, whose utilization is computed; None (default) without one.
     draft: a draft of speculative decoding beside the model; None (default) without one.
+    inputs: images and audio of each sequence, whose tokens are added to it; none by default.
     """
 
     batch: int = 1
@@ -150,9 +169,16 @@ class FlopsQuestion:
     rank: RankRequest | None = None
     measured: MeasuredRun | None = None
     draft: Preset | None = None
+    inputs: Inputs = NO_INPUTS
 
     def __post_init__(self) -> None:
         _refuse_rank_of_draft(self.draft, self.rank)
+        _check_inputs(self.inputs, self.rank)
+        if self.inputs.is_given and (self._is_measured or self.conventions or self.phase == "training"):
+            raise InputError(
+                f"{self.inputs.option}: encoders are counted in inference; expected --phase forward, prefill or "
+                "decode, without --conventions"
+            )
         if self.draft is not None and (self._is_measured or self.phase == "training"):
             raise InputError("--draft: drafts tokens in inference; expected --phase forward, prefill or decode")
         for option, is_given in (("--conventions", self.conventions), ("--tokens-per-second", self._is_measured)):
@@ -186,13 +212,17 @@ class FlopsQuestion:
         from ..reports.flops import Flops
 
         run = self._run_config(preset, self.attn_implementation, self.recompute)
+        inputs = _encoded(preset, self.inputs, self.batch)
+        if inputs is not None:
+            grown = "context" if run.phase == "decode" else "seq"
+            run = run.with_workload(**{grown: getattr(run.workload, grown) + inputs.added_tokens})
         share = (
             None
             if self.rank is None
             else self.rank.share(preset.model, lambda model: flops(model, run, self.include).total, "computes")
         )
         if share is None:
-            count = flops(preset.model, run, self.include)
+            count = flops(preset.model, run, self.include, inputs)
         else:
             count = flops(share.model, share.run_config(run), self.include)
         if self.measured is not None and self.measured.is_given:
@@ -213,6 +243,7 @@ class CacheQuestion:
 
     rank: the rank of a layout; None (default) for the whole model.
     draft: a draft of speculative decoding beside the model; None (default) without one.
+    inputs: images and audio of each sequence, whose tokens are added to it; none by default.
     """
 
     batch: int = 1
@@ -221,19 +252,26 @@ class CacheQuestion:
     source: int | None = None
     rank: RankRequest | None = None
     draft: Preset | None = None
+    inputs: Inputs = NO_INPUTS
 
     def __post_init__(self) -> None:
         _refuse_rank_of_draft(self.draft, self.rank)
+        _check_inputs(self.inputs, self.rank)
         if self.rank is not None and "cp" in self.rank.sizes:
             raise InputError(f"--cp {self.rank.sizes['cp']}: splits the sequences of training; expected no --cp")
 
     def answer(self, preset: Preset) -> Cache:
         """Computes the cache of a model."""
         from ..costs.cache import CacheSize, kv
+        from ..costs.context_length import usual_context
         from ..reports.kv import Cache
 
+        inputs, seq = _encoded(preset, self.inputs, self.batch), self.seq
+        if inputs is not None:
+            seq = (usual_context(preset.model) if seq is None else seq) + inputs.added_tokens
+
         def cache(model: ModelSpec | RankModel) -> CacheSize:
-            return kv(model, self.batch, self.seq, self.kv_dtype, self.source)
+            return kv(model, self.batch, seq, self.kv_dtype, self.source, inputs)
 
         share = None if self.rank is None else self.rank.share(preset.model, lambda model: cache(model).bytes, "caches")
         size = cache(preset.model if share is None else share.model)

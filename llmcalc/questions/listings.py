@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, timedelta
 from typing import Any, Literal, TypeAlias
 
 from ..costs.params import params
@@ -24,6 +25,15 @@ SORTS: dict[str, Callable[[Counted], Any]] = {
     "active": lambda counted: counted[1].active,
 }
 """Value of `--sort` → the quantity to sort by."""
+
+
+FRESH = timedelta(days=180)
+"""How long the facts of a preset count as fresh after the day on which a source was read."""
+
+
+def is_stale(preset: Preset, today: date) -> bool:
+    """Whether no source of a preset was read within `FRESH` before a day."""
+    return preset.checked is None or today - preset.checked > FRESH
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,9 +59,18 @@ def select_presets(selection: Selection, names: Sequence[str] | None = None) -> 
 
 
 def ask_presets(
-    names: Sequence[str] = (), selection: Selection = EVERY_MODEL, sort: str = "name", details: bool = False
+    names: Sequence[str] = (),
+    selection: Selection = EVERY_MODEL,
+    sort: str = "name",
+    details: bool = False,
+    stale: bool = False,
+    today: date | None = None,
 ) -> Listing:
-    """Lists the presets whose name is or contains one of these. details: whether each is described in full."""
+    """Lists the presets whose name is or contains one of these.
+
+    details: whether each is described in full.
+    stale: whether only those are listed whose sources were not read within `FRESH` before `today`, by default the date.
+    """
     from ..reports.presets import report
     from ..sources.search import search_presets
 
@@ -59,6 +78,11 @@ def ask_presets(
         near = suggest(sort, list(SORTS))
         raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{near}".rstrip("."))
     matching, exact = search_presets(list(names))
+    if stale:
+        day = date.today() if today is None else today
+        matching = [name for name in matching if is_stale(load_preset(name), day)]
+        if not matching:
+            raise InputError(f"--stale: every preset was checked within {FRESH.days} days; expected no --stale")
     listed = sorted(select_presets(selection, matching), key=SORTS[sort])
     in_full = details or exact
     return Listing(tuple(listed), lambda: report(listed, in_full), in_full=in_full)

@@ -68,6 +68,15 @@ class RunQuestion(RunOptions):
             return self
         return replace(self, settings=self.settings.with_(recompute=record.selective_recompute))
 
+    def refuse_inputs(self, command: str) -> None:
+        """Raises `InputError` for images and audio, whose encoders a command does not count."""
+        option = self.settings.inputs.option
+        if option:
+            raise InputError(
+                f"{option}: {command} does not count encoders; expected the tokens in --seq (llmcalc kv and memory "
+                f"take {option})"
+            )
+
     @property
     def hardware(self) -> Hardware | None:
         """The accelerator whose runtime is used; None if none is named."""
@@ -333,6 +342,7 @@ def ask_fit(question: RunQuestion, global_batch: int | None = None) -> ReportedA
     global_batch: sequences per training step of all devices; None (default) for one micro-batch per device.
     Raises `InputError` for options that contradict each other, and if no layout is possible.
     """
+    question.refuse_inputs("fit")
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports import fit as reports
@@ -379,6 +389,7 @@ def ask_which_hardware(question: RunQuestion, global_batch: int | None = None) -
 
     Raises `InputError` for a number of sequences per step, which needs an accelerator.
     """
+    question.refuse_inputs("fit")
     from ..frameworks.registry import framework_of
     from ..parallel.nearest import suggest_nearest_layouts
     from ..reports.fit import options_report

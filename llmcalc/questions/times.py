@@ -100,6 +100,7 @@ def ask_time(
     read_model: reads the models of measured runs; default without changes.
     Raises `InputError` for options that contradict each other, and for what is not modelled.
     """
+    question.refuse_inputs("time")
     from ..reports.calibration import with_calibration
     from ..reports.seconds import report
     from ..studies.run_time import explain_measured

@@ -23,6 +23,7 @@ from .answer import MODEL_FIELD, Answer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
+from .inputs import with_inputs
 from .nodes import Figures, figures_of, tree_data
 from .notes import (
     CAUSAL_PAIRS,
@@ -87,7 +88,7 @@ def report(
             "attention_scores": count.scores,
         },
         "notes": notes,
-        "tree": tree_data(_without_towers(count.tree).place(count.run_config), _figures(count.include)),
+        "tree": _tree(count),
     }
     tables = [_table(preset, count, notes, share)]
     if rules:
@@ -102,6 +103,21 @@ def report(
 def _without_towers(tree: Node) -> Node:
     """Returns the tree without the parts whose FLOPs are not counted; a 0 would look like a count."""
     return replace(tree, children=tuple(child for child in tree.children if child.optional not in WITHOUT_FLOPS))
+
+
+def _tree(count: FlopCount) -> dict[str, Any]:
+    """Returns the tree with the FLOPs of its nodes, and the encoders that read images and audio in their own passes."""
+    figures = _figures(count.include)
+    data = tree_data(_without_towers(count.tree).place(count.run_config), figures)
+    if count.encoders and count.inputs is not None:
+        encoders: list[dict[str, Any]] = []
+        for run in count.inputs.runs:
+            towers = Node(TOWERS.name, children=run.nodes, kind=TOWERS.name)
+            encoders += tree_data(towers.place(run.run_config), figures)["children"]
+        sums = {"flops": count.encoders, "flops_in_all": count.encoders}
+        data["children"].append({"name": TOWERS.name, **sums, "kind": TOWERS.name, "children": encoders})
+        data |= {key: data[key] + value for key, value in sums.items()}
+    return data
 
 
 def _rank_notes(share: RankShare | None) -> list[str]:
@@ -184,10 +200,12 @@ def _notes(count: FlopCount) -> list[str]:
         notes.append("per token: all FLOPs, the encoder's included, divided by the decoder's tokens")
     if count.spec.mtp is not None and MTP.name not in count.include:
         notes.append(f"not counted: {MTP.title}; {MTP.option} includes them")
-    if count.spec.towers:
+    counted = set() if count.inputs is None or not count.encoders else count.inputs.names
+    uncounted_towers = [name for name in count.spec.towers if name not in counted]
+    if uncounted_towers and not counted:
         notes.append(
-            f"not counted: {', '.join(count.spec.towers)}; of vision and audio encoders only the parameters are "
-            f"counted (llmcalc params {TOWERS.option})"
+            f"not counted: {', '.join(uncounted_towers)}; of vision and audio encoders only the parameters are "
+            f"counted (llmcalc params {TOWERS.option}), and their FLOPs with --image or --audio"
         )
     return notes
 
@@ -294,4 +312,5 @@ class Flops(Answer, FlopCount):
     draft: Draft | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:
-        return with_draft(report(self.preset, self, self.rules, self.share, self.utilization), self.draft)
+        answer = report(self.preset, self, self.rules, self.share, self.utilization)
+        return with_inputs(with_draft(answer, self.draft), self.inputs)

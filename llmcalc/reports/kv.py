@@ -15,6 +15,7 @@ from ..workload.run_config import RunConfig
 from .answer import MODEL_FIELD, Answer
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
+from .inputs import with_inputs
 from .notes import as_warnings, binary, tokens_of, too_long
 from .share import share_data, share_notes, with_rank
 from .summary import model_data
@@ -189,4 +190,4 @@ class Cache(Answer, CacheSize):
     draft: Draft | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:
-        return with_draft(report(self.preset, self, self.share), self.draft)
+        return with_inputs(with_draft(report(self.preset, self, self.share), self.draft), self.inputs)

@@ -442,7 +442,12 @@ def not_counted(memory_use: MemoryUse) -> list[str]:
     """Returns the tensors that the answer does not count."""
     texts = list(memory_use.not_counted)
     if TOWERS.name in memory_use.count.include:
-        texts.append(f"activations of the {TOWERS.title}")
+        runs_encoders = memory_use.inputs is not None and bool(memory_use.inputs.runs)
+        texts.append(
+            "pixels, patch embeddings and projectors of the encoders' passes"
+            if runs_encoders
+            else f"activations of the {TOWERS.title}"
+        )
     return texts
 
 

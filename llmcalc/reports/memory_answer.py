@@ -15,6 +15,7 @@ from ..sources.hardware import COMMON_HARDWARE, load_hardware
 from ..sources.preset import Preset
 from .answer import MODEL_FIELD, Answer
 from .draft import with_draft
+from .inputs import with_inputs
 
 if TYPE_CHECKING:
     from ..studies.draft import Draft
@@ -91,4 +92,5 @@ class DeviceUse(MemoryAnswer, Memory):
     def report(self) -> Report:
         from .memory import report
 
-        return with_draft(report(self.preset, self, self.fits, self.assumed), self.draft, counted=True)
+        answer = report(self.preset, self, self.fits, self.assumed)
+        return with_inputs(with_draft(answer, self.draft, counted=True), self.states.inputs)

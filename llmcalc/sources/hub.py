@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -44,12 +44,28 @@ Result = TypeVar("Result")
 def fetch_config(target: str) -> Path:
     """Returns the path of a repository's `config.json` in the cache, and downloads it if needed.
 
+    With the config comes ModelOpt's `hf_quant_config.json` beside it, if the repository has one.
     Raises `InputError`, with a fix, if the repository does not exist, is gated, or the network is not available, and
     for a file or a download that is too large or too slow.
     """
     repo, revision = _split(target)
     with _hub_errors(target, "config.json"):
-        return _with_deadline(lambda deadline: _download(repo, "config.json", revision, LARGEST_CONFIG), CONFIG_SECONDS)
+        return _with_deadline(lambda deadline: _config(repo, revision), CONFIG_SECONDS)
+
+
+def _config(repo: str, revision: str | None) -> Path:
+    """Returns the path of a repository's config. A config that is new in the cache gets the file beside it."""
+    import huggingface_hub
+    from huggingface_hub.errors import EntryNotFoundError
+
+    from .huggingface.file import QUANTIZATION_FILE
+
+    is_new = not isinstance(huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision), str)
+    path = _download(repo, "config.json", revision, LARGEST_CONFIG)
+    if is_new:
+        with suppress(EntryNotFoundError):
+            _download(repo, QUANTIZATION_FILE, revision, LARGEST_CONFIG)
+    return path
 
 
 def fetch_headers(target: str) -> Checkpoint:

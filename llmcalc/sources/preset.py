@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from typing import Any, Self
 
 from pydantic import Field, model_validator
@@ -97,6 +98,11 @@ class Preset(Record):
     def target(self) -> str:
         """The TARGET as the user wrote it, with the overrides."""
         return (self.asked or self.name) + ("?" + "&".join(self.changes) if self.changes else "")
+
+    @property
+    def checked(self) -> date | None:
+        """The last date on which one of its sources was read; None if only copies were read."""
+        return max((source.checked for source in self.sources if source.checked is not None), default=None)
 
     @property
     def checkpoint(self) -> Checkpoint | None:

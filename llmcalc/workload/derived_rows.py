@@ -5,14 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..algebra import Number, add, exact_div, floor_div, is_zero, minimum, times
+from .inputs import EncoderPass
 from .rows import SOURCE, TOKENS, Rows
 from .workload import Workload
 
-PATCHES = Rows("patches")
-"""The patches of an image or the frames of audio; a workload does not give their number."""
 
-IMAGES = Rows("images")
-"""One row per image; a workload does not give their number."""
+class Patches(Rows):
+    """The patches of an image or the frames of audio. Their number is that of an encoder's pass."""
+
+    __slots__ = ()
+
+    def new(self, w: Workload) -> Number:
+        if not isinstance(w, EncoderPass):
+            raise TypeError(f"{self.name}: how many there are is not known without an encoder's pass")
+        return times(w.rows, w.columns)
+
+
+class Images(Rows):
+    """One row per image, tile or clip of an encoder's pass."""
+
+    __slots__ = ()
+
+    def new(self, w: Workload) -> Number:
+        return 1
+
+
+PATCHES, IMAGES = Patches("patches"), Images("images")
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,10 @@ def _safetensors() -> bytes:
 FILES = {"config.json": json.dumps(CONFIG).encode(), "model.safetensors": _safetensors()}
 
 
+MODELOPT = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+NARROW = {**FILES, "hf_quant_config.json": json.dumps(MODELOPT).encode()}
+
+
 class Hub(NamedTuple):
     url: str
     asked: list[tuple[str, str, str | None]]
@@ -63,9 +67,10 @@ class Handler(BaseHTTPRequestHandler):
         repo, error = "/".join(parts[:2]), ""
         if repo == "org/gated":
             error = "GatedRepo"
-        elif repo not in ("org/tiny", "org/bare"):
+        elif repo not in ("org/tiny", "org/bare", "org/narrow"):
             error = "RepoNotFound"
-        data = FILES.get(parts[-1]) if not error and repo == "org/tiny" else None
+        files = {"org/tiny": FILES, "org/narrow": NARROW}.get(repo, {})
+        data = None if error else files.get(parts[-1])
         if data is None:
             self.send_response(403 if error == "GatedRepo" else 404)
             self.send_header("X-Error-Code", error or "EntryNotFound")
@@ -133,7 +138,7 @@ def test_a_config_is_fetched_cached_and_counted(hub: Hub, tmp_path: Path) -> Non
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)["params"]["total"] == TOTAL
     assert json.loads(first.stdout)["model"]["name"] == "org/tiny"
-    assert {path.split("/")[-1] for _, path, _ in hub.asked} == {"config.json"}
+    assert {path.split("/")[-1] for _, path, _ in hub.asked} == {"config.json", "hf_quant_config.json"}
     asked = len(hub.asked)
     for again in (["--offline"], []):
         cached = llmcalc(
@@ -148,6 +153,17 @@ def test_a_config_is_fetched_cached_and_counted(hub: Hub, tmp_path: Path) -> Non
         )
         assert cached.stdout == first.stdout, cached.stderr
     assert len(hub.asked) == asked
+
+
+def test_a_config_of_modelopt_comes_with_its_quantization(hub: Hub, tmp_path: Path) -> None:
+    """Matrices of the layers take a byte each; the embedding, which is the head, stays as it is."""
+    weights = []
+    for repo in ("org/tiny", "org/narrow"):
+        answer = llmcalc(hub, tmp_path, "memory", repo, "--seq", "8", "--format", "json")
+        assert answer.returncode == 0, answer.stderr
+        assert ("taken from hf_quant_config.json" in answer.stderr) == (repo == "org/narrow")
+        weights.append(json.loads(answer.stdout)["memory"]["by_kind"]["weights"])
+    assert weights[0] - weights[1] > 2 * (4 * 32 * 32 + 3 * 32 * 48) - 1024
 
 
 def test_a_revision(hub: Hub, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import date, timedelta
 
 import pytest
 
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
+from llmcalc.questions.listings import ask_presets
 from llmcalc.sources.names import normalized, normalized_with_points
 from llmcalc.sources.presets import aliases, find_preset, load_preset, model_names
 from llmcalc.sources.search import search_presets
@@ -170,3 +172,18 @@ def test_a_mistyped_name_exits_with_2(run):
     code, out, err = run("presets", "mixtrl")
     assert (code, out) == (2, "")
     assert err.startswith("error: no preset has 'mixtrl'")
+
+
+def test_stale_presets_are_those_that_nobody_checked_lately():
+    """A preset is stale without a date, and on the 181st day after the last one."""
+    checked = load_preset("qwen2.5-vl-7b").checked
+    assert checked == date(2026, 11, 22)
+    fresh, stale = checked + timedelta(days=180), checked + timedelta(days=181)
+    listed = ask_presets(["qwen2.5-vl"], stale=True, today=stale)
+    assert "qwen2.5-vl-7b" in [preset.name for preset, _ in listed.result]
+    unchecked = [name for name in NAMES if load_preset(name).checked is None]
+    every = [preset.name for preset, _ in ask_presets(stale=True, today=fresh).result]
+    assert set(unchecked) <= set(every) < set(NAMES)
+    assert "qwen2.5-vl-7b" not in every
+    with pytest.raises(InputError, match="--stale: every preset was checked within 180 days"):
+        ask_presets(["qwen2.5-vl-7b"], stale=True, today=fresh)

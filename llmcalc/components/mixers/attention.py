@@ -87,6 +87,8 @@ class Attention(TokenMixer):
     sliding_window: the number of tokens that each token attends to, itself included; all by default. In an encoder the
         window is centred on the token.
     attention_chunk_size: the size of the chunks that attention is limited to, none by default.
+    grid_window: the side of the squares of patches that attention is limited to, in a vision encoder (Qwen2.5-VL); none
+        by default.
     sinks: whether each head has one more key, with a learned score and no value; false by default.
     attention_k_eq_v: whether values are the projected keys before norm and positions, without a value projection (Gemma
         4). Keys and values are both cached. False by default.
@@ -121,6 +123,7 @@ class Attention(TokenMixer):
     qk_norm: QKNorm | None = None
     sliding_window: Window | None = None
     attention_chunk_size: Window | None = None
+    grid_window: Window | None = None
     sinks: Flag = False
     attention_k_eq_v: Flag = False
     output_gate: OutputGate | None = None
@@ -139,6 +142,9 @@ class Attention(TokenMixer):
             check_groups(a, k)
         if self.sliding_window is not None and self.attention_chunk_size is not None:
             raise ValueError("sliding_window and attention_chunk_size: a layer has one or the other")
+        by_distance = self.position is not None and self.position.by_distance
+        if self.grid_window is not None and (self.reach() or self.sinks or by_distance):
+            raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         names = self.idle_projections
@@ -156,6 +162,8 @@ class Attention(TokenMixer):
         return HeadSizes(*self.sizes(width))
 
     def trait(self) -> str:
+        if self.grid_window is not None:
+            return "windowed"
         if self.sliding_window is not None:
             return "sliding"
         return "full" if self.attention_chunk_size is None else "chunked"
@@ -217,6 +225,8 @@ class Attention(TokenMixer):
             self.position.check_place(place, place.width // a if self.head_dim is None else self.head_dim)
         if self.attention_chunk_size is not None and place.side == "encoder":
             raise ValueError(f"{place.where}.attention_chunk_size: stands in causal attention; expected a decoder")
+        if self.grid_window is not None and (not place.grid or place.before_grid):
+            raise ValueError(f"{place.where}.grid_window: is only valid in a vision encoder without a class embedding")
         if self.block_indexer is not None:
             self.block_indexer.check_place(place)
 
@@ -285,6 +295,7 @@ class Attention(TokenMixer):
             f.hold(bias=bias)
         if self.block_indexer is None:
             limits: dict[str, Any] = {"window": self.sliding_window, "chunk": self.attention_chunk_size}
+            limits |= {} if self.grid_window is None else {"square": self.grid_window}
         else:
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), keys, values)
@@ -639,6 +650,17 @@ def _reference() -> type[nn.Module]:
             if not self.cross:
                 self._bias(run, end, x.shape[1], end, x.device)
 
+        def _in_squares(self, q: Tensor, k: Tensor, v: Tensor, columns: int, side: int, cap: float | None) -> Tensor:
+            """Returns the output of attention within squares of patches. The patches are row by row."""
+            grid = torch.arange(q.shape[2]).unflatten(0, (-1, columns))
+            squares = [square.flatten() for band in grid.split(side) for square in band.split(side, 1)]
+            outputs = []
+            for patches in squares:
+                index = patches.to(q.device)
+                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None))
+            order = torch.cat(squares).argsort().to(q.device)
+            return torch.cat(outputs, 2)[:, :, order]
+
         def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
             """value_input: the input of the values where it is not x."""
             q = self._normed_and_rotated(self._split_heads(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
@@ -654,7 +676,11 @@ def _reference() -> type[nn.Module]:
             if hasattr(self, "indexer"):
                 k, v, mask = self.indexer.narrow(x, k, v, run)
             sinks = self.sinks.weight if self.sinks is not None else None
-            out = self.core(q, k, v, mask, bias, self.spec.attn_logit_softcapping, sinks)
+            cap = self.spec.attn_logit_softcapping
+            if self.spec.grid_window is None:
+                out = self.core(q, k, v, mask, bias, cap, sinks)
+            else:
+                out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
             out = out.transpose(1, 2)
             if hasattr(self, "gate_proj"):
                 out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))

@@ -15,6 +15,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..added_position import Learned
 from ..base import Context, Standing, Width
+from ..inputs import AudioInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
@@ -33,11 +34,13 @@ class AudioTower(TowerPart):
 
     hidden_size: the width.
     stack: the stem, positions and layers.
+    audio: how the processor cuts audio into frames; none by default, where that is not known.
     """
 
     type: Literal["audio"] = "audio"
     hidden_size: Width
     stack: Stack
+    audio: AudioInput | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -22,6 +22,7 @@ from ...flow.value import Value
 from ...workload.derived_rows import QueryKeyPairs
 from ...workload.rows import ONCE
 from ..base import Context, Flag, Heads, Kernel, Layers, Part, Positions, Width
+from ..inputs import AudioInput
 from ..networks.feed_forward import Activation, FeedForward, activate
 from ..norm import Norm
 from ..runtime import Run, vector
@@ -121,6 +122,7 @@ class Conformer(TowerPart):
         scores; none by default.
     output_size: the output width of a final projection; none by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
+    audio: how the processor cuts audio into frames; none by default, where that is not known.
     """
 
     type: Literal["conformer"] = "conformer"
@@ -135,6 +137,7 @@ class Conformer(TowerPart):
     relative_buckets: Positions | None = None
     output_size: Width | None = None
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
+    audio: AudioInput | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

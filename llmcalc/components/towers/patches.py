@@ -12,6 +12,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Context, Width
+from ..inputs import ImageInput
 from ..norm import Norm
 from .base import TowerPart
 from .vision import Patches, PatchPositions
@@ -27,6 +28,7 @@ class PatchEmbedder(TowerPart):
     patches: the patches of an image.
     positions: the position embeddings; with `axes = 2`, the sum of one per axis of the image.
     norm: each of the three norms.
+    image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
     type: Literal["patches"] = "patches"
@@ -34,6 +36,7 @@ class PatchEmbedder(TowerPart):
     patches: Patches
     positions: PatchPositions
     norm: Norm
+    image: ImageInput | None = None
 
     @property
     def output_width(self) -> int:

@@ -57,7 +57,7 @@ class Projector(TowerPart):
     maps: the linear layers.
     merge: the side of the square of patches that are merged into one, 1 by default.
     merged: whether merged patches are concatenated (`concat`, by default) or averaged (`mean`).
-    frames: the number of consecutive images that are concatenated into one, 1 by default.
+    frames: the number of consecutive images, or of positions of audio, that are merged into one, 1 by default.
     norm: the norm before the linear layers, none by default.
     norm_of: whether the norm is on each patch before merging (`patch`, by default) or on the merged patches (`merged`).
         A mean is always normalized after merging.
@@ -93,10 +93,8 @@ class Projector(TowerPart):
                 raise ValueError(
                     f"maps.size: {linear.size} has no two halves; expected an even number where a map is gated"
                 )
-        if self.merged == "mean" and (self.frames > 1 or self.norm_of == "merged"):
-            raise ValueError(
-                'merged: "mean" averages the patches of one image; expected no frames and no norm_of = "merged"'
-            )
+        if self.merged == "mean" and self.norm_of == "merged":
+            raise ValueError('merged: "mean" is always normalized after merging; expected no norm_of = "merged"')
         if self.vocab_size is not None and self.norm is None:
             raise ValueError("vocab_size: requires the norm of patches for its tokens too; expected a norm")
         return self
@@ -136,10 +134,8 @@ class Projector(TowerPart):
         if same(self.merge, 1) and same(self.frames, 1):
             return x
         square = (Axis("rows", self.merge), Axis("columns", self.merge))
-        if self.merged == "mean":
-            return f.merge(x, Merged(of=x.rows, side=self.merge), *square, mean=True)
         rows = Merged(of=x.rows, side=self.merge, frames=self.frames)
-        return f.merge(x, rows, Axis("frames", self.frames), *square)
+        return f.merge(x, rows, Axis("frames", self.frames), *square, mean=self.merged == "mean")
 
     def _with_marks(self, f: Flow, name: str, x: Value, count: int, *axes: Axis | Beside) -> Value:
         """Appends learned vectors to x."""
@@ -243,7 +239,9 @@ def _reference() -> type[nn.Module]:
             x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
             squares = x.unflatten(1, (-1, merge, columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)
             x = squares.mean(2) if mean else squares.flatten(2)
-            x = x.unflatten(0, (-1, frames)).transpose(1, 2).flatten(2) if frames > 1 else x
+            if frames > 1:
+                merged = x.unflatten(0, (-1, frames)).transpose(1, 2)
+                x = merged.mean(2) if mean else merged.flatten(2)
             x = self.norm(x) if hasattr(self, "norm") and norm_after_merge else x
             return self._apply_maps(self.input_marks(x) if hasattr(self, "input_marks") else x)
 

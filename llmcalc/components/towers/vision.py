@@ -18,6 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import IMAGES, PATCHES, WithMore
 from ..base import Context, Flag, Part, Positions, Standing, Width
+from ..inputs import ImageInput
 from ..layers.block import Block
 from ..mixers.attention import Attention
 from ..mixers.short_conv import ShortConv
@@ -100,6 +101,7 @@ class VisionTower(TowerPart):
     pooling: the pooling head, none by default.
     standardize: whether a mean and a scale are stored as a buffer (Gemma 4), false by default.
     clamps: the number of clipping bounds per layer, stored as buffers (Gemma 4); 0 by default.
+    image: how the processor cuts an image into patches; none by default, where that is not known.
     """
 
     type: Literal["vision"] = "vision"
@@ -111,6 +113,7 @@ class VisionTower(TowerPart):
     pooling: AttentionPooling | None = None
     standardize: Flag = False
     clamps: int = Field(default=0, ge=0, le=1000, strict=True)
+    image: ImageInput | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -167,6 +170,8 @@ class VisionTower(TowerPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
+        from ..inputs.smart_resize import SmartResize
+
         layernorm, rms = Norm(type="layernorm"), Norm(type="rmsnorm")
         biased = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
         ungated = FeedForward(intermediate_size=20, hidden_act="gelu_tanh", up_bias=True, down_bias=True)
@@ -184,6 +189,8 @@ class VisionTower(TowerPart):
             variants={"full": conv.model_copy(update={"attention": biased})},
             pattern=("block", "full"),
         )
+        squares = pixtral.model_copy(update={"attention": turning.model_copy(update={"grid_window": 3})})
+        windowed = Stack(num_hidden_layers=3, block=squares, variants={"full": pixtral}, pattern=("block", "full"))
         stacks = [
             Stack(num_hidden_layers=2, block=siglip, final_norm=layernorm),
             Stack(num_hidden_layers=3, block=pixtral, embedding_norm=rms),
@@ -197,6 +204,7 @@ class VisionTower(TowerPart):
             ),
             cls(hidden_size=10, patches=film, stack=stacks[1]),
             cls(hidden_size=12, patches=square, stack=stacks[2]),
+            cls(hidden_size=10, patches=film, stack=windowed, image=SmartResize(merge=1, min_pixels=1, max_pixels=99)),
             cls(
                 hidden_size=12, patches=square, stack=stacks[3], positions=PatchPositions(rows=17), class_embedding=True
             ),

@@ -10,15 +10,23 @@ from typing import Any, get_args
 import pytest
 import torch
 from pydantic import ValidationError
+from torch.utils.flop_counter import FlopCounterMode
 
 from llmcalc.api import flops, kv, load, memory, params
 from llmcalc.components.base import Component, Context
+from llmcalc.components.mixers.attention import Attention
+from llmcalc.components.runtime import Run
 from llmcalc.components.towers import TOWERS, TowerName
+from llmcalc.components.towers.patches import PatchEmbedder
 from llmcalc.components.towers.projector import Map, Projector
 from llmcalc.components.towers.vision import VisionTower
+from llmcalc.costs.flops import forward_of
 from llmcalc.model import ModelSpec
+from llmcalc.ops import AttentionCore
 from llmcalc.sources.huggingface.registry import read_config
 from llmcalc.witnesses.reference import verify_reference
+from llmcalc.workload.inputs import EncoderPass
+from llmcalc.workload.run_config import RunConfig
 from tests.components.towers.test_towers import wrapped
 from tests.components.towers.tower_shapes import WRAPPERS
 
@@ -71,6 +79,38 @@ def test_a_vision_reference_computes_patches(example: VisionTower) -> None:
         out, other = net(pixels), net(changed)
     assert out.shape == (2, 1 if example.pooling else 12, example.hidden_size)
     assert (out != other).any(-1).all()
+
+
+@pytest.mark.parametrize("example", [*VisionTower.examples(), *PatchEmbedder.examples()])
+def test_flops_of_a_vision_encoder_are_those_of_its_reference(example: VisionTower | PatchEmbedder) -> None:
+    """Two images of 8 × 10 pixels, in patches of `patch_size`."""
+    patches = example.patches
+    side = patches.patch_size
+    rows, columns = 8 // side * 2, 5
+    net = example.reference(Context(24)).eval().requires_grad_(False)
+    pixels = torch.randn(2, patches.num_channels, patches.temporal_patch_size, rows * side, columns * side)
+    if example.positions is not None and example.positions.rows < rows * columns + 1:
+        rows, columns = 2, 3
+        pixels = pixels[..., : rows * side, : columns * side]
+    with FlopCounterMode(display=False) as counter:
+        net(pixels)
+    (towers,) = (child for child in beside(vision_tower=example).tree().children if child.name == "towers")
+    (node,) = towers.children
+    run_config = RunConfig(EncoderPass(batch=2, rows=rows, columns=columns))
+    assert node.total(forward_of, run_config) == counter.get_total_flops()
+
+
+def test_attention_in_squares_sees_its_square_alone() -> None:
+    """5 × 4 patches in squares of 3: 3² + 2² by 3² + 1² pairs. A change of one patch reaches its square."""
+    attention = Attention(num_attention_heads=2, grid_window=3)
+    net, x = attention.reference(Context(8, causal=False)).eval(), torch.randn(1, 20, 8)
+    changed = x.clone()
+    changed[:, 0] += 1
+    with torch.no_grad():
+        differs = (net(x, Run(columns=4)) != net(changed, Run(columns=4))).any(-1)[0].unflatten(0, (5, 4))
+    assert differs.nonzero().tolist() == [[row, column] for row in range(3) for column in range(3)]
+    core = AttentionCore(heads=2, qk_dim=4, v_dim=4, causal=False, square=3)
+    assert core.pairs(RunConfig(EncoderPass(rows=5, columns=4))) == (9 + 4) * (9 + 1)
 
 
 def test_a_projector_reference_merges_squares_of_patches() -> None:

@@ -132,6 +132,8 @@ def test_a_projector_puts_frames_side_by_side_and_gates() -> None:
     frames = Projector(input_size=3, maps=(Map(size=5),), frames=2).reference(Context(5))
     x = torch.randn(4, 6, 3)
     torch.testing.assert_close(frames(x, 6)[1], frames.get_submodule("map_1")(torch.cat([x[2], x[3]], -1)))
+    mean = Projector(input_size=3, maps=(Map(size=5),), frames=2, merged="mean").reference(Context(5))
+    torch.testing.assert_close(mean(x, 6)[1], mean.get_submodule("map_1")((x[2] + x[3]) / 2))
     gated = Projector(input_size=3, maps=(Map(size=8, hidden_act="silu", gated=True),)).reference(Context(4))
     value, gate = gated.get_submodule("map_1")(x).chunk(2, -1)
     torch.testing.assert_close(gated(x, 6), value * torch.nn.functional.silu(gate))
@@ -141,7 +143,7 @@ def test_a_projector_puts_frames_side_by_side_and_gates() -> None:
     ("table", "says"),
     [
         ({"input_size": 4, "maps": [{"size": 5, "gated": True}]}, "5 has no two halves"),
-        ({"input_size": 4, "maps": [{"size": 5}], "merged": "mean", "frames": 2}, "expected no frames"),
+        ({"input_size": 4, "maps": [{"size": 5}], "merged": "mean", "norm_of": "merged"}, "expected no norm_of"),
         ({"input_size": 4, "maps": [{"size": 5}], "vocab_size": 9}, "expected a norm"),
     ],
 )

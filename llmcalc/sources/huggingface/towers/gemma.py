@@ -16,6 +16,9 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, attention, glu, layernorm, mlp, qk_norm, rmsnorm
 from .section import Section, projector, vit
 
+GEMMA4_TOKENS, GEMMA4_MARKS = 280, 2
+"""The most embeddings of an image in Gemma 4's published processors, and the tokens that they write around it."""
+
 
 def _gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Gemma 4's vision encoder: two position embeddings, and gated layers with four norms.
@@ -32,7 +35,14 @@ def _gemma4_vision(wrapper: Config, config: Config, width: int) -> Table:
     }
     positions = {"rows": config.size("position_embedding_size"), "axes": 2}
     clamps = 4 * 7 if config.flag("use_clipped_linears") else 0
-    tower = vit(config, block, positions=positions, standardize=config.flag("standardize"), clamps=clamps)
+    image = {
+        "type": "budget",
+        "max_tokens": GEMMA4_TOKENS,
+        "merge": config.size("pooling_kernel_size"),
+        "marks": GEMMA4_MARKS,
+    }
+    standardize = config.flag("standardize")
+    tower = vit(config, block, positions=positions, standardize=standardize, clamps=clamps, image=image)
     pooling: Table = {"merge": config.size("pooling_kernel_size"), "merged": "mean", "norm": rmsnorm(eps, weight=False)}
     return {
         "vision_tower": tower,

@@ -6,6 +6,9 @@ from ..config import Config
 from ..parts import ACTIVATIONS, QKV, Table, biases, layernorm, rmsnorm
 from .section import Section, projector, side, vit
 
+LEAST_PIXELS, MOST_PIXELS = 112 * 112, 9_633_792
+"""Limits of the pixels of all frames in the published `preprocessor_config.json` of GLM-4.5V and GLM-OCR (`size`)."""
+
 
 def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
     """Reads GLM-V's vision encoder: gated layers, a merger of square blocks of patches, and a gated FFN.
@@ -32,6 +35,14 @@ def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
         "temporal_patch_size": config.size("temporal_patch_size"),
         "bias": True,
     }
+    image = {
+        "type": "smart_resize",
+        "merge": config.size("spatial_merge_size"),
+        "min_pixels": LEAST_PIXELS,
+        "max_pixels": MOST_PIXELS,
+        "frames": config.size("temporal_patch_size"),
+        "enlarge": True,
+    }
     tower = vit(
         config,
         block,
@@ -39,6 +50,7 @@ def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
         stack={"embedding_norm": norm, "final_norm": norm},
         patches=patches,
         positions={"rows": side(config) ** 2},
+        image=image,
     )
     gated = [{"size": 2 * config.size("intermediate_size"), "hidden_act": act, "gated": True}, {"size": out}]
     return {

@@ -13,6 +13,12 @@ from .pixtral import PIXTRAL, pixtral
 from .section import Section, merged_by, one_layer, projector, side, two_maps, vit
 from .siglip import CLIP, SIGLIP, SO400M, clip, headless, siglip
 
+LONGEST_TILES = 4
+"""The tiles along the longer side of an image in the published processors of Idefics 3 and SmolVLM."""
+
+INTERNVL_TILES = 12
+"""The most tiles of an image in the published processors of InternVL."""
+
 ENCODERS = {"clip_vision_model": clip, "siglip_vision_model": siglip, "pixtral": pixtral}
 
 
@@ -20,20 +26,59 @@ def _llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA: one of several encoders, and two linear layers."""
     one_layer(wrapper)
     return {
-        "vision_tower": ENCODERS[config.model_type](config),
+        "vision_tower": ENCODERS[config.model_type](config) | _one_square(wrapper, config),
         "multi_modal_projector": two_maps(wrapper, config.size("hidden_size"), width),
     }
+
+
+def _one_square(wrapper: Config, config: Config) -> Table:
+    """Returns how LLaVA's processor makes one square of an image, or shrinks it for Pixtral's encoder.
+
+    Nothing where the vector that the class leaves out (`default`) is a patch, or a class vector becomes a token.
+    """
+    has_class_vector = config.model_type == "clip_vision_model"
+    if (wrapper.get("vision_feature_select_strategy") == "default") != has_class_vector:
+        return {}
+    size = config.size("image_size")
+    if config.model_type == "pixtral":
+        return {"image": {"type": "longest_edge", "size": size}}
+    return {"image": {"type": "fixed", "size": size, "tokens": side(config) ** 2}}
+
+
+def _pinpoints(wrapper: Config, config: Config) -> Table:
+    """Returns how LLaVA-NeXT's processor cuts an image into tiles; nothing where that is not known."""
+    resolutions = wrapper.get("image_grid_pinpoints")
+    if config.model_type == "pixtral" or "image" not in _one_square(wrapper, config) or not resolutions:
+        return {}
+    return {"image": {"type": "pinpoints", "size": config.size("image_size"), "resolutions": resolutions}}
+
+
+def _onevision(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads LLaVA-OneVision: like LLaVA-NeXT, with a limit of the tokens of an image."""
+    towers = _llava_next(wrapper, config, width)
+    ratio = wrapper.get("vision_aspect_ratio")
+    limit = ratio.removeprefix("anyres_max_") if isinstance(ratio, str) else ""
+    if "image" in towers["vision_tower"] and limit.isdecimal() and int(limit) > 0:
+        towers["vision_tower"]["image"] |= {"most_tiles": int(limit), "several_whole": True}
+    else:
+        towers["vision_tower"].pop("image", None)
+    return towers
 
 
 def _llava_next(wrapper: Config, config: Config, width: int) -> Table:
     """Reads LLaVA-NeXT: like LLaVA, with a vector for the ends of lines."""
     towers = _llava(wrapper, config, width)
-    return {**towers, "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1}}
+    towers["vision_tower"].pop("image", None)
+    return {
+        "vision_tower": towers["vision_tower"] | _pinpoints(wrapper, config),
+        "multi_modal_projector": {**towers["multi_modal_projector"], "output_marks": 1},
+    }
 
 
 def _video_llava(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Video-LLaVA: an encoder of images and an encoder of videos of the same sizes, with one projector."""
     towers = _llava(wrapper, config, width)
+    towers["vision_tower"].pop("image", None)
     return {
         "image_tower": towers["vision_tower"],
         "video_tower": towers["vision_tower"],
@@ -61,8 +106,11 @@ def _deepseek_vl(wrapper: Config, config: Config, width: int) -> Table:
 
 def _idefics3(wrapper: Config, config: Config, width: int) -> Table:
     """Reads Idefics 3: SigLIP, and one linear layer over concatenated square blocks of patches."""
-    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=wrapper.size("scale_factor"))
-    return {"vision_model": headless(config), "connector": connector}
+    merge, size = wrapper.size("scale_factor"), config.size("image_size")
+    connector = projector(config.size("hidden_size"), (width, False, "identity"), merge=merge)
+    tokens = side(config) ** 2 // merge**2
+    image = {"type": "split", "size": size, "longest_edge": LONGEST_TILES * size, "tokens": max(tokens, 1)}
+    return {"vision_model": {**headless(config), "image": image}, "connector": connector}
 
 
 def _internvl(wrapper: Config, config: Config, width: int) -> Table:
@@ -103,12 +151,20 @@ def _internvl(wrapper: Config, config: Config, width: int) -> Table:
         {"positions": {"rows": side(square_config) ** 2 + 1}} if config.flag("use_absolute_position_embeddings") else {}
     )
     norm_field: Table = {} if config.flag("use_mean_pooling") else {"final_norm": layernorm(eps)}
+    image = {
+        "type": "tiles",
+        "size": square_config.size("image_size"),
+        "max_tiles": INTERNVL_TILES,
+        "tokens": max(side(square_config) ** 2 // merge**2, 1),
+        "marks": 2,
+    }
     tower = vit(
         square_config,
         block,
         stack=norm_field,
         patches={"num_channels": config.size("num_channels"), "bias": True},
         class_embedding=True,
+        image=image,
         **positions,
     )
     act = wrapper.choice(ACTIVATIONS, "projector_hidden_act")
@@ -142,7 +198,23 @@ IDEFICS3: Table = {
     "layer_norm_eps": 1e-6,
 }
 
-LLAVA: Table = {"projector_hidden_act": "gelu", "vision_feature_layer": -2, "multimodal_projector_bias": True}
+LLAVA: Table = {
+    "projector_hidden_act": "gelu",
+    "vision_feature_layer": -2,
+    "multimodal_projector_bias": True,
+    "vision_feature_select_strategy": "default",
+}
+LLAVA_NEXT: Table = {
+    **LLAVA,
+    "image_grid_pinpoints": [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]],
+}
+ONEVISION: Table = {
+    **LLAVA,
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "full",
+    "image_grid_pinpoints": [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)],
+    "vision_aspect_ratio": "anyres_max_9",
+}
 VIT_L: Table = {
     "intermediate_size": 4096,
     "hidden_size": 1024,
@@ -180,8 +252,8 @@ KINDS = {"clip_vision_model": CLIP, "siglip_vision_model": SIGLIP, "pixtral": PI
 
 WRAPPERS = {
     "llava": {"vision_config": Section(_llava, KINDS, LLAVA, VIT_L)},
-    "llava_next": {"vision_config": Section(_llava_next, KINDS, LLAVA, VIT_L)},
-    "llava_next_video": {"vision_config": Section(_llava_next, KINDS, LLAVA, VIT_L)},
+    "llava_next": {"vision_config": Section(_llava_next, KINDS, LLAVA_NEXT, VIT_L)},
+    "llava_next_video": {"vision_config": Section(_llava_next, KINDS, LLAVA_NEXT, VIT_L)},
     "video_llava": {"vision_config": Section(_video_llava, KINDS, LLAVA, {**VIT_L, "image_size": 224})},
     "vipllava": {
         "vision_config": Section(
@@ -198,9 +270,9 @@ WRAPPERS = {
     "deepseek_vl": {"vision_config": Section(_deepseek_vl, {"siglip_vision_model": SIGLIP})},
     "llava_onevision": {
         "vision_config": Section(
-            _llava_next,
+            _onevision,
             {"siglip_vision_model": SIGLIP, "clip_vision_model": CLIP},
-            {**LLAVA, "vision_feature_layer": -1},
+            ONEVISION,
             {**SO400M, "image_size": 384, "num_hidden_layers": 26},
         )
     },

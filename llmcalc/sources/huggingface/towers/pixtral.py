@@ -29,8 +29,9 @@ def _mistral3(wrapper: Config, config: Config, width: int) -> Table:
     maps = two_maps(
         wrapper, config.size("hidden_size"), width, merge=wrapper.size("spatial_merge_size"), norm=rmsnorm(1e-5)
     )
+    image = {"type": "longest_edge", "size": config.size("image_size"), "merge": wrapper.size("spatial_merge_size")}
     return {
-        "vision_tower": pixtral(config),
+        "vision_tower": {**pixtral(config), "image": image},
         "multi_modal_projector": {**maps, "maps": [{"size": config.size("hidden_size")}, *maps["maps"]]},
     }
 
@@ -43,6 +44,16 @@ def _lighton(wrapper: Config, config: Config, width: int) -> Table:
         "vision_encoder": pixtral(config),
         "vision_projection": projector(h, *maps, merge=edge, norm=rmsnorm(1e-6)),
     }
+
+
+LLAMA4_TILES = 16
+"""The most tiles of an image in the published processors of Llama 4."""
+
+
+def _llama4_image(config: Config, merge: int) -> Table:
+    """Returns how Llama 4's processor cuts an image into tiles."""
+    tokens = max(side(config) ** 2 // merge**2, 1)
+    return {"type": "canvas", "size": config.size("image_size"), "max_tiles": LLAMA4_TILES, "tokens": tokens}
 
 
 def _llama4(wrapper: Config, config: Config, width: int) -> Table:
@@ -65,7 +76,7 @@ def _llama4(wrapper: Config, config: Config, width: int) -> Table:
     tower = vit(
         config, biased(config, norm, position={"type": "rope"}), stack={"embedding_norm": norm, "final_norm": norm},
         patches={"num_channels": config.size("num_channels")}, positions={"rows": side(config) ** 2 + 1},
-        class_embedding=True,
+        class_embedding=True, image=_llama4_image(config, merge),
     )  # fmt: skip
     adapter = projector(config.size("hidden_size"), (adapter_width, False, "gelu"), (out, False, "gelu"), merge=merge)
     return {

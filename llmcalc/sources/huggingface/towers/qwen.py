@@ -11,10 +11,28 @@ from __future__ import annotations
 from typing import Any
 
 from ..config import Config
-from ..parts import ACTIVATIONS, Table, glu, layernorm, mlp, rmsnorm
+from ..parts import ACTIVATIONS, Table, glu, layer_pattern, layernorm, mlp, rmsnorm
 from .section import Section, biased, projector, vit
 
 TURNED: Table = {"position": {"type": "rope"}}
+
+
+PIXELS = {14: (56 * 56, 3584 * 3584), 16: (256 * 256, 4096 * 4096)}
+"""Patch size → the least and the most pixels of an image in the published `preprocessor_config.json`.
+
+14: Qwen2-VL and Qwen2.5-VL (`min_pixels`, `max_pixels`). 16: Qwen3-VL and Qwen3.5 (`size`).
+"""
+
+
+def _image(config: Config) -> Table:
+    """Returns how Qwen's processor cuts an image: sides that are multiples of merged patches."""
+    least, most = PIXELS.get(config.size("patch_size"), PIXELS[14])
+    return {
+        "type": "smart_resize",
+        "merge": config.size("spatial_merge_size"),
+        "min_pixels": least,
+        "max_pixels": most,
+    }
 
 
 def _patches(config: Config, **fields: Any) -> Table:
@@ -50,23 +68,41 @@ def _qwen2(wrapper: Config, config: Config, width: int) -> Table:
         network=mlp(embed_dim * config.size("mlp_ratio"), config.choice(ACTIVATIONS, "hidden_act")),
         **TURNED,
     )
-    tower = vit(embed_config, block, depth="depth", patches=_patches(config))
+    tower = vit(embed_config, block, depth="depth", patches=_patches(config), image=_image(config))
     return {"visual": tower, "visual_merger": _merger(config, embed_dim, config.size("hidden_size"), norm)}
 
 
 def _qwen2_5(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads Qwen2.5-VL: RMSNorm and gated layers."""
+    """Reads Qwen2.5-VL: RMSNorm, gated layers, and attention within squares of patches in most layers."""
     norm = rmsnorm(1e-6)
+    block = biased(config, norm, heads="num_heads", network=glu(config, bias=True), **TURNED)
     tower = vit(
         config,
-        biased(config, norm, heads="num_heads", network=glu(config, bias=True), **TURNED),
+        block,
         depth="depth",
+        stack=_windows(config),
         patches=_patches(config),
+        image=_image(config),
     )
     return {
         "visual": tower,
         "visual_merger": _merger(config, config.size("hidden_size"), config.size("out_hidden_size"), norm),
     }
+
+
+def _windows(config: Config) -> Table:
+    """Returns the fields of a stack in whose layers, but for a few, attention is limited to squares of patches."""
+    merge, patch, window = (config.size(name) for name in ("spatial_merge_size", "patch_size", "window_size"))
+    side = window // merge // patch * merge
+    if side == 0:
+        raise config.wrong("window_size", window, f"{merge * patch} or more, the side of merged patches")
+    full, depth = config.get("fullatt_block_indexes"), config.size("depth")
+    if not isinstance(full, list | tuple) or any(type(i) is not int for i in full):
+        raise config.wrong("fullatt_block_indexes", full, "a list of layers")
+    names = ["block" if i in full else "windowed" for i in range(depth)]
+    if "windowed" not in names:
+        return {}
+    return {"variants": {"windowed": {"attention": {"grid_window": side}}}, **layer_pattern(names)}
 
 
 def _exaone(wrapper: Config, config: Config, width: int) -> Table:
@@ -99,6 +135,7 @@ def _qwen3_5(wrapper: Config, config: Config, width: int) -> Table:
         depth="depth",
         patches=_patches(config, bias=True),
         positions={"rows": config.size("num_position_embeddings")},
+        image=_image(config),
     )
     return {
         "visual": tower,
@@ -216,6 +253,8 @@ QWEN2_5: Table = {
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
     "out_hidden_size": 3584,
+    "window_size": 112,
+    "fullatt_block_indexes": (7, 15, 23, 31),
 }
 
 QWEN3_5: Table = {
@@ -234,18 +273,18 @@ QWEN3_5: Table = {
 
 QWEN3: Table = {**QWEN3_5, "deepstack_visual_indexes": (8, 16, 24)}
 
-WINDOWS = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"})
+IGNORED = frozenset({"fullatt_block_indexes", "in_chans", "spatial_patch_size", "tokens_per_second", "window_size"})
 
 WRAPPERS = {
-    "qwen2_vl": {"vision_config": Section(_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=WINDOWS)},
+    "qwen2_vl": {"vision_config": Section(_qwen2, {"qwen2_vl_vision": QWEN2, "qwen2_vl": QWEN2}, ignored=IGNORED)},
     "qwen2_5_vl": {
-        "vision_config": Section(_qwen2_5, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=WINDOWS)
+        "vision_config": Section(_qwen2_5, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=IGNORED)
     },
     "exaone4_5": {
-        "vision_config": Section(_exaone, {"exaone4_5_vision": {**QWEN2_5, "num_key_value_heads": 8}}, ignored=WINDOWS)
+        "vision_config": Section(_exaone, {"exaone4_5_vision": {**QWEN2_5, "num_key_value_heads": 8}}, ignored=IGNORED)
     },
     "hyperclovax_vision_v2": {
-        "vision_config": Section(_hyperclovax, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=WINDOWS)
+        "vision_config": Section(_hyperclovax, {"qwen2_5_vl_vision": QWEN2_5, "qwen2_5_vl": QWEN2_5}, ignored=IGNORED)
     },
     "cosmos3_omni": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},
     "qwen3_vl": {"vision_config": Section(_qwen3, {"qwen3_vl_vision": QWEN3, "qwen3_vl": QWEN3})},

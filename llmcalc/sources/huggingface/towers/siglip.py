@@ -10,6 +10,12 @@ from ..config import Config
 from ..parts import ACTIVATIONS, Table, layernorm, rmsnorm
 from .section import Section, biased, projector, side, vit
 
+GEMMA3_MARKS = 4
+"""The tokens that Gemma 3's processor writes around an image: line ends, the start and the end of the image."""
+
+AYA_TILES = 12
+"""The most tiles of an image in the published processors of Aya Vision and Command A Vision."""
+
 
 def siglip(config: Config) -> Table:
     """Returns SigLIP's encoder: a position embedding for the patches of an image, and an optional pooling head."""
@@ -78,7 +84,8 @@ def _gemma3(wrapper: Config, config: Config, width: int) -> Table:
     maps = projector(
         config.size("hidden_size"), (width, False, "identity"), merge=side(config) // tokens, merged="mean", norm=norm
     )
-    return {"vision_tower": siglip(config), "multi_modal_projector": maps}
+    image = {"type": "fixed", "size": config.size("image_size"), "tokens": tokens * tokens, "marks": GEMMA3_MARKS}
+    return {"vision_tower": {**siglip(config), "image": image}, "multi_modal_projector": maps}
 
 
 def _t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
@@ -87,6 +94,7 @@ def _t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
     Encoder and decoder share the vector if their embeddings are tied.
     """
     towers = _gemma3(wrapper, config, width)
+    towers["vision_tower"].pop("image")
     towers["multi_modal_projector"]["output_marks"] = 1 if wrapper.flag("tie_word_embeddings") else 2
     return towers
 
@@ -94,7 +102,10 @@ def _t5gemma2(wrapper: Config, config: Config, width: int) -> Table:
 def _paligemma(wrapper: Config, config: Config, width: int) -> Table:
     """Reads PaliGemma: SigLIP and one linear layer."""
     return {
-        "vision_tower": siglip(config),
+        "vision_tower": {
+            **siglip(config),
+            "image": {"type": "fixed", "size": config.size("image_size"), "tokens": side(config) ** 2},
+        },
         "multi_modal_projector": projector(
             config.size("hidden_size"), (wrapper.size("projection_dim"), True, "identity")
         ),
@@ -107,11 +118,19 @@ def _gated(wrapper: Config, config: Config, width: int, gated_width: int, **fiel
     return {**projector(config.size("hidden_size"), merge=wrapper.size("downsample_factor"), **fields), "maps": maps}
 
 
+def _aya_tiles(wrapper: Config, config: Config) -> Table:
+    """Returns how Aya Vision's processor cuts an image into tiles, with a mark before each and two around all."""
+    merge = wrapper.size("downsample_factor")
+    tokens = max((side(config) // merge) ** 2, 1)
+    size = config.size("image_size")
+    return {"type": "tiles", "size": size, "max_tiles": AYA_TILES, "tokens": tokens, "tile_marks": 1, "marks": 2}
+
+
 def _aya(wrapper: Config, config: Config, width: int) -> Table:
     gated_width = wrapper.size("alignment_intermediate_size") if wrapper.has("alignment_intermediate_size") else width
     norm = layernorm(wrapper.number("adapter_layer_norm_eps"))
     return {
-        "vision_tower": siglip(config),
+        "vision_tower": {**siglip(config), "image": _aya_tiles(wrapper, config)},
         "multi_modal_projector": _gated(wrapper, config, width, gated_width, norm=norm, norm_of="merged"),
     }
 

@@ -1,0 +1,72 @@
+"""How a processor cuts an image or audio into the patches that an encoder reads, and the tokens that they become.
+
+A rule repeats the arithmetic of the processor of its class in transformers. The limits in it (pixels, tiles) are those
+of the published processor: `preprocessor_config.json` of a model may state others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+from ...errors import InputError
+from ..base import Part
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """One image or one recording as an encoder and a text model read it.
+
+    parts: the tiles of the image, or the clips of the audio, that the encoder reads, all of one size.
+    rows, columns: the patches along both sides of each part; frames of audio are one column.
+    tokens: the tokens of the text model's sequence.
+    real_patches: the patches of each part that projectors read; None (default) for all, fewer where some are padding.
+    """
+
+    parts: int
+    rows: int
+    columns: int
+    tokens: int
+    real_patches: int | None = None
+
+
+class ImageRule(Part):
+    """How a processor cuts an image."""
+
+    noun = "rule of a processor"
+
+    def among_several(self) -> ImageRule:
+        """Returns the rule for each of several images of a sequence."""
+        return self
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        """Returns the patches and tokens of an image. height, width: its size in pixels.
+
+        Raises `InputError` for a size that the processor refuses.
+        """
+        raise TypeError(f"{type(self).__name__} does not say how an image is cut")
+
+
+class AudioRule(Part):
+    """How a processor cuts audio into frames."""
+
+    noun = "rule of a processor"
+
+    def encode(self, seconds: float) -> Encoded:
+        """Returns the clips, frames and tokens of a recording.
+
+        Raises `InputError` for a length that the processor refuses.
+        """
+        raise TypeError(f"{type(self).__name__} does not say how audio is cut")
+
+
+def too_flat(height: int, width: int, limit: int) -> InputError:
+    """Returns the error for an image whose sides differ too much."""
+    return InputError(
+        f"--image {width}x{height}: the processor takes images whose sides differ by a factor of at most {limit}"
+    )
+
+
+def frames_of(seconds: float, rate: int, hop: int) -> int:
+    """Returns the frames of a recording. rate: samples per second. hop: samples per frame."""
+    return ceil(round(seconds * rate) / hop)

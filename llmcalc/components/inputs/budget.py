@@ -1,0 +1,48 @@
+"""An image keeps its shape and is scaled to as many patches as a budget of tokens allows; the rest is padding.
+
+Gemma 4. transformers: models/gemma4/image_processing_gemma4.py.
+"""
+
+from __future__ import annotations
+
+from math import floor, sqrt
+from typing import Literal
+
+from pydantic import Field
+
+from ...errors import InputError
+from ..base import Width
+from .base import Encoded, ImageRule
+
+
+class Budget(ImageRule):
+    """At most max_tokens · merge² patches, with sides that are multiples of merge · patch_size.
+
+    max_tokens: the most embeddings of an image.
+    merge: the side of the square of patches that are averaged to one embedding.
+    marks: the further tokens that the processor writes around an image, 0 by default.
+
+    The encoder reads the whole budget of patches: those beyond the image are padding, which projectors do not read.
+    """
+
+    type: Literal["budget"] = "budget"
+    max_tokens: Width
+    merge: Width
+    marks: int = Field(default=0, ge=0, le=1000, strict=True)
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        patches, factor = self.max_tokens * self.merge**2, self.merge * patch_size
+        scale = sqrt(patches * patch_size**2 / (height * width))
+        rows, columns = floor(scale * height / factor), floor(scale * width / factor)
+        if rows == columns == 0:
+            raise InputError(
+                f"--image {width}x{height}: the processor makes no image of it with max_tokens {self.max_tokens}; "
+                "expected another shape"
+            )
+        if rows == 0:
+            rows, columns = 1, min(width // height, self.max_tokens)
+        elif columns == 0:
+            rows, columns = min(height // width, self.max_tokens), 1
+        if rows * columns > self.max_tokens:
+            raise InputError(f"--image {width}x{height}: needs more than {self.max_tokens} tokens; expected less width")
+        return Encoded(1, patches, 1, rows * columns + self.marks, real_patches=rows * columns * self.merge**2)

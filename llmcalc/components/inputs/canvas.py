@@ -1,0 +1,54 @@
+"""An image is padded to the grid of square tiles into which it fits with the least change, and read once more whole.
+
+Llama 4. transformers: models/llama4/image_processing_llama4.py and processing_llama4.py.
+"""
+
+from __future__ import annotations
+
+from struct import pack, unpack
+from typing import Literal
+
+from pydantic import Field
+
+from ..base import Width
+from .base import Encoded, ImageRule
+
+
+class Canvas(ImageRule):
+    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+
+    size: the side of a tile in pixels.
+    max_tiles: the most tiles, without the whole image.
+    tokens: the embeddings of a tile.
+
+    Marks stand between the tiles of a row, after each row, and around the image with its whole.
+    """
+
+    type: Literal["canvas"] = "canvas"
+    size: Width
+    max_tiles: int = Field(ge=1, le=1000, strict=True)
+    tokens: Width
+
+    def _grid(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the rows and columns of tiles: least enlargement, else least shrinking, and then fewest tiles."""
+        fits: dict[tuple[int, int], float] = {}
+        for down in range(1, self.max_tiles + 1):
+            for across in range(1, self.max_tiles // down + 1):
+                fits[down, across] = _single(min(down * self.size / height, across * self.size / width))
+        enlarging = [scale for scale in fits.values() if scale >= 1]
+        scale = min(enlarging) if enlarging else max(fits.values())
+        return min((grid for grid in fits if fits[grid] == scale), key=lambda grid: grid[0] * grid[1])
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        down, across = self._grid(height, width)
+        side, tiles = self.size // patch_size, down * across
+        whole = 3 + self.tokens
+        if tiles == 1:
+            return Encoded(1, side, side, whole)
+        return Encoded(tiles + 1, side, side, tiles * self.tokens + down * across + whole)
+
+
+def _single(value: float) -> float:
+    """Returns a number rounded to single precision, in which the processor compares scales."""
+    rounded: float = unpack("f", pack("f", value))[0]
+    return rounded

@@ -1,0 +1,44 @@
+"""Audio is cut into clips of one length, each padded to it, as Whisper reads them.
+
+Whisper (Radford 2022, arXiv:2212.04356, §2.2), Qwen2-Audio, Voxtral, Audio Flamingo 3. transformers:
+models/whisper/feature_extraction_whisper.py, models/qwen2_audio/processing_qwen2_audio.py,
+models/voxtral/processing_voxtral.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ...errors import InputError
+from ..base import Flag, Width
+from .base import AudioRule, Encoded, frames_of
+
+RATE, HOP = 16_000, 160
+"""Samples per second, and samples per frame."""
+
+
+class Clips(AudioRule):
+    """Clips of as many frames, 100 per second; two frames become one position of the encoder.
+
+    frames: the frames of a clip.
+    merge: the encoder's positions that become one token of the text model.
+    padded: whether padding becomes tokens too (Voxtral), false by default.
+    several: whether audio longer than a clip is cut into several, false by default: the processor drops the rest.
+    """
+
+    type: Literal["clips"] = "clips"
+    frames: Width = 3000
+    merge: Width = 1
+    padded: Flag = False
+    several: Flag = False
+
+    def encode(self, seconds: float) -> Encoded:
+        frames, longest = frames_of(seconds, RATE, HOP), self.frames * HOP / RATE
+        if frames > self.frames and not self.several:
+            raise InputError(
+                f"--audio {seconds:g}: the model reads one clip of at most {longest:g} seconds; expected at most "
+                f"{longest:g}"
+            )
+        clips = -(-frames // self.frames)
+        positions = clips * self.frames // 2 if self.padded else (frames - 1) // 2 + 1
+        return Encoded(clips, self.frames, 1, max(1, positions // self.merge))

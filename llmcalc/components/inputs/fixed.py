@@ -1,0 +1,32 @@
+"""Every image is resized to one square, whatever its size.
+
+LLaVA 1.5, Gemma 3 without pan and scan, PaliGemma. transformers: models/llava/processing_llava.py,
+models/gemma3/processing_gemma3.py, models/paligemma/processing_paligemma.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ..base import Width
+from .base import Encoded, ImageRule
+
+
+class FixedSize(ImageRule):
+    """One square of `size` pixels.
+
+    size: the side of the square in pixels.
+    tokens: the embeddings of an image in the text model's sequence.
+    marks: the further tokens that the processor writes around an image, 0 by default.
+    """
+
+    type: Literal["fixed"] = "fixed"
+    size: Width
+    tokens: Width
+    marks: int = Field(default=0, ge=0, le=1000, strict=True)
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        side = self.size // patch_size
+        return Encoded(1, side, side, self.tokens + self.marks)

@@ -1,0 +1,33 @@
+"""An image keeps its shape and is shrunk until its longer side fits; each line of tokens ends in a mark.
+
+Pixtral (Agrawal 2024, arXiv:2410.07073, §2.2), Mistral 3. transformers: models/pixtral/image_processing_pixtral.py and
+processing_pixtral.py.
+"""
+
+from __future__ import annotations
+
+from math import floor
+from typing import Literal
+
+from ..base import Width
+from .base import Encoded, ImageRule
+
+
+class LongestEdge(ImageRule):
+    """Sides of at most `size` pixels, rounded up to multiples of merge · patch_size.
+
+    size: the longest side in pixels.
+    merge: the side of the square of patches of a token, 1 by default.
+    """
+
+    type: Literal["longest_edge"] = "longest_edge"
+    size: Width
+    merge: Width = 1
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        ratio = max(height / self.size, width / self.size)
+        if ratio > 1:
+            height, width = floor(height / ratio), floor(width / ratio)
+        factor = self.merge * patch_size
+        rows, columns = ((side - 1) // factor + 1 for side in (height, width))
+        return Encoded(1, rows * self.merge, columns * self.merge, rows * (columns + 1))

@@ -1,0 +1,61 @@
+"""An image is fitted into the best of several resolutions, cut into tiles, and read once more as a whole.
+
+The tokens of the padding are left out, and each line of tokens ends in a mark. LLaVA-NeXT and LLaVA-OneVision (Li 2024,
+arXiv:2408.03326, §3.2). transformers: models/llava_next/processing_llava_next.py,
+models/llava_onevision/processing_llava_onevision.py.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..base import Flag, Width
+from .base import Encoded, ImageRule
+
+
+class Pinpoints(ImageRule):
+    """Tiles of `size` × `size` pixels in one of the resolutions, and the whole image in one more tile.
+
+    size: the side of a tile in pixels.
+    resolutions: [height, width] of each, in pixels; without any, images are read as a whole alone.
+    most_tiles: the number of tiles whose tokens an image may have before they are averaged; None for no limit.
+    several_whole: whether each of several images is read as a whole alone (LLaVA-OneVision), false by default.
+    """
+
+    type: Literal["pinpoints"] = "pinpoints"
+    size: Width
+    resolutions: Annotated[tuple[tuple[Width, Width], ...], Field(max_length=1000)]
+    most_tiles: Width | None = None
+    several_whole: Flag = False
+
+    def among_several(self) -> ImageRule:
+        return self.model_copy(update={"resolutions": ()}) if self.several_whole else self
+
+    def _best(self, height: int, width: int) -> tuple[int, int]:
+        """Returns the resolution that keeps most pixels of the image, and of several the one with least padding."""
+
+        def pixels_and_padding(resolution: tuple[int, int]) -> tuple[int, int]:
+            scale = min(resolution[1] / width, resolution[0] / height)
+            pixels = min(int(width * scale) * int(height * scale), width * height)
+            return pixels, pixels - resolution[0] * resolution[1]
+
+        return max(self.resolutions, key=pixels_and_padding)  # the first of equals
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        side = self.size // patch_size
+        if not self.resolutions:
+            return Encoded(1, side, side, side * side + 1)
+        tiles_down, tiles_across = (pixels // self.size for pixels in self._best(height, width))
+        rows, columns = side * tiles_down, side * tiles_across
+        if width / height > columns / rows:
+            rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+        else:
+            columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+        if self.most_tiles is not None:
+            ratio = sqrt(rows * columns / (self.most_tiles * side**2))
+            if ratio > 1.1:
+                rows, columns = int(rows // ratio), int(columns // ratio)
+        return Encoded(1 + tiles_down * tiles_across, side, side, rows * columns + rows + side * side)

@@ -1,0 +1,59 @@
+"""An image keeps its shape: both sides become multiples of a factor, and their product stays within limits.
+
+Qwen2-VL (Wang 2024, arXiv:2409.12191, §2.1) and its successors, GLM-V. transformers:
+models/qwen2_vl/image_processing_qwen2_vl.py, models/glm4v/image_processing_glm4v.py.
+"""
+
+from __future__ import annotations
+
+from math import ceil, floor, sqrt
+from typing import Literal, Self
+
+from pydantic import model_validator
+
+from ..base import Flag, Width
+from .base import Encoded, ImageRule, too_flat
+
+MOST_ASPECT = 200
+"""The largest factor between the sides of an image."""
+
+
+class SmartResize(ImageRule):
+    """Sides that are multiples of merge · patch_size; merge × merge patches become one token.
+
+    merge: the side of the square of patches of a token.
+    min_pixels, max_pixels: limits of the product of the sides.
+    frames: the frames as which an image counts against the limits, 1 by default (2 in GLM-V).
+    enlarge: whether an image with a side below the factor is enlarged first, false by default (true in GLM-V).
+    """
+
+    type: Literal["smart_resize"] = "smart_resize"
+    merge: Width
+    min_pixels: Width
+    max_pixels: Width
+    frames: Width = 1
+    enlarge: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min_pixels > self.max_pixels:
+            raise ValueError(f"min_pixels: {self.min_pixels} is more than max_pixels {self.max_pixels}; expected less")
+        return self
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        factor = self.merge * patch_size
+        scale = max(factor / height, factor / width)
+        if self.enlarge and scale > 1:
+            height, width = int(height * scale), int(width * scale)
+        if max(height, width) > MOST_ASPECT * min(height, width):
+            raise too_flat(height, width, MOST_ASPECT)
+        sides = [round(side / factor) * factor for side in (height, width)]
+        pixels, area = self.frames * sides[0] * sides[1], self.frames * height * width
+        if pixels > self.max_pixels:
+            shrink = sqrt(area / self.max_pixels)
+            sides = [max(factor, floor(side / shrink / factor) * factor) for side in (height, width)]
+        elif pixels < self.min_pixels:
+            grow = sqrt(self.min_pixels / area)
+            sides = [ceil(side * grow / factor) * factor for side in (height, width)]
+        rows, columns = (side // patch_size for side in sides)
+        return Encoded(1, rows, columns, rows * columns // self.merge**2)

@@ -1,0 +1,51 @@
+"""An image's longer side is scaled to one length, the image is cut into square tiles, and read once more as a whole.
+
+Idefics3 (Laurençon 2024, arXiv:2408.12637, §3), SmolVLM. transformers: models/idefics3/image_processing_idefics3.py and
+processing_idefics3.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from ..base import Width
+from .base import Encoded, ImageRule
+
+LARGEST_SIDE = 4096
+"""The largest side after scaling, in pixels."""
+
+
+class Split(ImageRule):
+    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+
+    size: the side of a tile in pixels.
+    longest_edge: the length of the longer side after scaling, in pixels.
+    tokens: the embeddings of a tile.
+
+    Two marks stand before each tile, one after each row, and four around the whole image: `\\n\\n` is one token.
+    """
+
+    type: Literal["split"] = "split"
+    size: Width
+    longest_edge: Width
+    tokens: Width
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        shape, longest = width / height, self.longest_edge
+        if width >= height:
+            width, height = longest, int(longest / shape)
+            height += height % 2
+        else:
+            height, width = longest, int(longest * shape)
+            width += width % 2
+        height, width = max(height, 1), max(width, 1)
+        shape = width / height
+        if width >= height and width > LARGEST_SIDE:
+            width, height = LARGEST_SIDE, max(int(LARGEST_SIDE / shape), 1)
+        elif height > width and height > LARGEST_SIDE:
+            height, width = LARGEST_SIDE, max(int(LARGEST_SIDE * shape), 1)
+        rows, columns = (-(-pixels // self.size) for pixels in (height, width))
+        side, whole = self.size // patch_size, self.tokens + 3
+        if rows * columns == 1:
+            return Encoded(1, side, side, whole)
+        return Encoded(rows * columns + 1, side, side, rows * (columns * (self.tokens + 2) + 1) + whole)

@@ -1,0 +1,60 @@
+"""An image is stretched to the grid of square tiles whose shape is nearest, and read once more as a whole.
+
+InternVL (Chen 2024, arXiv:2404.16821, §3.3), Aya Vision. transformers: models/got_ocr2/image_processing_got_ocr2.py,
+models/internvl/processing_internvl.py, models/aya_vision/processing_aya_vision.py.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ..base import Width
+from .base import Encoded, ImageRule
+
+
+class Tiles(ImageRule):
+    """Tiles of `size` × `size` pixels; with more than one, the whole image in one more tile.
+
+    size: the side of a tile in pixels.
+    min_tiles, max_tiles: limits of the number of tiles, without the whole image.
+    tokens: the embeddings of a tile.
+    tile_marks: the further tokens that the processor writes for each tile, 0 by default.
+    marks: those that it writes around an image, 0 by default.
+    """
+
+    type: Literal["tiles"] = "tiles"
+    size: Width
+    min_tiles: int = Field(default=1, ge=1, le=1000, strict=True)
+    max_tiles: int = Field(ge=1, le=1000, strict=True)
+    tokens: Width
+    tile_marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    marks: int = Field(default=0, ge=0, le=1000, strict=True)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.min_tiles > self.max_tiles:
+            raise ValueError(f"min_tiles: {self.min_tiles} is more than max_tiles {self.max_tiles}; expected less")
+        return self
+
+    def _tiles(self, height: int, width: int) -> int:
+        """Returns the tiles of the grid with the nearest shape; of equals the larger, while the image fills half."""
+        shapes = [
+            (across, down)
+            for across in range(1, self.max_tiles + 1)
+            for down in range(1, self.max_tiles // across + 1)
+            if across * down >= self.min_tiles
+        ]
+        best, least_difference = (1, 1), float("inf")
+        for across, down in sorted(shapes, key=lambda shape: shape[0] * shape[1]):
+            difference = abs(width / height - across / down)
+            fills = 2 * width * height > self.size**2 * across * down
+            if difference < least_difference or (difference == least_difference and fills):
+                best, least_difference = (across, down), difference
+        return best[0] * best[1]
+
+    def encode(self, height: int, width: int, patch_size: int) -> Encoded:
+        tiles = self._tiles(height, width)
+        parts, side = tiles + (tiles > 1), self.size // patch_size
+        return Encoded(parts, side, side, parts * (self.tokens + self.tile_marks) + self.marks)

@@ -1,0 +1,162 @@
+"""Images and audio of a prompt: the passes of the encoders over them, and the tokens that they become."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..algebra import Number
+from ..components.inputs.base import Encoded
+from ..errors import InputError
+from ..flow.tree import Cost, Node
+from ..model import ModelSpec
+from ..workload.inputs import EncoderPass, Inputs
+from ..workload.run_config import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderRun:
+    """The passes of one encoder, and of the projectors after it, over the inputs of every sequence.
+
+    nodes: the encoder and its projectors.
+    run_config: the pass, whose batch is all images, tiles or clips.
+    """
+
+    nodes: tuple[Node, ...]
+    run_config: RunConfig
+
+    def total(self, cost: Cost) -> Number:
+        """Returns the cost of all parts in this pass."""
+        return sum(node.total(cost, self.run_config) for node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedInputs:
+    """The images and the audio of every sequence, as a model reads them.
+
+    image_tokens, audio_tokens: the tokens of one sequence that they become; 0 without.
+    in_sequence: whether these tokens are part of the text model's sequence; false where a decoder attends to them.
+    runs: the passes of the encoders.
+    """
+
+    image_tokens: int
+    audio_tokens: int
+    in_sequence: bool
+    runs: tuple[EncoderRun, ...]
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the encoders and projectors that run."""
+        return {node.name for run in self.runs for node in run.nodes}
+
+    @property
+    def added_tokens(self) -> int:
+        """The tokens that they add to each sequence."""
+        return self.image_tokens + self.audio_tokens if self.in_sequence else 0
+
+    def total(self, cost: Cost) -> Number:
+        """Returns the cost of all passes of the encoders."""
+        return sum(run.total(cost) for run in self.runs)
+
+
+def encoded_inputs(spec: ModelSpec, inputs: Inputs, batch: int = 1) -> EncodedInputs:
+    """Returns the images and audio of `batch` sequences as the model reads them.
+
+    Raises `InputError` for a model that reads none, or whose processor's rule is not known.
+    """
+    if inputs.audio is not None and spec.source_tokens is not None and inputs.image is None:
+        return _of_frames(spec, inputs.audio)
+    image_tokens = audio_tokens = 0
+    runs: list[EncoderRun] = []
+    if inputs.image is not None:
+        images, (height, width) = inputs.images or 1, inputs.height_and_width
+        name, rule = _rule(spec, "image", "images")
+        tower: Any = spec.towers[name]
+        rule = rule if images == 1 else rule.among_several()
+        encoded = rule.encode(height, width, tower.patches.patch_size)
+        image_tokens = images * encoded.tokens
+        runs += _runs(spec, name, encoded, batch * images)
+    if inputs.audio is not None:
+        name, rule = _rule(spec, "audio", "audio")
+        encoded = rule.encode(inputs.audio)
+        audio_tokens = encoded.tokens
+        runs += _runs(spec, name, encoded, batch)
+    return EncodedInputs(image_tokens, audio_tokens, True, tuple(runs))
+
+
+def _of_frames(spec: ModelSpec, seconds: float) -> EncodedInputs:
+    """Returns the audio of a model whose own encoder reads frames, always as many of them (Whisper)."""
+    from ..components.inputs.clips import HOP, RATE
+
+    assert spec.source_tokens is not None
+    longest = 2 * spec.source_tokens * HOP // RATE
+    if seconds > longest:
+        raise InputError(
+            f"--audio {seconds:g}: the encoder reads clips of {longest} seconds, each in a pass; expected at most "
+            f"{longest}"
+        )
+    return EncodedInputs(0, spec.source_tokens, False, ())
+
+
+def _rule(spec: ModelSpec, field: str, read: str) -> tuple[str, Any]:
+    """Returns the name of the encoder of images or audio, and its processor's rule.
+
+    field: the encoder's field with the rule, which is the option's name. read: what it reads, in words.
+    Raises `InputError` where there is none.
+    """
+    encoders = [name for name, tower in spec.towers.items() if field in type(tower).model_fields]
+    known = next((name for name in encoders if getattr(spec.towers[name], field) is not None), None)
+    if known is not None:
+        return known, getattr(spec.towers[known], field)
+    if encoders:
+        raise InputError(
+            f"--{field}: how the model's processor cuts {read} is not known; expected no --{field}, and its tokens in "
+            "--seq"
+        )
+    raise InputError(f"--{field}: no encoder of {read} is counted beside the text model; expected no --{field}")
+
+
+def _runs(spec: ModelSpec, name: str, encoded: Encoded, count: int) -> Iterator[EncoderRun]:
+    """Yields the passes of an encoder and of its projectors. count: the images or recordings of all sequences."""
+    (towers,) = (child for child in spec.tree().children if child.name == "towers")
+    by_name = {node.name: node for node in towers.children}
+    workload = EncoderPass(batch=count * encoded.parts, rows=encoded.rows, columns=encoded.columns)
+    parts = list(_with_projectors(spec, name))
+    _check_merges(spec, parts, encoded)
+    nodes = tuple(by_name[part] for part in parts)
+    if encoded.real_patches is None:
+        yield EncoderRun(nodes, RunConfig(workload))
+        return
+    yield EncoderRun(nodes[:1], RunConfig(workload))
+    if nodes[1:]:
+        yield EncoderRun(nodes[1:], RunConfig(replace(workload, rows=encoded.real_patches, columns=1)))
+
+
+def _check_merges(spec: ModelSpec, parts: list[str], encoded: Encoded) -> None:
+    """Raises `InputError` if a projector merges more patches than the encoder gives."""
+    patches = encoded.rows * encoded.columns if encoded.real_patches is None else encoded.real_patches
+    for name in parts:
+        tower: Any = spec.towers[name]
+        merged = tower.merge**2 * tower.frames if tower.type == "projector" else 1
+        if tower.type == "projector" and patches // _patches_per_position(spec, parts) % merged:
+            raise InputError(
+                f"towers.{name}.merge: {merged} patches are merged into one, and the processor gives {patches}; "
+                "expected a divisor of them"
+            )
+
+
+def _patches_per_position(spec: ModelSpec, parts: list[str]) -> int:
+    """Returns the frames of audio that become one position of the encoder; 1 for an encoder of images."""
+    return 2 if spec.towers[parts[0]].type == "audio" else 1
+
+
+def _with_projectors(spec: ModelSpec, name: str) -> Iterator[str]:
+    """Yields an encoder and the projectors that read its output, by name."""
+    names = list(spec.towers)
+    yield name
+    for other in names[names.index(name) + 1 :]:
+        tower: Any = spec.towers[other]
+        if tower.type != "projector" or tower.raw:
+            return
+        yield other

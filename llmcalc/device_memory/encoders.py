@@ -1,0 +1,71 @@
+"""Memory of the passes of encoders over the images and the audio of a prompt: a replay of their layers.
+
+What a pass takes outside the layers (pixels, the patch embedding, the projector) is not replayed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..costs.encoders import EncodedInputs
+from ..flow.axis import Axis
+from ..flow.record import Flow
+from ..flow.value import Value
+from ..model import ModelSpec
+from ..simulator.autograd import Graph
+from ..simulator.choices import Choices
+from ..simulator.meter import Meter, NoMeter, Place
+from ..simulator.profiles.eager import Eager
+from ..simulator.tensor import DTYPES
+from ..workload.derived_rows import PATCHES, WithMore
+
+
+class EncoderPeak(NamedTuple):
+    """The peak of an encoder's pass.
+
+    name: the encoder's name.
+    bytes: bytes of activations at the peak, without weights.
+    """
+
+    name: str
+    bytes: int
+
+
+def encoder_peaks(spec: ModelSpec, inputs: EncodedInputs, dtype: str, choices: Choices) -> list[EncoderPeak]:
+    """Returns the peak of each encoder with layers. dtype: number format of activations. choices: the kernels."""
+    peaks: list[EncoderPeak] = []
+    for run in inputs.runs:
+        for node in run.nodes:
+            tower: Any = spec.towers[node.name]
+            if "stack" not in type(tower).model_fields:
+                continue
+            meter, program = Meter(), _layers(tower)
+            replays = [
+                Eager(Graph(counter), run.run_config, DTYPES[dtype], trained=False, choices=choices)
+                for counter in (meter, NoMeter())
+            ]
+            for replay in replays:
+                replay.graph.enabled = False
+            metered, unmetered = replays
+            unmetered.prepare(program)
+            metered.weights = unmetered.weights
+            meter.place = Place("prefill")
+            metered.take_frames(program)
+            received = metered.enter(program)
+            del received
+            metered.run(program)
+            peaks.append(EncoderPeak(node.name, meter.peak))
+    return peaks
+
+
+def _layers(tower: Any) -> Flow:
+    """Returns the program of an encoder's layers, which read vectors of its width."""
+    program, hidden = Flow(), Axis("hidden", tower.hidden_size)
+    if tower.type == "audio":
+        x = tower.stack.stem.frames_read()
+    else:
+        x = Value(WithMore(of=PATCHES) if tower.class_embedding else PATCHES, (hidden,))
+        program.entry = x
+    with program.apart(causal=False):
+        program.result = tower.stack.flow(program, x, hidden) if tower.type == "audio" else tower.stack.flow(program, x)
+    return program

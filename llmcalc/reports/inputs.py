@@ -1,0 +1,37 @@
+"""Images and audio of a prompt in an answer: the tokens that they become."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import units
+from ..costs.encoders import EncodedInputs
+from .document import Report
+
+
+def with_inputs(report: Report, inputs: EncodedInputs | None) -> Report:
+    """Returns the report with the tokens of images and audio in its document and in a note of its first table."""
+    if inputs is None or not isinstance(report.data, dict):
+        return report
+    text = note(inputs)
+    first, *others = report.tables
+    data = {**report.data, "inputs": inputs_data(inputs)}
+    if "notes" in data:
+        data["notes"] = [text, *data["notes"]]
+    return report._replace(data=data, tables=[first._replace(notes=[text, *first.notes]), *others])
+
+
+def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
+    """Returns the entry of a document."""
+    return {"image_tokens": inputs.image_tokens, "audio_tokens": inputs.audio_tokens}
+
+
+def note(inputs: EncodedInputs) -> str:
+    """Writes `of each sequence, 2,508 tokens are images and 750 are audio`."""
+    parts = [
+        f"{units.exact(tokens)} {what}"
+        for tokens, what in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
+        if tokens
+    ]
+    where = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"
+    return f"{where}: {' and '.join(parts)}, as the model's published processor cuts them"

@@ -1,0 +1,108 @@
+"""Images and audio of a prompt: the settings that describe them, and the pass of an encoder over them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Annotated
+
+from ..algebra import Number
+from ..errors import InputError, shown
+from .setting import WITHOUT_GRADIENTS, Setting
+from .workload import Workload
+
+LARGEST_SIDE = 2**16
+"""The largest side of an image, in pixels."""
+
+LONGEST_AUDIO = 10**6
+"""The longest audio, in seconds."""
+
+
+def check_image_size(where: str, value: str) -> str:
+    """Returns an image's size unchanged. Raises `InputError` unless it is WIDTHxHEIGHT in pixels."""
+    matched = re.fullmatch(r"(\d{1,6})[x×](\d{1,6})", value)
+    if matched is None or not all(1 <= int(side) <= LARGEST_SIDE for side in matched.groups()):
+        raise InputError(
+            f"{where}: {shown(value)} is not the size of an image; expected WIDTHxHEIGHT in pixels, such as 1024x768, "
+            f"with sides of at most {LARGEST_SIDE:,}"
+        )
+    return value
+
+
+def check_seconds(where: str, value: float) -> float:
+    """Returns a length of audio. Raises `InputError` unless it is above 0 and at most `LONGEST_AUDIO`."""
+    if not 0 < value <= LONGEST_AUDIO:
+        raise InputError(f"{where} {value:g}: not a length of audio in seconds; expected one such as 30")
+    return value
+
+
+IMAGE = Setting(
+    "Size of the images of a sequence, such as 1024x768. Their tokens add to --seq.",
+    "What runs",
+    phases=WITHOUT_GRADIENTS,
+    check=check_image_size,
+    example="1024x768",
+    metavar="WxH",
+    common=True,
+)
+IMAGES = Setting("Images of a sequence.", "What runs", "1", WITHOUT_GRADIENTS, "image", most=100_000, common=True)
+AUDIO = Setting(
+    "Seconds of audio of a sequence. Its tokens add to --seq.",
+    "What runs",
+    phases=WITHOUT_GRADIENTS,
+    check=check_seconds,
+    metavar="SECONDS",
+    common=True,
+)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The images and the audio of each sequence. None means none.
+
+    image: the size of every image, WIDTHxHEIGHT in pixels.
+    images: the number of images; one if `image` is given.
+    audio: the length of the audio, in seconds.
+    """
+
+    image: Annotated[str | None, IMAGE] = None
+    images: Annotated[int | None, IMAGES] = None
+    audio: Annotated[float | None, AUDIO] = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there are images or audio."""
+        return self.image is not None or self.audio is not None
+
+    @property
+    def option(self) -> str:
+        """The first option that is given; empty without any."""
+        return next((f"--{name}" for name in ("image", "images", "audio") if getattr(self, name) is not None), "")
+
+    def check(self) -> None:
+        """Raises `InputError` for a number of images without their size."""
+        if self.images is not None and self.image is None:
+            raise InputError("--images: it means nothing without --image; expected --image too")
+
+    @property
+    def height_and_width(self) -> tuple[int, int]:
+        """The size of an image in pixels. Raises `InputError` where no image is given."""
+        if self.image is None:
+            raise InputError("--image: missing; expected the size of an image, such as 1024x768")
+        width, height = re.split("[x×]", check_image_size("--image", self.image))
+        return int(height), int(width)
+
+
+NO_INPUTS = Inputs()
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderPass(Workload):
+    """One pass of an encoder over images or clips of audio of one size.
+
+    batch: the number of images, tiles or clips.
+    rows, columns: the patches along both sides of each; frames of audio are one column.
+    """
+
+    rows: Number = 1
+    columns: Number = 1

@@ -1,0 +1,146 @@
+"""FLOPs of encoders of images and audio with their projectors, against those of their classes.
+
+The class's own `get_image_features` or `get_audio_features` runs on an input of the size that its processor makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from llmcalc.components.inputs.base import Encoded
+from llmcalc.costs.encoders import encoded_inputs
+from llmcalc.costs.flops import forward_of
+from llmcalc.errors import InputError
+from llmcalc.model import ModelSpec
+from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.witnesses.transformers import class_object_of, fields_of, witness_of
+from llmcalc.workload.inputs import Inputs
+from tests.components.towers.test_towers import wrapped
+from tests.components.towers.tower_shapes import LLAMA4, PIXTRAL, WRAPPERS
+
+SIZES = ((40, 64), (90, 31))
+"""Height and width of an image."""
+
+OTHER_SHAPES: dict[str, list[dict[str, Any]]] = {
+    "llama4": [{"vision_config": {**LLAMA4, "num_attention_heads": 3}}],  # RoPE needs heads of a multiple of 4
+    "llava": [*WRAPPERS["llava"][2], {"vision_config": PIXTRAL, "vision_feature_select_strategy": "full"}],
+    "gemma4": [
+        {**shape, "vision_config": {**shape["vision_config"], "position_embedding_size": 2000}}
+        for shape in WRAPPERS["gemma4"][2]
+        if shape["vision_config"]
+    ],
+}
+"""Shapes that the class runs with images, where those of its parameters do not suffice."""
+
+
+def spec_of(config: dict[str, Any]) -> ModelSpec:
+    return ModelSpec.model_validate(read_config(config)[0])
+
+
+def rule_of(spec: ModelSpec, field: str) -> Any:
+    return next((rule for tower in spec.towers.values() if (rule := getattr(tower, field, None)) is not None), None)
+
+
+def cases(field: str) -> Iterator[Any]:
+    """Yields the kinds and shapes of wrappers whose processor's rule is known."""
+    for kind, (_, _, shapes) in WRAPPERS.items():
+        for i, shape in enumerate(OTHER_SHAPES.get(kind, shapes)):
+            spec = spec_of(wrapped(kind, shape))
+            if rule_of(spec, field) is not None and not merges_too_many(spec):
+                yield pytest.param(kind, shape, id=f"{kind}-{i}")
+
+
+def merges_too_many(spec: ModelSpec) -> bool:
+    """Whether a projector merges more patches than an image has; the class fails then too."""
+    return any(getattr(tower, "merge", 1) == 4 for tower in spec.towers.values() if tower.type == "projector")
+
+
+def build(config: dict[str, Any]) -> Any:
+    """Returns the class with random weights, in which the encoders are."""
+    import transformers
+
+    config_object = transformers.AutoConfig.for_model(witness_of(config["model_type"]), **fields_of(config))
+    config_object._attn_implementation = "eager"
+    model: Any = class_object_of(config)(config_object).eval()
+    return getattr(model, "model", model)
+
+
+def pixels(spec: ModelSpec, height: int, width: int) -> dict[str, torch.Tensor]:
+    """Returns the class's input for an image."""
+    rule, tower = next((tower.image, tower) for tower in spec.towers.values() if getattr(tower, "image", None))
+    patches, side = tower.patches, tower.patches.patch_size
+    encoded: Encoded = rule.encode(height, width, side)
+    flat = patches.num_channels * patches.temporal_patch_size * side**2
+    if rule.type == "smart_resize":
+        grid = torch.tensor([[1, encoded.rows, encoded.columns]])
+        return {"pixel_values": torch.ones(encoded.rows * encoded.columns, flat), "image_grid_thw": grid}
+    if rule.type == "budget":
+        columns = max(
+            1, encoded.real_patches // rule.merge // max(1, round((encoded.real_patches * height / width) ** 0.5))
+        )
+        columns = next(n for n in range(columns, 0, -1) if encoded.real_patches % n == 0 and n % rule.merge == 0)
+        places = torch.full((1, encoded.rows, 2), -1)
+        for i in range(encoded.real_patches):
+            places[0, i] = torch.tensor([i % columns, i // columns])
+        return {"pixel_values": torch.ones(1, encoded.rows, flat), "image_position_ids": places}
+    shape = encoded.parts, patches.num_channels, encoded.rows * side, encoded.columns * side
+    values = torch.ones(*shape)
+    if rule.type == "longest_edge":
+        return {"pixel_values": values, "image_sizes": torch.tensor([shape[2:]])}
+    if rule.type == "pinpoints":
+        return {"pixel_values": values[None], "image_sizes": torch.tensor([[height, width]])}
+    return {"pixel_values": values[None] if rule.type == "split" else values}
+
+
+@pytest.mark.parametrize(("kind", "shape"), list(cases("image")))
+def test_flops_of_an_image_are_those_of_the_class(kind: str, shape: dict[str, Any]) -> None:
+    config = wrapped(kind, shape)
+    spec, model = spec_of(config), build(config)
+    for height, width in SIZES:
+        closed = encoded_inputs(spec, Inputs(image=f"{width}x{height}")).total(forward_of)
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            output = model.get_image_features(**pixels(spec, height, width))
+            if kind == "llama4":  # the forward pass has this line
+                model.multi_modal_projector(output.last_hidden_state.flatten(0, -2))
+        assert closed == counter.get_total_flops() - means_as_products(spec), (height, width)
+
+
+def means_as_products(spec: ModelSpec) -> int:
+    """Returns the FLOPs of means that Gemma 4's class computes as a product with a matrix of shares.
+
+    Patches of the whole budget, times embeddings of the whole budget, times the width.
+    """
+    tower = next(iter(spec.towers.values()))
+    rule: Any = getattr(tower, "image", None)
+    if rule.type != "budget":
+        return 0
+    return 2 * rule.max_tokens * rule.max_tokens * rule.merge**2 * tower.output_width
+
+
+@pytest.mark.parametrize(("kind", "shape"), list(cases("audio")))
+def test_flops_of_audio_are_those_of_the_class(kind: str, shape: dict[str, Any]) -> None:
+    """A clip has twice as many frames as the encoder has positions."""
+    config = wrapped(kind, shape)
+    spec, model = spec_of(config), build(config)
+    tower: Any = spec.towers["audio_tower"]
+    stem, frames = tower.stack.stem, tower.audio.frames
+    inputs = encoded_inputs(spec, Inputs(audio=frames / 100))
+    features = torch.ones(1, stem.num_mel_bins, frames)
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        if hasattr(model, "get_audio_features"):
+            model.get_audio_features(features)
+        else:  # Qwen2-Audio has these two lines in its forward pass
+            model.multi_modal_projector(model.audio_tower(features).last_hidden_state)
+    assert inputs.total(forward_of) == counter.get_total_flops()
+
+
+def test_an_image_with_too_few_patches_is_refused() -> None:
+    """24 / 4 = 6 patches a side, of which 4 × 4 are merged."""
+    spec = spec_of(wrapped("smolvlm", WRAPPERS["smolvlm"][2][0]))
+    with pytest.raises(InputError, match=r"towers\.connector\.merge: 16 patches are merged into one, .* gives 36"):
+        encoded_inputs(spec, Inputs(image="64x40"))

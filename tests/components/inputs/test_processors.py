@@ -1,0 +1,295 @@
+"""The patches and tokens of an image or a recording, against the processors of transformers.
+
+Processors of images need torchvision or Pillow; those here are Pillow's, and of Llama 4's, which has none, the
+functions that choose its tiles.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import transformers
+from pydantic import TypeAdapter
+
+from llmcalc.components.inputs import IMAGE_RULES, ImageInput
+from llmcalc.components.inputs.clips import Clips
+from llmcalc.errors import InputError
+
+RANDOM = random.Random(7)
+SIZES = [
+    (768, 1024),
+    (336, 336),
+    (100, 3000),
+    (3000, 120),
+    (4096, 4096),
+    (30, 30),
+    *((RANDOM.randint(28, 2500), RANDOM.randint(28, 2500)) for _ in range(60)),
+]
+"""Height and width of images."""
+
+
+class Size(NamedTuple):
+    """A size as a processor has it."""
+
+    height: int
+    width: int
+
+
+Measured = tuple[int, int, int]
+"""Parts, patches of each part, tokens."""
+
+
+def models(name: str) -> Any:
+    return import_module(f"transformers.models.{name}")
+
+
+def processor(**fields: Any) -> Any:
+    """A processor's fields without its tokenizer, for its methods."""
+    return SimpleNamespace(_merge_kwargs=lambda **kwargs: {"images_kwargs": {}}, **fields)
+
+
+def counted(cls: Any, height: int, width: int, **fields: Any) -> tuple[int, int]:
+    """Returns the tokens and the patches that a processor's class counts for an image."""
+    found = cls._get_num_multimodal_tokens(processor(**fields), image_sizes=[[height, width]])
+    return found["num_image_tokens"][0], found["num_image_patches"][0]
+
+
+def smart_resize(module: str, name: str, patch: int, least: int, most: int) -> Callable[[int, int], Measured]:
+    cls = getattr(models(module), name)
+    images = cls(size={"shortest_edge": least, "longest_edge": most}, patch_size=patch, merge_size=2)
+
+    def measure(height: int, width: int) -> Measured:
+        patches = images.get_number_of_image_patches(height, width, {})
+        return 1, patches, patches // 4
+
+    return measure
+
+
+def pixtral(height: int, width: int) -> Measured:
+    """Each line of tokens ends in a mark (`PixtralProcessor.replace_image_token`)."""
+    import numpy as np
+    from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+
+    rows, columns = get_resize_output_image_size(np.zeros((height, width, 3)), size=(1540, 1540), patch_size=(28, 28))
+    return 1, rows // 14 * (columns // 14), rows // 28 * (columns // 28 + 1)
+
+
+def llava_next(height: int, width: int) -> Measured:
+    from transformers.image_processing_utils import select_best_resolution
+    from transformers.models.llava_next.processing_llava_next import LlavaNextProcessor as Processor
+
+    points = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+    fields = SimpleNamespace(image_processor=SimpleNamespace(image_grid_pinpoints=points), patch_size=14)
+    fields.num_additional_image_tokens = 1
+    fields._get_unpadded_features = lambda *sizes: Processor._get_unpadded_features(fields, *sizes)
+    rows, columns = select_best_resolution((height, width), points)
+    tokens = Processor._get_number_of_features(fields, height, width, 336, 336) - 1  # without the class vector
+    return 1 + rows // 336 * (columns // 336), 24 * 24, tokens
+
+
+def onevision(height: int, width: int) -> Measured:
+    from transformers.image_processing_utils import select_best_resolution
+    from transformers.models.llava_onevision.processing_llava_onevision import LlavaOnevisionProcessor as Processor
+
+    points = [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)]
+    fields = SimpleNamespace(image_processor=SimpleNamespace(image_grid_pinpoints=points), num_image_tokens=729)
+    fields.vision_aspect_ratio = "anyres_max_9"
+    fields._get_unpadded_features = lambda *sizes: Processor._get_unpadded_features(fields, *sizes)
+    rows, columns = select_best_resolution((height, width), points)
+    tokens = Processor._get_number_of_features(fields, height, width, 384, 384)
+    return 1 + rows // 384 * (columns // 384), 27 * 27, tokens
+
+
+def internvl(height: int, width: int) -> Measured:
+    from transformers.models.internvl.processing_internvl import InternVLProcessor
+
+    images = models("got_ocr2").GotOcr2ImageProcessorPil(
+        size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=12
+    )
+    tokens, parts = counted(InternVLProcessor, height, width, image_processor=images, image_seq_length=256)
+    return parts, 32 * 32, tokens
+
+
+def aya(height: int, width: int) -> Measured:
+    from transformers.models.aya_vision.processing_aya_vision import AyaVisionProcessor
+
+    images = models("got_ocr2").GotOcr2ImageProcessorPil(
+        size={"height": 364, "width": 364}, crop_to_patches=True, max_patches=12
+    )
+    tokens, parts = counted(AyaVisionProcessor, height, width, image_processor=images, img_size=364, patch_size=28)
+    return parts, 26 * 26, tokens
+
+
+def idefics3(height: int, width: int) -> Measured:
+    from transformers.models.idefics3.processing_idefics3 import Idefics3Processor
+
+    images = models("idefics3").Idefics3ImageProcessorPil(
+        size={"longest_edge": 1456}, max_image_size={"longest_edge": 364}, do_image_splitting=True
+    )
+
+    def line_ends_are_one_token(text: str, **kwargs: Any) -> dict[str, list[int]]:
+        return {"input_ids": [0]}
+
+    tokens, parts = counted(
+        Idefics3Processor,
+        height,
+        width,
+        image_processor=images,
+        image_seq_len=169,
+        tokenizer=line_ends_are_one_token,
+    )
+    return max(parts, 1), 26 * 26, tokens
+
+
+def gemma4(height: int, width: int) -> Measured:
+    from transformers.models.gemma4.image_processing_pil_gemma4 import get_aspect_ratio_preserving_size
+
+    rows, columns = get_aspect_ratio_preserving_size(height, width, 16, 280 * 9, 3)
+    return 1, 280 * 9, rows // 48 * (columns // 48) + 2
+
+
+@lru_cache(maxsize=1)
+def llama4_functions() -> dict[str, Any]:
+    """The functions of Llama 4's processor that choose its tiles. Its module needs torchvision, they do not."""
+    path = Path(transformers.__file__).parent / "models/llama4/image_processing_llama4.py"
+    names = {"get_factors", "find_supported_resolutions", "get_best_fit"}
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree.body = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name in names]
+    scope: dict[str, Any] = {
+        "torch": torch, "math": math, "defaultdict": defaultdict, "lru_cache": lru_cache, "SizeDict": Any
+    }  # fmt: skip
+    exec(compile(tree, str(path), "exec"), scope)
+    return scope
+
+
+def llama4(height: int, width: int) -> Measured:
+    functions = llama4_functions()
+    resolutions = torch.tensor(functions["find_supported_resolutions"](16, Size(336, 336)))
+    target = functions["get_best_fit"]((height, width), resolutions)
+    down, across = (int(side) // 336 for side in target)
+    from transformers.models.llama4.processing_llama4 import Llama4Processor
+
+    text = Llama4Processor._prompt_split_image(SimpleNamespace(), (down, across), 144)
+    return down * across + (down * across > 1), 24 * 24, text.count("<|")
+
+
+QWEN, GLM = (56 * 56, 3584 * 3584), (112 * 112, 9_633_792)
+LLAVA_NEXT = [[336, 672], [672, 336], [672, 672], [1008, 336], [336, 1008]]
+ONEVISION = [[384 * down, 384 * across] for down in range(1, 7) for across in range(1, 7)]
+CASES: dict[str, tuple[dict[str, Any], int, Callable[[int, int], Measured]]] = {
+    "qwen2_5_vl": (
+        {"type": "smart_resize", "merge": 2, "min_pixels": QWEN[0], "max_pixels": QWEN[1]},
+        14,
+        smart_resize("qwen2_vl", "Qwen2VLImageProcessorPil", 14, *QWEN),
+    ),
+    "qwen3_vl": (
+        {"type": "smart_resize", "merge": 2, "min_pixels": 65536, "max_pixels": 2**20},
+        16,
+        smart_resize("qwen2_vl", "Qwen2VLImageProcessorPil", 16, 65536, 2**20),
+    ),
+    "glm4v": (
+        {"type": "smart_resize", "merge": 2, "min_pixels": GLM[0], "max_pixels": GLM[1], "frames": 2, "enlarge": True},
+        14,
+        smart_resize("glm4v", "Glm4vImageProcessorPil", 14, *GLM),
+    ),
+    "mistral3": ({"type": "longest_edge", "size": 1540, "merge": 2}, 14, pixtral),
+    "llava_next": ({"type": "pinpoints", "size": 336, "resolutions": LLAVA_NEXT}, 14, llava_next),
+    "llava_onevision": (
+        {"type": "pinpoints", "size": 384, "resolutions": ONEVISION, "most_tiles": 9, "several_whole": True},
+        14,
+        onevision,
+    ),
+    "internvl": ({"type": "tiles", "size": 448, "max_tiles": 12, "tokens": 256, "marks": 2}, 14, internvl),
+    "aya_vision": (
+        {"type": "tiles", "size": 364, "max_tiles": 12, "tokens": 169, "tile_marks": 1, "marks": 2},
+        14,
+        aya,
+    ),
+    "idefics3": ({"type": "split", "size": 364, "longest_edge": 1456, "tokens": 169}, 14, idefics3),
+    "gemma4": ({"type": "budget", "max_tokens": 280, "merge": 3, "marks": 2}, 16, gemma4),
+    "llama4": ({"type": "canvas", "size": 336, "max_tiles": 16, "tokens": 144}, 14, llama4),
+}
+RULES: TypeAdapter[Any] = TypeAdapter(ImageInput)
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_an_image_is_cut_as_the_processor_cuts_it(kind: str) -> None:
+    table, patch_size, measure = CASES[kind]
+    rule = RULES.validate_python(table)
+    for height, width in SIZES:
+        encoded = rule.encode(height, width, patch_size)
+        found = encoded.parts, encoded.rows * encoded.columns, encoded.tokens
+        assert found == measure(height, width), (height, width)
+
+
+def test_every_rule_is_compared_with_a_processor() -> None:
+    """`fixed` makes one square of every image, so there is nothing to compare."""
+    assert {table["type"] for table, *_ in CASES.values()} == IMAGE_RULES.homes.keys() - {"fixed"}
+
+
+def test_a_square_has_the_patches_of_its_side() -> None:
+    """896 / 14 = 64 patches a side; Gemma 3 writes two line ends, a start and an end around 256 embeddings."""
+    encoded = RULES.validate_python({"size": 896, "tokens": 256, "marks": 4}).encode(10, 2000, 14)
+    assert (encoded.parts, encoded.rows, encoded.columns, encoded.tokens) == (1, 64, 64, 260)
+
+
+def test_several_images_of_llava_onevision_are_read_whole() -> None:
+    rule = RULES.validate_python(CASES["llava_onevision"][0])
+    assert rule.among_several().encode(768, 1024, 14).tokens == 729 + 1
+    assert rule.encode(768, 1024, 14).parts == 7
+
+
+@pytest.mark.parametrize("seconds", [0.02, 0.5, 1, 7.13, 29.99, 30])
+def test_audio_of_qwen2_audio_is_cut_as_its_processor_cuts_it(seconds: float) -> None:
+    import numpy as np
+
+    extractor = transformers.WhisperFeatureExtractor(feature_size=8)
+    signal = np.zeros(round(seconds * 16_000), np.float32)
+    features = extractor(
+        signal, sampling_rate=16_000, return_attention_mask=True, padding="max_length", return_tensors="np"
+    )
+    frames = int(features["attention_mask"].sum())
+    encoded = Clips(merge=2).encode(seconds)
+    assert encoded.tokens == max(1, (((frames - 1) // 2 + 1) - 2) // 2 + 1)
+    assert (encoded.parts, encoded.rows) == (1, features["input_features"].shape[-1])
+
+
+@pytest.mark.parametrize(("seconds", "clips"), [(1, 1), (30, 1), (30.5, 2), (95, 4)])
+def test_audio_of_voxtral_is_padded_to_clips(seconds: float, clips: int) -> None:
+    """A clip of 30 s is 3,000 frames, 1,500 positions and 375 tokens."""
+    encoded = Clips(merge=4, padded=True, several=True).encode(seconds)
+    assert (encoded.parts, encoded.rows, encoded.tokens) == (clips, 3000, 375 * clips)
+
+
+def test_longer_audio_than_a_clip_is_refused() -> None:
+    with pytest.raises(InputError, match="--audio 31: the model reads one clip of at most 30 seconds"):
+        Clips(merge=2).encode(31)
+
+
+def test_an_image_that_is_too_flat_is_refused() -> None:
+    table, patch_size, _ = CASES["qwen2_5_vl"]
+    with pytest.raises(InputError, match="sides differ by a factor of at most 200"):
+        RULES.validate_python(table).encode(10, 2100, patch_size)
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"type": "smart_resize", "merge": 2, "min_pixels": 9, "max_pixels": 4}, "min_pixels"),
+        ({"type": "tiles", "size": 4, "min_tiles": 3, "max_tiles": 2, "tokens": 1}, "min_tiles"),
+    ],
+)
+def test_rules_that_cannot_be(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        RULES.validate_python(table)
