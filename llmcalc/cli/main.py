@@ -209,8 +209,7 @@ OTHER_NAMES = {
 
 def _options(context: Any) -> set[str]:
     """The options of the command that was called."""
-    parameters = context.command.params if context is not None else ()
-    return {name for parameter in parameters for name in parameter.opts}
+    return {name for parameter in context.command.params for name in parameter.opts}
 
 
 def _is_model(word: str) -> bool:
@@ -225,7 +224,7 @@ def _usage(error: Any) -> str:
     context = getattr(error, "ctx", None)
     where = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
-    if parameter is None:
+    if parameter is None and context is not None:
         typed, known = getattr(error, "option_name", None), _options(context)
         option = OTHER_NAMES.get(typed or "", "")
         if option.partition(" ")[0] in known:
@@ -234,6 +233,7 @@ def _usage(error: Any) -> str:
             parameter.param_type_name == "argument" for parameter in context.command.params
         ):
             message = f"No such option: {typed}; expected the model without it: {context.command_path} llama3-8b"
+    if parameter is None:
         return f"{message}{where}"
     from .options import typed_name
 

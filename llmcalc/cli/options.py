@@ -80,7 +80,8 @@ Overrides: TypeAlias = Annotated[
 def typed_name(option: Any) -> str:
     """The name of an option as it stands on the command line; its longest one if none does."""
     words = {word.partition("=")[0] for word in sys.argv[1:]}
-    return next((name for name in option.opts if name in words), max(option.opts, key=len))
+    names: list[str] = option.opts
+    return next((name for name in names if name in words), max(names, key=len))
 
 
 def _cache_option(metavar: str, known: Callable[[str], str], text: str) -> Any:

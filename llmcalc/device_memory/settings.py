@@ -388,7 +388,7 @@ class Settings:
     base: Annotated[
         Base | None,
         Setting(
-            "With --lora-rank: none, nf4 (QLoRA), nf4-dq or int8. How frozen matrices of the layers are stored.",
+            "With --lora-rank: none, nf4, nf4-dq or int8. How frozen matrices of the layers are stored.",
             "Low-rank adapters",
             "none",
             TRAINING,

@@ -118,7 +118,13 @@ def litgpt_run(row: Row) -> Training:
         batch=row["micro_batch"],
         seq=row["seq_len"],
         choices=Choices(
-            attention="flash", multiprocessors=132, norm=norm, cross_entropy="split", loss_chunk=128, keeps_logits=True
+            attention="flash",
+            norm=norm,
+            cross_entropy="split",
+            loss_chunk=128,
+            keeps_logits=True,
+            gelu_by_steps=False,
+            multiprocessors=132,
         ),
         adapters=Adapters(
             8,
@@ -159,7 +165,9 @@ def torchtune_run(row: Row) -> Training:
         batch=row["micro_batch"],
         seq=row["seq_len"],
         implementation="fused",
-        choices=Choices(attention="flash", compiled=True, cross_entropy="split", multiprocessors=132),
+        choices=Choices(
+            attention="flash", compiled=True, cross_entropy="split", gelu_by_steps=False, multiprocessors=132
+        ),
     )
     if row["techniques"] == "+chunked CE":
         return whole
