@@ -145,7 +145,7 @@ class Memory:
             return []
         from .encoders import encoder_peaks
 
-        choices = replace(kernel_choices(self.settings, attention), attention=attention)
+        choices = replace(kernel_choices(self.settings, self.spec, attention), attention=attention)
         return encoder_peaks(self.spec, inputs, activation_format(self.states), choices)
 
     def training(self, runtime: Runtime | None = None) -> Training:

@@ -154,15 +154,16 @@ def serve_study(
             f"--hardware {hardware.name or hardware.title}: {record.title} does not run on it; expected a GPU of "
             f"{' or '.join(record.vendors)}"
         )
-    if options.input + options.output > LARGEST:
-        total = options.input + options.output
-        raise InputError(f"--input, --output: {total:,} tokens of a request are too many; expected at most {LARGEST:,}")
     hit = 0.0 if options.prefix_hit is None else share_of("--prefix-hit", options.prefix_hit)
     if trace is not None:
         trace = replace(trace, cached_share=hit)
     input, output = (options.input, options.output) if trace is None else (trace.mean_input, trace.mean_output)
     assert input is not None
     assert output is not None
+    if input + output > LARGEST:
+        raise InputError(
+            f"--input, --output: {input + output:,} tokens of a request are too many; expected at most {LARGEST:,}"
+        )
     requests = Requests(input, output, int(hit * input))
     limits = Limits(
         options.concurrency,

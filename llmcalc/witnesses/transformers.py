@@ -91,7 +91,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
     require_library_class(config)
     quirks = quirks_of(config)
     config_object = transformers.AutoConfig.for_model(
-        witness_of(config["model_type"]), **fields_of(config) | quirks.counted_as
+        witness_of(config["model_type"]), **{**fields_of(config), **quirks.counted_as}
     )
     config_object._attn_implementation = "eager"
     config_object._experts_implementation = (
