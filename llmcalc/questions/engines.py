@@ -201,7 +201,7 @@ def ask_engine_fit(
     changes: list[Change] = []
     if question.hardware is not None:
         hardware = options[0].hardware
-        used = flags_on(hardware)
+        used = {**flags_on(hardware), **options[0].flags}
         unchanged = record.memory_on(question.preset, hardware, version, used)
         changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, used)]
         use = EngineUse(

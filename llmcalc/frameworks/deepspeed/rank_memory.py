@@ -80,9 +80,15 @@ def replicated_run(
     """Creates the run of a rank in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
     if training.dtype == "float32":
         return ReplicatedRun(spec, training, settings, ranks, workspace, meter)
-    if settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam:
+    if updates_flat_copy(training, settings):
         return FlatCopyRun(spec, training, settings, ranks, workspace, meter)
     return ReplicatedRun(spec, replace(training, master=True), settings, ranks, workspace, meter)
+
+
+def updates_flat_copy(training: Training, settings: DeepSpeedSettings) -> bool:
+    """Whether DeepSpeed's fused Adam updates one flat copy of the weights: stage 0 with 16-bit weights."""
+    own_adam = settings.optimizer.lower() in OWN_ADAM and not settings.torch_adam
+    return settings.stage == 0 and training.dtype != "float32" and own_adam
 
 
 def cast_adapters(training: Training) -> Training:
@@ -139,7 +145,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
         option = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     replayed, host = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
-    return replace(summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings)), host=host)
+    return replace(summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings, training)), host=host)
 
 
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:
@@ -160,7 +166,7 @@ def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSet
     return settings
 
 
-def tensor_status(settings: DeepSpeedSettings) -> Term:
+def tensor_status(settings: DeepSpeedSettings, training: Training) -> Term:
     """Returns the verification status of the tensors, which tests compare with real DeepSpeed processes.
 
     Not replayed: on a GPU, a tensor that another stream reads is freed after that stream has read it.
@@ -168,6 +174,8 @@ def tensor_status(settings: DeepSpeedSettings) -> Term:
     witness = "deepspeed's own processes on the CPU: every storage"
     if settings.offload_optimizer != "none" or settings.offload_param != "none":
         witness = "deepspeed's own steps on meta, with the CPU as host: every storage"
+    if updates_flat_copy(training, settings):  # it runs on a GPU alone
+        return Term("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
     if settings.overlaps:
         return Term("tensors", 0, "source", f"{witness}; streams as in deepspeed/runtime/zero", VERSIONS)
     return Term("tensors", 0, "exact", witness, VERSIONS)

@@ -54,7 +54,7 @@ def outcome(row: Row) -> Outcome:
     """A row's total over its devices, in GB, is divided by their number."""
     model, settings, devices = spec(MODELS[row["model"]]), UNDER[row["method"]], row["n_gpus"]
     found, _ = replay_zero(model, training(row), settings, devices, 0, A100)
-    answer = summarize(found, A100, layer_stacks(model), tensor_status(settings))
+    answer = summarize(found, A100, layer_stacks(model), tensor_status(settings, training(row)))
     answer = with_nccl(
         answer, Layout(dp=devices, zero=settings.stage or 0), framework("deepspeed"), A100, training(row).torch
     )
