@@ -8,6 +8,7 @@ the time until it starts:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from ..timing.device import device_of
 from ..timing.price import DECODE_ATTENTION_RATE, Formats, Line, Pricing
 from ..timing.records import FigureSource, Generation, generations
 from ..timing.stack import find_stack
-from ..timing.work import Kernel, RankPass, rank_work
+from ..timing.work import Kernel, RankPass, RankWork, rank_work
 from ..workload.workload import Phase
 
 SYMBOLS = {
@@ -78,7 +79,7 @@ def time_formulas(
 ) -> list[TimeFormula]:
     """Returns the formulas of a node's kernels.
 
-    node: the end of its path, such as `mlp.gate_proj`; None for all of the model.
+    node: its path, such as `layers.0-31.mlp`, or a part of it, such as `mlp.gate_proj`; None for all of the model.
     stack: name of the stack. phase: training, prefill or decode.
     batch, seq: sequences, and tokens of each; in decoding those in its cache.
     Raises `InputError` for a node without kernels, and for an accelerator without a bandwidth or a peak.
@@ -88,7 +89,7 @@ def time_formulas(
     rank_pass = RankPass(batch, tokens, context, phase, fused=software.fused, reduces_late=software.reduces_late)
     work = rank_work(spec, rank_pass)
     pricing = Pricing(device_of(hardware), software, Formats(), rank_pass)
-    kernels = [kernel for kernel in work.kernels if _is_below(kernel.path, node)]
+    kernels = [kernel for kernel in work.kernels if _is_below(kernel, node, work)]
     if not kernels:
         paths = sorted({kernel.path for kernel in work.kernels})
         raise InputError(
@@ -102,8 +103,20 @@ def time_formulas(
     ]
 
 
-def _is_below(path: str, node: str | None) -> bool:
-    return node is None or f".{node}." in f".{path}."
+LAYERS = re.compile(r"((?:\w+\.)?layers)\.([\d,{}-]+)((?:\..+)?)")
+"""A path with the numbers of its layers: `layers.0-31.mlp`, `decoder.layers.{1,5}`."""
+
+
+def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
+    """Whether a kernel is of a node, or of one below it."""
+    numbered = LAYERS.fullmatch(node or "")
+    if numbered is None:
+        return node is None or f".{node}." in f".{kernel.path}."
+    stack, numbers, rest = numbered.groups()
+    if kernel.layer < 0 or f".{stack}{rest}." not in f".{kernel.path}.":
+        return False
+    ranges = [(int(low), int(high or low)) for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", numbers)]
+    return any(low <= i <= high for low, high in ranges for i in work.layer_kinds[kernel.layer].indices)
 
 
 def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:

@@ -58,6 +58,22 @@ def test_a_product_by_hand(run: Any) -> None:
     assert "aiconfigurator" in formula["source"]
 
 
+@pytest.mark.parametrize(
+    ("model", "node", "same"),
+    [
+        ("llama3-8b", "layers.0-31.mlp", "layers.mlp"),
+        ("llama3-8b", "layers.7.self_attn.core", "self_attn.core"),
+        ("deepseek-v3", "layers.0-2.mlp", "layers.0-2.mlp"),
+    ],
+)
+def test_a_path_with_the_numbers_of_its_layers(model: str, node: str, same: str) -> None:
+    """As other quantities name a node; the layers of other kinds are not of it."""
+    spec, hardware = api.load(model).model, load_hardware("h100-sxm")
+    found, expected = (time_formulas(spec, name, hardware, "vllm", "decode", 1, 1024) for name in (node, same))
+    assert found == expected
+    assert {formula.repeat for formula in found} == {3 if model == "deepseek-v3" else 32}
+
+
 REFUSED = {
     "-q time": "--quantity time: of which accelerator?",
     "-q time --hardware h100 --latex": "--latex: has no form of times",

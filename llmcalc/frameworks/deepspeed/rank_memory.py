@@ -145,7 +145,9 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
         option = "--master-weights none" if memory.settings.master_weights == "none" else "--precision bf16"
         raise InputError(f"{option}: DeepSpeed's optimizer updates fp32 copies; expected fp32 master weights")
     replayed, host = replay_zero(memory.spec, training, settings, layout.dp, layout.coordinates(rank).dp, runtime)
-    return replace(summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings, training)), host=host)
+    return replace(
+        summarize(replayed, runtime, layer_stacks(memory.spec), tensor_status(settings, training)), host=host
+    )
 
 
 def settings_of(layout: Layout, own_settings: Any, version: str) -> DeepSpeedSettings:
