@@ -44,7 +44,7 @@ ANSWERED: dict[str, tuple[str, ...]] = {
 REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     "1e9 devices": (
         ("plan", "deepseek-v3", "--hardware", "h100", "--gpus", "1000000000"),
-        r"^error: --devices: 1000000000 is too large; expected at most 1048576\n$",
+        r"^error: --gpus: 1000000000 is too large; expected at most 1048576\n$",
     ),
     "1e6 ranks of a model that they do not divide": (
         ("explain", "mamba-130m", "--set", "conv_kernel=1000000", "--tp", "1000000"),

@@ -201,7 +201,8 @@ def ask_engine_fit(
     changes: list[Change] = []
     if question.hardware is not None:
         hardware = options[0].hardware
-        used = {**flags_on(hardware), **options[0].flags}
+        layout = options[0].flags if options[0].memory.devices > 1 else {}  # what a single device lacks is a change
+        used = {**flags_on(hardware), **layout}
         unchanged = record.memory_on(question.preset, hardware, version, used)
         changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, used)]
         use = EngineUse(

@@ -321,10 +321,15 @@ def test_a_memory_size_of_no_bytes_is_refused(asked):
         find_hardware(asked)
 
 
-@pytest.mark.parametrize("asked", ["24", "24 bananas", "-24GiB", "GiB", "9999999999GiB"])
+@pytest.mark.parametrize("asked", ["24 bananas", "-24GiB", "GiB", "9999999999GiB"])
 def test_what_is_neither_a_size_nor_a_name_is_told_both_forms(asked):
     with pytest.raises(InputError, match=r"no accelerator called .* a memory size such as 24GiB, or a \.toml file"):
         find_hardware(asked)
+
+
+def test_a_memory_size_without_a_unit_is_told_both_units() -> None:
+    with pytest.raises(InputError, match="24: a memory size has a unit; expected 24GB or 24GiB"):
+        find_hardware("24")
 
 
 OWN = """

@@ -53,6 +53,8 @@ class Handler(BaseHTTPRequestHandler):
         elif kind == "slowhead":
             self.wfile.write(b"HTTP/1.1 200 OK\r\n")
             self.trickle(b"X-A: b\r\n")
+        elif name not in FILES:
+            self.head(0, 404, X_Error_Code="EntryNotFound")
         else:
             self.head(len(FILES[name]))
 

@@ -219,12 +219,17 @@ def test_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "value"), [("--batch", "2"), ("--attn-implementation", "flash"), ("--recompute", "full")]
+    ("option", "value", "quantities"),
+    [
+        ("--batch", "2", "activations and time"),
+        ("--attn-implementation", "flash", "activations"),
+        ("--recompute", "full", "activations"),
+    ],
 )
-def test_options_of_activations_alone(option: str, value: str) -> None:
+def test_options_of_activations_alone(option: str, value: str, quantities: str) -> None:
     wrong = run("llama3-8b", option, value)
     assert (wrong.returncode, wrong.stdout) == (2, "")
-    assert wrong.stderr == f"error: {option}: only applies to activations; expected --quantity activations too\n"
+    assert wrong.stderr == f"error: {option}: only applies to {quantities}; expected --quantity activations too\n"
 
 
 def test_kernels_wait_until_activations_are_asked_for() -> None:

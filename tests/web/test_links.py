@@ -37,7 +37,7 @@ USUAL = {
 NAMES = {"m": "models", "ctx": "ctx", "b": "batch", "w": "weights", "kv": "kv", "on": "on", "node": "node"}
 """Field of a link → the name of what it sets in the state."""
 
-GROUPS = {"r": "run", "n": "steps", "l": "layout", "p": "plan"}
+GROUPS = {"r": "run", "n": "steps", "l": "layout", "p": "plan", "s": "serve", "c": "cost"}
 
 
 def rows() -> dict[str, list[str]]:
@@ -231,7 +231,7 @@ def test_every_field_of_a_link_is_read() -> None:
     assert {**wrong, "again": ""} == {**plain, "again": ""}
     values = {"m": "gpt2", "ctx": "1024", "b": "2", "w": "fp8", "kv": "int4", "on": "2", "node": "lm_head"}
     own = {"true": "false", "null": "3", "h100-sxm": "b200", "megatron": "torch", "adamw": "sgd", "bf16-master": "bf16"}
-    own |= {"none": "full", "default": "eager", "p2p": "a2a"}
+    own |= {"none": "full", "default": "eager", "p2p": "a2a", "1T": "2T"}
     values |= {
         name: own.get(start, str(int(start) + 1) if start.isdigit() else "") for name, (_, start) in settings().items()
     }

@@ -42,6 +42,7 @@ def _known(case: Path) -> bool:
 SHAPES = [pytest.param(config, id=name) for name, config in family_shapes()]
 
 
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # MobileBERT without further columns
 @pytest.mark.parametrize("config", SHAPES)
 def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
     spec, notes = spec_of(config), read_config(config)[1]
@@ -130,17 +131,20 @@ def test_a_wrapped_text_model_is_read_as_the_text_model(kind: str) -> None:
     assert shapes
     for shape in shapes:
         wrapper = {"model_type": kind, "architectures": ["ForConditionalGeneration"], "image_token_id": 7}
-        assert (
+        assert _without_loss(
             _text(read_config({**wrapper, family.text_section: shape})[0])
-            == read_config({**family.filled, **shape, **never})[0]
-        )
+        ) == _without_loss(read_config({**family.filled, **shape, **never})[0])
         if "tie_word_embeddings" in shape and family.ties == "wrapper":
             untold = {k: v for k, v in shape.items() if k not in ("model_type", "tie_word_embeddings")}
             outer = {**wrapper, "tie_word_embeddings": shape["tie_word_embeddings"]}
-            assert (
+            assert _without_loss(
                 _text(read_config({**outer, family.text_section: untold})[0])
-                == read_config({**family.filled, **shape})[0]
-            )
+            ) == _without_loss(read_config({**family.filled, **shape})[0])
+
+
+def _without_loss(table: dict[str, Any]) -> dict[str, Any]:
+    """Returns a model without the format of its loss, which is that of the wrapper's class or of the text model's."""
+    return {**table, "head": {name: value for name, value in table["head"].items() if name != "float32_loss"}}
 
 
 OF_NO_CLASS: dict[str, tuple[Any, ...]] = {
