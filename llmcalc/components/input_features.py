@@ -26,18 +26,20 @@ class InputFeatures(StackPart):
     """Tables of further features, and the projection of all embeddings of a token together.
 
     vocab_sizes: the number of rows of each table.
-    sizes: the width of each table.
+    embedding_sizes: the width of each table.
     """
 
     kind: ClassVar[str] = "embedding"
 
     vocab_sizes: tuple[Size, ...] = Field(max_length=16)
-    sizes: tuple[Size, ...] = Field(max_length=16)
+    embedding_sizes: tuple[Size, ...] = Field(max_length=16)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if len(self.sizes) != len(self.vocab_sizes):
-            raise ValueError(f"sizes: {len(self.sizes)} of them; expected {len(self.vocab_sizes)}, one for each table")
+        if len(self.embedding_sizes) != len(self.vocab_sizes):
+            raise ValueError(
+                f"embedding_sizes: has {len(self.embedding_sizes)}; expected one for each of {len(self.vocab_sizes)} tables"
+            )
         return self
 
     def source(self) -> str:
@@ -46,7 +48,7 @@ class InputFeatures(StackPart):
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the projection of the joined embeddings. x: the token embeddings."""
         rows = [x]
-        for i, (vocab, size) in enumerate(zip(self.vocab_sizes, self.sizes, strict=True)):
+        for i, (vocab, size) in enumerate(zip(self.vocab_sizes, self.embedding_sizes, strict=True)):
             name = f"feature{i}"
             row, _ = f.table(f"embed_{i}", Axis("types", vocab), Axis(name, size), of=x.rows, kind=self.kind)
             rows.append(row)
@@ -60,7 +62,7 @@ class InputFeatures(StackPart):
 
     @classmethod
     def examples(cls) -> list[Self]:
-        return [cls(vocab_sizes=(7, 3), sizes=(5, 6)), cls(vocab_sizes=(), sizes=())]
+        return [cls(vocab_sizes=(7, 3), embedding_sizes=(5, 6)), cls(vocab_sizes=(), embedding_sizes=())]
 
 
 @cache
@@ -73,10 +75,10 @@ def _reference() -> type[nn.Module]:
 
         def __init__(self, spec: InputFeatures, width: int) -> None:
             super().__init__()
-            self.tables = len(spec.sizes)
-            for i, (vocab, size) in enumerate(zip(spec.vocab_sizes, spec.sizes, strict=True)):
+            self.tables = len(spec.embedding_sizes)
+            for i, (vocab, size) in enumerate(zip(spec.vocab_sizes, spec.embedding_sizes, strict=True)):
                 self.add_module(f"embed_{i}", nn.Embedding(vocab, size))
-            self.proj = nn.Linear(width + sum(spec.sizes), width)
+            self.proj = nn.Linear(width + sum(spec.embedding_sizes), width)
 
         def forward(self, x: Tensor) -> Tensor:
             ids = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .base import Component, Part
 
 if TYPE_CHECKING:
     from ..flow.tree import Role
-    from .stack import Stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,14 +16,14 @@ class ModelOutput:
     """A model's output, for checks that depend on the model around a part.
 
     kind: the model's stacks, `decoder`, `encoder` or `encoder-decoder`.
-    stack: the stack that computes the output.
+    stack: the `Stack` that computes the output.
     hidden_size: the width of the output.
     head: the model's head.
     embedding_size: the width of the embedding; None where it equals hidden_size.
     """
 
     kind: str
-    stack: Stack
+    stack: Any
     hidden_size: int
     head: Part
     embedding_size: int | None

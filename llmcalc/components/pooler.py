@@ -15,13 +15,11 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import SEQUENCES, Rows
-from .base import BY_TORCH, Context, Flag, Labels
+from .base import BY_TORCH, Component, Context, Flag, Labels
 from .output import OutputPart
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-
-    from .stack import Stack
 
 
 class Pooler(OutputPart):
@@ -47,7 +45,7 @@ class Pooler(OutputPart):
     def source(self) -> str:
         return "Devlin et al. 2019"
 
-    def flow(self, f: Flow, x: Value, stack: Stack | None = None, rows: Rows = SEQUENCES) -> Value:
+    def flow(self, f: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
         """Records the pooler and returns the vector of each sequence. x: the hidden states. rows: one per sequence."""
         pooled = x.seen(*x.axes, rows=rows)
         if self.dense:
@@ -56,7 +54,7 @@ class Pooler(OutputPart):
             f.linear("out_proj", pooled, Axis("labels", self.num_labels), bias=True)
         return pooled
 
-    def reference(self, context: Context, stack: Stack | None = None) -> nn.Module:
+    def reference(self, context: Context, stack: Component | None = None) -> nn.Module:
         """Builds the pooler: hidden states [batch, tokens, hidden] → (vector [batch, 1, hidden], scores or vector)."""
         return _reference()(self, context.hidden_size)
 

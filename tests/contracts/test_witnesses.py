@@ -239,6 +239,9 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
 }
 """Run → what is known by its source now, each with the reason."""
 
+RULES = (*("budget", "canvas", "clips", "fixed", "longest_edge", "pinpoints", "smart_resize", "split", "tiles"),)
+TOKENS_ALONE = "it says how many patches and tokens there are, and holds no memory"
+
 NOT_KNOWN: Mapping[str, str] = {
     "part latent under megatron": "its experts of a latent width are in no published run",
     "optimizer sgd under megatron": "no published run has it",
@@ -255,6 +258,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "part input_features": "new: embeddings that are joined were not compared",
     "part subsampling": "new: its gated convolutions were not compared",
     "part waveform": "new: convolutions with strides over samples were not compared",
+    **{f"rule of a processor {name}": TOKENS_ALONE for name in RULES},
     "part gate": "new: one of its forms, a bias of each head, was not compared",
 }
 """What is untested now, each with the reason: it was called `source` before."""

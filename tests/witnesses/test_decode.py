@@ -112,7 +112,18 @@ READS_VALUES = frozenset({"granite4_vision_text", "granite_docling_text"})
 """Model types whose class reads values of tensors where it puts images in, which meta has not."""
 ENCODERS = {
     *("albert", "camembert", "deberta", "deberta-v2", "distilbert", "electra", "esm", "esmc", "eurobert", "flaubert"),
-    *("fnet", "gte", "ibert", "jina_embeddings_v3", "layoutlm", "longformer", "luke", "mobilebert", "modernbert", "mpnet"),
+    *(
+        "fnet",
+        "gte",
+        "ibert",
+        "jina_embeddings_v3",
+        "layoutlm",
+        "longformer",
+        "luke",
+        "mobilebert",
+        "modernbert",
+        "mpnet",
+    ),
     *("nomic_bert", "squeezebert", "tapas", "ultrabert", "xlm", "xlm-roberta", "xlnet"),
 }
 """Families of encoder-only models or classifiers, which do not decode."""

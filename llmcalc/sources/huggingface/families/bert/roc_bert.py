@@ -26,7 +26,7 @@ def _roc_bert(config: Config) -> Table:
     stack = table["encoder"] if "encoder" in table else table["decoder"]
     stack["input_features"] = {
         "vocab_sizes": [config.size(f"{name}_vocab_size") for name in FEATURES],
-        "sizes": [config.size(f"{name}_embed_dim") for name in FEATURES],
+        "embedding_sizes": [config.size(f"{name}_embed_dim") for name in FEATURES],
     }
     return table
 
@@ -34,7 +34,7 @@ def _roc_bert(config: Config) -> Table:
 def _feature_writes(index: int, name: str) -> Writes:
     return {
         f"{name}_vocab_size": lambda s: s.first.input_features.vocab_sizes[index],
-        f"{name}_embed_dim": lambda s: s.first.input_features.sizes[index],
+        f"{name}_embed_dim": lambda s: s.first.input_features.embedding_sizes[index],
     }
 
 
