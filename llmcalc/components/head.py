@@ -220,7 +220,8 @@ def _reference() -> Callable[..., nn.Module]:
             x = activate(self.act, self.dense(x))
             x = self.norm(x) if hasattr(self, "norm") else x
             if hasattr(self, "more_columns"):
-                both: Tensor = self.decoder(x[..., : self.embedded]) + self.more_columns(x[..., self.embedded :])
+                embedded, rest = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
+                both: Tensor = self.decoder(embedded) + self.more_columns(rest)
                 return both
             logits: Tensor = self.decoder(x)
             return logits
