@@ -159,7 +159,6 @@ def test_the_cpu_allocates_what_is_counted_of_adapters_and_autocast(training: st
 
 OTHER_KERNELS = {
     "bottleneck": "MobileBERT's reference cuts neighbouring embeddings out of one padded copy; the replay joins them",
-    "grouped_projections": "the reference has no mask, which the replay makes",
     "input_features": "the reference makes the ids of further features, which the class is called with",
     "subsampling": "the reference runs a GLU as one kernel, and the replay a sigmoid and a product",
     "waveform": "the reference has a group norm over the whole sound, which the replay runs as a layer norm",
@@ -213,7 +212,6 @@ def test_gradients_of_tied_embeddings(file: str, choose: Callable[..., Iterable[
     ("name", "part"),
     [
         ("MobileBertModel-mobilebert-0", "bottleneck"),
-        ("SqueezeBertModel-squeezebert-0", "grouped_projections"),
         ("RoCBertModel-roc_bert-0", "input_features"),
         ("Speech2TextModel-speech_to_text-0", "subsampling"),
         ("MoonshineModel-moonshine-0", "waveform"),
