@@ -218,7 +218,7 @@ def test_gradients_of_tied_embeddings(file: str, choose: Callable[..., Iterable[
     ],
 )
 def test_what_is_not_compared_differs(name: str, part: str) -> None:
-    """A part whose reference and replay agree is compared, and states a witness."""
+    """A part whose reference and replay come to agree leaves `OTHER_KERNELS`, and its models are compared."""
     model = spec(name)
     statuses = {one.name: one.status for one in evidence_of_parts(model)}
     assert (statuses[part], part in OTHER_KERNELS) == ("untested", True)
