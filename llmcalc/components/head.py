@@ -104,7 +104,9 @@ class LMHead(Component):
             f.hold(x=x)
         y = f.act(f.linear("dense", x, *dense_axes, bias=change.bias, rows=LOGITS), change.hidden_act)
         f.hold(x=y)
-        y = y if change.norm is None else f.norm("norm", y, change.norm)
+        if change.norm is not None:
+            y = f.norm("norm", y, change.norm)
+            f.hold(x=y)
         if not self.more_columns:
             return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
         first = x.axes if width is None else (width,)
@@ -218,7 +220,8 @@ def _reference() -> Callable[..., nn.Module]:
             x = activate(self.act, self.dense(x))
             x = self.norm(x) if hasattr(self, "norm") else x
             if hasattr(self, "more_columns"):
-                both: Tensor = self.decoder(x[..., : self.embedded]) + self.more_columns(x[..., self.embedded :])
+                embedded, rest = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
+                both: Tensor = self.decoder(embedded) + self.more_columns(rest)
                 return both
             logits: Tensor = self.decoder(x)
             return logits

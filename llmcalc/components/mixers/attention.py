@@ -278,7 +278,8 @@ class Attention(TokenMixer):
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         q = self._normed_and_rotated(f, _projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
         for name in self.idle_projections:
-            f.linear(name, x, heads, dim, bias=self.q_bias, role="idle")
+            with f.scope(name, role="idle"):
+                f.linear("", x, heads, dim, bias=self.q_bias)
         kv_input = x if memory is None else memory
         keys, values = self._keys_and_values(f, kv_input, kv_heads, dim, size, memory is not None, adapter, value_input)
         if memory is None:

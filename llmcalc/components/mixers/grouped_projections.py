@@ -18,7 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ..base import Context, Heads, HeadSizes, Network, Standing, TokenMixer, Unscalable, Width
 from ..networks.feed_forward import Activation, activate
-from ..runtime import Run, apply_dropout
+from ..runtime import Run, apply_dropout, attention_mask
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -164,8 +164,9 @@ def _attention() -> type[nn.Module]:
     class Core(nn.Module):
         """softmax(q·kᵀ / √d)·v. q, k, v: [batch, heads, tokens, d] → same shape."""
 
-        def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+            scores = scores.masked_fill(~mask, float("-inf"))
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class GroupedProjectionReference(nn.Module):
@@ -185,7 +186,9 @@ def _attention() -> type[nn.Module]:
                 _applied(projection, x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                 for projection in (self.q_proj, self.k_proj, self.v_proj)
             )
-            return _applied(self.o_proj, self.core(q, k, v).transpose(1, 2).flatten(2))
+            tokens = x.shape[1]
+            mask = attention_mask(run, run.past + tokens, tokens, tokens, x.device, causal=False)
+            return _applied(self.o_proj, self.core(q, k, v, mask).transpose(1, 2).flatten(2))
 
     return GroupedProjectionReference
 
