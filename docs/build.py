@@ -70,15 +70,15 @@ def labels_of(source: Path) -> dict[str, str]:
 
 
 def relabelled(picture: str, labels: Mapping[str, str]) -> str:
-    """The plot with those words in the place of its own; {} stands for a number in both."""
+    """The plot with those words in the place of its own; each {} stands for a number or a name, in the same order."""
+    patterns = [(re.compile(re.escape(text).replace(r"\{\}", "(.+?)")), other) for text, other in labels.items()]
 
     def one(match: re.Match[str]) -> str:
         text = match[2].strip()
-        number = re.search(r"\d+", text)
-        other = labels.get(text)
-        if other is None and number is not None:
-            other = labels.get(f"{text[: number.start()]}{{}}{text[number.end() :]}", text).replace("{}", number[0])
-        return match[1] + (text if other is None else other)
+        for pattern, other in patterns:
+            if (found := pattern.fullmatch(text)) is not None:
+                return match[1] + other.replace("{}", "%s") % found.groups()
+        return match[1] + text
 
     return WRITTEN.sub(one, picture)
 

@@ -37,9 +37,7 @@ class InputFeatures(StackPart):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len(self.embedding_sizes) != len(self.vocab_sizes):
-            raise ValueError(
-                f"embedding_sizes: has {len(self.embedding_sizes)}; expected one for each of {len(self.vocab_sizes)} tables"
-            )
+            raise ValueError(f"embedding_sizes: expected {len(self.vocab_sizes)}, one for each table")
         return self
 
     def source(self) -> str:
