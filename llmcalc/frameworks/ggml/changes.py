@@ -30,7 +30,13 @@ def memory(server: GgmlServer) -> EngineMemory:
     return EngineMemory(**{**changed.__dict__, "assumed": assumed})
 
 
-def _holds(server: GgmlServer, buffers: Buffers) -> bool:
+def _holds(server: GgmlServer) -> bool:
+    """Whether all GPUs hold their buffers. The graphs are laid out only where tensors and caches alone leave room."""
+    placement = server.placement
+    tensors = Buffers(server.model_buffers(placement), server.cache_buffers(placement), {})
+    if any(tensors.total(device) > server.free for device in server.devices):
+        return False
+    buffers = server.buffers(placement)
     return all(buffers.total(device) <= server.free for device in server.devices)
 
 
@@ -44,8 +50,7 @@ def _smallest(server: GgmlServer, flag: str, least: int, most: int, is_growing: 
     """The value nearest to `least` (growing) or `most` with which all GPUs hold their buffers; None if none does."""
 
     def holds(value: int) -> bool:
-        changed = _fixed(server, **{flag: value})
-        return _holds(changed, changed.buffers(changed.placement))
+        return _holds(_fixed(server, **{flag: value}))
 
     good, bad = (most, least - 1) if is_growing else (least, most + 1)
     if not holds(good):
@@ -74,8 +79,7 @@ def longest_context(server: GgmlServer) -> int | None:
     steps = max(1, server.context // 256)
 
     def holds(step: int) -> bool:
-        changed = _fixed(server, ctx_size=256 * step)
-        return _holds(changed, changed.buffers(changed.placement))
+        return _holds(_fixed(server, ctx_size=256 * step))
 
     if not holds(1):
         return None
@@ -93,8 +97,7 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     small_cache = {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
     everywhere, words = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
-    fixed = _fixed(server)
-    has_room = _holds(fixed, fixed.buffers(fixed.placement))
+    has_room = _holds(_fixed(server))
     if server.micro_batch > SMALL_BATCH and not has_room:
         yield f"{words}-ub {SMALL_BATCH}", everywhere | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
@@ -139,8 +142,7 @@ def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], Eng
 
 def _placements(server: GgmlServer, split: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     trials: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
-    fixed = _fixed(server)
-    if not _holds(fixed, fixed.buffers(fixed.placement)):
+    if not _holds(_fixed(server)):
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
             trials.append(trials[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"})
         experts = fewest_host_experts(server)

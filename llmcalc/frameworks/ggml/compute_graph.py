@@ -242,11 +242,16 @@ def _allocate(
     uses: dict[int, _Use] = {}
 
     def use_of(tensor: Tensor) -> _Use:
-        return uses.setdefault(id(tensor), _Use())
+        use = uses.get(id(tensor))
+        if use is None:
+            use = uses[id(tensor)] = _Use()
+        return use
 
     def allocate(tensor: Tensor) -> None:
+        if tensor.is_external or tensor.base is not None:
+            return
         use = use_of(tensor)
-        if use.is_allocated or tensor.is_external or tensor.base is not None:
+        if use.is_allocated:
             return
         use.is_allocated = True
         if tensor.operation == "inplace":
