@@ -8,6 +8,7 @@ tensor in the best-fitting free block of its device's buffer and frees it after 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Literal, TypeAlias
 
@@ -239,13 +240,10 @@ def _allocate(
 ) -> dict[str, int]:
     """Allocates all tensors in their order, and returns how far the buffer of each device is used."""
     buffers: dict[str, _Buffer] = {}
-    uses: dict[int, _Use] = {}
+    uses = defaultdict[int, _Use](_Use)
 
     def use_of(tensor: Tensor) -> _Use:
-        use = uses.get(id(tensor))
-        if use is None:
-            use = uses[id(tensor)] = _Use()
-        return use
+        return uses[id(tensor)]
 
     def allocate(tensor: Tensor) -> None:
         if tensor.is_external or tensor.base is not None:
