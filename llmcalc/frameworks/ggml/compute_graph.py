@@ -242,21 +242,18 @@ def _allocate(
     buffers: dict[str, _Buffer] = {}
     uses = defaultdict[int, _Use](_Use)
 
-    def use_of(tensor: Tensor) -> _Use:
-        return uses[id(tensor)]
-
     def allocate(tensor: Tensor) -> None:
         if tensor.is_external or tensor.base is not None:
             return
-        use = use_of(tensor)
+        use = uses[id(tensor)]
         if use.is_allocated:
             return
         use.is_allocated = True
         if tensor.operation == "inplace":
             for parent in tensor.sources:
-                parent_use = use_of(parent)
+                parent_use = uses[id(parent)]
                 owner = parent.base or parent
-                owner_use = use_of(owner)
+                owner_use = uses[id(owner)]
                 if (
                     parent.is_external
                     or parent.layout is None
@@ -276,7 +273,7 @@ def _allocate(
         use.offset = buffer.allocate(_aligned(tensor.nbytes))
 
     def release(tensor: Tensor) -> None:
-        use = use_of(tensor)
+        use = uses[id(tensor)]
         if use.stays or tensor.is_external or not use.is_allocated:
             return
         buffers[placement[id(tensor)]].release(use.offset, _aligned(tensor.nbytes))
@@ -288,16 +285,16 @@ def _allocate(
     inputs = {id(t): t for node, _ in ordered for t in (node, *node.sources) if t.operation == "input"}
     if pipeline:
         for tensor in (*inputs.values(), *copies.values()):
-            use_of(tensor).stays = True
+            uses[id(tensor)].stays = True
             for _ in range(PIPELINE_COPIES - 1):
                 buffers.setdefault(placement[id(tensor)], _Buffer()).allocate(_aligned(tensor.nbytes))
             allocate(tensor)
     for node, copy in ordered:
         if copy is None and node.operation == "view" and node.base is not None:
-            use_of(node.base).views += 1
+            uses[id(node.base)].views += 1
     for _, read in operations:
         for source in read:
-            use_of(source).children += 1
+            uses[id(source)].children += 1
     for tensor in inputs.values():
         allocate(tensor)
     for node, read in operations:
@@ -306,12 +303,12 @@ def _allocate(
         if node not in read:
             allocate(node)
         for source in read:
-            use = use_of(source)
+            use = uses[id(source)]
             use.children -= 1
             if use.children or use.views:
                 continue
             if source.base is not None:
-                base_use = use_of(source.base)
+                base_use = uses[id(source.base)]
                 base_use.views -= 1
                 if not base_use.views and not base_use.children:
                     release(source.base)
