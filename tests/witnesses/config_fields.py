@@ -64,6 +64,7 @@ READ_BY_EVERY_CLASS = frozenset({"tie_word_embeddings"})
 COUNTED_BESIDE_THE_CLASS: dict[str, str] = {
     "num_nextn_predict_layers": "the checkpoints have multi-token-prediction modules, which the classes leave out",
     "mtp_num_hidden_layers": "the same modules under Qwen's name",
+    "use_mla": "the published class of DeepSeek-VL2 Tiny and DeepSeek-OCR reads it; the library's has latents alone",
 }
 """Field → why it counts although the class does not read it."""
 

@@ -15,7 +15,7 @@ import pytest
 from llmcalc.sources.huggingface import parts, registry
 from llmcalc.sources.huggingface.config import Config
 from llmcalc.sources.huggingface.families.llama import llama
-from llmcalc.sources.huggingface.registry import classes, family_of, model_types
+from llmcalc.sources.huggingface.registry import classes, family_of, model_types, read_config
 from tests.families import shapes_of
 from tests.witnesses.config_fields import Difference, class_reads, configs_of, differences
 
@@ -32,8 +32,13 @@ def test_fields_count_exactly_where_the_class_reads_them(share: int) -> None:
     for kind in KINDS[share::SHARES]:
         known: set[str] = set()
         found += [str(difference) for config in configs_of(kind) for difference in differences(config, known)]
-        assert known or family_of(kind).text is not None, kind
+        assert known or family_of(kind).text is not None or _leaves_an_encoder_out(kind), kind
     assert not found, "\n".join(found)
+
+
+def _leaves_an_encoder_out(kind: str) -> bool:
+    """Whether an encoder of the class is not counted, so that its fields cannot be compared (Chameleon's images)."""
+    return any("encoder is not counted" in note for config in configs_of(kind) for note in read_config(config)[1])
 
 
 @pytest.mark.exhaustive

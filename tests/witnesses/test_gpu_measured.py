@@ -76,11 +76,14 @@ def share(errors: list[Error], within: float) -> float:
 
 
 def test_requested_bytes_are_near(reference: list[Error]) -> None:
-    """At the commit that was measured 93 of 143 were equal, and of models with biases 1 MiB less for each thread."""
+    """At the commit that was measured 93 of 143 were equal, and of models with biases 1 MiB less for each thread.
+
+    Since then the reference's head of BERT gives up its input before the vocabulary, as its class does: 4 MiB less.
+    """
     requested = [error for error in reference if error.quantity == "requested_bytes"]
     assert share(requested, 0.0001) > 0.65
     assert share(requested, 0.001) > 0.94
-    assert share(requested, 0.005) == 1
+    assert share(requested, 0.007) == 1
 
 
 def test_blocks_and_segments_are_near(reference: list[Error]) -> None:

@@ -30,10 +30,12 @@ def mla(config: Config, value: int | None = None, **fields: Any) -> Table:
     }
 
 
-def routed(config: Config, shared_bias: bool = False, other_name: str = "num_local_experts", **fields: Any) -> Table:
+def routed(
+    config: Config, shared_bias: bool = False, other_names: tuple[str, ...] = ("num_local_experts",), **fields: Any
+) -> Table:
     """Returns DeepSeek's experts, with the shared experts as one FFN of their total width.
 
-    other_name: another name that the class accepts for n_routed_experts.
+    other_names: other names that the class accepts for n_routed_experts.
     """
     width, shared_count = (
         config.size("moe_intermediate_size"),
@@ -41,7 +43,7 @@ def routed(config: Config, shared_bias: bool = False, other_name: str = "num_loc
     )
     shared_expert = glu(config, shared_bias, width * shared_count) if shared_count else None
     return moe(
-        config.size("n_routed_experts", other_name),
+        config.size("n_routed_experts", *other_names),
         config.size("num_experts_per_tok"),
         glu(config, width=width),
         shared_expert,
@@ -77,7 +79,7 @@ def _deepseek_v2(config: Config) -> Table:
     names = dense_or_moe(config, config.size("num_hidden_layers"), config.count("first_k_dense_replace"))
     mixer = _without_latent(config) if config.has("use_mla") and not config.flag("use_mla") else mla(config)
     return deepseek(
-        config, mixer, routed(config, config.flag("mlp_bias"), "num_experts"), names, config.flag("mlp_bias")
+        config, mixer, routed(config, config.flag("mlp_bias"), ("num_experts",)), names, config.flag("mlp_bias")
     )
 
 

@@ -17,7 +17,7 @@ def _experts(config: Config, names: list[str]) -> Table:
     bias = config.flag("mlp_bias")
     config.size("n_shared_experts")
     mixer = attention(config, head_dim=None, **biases(config.flag("attention_bias"), *QKVO))
-    return deepseek(config, mixer, routed(config, bias), names, bias)
+    return deepseek(config, mixer, routed(config, bias, ()), names, bias)
 
 
 def _deepseek_ocr2_text(config: Config) -> Table:
@@ -34,6 +34,8 @@ def _unlimited_ocr_text(config: Config) -> Table:
     depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
     window = config.size("sliding_window")
     kinds = config.get("layer_types")
+    if kinds is not None and len(config.texts("layer_types")) != depth:
+        raise config.wrong("layer_types", kinds, f"{depth} names, one for each layer")
     if kinds is None or "reference_sliding_attention" in config.texts("layer_types"):
         config.notes.append(
             f"sliding_window: layers attend to the prompt and to the last {window} tokens after it; counted as "

@@ -21,7 +21,9 @@ def _hrm_text(config: Config) -> Table:
     if 2 * depth > MOST_KINDS or depth * cycles * (low_cycles + 1) > MOST_LAYERS:
         raise config.wrong("num_hidden_layers", depth, f"at most {MOST_KINDS // 2} layers of each stack")
     norm, bias = rmsnorm(config.number("rms_norm_eps"), weight=False), config.flag("attention_bias")
-    mixer = attention(config, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO))
+    mixer = attention(
+        config, num_key_value_heads=None, output_gate={"per": "element", "bias": bias}, **biases(bias, *QKVO)
+    )
     low, high = [f"low_{i}" for i in range(depth)], [f"high_{i}" for i in range(depth)]
     names = [*low * low_cycles, *high] * cycles
     stack = {

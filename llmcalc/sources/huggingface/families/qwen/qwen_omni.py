@@ -24,7 +24,7 @@ def _qwen3_omni_moe_text(config: Config) -> Table:
     mixer = attention(
         config, **biases(config.flag("attention_bias"), *QKVO), **qk_norm(rmsnorm(config.number("rms_norm_eps")))
     )
-    return qwen_moe(config, config.count("num_experts", "num_local_experts"), mixer, {})
+    return qwen_moe(config, config.count("num_experts"), mixer, {})
 
 
 UNTIED: dict[str, Any] = {"tie_word_embeddings": False}
