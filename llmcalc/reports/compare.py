@@ -18,11 +18,10 @@ from .document import Column, Report, Row, Table, single_or_list, with_notes_bel
 from .formats import Format
 from .formats.pipe import width_of_terminal
 from .notes import cache_per_token_note, flops_per_token_note, plural
-from .seconds import tpot_text
 from .summary import describe, model_data, norm_name, norm_place, positions, unique
 
 if TYPE_CHECKING:
-    pass
+    from ..studies.run_time import TimedRun
 
 Layout: TypeAlias = Literal["terminal", "columns", "rows"]
 """Blocks as wide as the terminal; one block of all models; a row a model."""
@@ -48,6 +47,15 @@ Line: TypeAlias = tuple[str, Callable[[Quantities], str]]
 """(heading of a row, function that writes its quantity)."""
 
 
+def _tpot(run: TimedRun | None) -> str:
+    """Returns the range of a token's time. What times a run is imported where an accelerator is named."""
+    if run is None:
+        return "–"
+    from .seconds import tpot_text
+
+    return tpot_text(run)
+
+
 class Load(NamedTuple):
     """The load under which a token is timed. hardware: title of the accelerator. users: sequences at once."""
 
@@ -69,7 +77,7 @@ class Load(NamedTuple):
     def lines(self) -> tuple[Line, ...]:
         """Returns the rows of a table with models as columns."""
         return (
-            (f"TPOT, {plural(self.users, 'user')}", lambda q: "–" if q.decoding is None else tpot_text(q.decoding)),
+            (f"TPOT, {plural(self.users, 'user')}", lambda q: _tpot(q.decoding)),
             ("  tokens/s", lambda q: "–" if q.decoding is None else f"{q.decoding.tokens_per_second:,.0f}"),
         )
 

@@ -141,7 +141,9 @@ print(json.dumps([one.__file__ for name, one in sys.modules.items() if name.star
 """
 
 
-@pytest.mark.parametrize(("call", "absent"), [("answer", "LATER CLUSTER SHAPES"), ("training", "CLUSTER SHAPES")])
+@pytest.mark.parametrize(
+    ("call", "absent"), [("answer", "LATER CLUSTER SHAPES"), ("training", "CLUSTER SHAPES"), ("shape", "LATER")]
+)
 def test_what_is_asked_first_needs_no_later_archive(call: str, absent: str) -> None:
     """In a process of its own, whose modules are those that the questions need."""
     defaults = bridge().DEFAULTS

@@ -66,7 +66,7 @@ export function check(group, name, title, changed, note) {
 
 /** The same on the command line, with a button that copies it. */
 export function line() {
-  const code = h("code", { tabindex: 0, "aria-label": "The same on the command line" });
+  const code = h("code", { tabindex: 0, role: "group", "aria-label": "The same on the command line" });
   const button = h("button", { type: "button", onclick: async () => {
     button.textContent = await navigator.clipboard.writeText(code.textContent).then(() => "Copied", () => "Not allowed");
     setTimeout(() => { button.textContent = "Copy"; }, 1500);

@@ -102,7 +102,7 @@ function paint() {
   const command = commandLine("llmcalc", "shape", target(one.model.model), "--seq", String(state.ctx), "--kv-dtype", state.kv);
   const more = h("details", { open, ontoggle: (event) => { open = event.target.open; } }, h("summary", {}, `The numbers of ${one.title} as a table`), table(one));
   const figures = [h("figure", {}), h("figure", {})];
-  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, one.table.notes[0]), ...refused, more, h("code", { class: "asked", tabindex: 0, "aria-label": "The same on the command line" }, `$ ${command}`));
+  place.replaceChildren(legend, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "shape-said" }, said), h("p", { class: "warning" }, one.table.notes[0]), ...refused, more, h("code", { class: "asked", tabindex: 0, role: "group", "aria-label": "The same on the command line" }, `$ ${command}`));
   chart(figures[0], drawn, one.band, { key: "flops_per_token", write: flops, base: 10, what: `FLOPs per token at ${tokens(state.ctx)} tokens, forward pass` });
   chart(figures[1], drawn, one.band, { key: "kv_bytes_per_token", write: bytes, base: 2, what: `KV cache per token, ${state.kv}` });
 }
