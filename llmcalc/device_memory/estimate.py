@@ -53,7 +53,7 @@ class Memory:
     published: number format of the published weights, default bfloat16.
     config: the model's `config.json`; None if it has none.
     runtime: memory of the accelerator's runtime, default that of an H100.
-    beside: bytes that another model keeps on the device, such as a draft of speculative decoding; default none.
+    other_models: bytes that another model keeps on the device, such as a draft of speculative decoding; default none.
     """
 
     spec: ModelSpec
@@ -62,7 +62,7 @@ class Memory:
     published: str = "bfloat16"
     config: Mapping[str, Any] | Checkpoint | None = None
     runtime: Runtime = HOPPER
-    beside: Sequence[UnreplayedBytes] = ()
+    other_models: Sequence[UnreplayedBytes] = ()
     _recordings: dict[Hashable, RecordedEvents] = field(default_factory=dict, repr=False, compare=False)
     _by_runtime: dict[Runtime, tuple[AttentionImplementation, DeviceMemory]] = field(
         default_factory=dict, repr=False, compare=False
@@ -101,7 +101,7 @@ class Memory:
             count.include,
             self.config,
             self.runtime,
-            self.beside,
+            self.other_models,
         )
 
     def on(self, runtime: Runtime) -> DeviceMemory:
@@ -188,7 +188,7 @@ class Memory:
         block = cache_block(settings, use)
         paged = [UnreplayedBytes("cache", use.paged(block, settings.cached(use.workload.seq)))] if block else []
         stored = [UnreplayedBytes("weights", use.weights)] if has_storage_format(use) else self._towers()
-        return [*paged, *stored, *self.beside]
+        return [*paged, *stored, *self.other_models]
 
     def _towers(self) -> list[UnreplayedBytes]:
         """Returns the bytes of included image and audio encoders, which the replay of the text model does not run."""
@@ -271,16 +271,16 @@ def memory(
     include: frozenset[str] = frozenset(),
     config: Mapping[str, Any] | Checkpoint | None = None,
     runtime: Runtime = HOPPER,
-    beside: Sequence[UnreplayedBytes] = (),
+    other_models: Sequence[UnreplayedBytes] = (),
 ) -> Memory:
     """Returns the memory of a model under these settings. The first access to `device` replays the run.
 
     published, include, config: as in `static.memory`.
     runtime: memory of the accelerator's runtime, default that of an H100 with torch's defaults.
-    beside: as in `Memory`.
+    other_models: as in `Memory`.
     Raises `InputError` for settings that contradict each other, the phase or the model.
     """
     check_layers(spec)
     spec = spec.with_dropout(settings.dropout)
     states = resident.memory(spec, settings, published, include, config)
-    return Memory(spec, settings, states, published, config, runtime, beside)
+    return Memory(spec, settings, states, published, config, runtime, other_models)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from ..costs.context_length import learned_positions, longest_sequence
 from ..errors import InputError
 from ..reports.answer import ReportedAnswer
-from ..studies.cost import Amount, Cost, RunCost
+from ..studies.cost import Cost, RunCost
+from ..timing.spread import Amount
 from ..workload.setting import declared, option
 from .durations import parse_duration
 from .runs import RunQuestion, planned_run
@@ -104,7 +105,7 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
     seconds = planned.range(chosen)
     assert seconds is not None
     assert planned.times is not None
-    step = Amount(float(seconds.estimate), float(seconds.low), float(seconds.high))
+    step = seconds.amount
     cost = Cost(step.times(steps), devices, power, price)
     return RunCost(
         cost,
@@ -212,7 +213,7 @@ def _serving(question: RunQuestion, options: CostOptions, power: float | None, p
         reasons = ", ".join(servers.why_not)
         raise InputError(f"--devices: no server of {study.hardware.title} serves these requests: {reasons}")
     point = servers.chosen.point
-    per_request = Amount(**point.end_to_end)
+    per_request = point.end_to_end
     seconds = per_request.times(options.requests / point.concurrency)
     cost = Cost(seconds, point.devices, power, price)
     server = servers.servers[servers.chosen.index]

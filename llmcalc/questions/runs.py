@@ -90,12 +90,12 @@ class RunQuestion(RunOptions):
     def on_one_device(self) -> Memory:
         """Computes the memory on one device. Raises `InputError` for contradictory settings."""
         preset, runtime = self.preset, self.runtime_on(self.hardware)
-        beside: list[UnreplayedBytes] = []
+        other_models: list[UnreplayedBytes] = []
         if self.draft is not None:
             from ..studies.draft import bytes_of_draft
 
-            beside = bytes_of_draft(self.draft, self.settings)
-        return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, beside)
+            other_models = bytes_of_draft(self.draft, self.settings)
+        return memory(preset.model, self.settings, preset.dtype, self.include, preset.checkpoint, runtime, other_models)
 
     def runtime_on(self, hardware: Hardware | None) -> Runtime:
         """Returns the CUDA runtime of the run on an accelerator; None for one that is not named."""

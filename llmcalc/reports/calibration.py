@@ -7,7 +7,7 @@ from typing import Any
 
 from .. import units
 from ..timing.calibration import Calibration, Errors
-from ..timing.spread import DIGITS
+from ..timing.spread import rounded
 from .document import Report
 from .notes import plural
 
@@ -28,13 +28,13 @@ def calibration_data(calibration: Calibration) -> dict[str, Any]:
         "before": _errors(calibration.before),
         "after": _errors(calibration.after),
         "left_out": _errors(calibration.left_out),
-        "fitted": {name: float(f"{value:.{DIGITS}g}") for name, value in asdict(calibration.fitted).items()},
+        "fitted": {name: rounded(value) for name, value in asdict(calibration.fitted).items()},
         "refused": calibration.refused or None,
     }
 
 
 def _errors(errors: Errors) -> dict[str, float | None]:
-    return {name: None if value is None else float(f"{value:.{DIGITS}g}") for name, value in asdict(errors).items()}
+    return {name: None if value is None else rounded(value) for name, value in asdict(errors).items()}
 
 
 def _notes(calibration: Calibration) -> list[str]:

@@ -7,8 +7,8 @@ from typing import Any
 from .. import units
 from ..accelerator import Hardware
 from ..sources.preset import Preset
-from ..studies.cost import NOT_COUNTED, Amount, RunCost
-from ..timing.spread import DIGITS
+from ..studies.cost import NOT_COUNTED, RunCost
+from ..timing.spread import Amount
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import plural
 from .seconds import class_text, duration
@@ -113,15 +113,6 @@ def _notes(hardware: Hardware, answer: RunCost) -> list[str]:
     return [*notes, f"not counted: {', '.join(NOT_COUNTED[kind])}"]
 
 
-def _digits(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
-
-
-def amount_data(amount: Amount | None) -> dict[str, float] | None:
-    """Returns an amount as plain data; None for one that is not known."""
-    return None if amount is None else {name: _digits(value) for name, value in amount._asdict().items()}
-
-
 def _data(preset: Preset, hardware: Hardware, answer: RunCost) -> dict[str, Any]:
     from .serve import point_data
 
@@ -136,10 +127,10 @@ def _data(preset: Preset, hardware: Hardware, answer: RunCost) -> dict[str, Any]
         "devices": answer.cost.devices,
         "tokens": answer.tokens,
         "requests": answer.requests,
-        "cost": {name: amount_data(amount) for name, amount in answer.cost.amounts.items()},
+        "cost": {name: None if amount is None else amount.data() for name, amount in answer.cost.amounts.items()},
         "steps": answer.steps,
         "step_tokens": answer.step_tokens,
-        "step": amount_data(answer.step),
+        "step": None if answer.step is None else answer.step.data(),
         "measured": answer.measured,
         "layout": layout,
         "server": None if answer.point is None else point_data(answer.point),

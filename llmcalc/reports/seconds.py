@@ -8,7 +8,7 @@ from typing import Any
 from .. import units
 from ..sources.preset import Preset
 from ..studies.run_time import BOUNDS, NOT_COUNTED, Node, TimedRun
-from ..timing.spread import DIGITS, Range
+from ..timing.spread import Range, rounded
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import as_warnings, plural, too_long
 from .share import layout_cell
@@ -98,7 +98,7 @@ def decoding_data(run: TimedRun | None) -> dict[str, Any]:
     """Returns the time of a token of every user, and the tokens/s, as plain data; null without a time."""
     return {
         "tpot": None if run is None else run.range.seconds(),
-        "tokens_per_second": None if run is None else float(f"{run.tokens_per_second:.{DIGITS}g}"),
+        "tokens_per_second": None if run is None else rounded(run.tokens_per_second),
     }
 
 

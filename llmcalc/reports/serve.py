@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import units
-from ..studies.serve_trace import LIMIT_PERCENTILE, Spread, TraceTimes
+from ..studies.serve_trace import LIMIT_PERCENTILE, TraceTimes
 from ..studies.serving import Chosen, Point, Server, Servers, ServeStudy
 from ..timing.speculation import Speculation
-from ..timing.spread import DIGITS, Range
+from ..timing.spread import Amount, Range, rounded
 from .document import Column, Report, Row, Shown, Table, text_of
 from .notes import as_warnings, plural, too_long
 from .seconds import class_text, duration, unit_of
@@ -172,7 +172,7 @@ def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
     for index in sorted(range(len(servers.servers)), key=lambda index: _order(servers, index)):
         server, times = servers.servers[index], servers.traces[index]
         seconds = [
-            Shown(spread.estimate, _spread_cell(spread))
+            Shown(spread.estimate, _range_cell(spread))
             for spread in (times.ttft[50], times.ttft[LIMIT_PERCENTILE], times.tpot[LIMIT_PERCENTILE])
         ]
         rate = times.output_tokens_per_second
@@ -200,17 +200,9 @@ def _rates(point: Point, study: ServeStudy) -> list[Any]:
     return [point.output_tokens_per_second, last]
 
 
-def _range_cell(seconds: Range) -> str:
+def _range_cell(seconds: Range | Amount) -> str:
     """Writes `0.42-12 s`, in the unit of its upper end."""
-    return _ends_cell(float(seconds.low), float(seconds.high))
-
-
-def _spread_cell(spread: Spread) -> str:
-    """Writes the range of a percentile as `_range_cell` does."""
-    return _ends_cell(spread.low, spread.high)
-
-
-def _ends_cell(low: float, high: float) -> str:
+    low, high = float(seconds.low), float(seconds.high)
     unit = unit_of(high)
     ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
     return f"{'-'.join(ends)} {unit}"
@@ -265,7 +257,7 @@ def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
     return {
         "tokens": speculation.tokens,
         "acceptance": speculation.acceptance,
-        "tokens_per_step": _digits(speculation.tokens_per_step),
+        "tokens_per_step": rounded(speculation.tokens_per_step),
     }
 
 
@@ -275,15 +267,11 @@ def point_data(point: Point) -> dict[str, Any]:
         "concurrency": point.concurrency,
         "ttft": point.ttft.seconds(),
         "tpot": point.tpot.seconds(),
-        "end_to_end": {name: _digits(value) for name, value in point.end_to_end.items()},
-        "output_tokens_per_second": _digits(point.output_tokens_per_second),
-        "per_device": _digits(point.per_device),
-        "cost_per_million": None if point.cost_per_million is None else _digits(point.cost_per_million),
+        "end_to_end": point.end_to_end.data(),
+        "output_tokens_per_second": rounded(point.output_tokens_per_second),
+        "per_device": rounded(point.per_device),
+        "cost_per_million": None if point.cost_per_million is None else rounded(point.cost_per_million),
     }
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
 
 
 def _options(server: Server) -> dict[str, Any]:
@@ -335,16 +323,13 @@ def _times_data(study: ServeStudy, server: Server, times: TraceTimes) -> dict[st
     cost = _cost(study, server, times)
     return {
         **{
-            name: {
-                f"p{percent}": {end: _digits(value) for end, value in vars(spread).items()}
-                for percent, spread in getattr(times, name).items()
-            }
+            name: {f"p{percent}": amount.data() for percent, amount in getattr(times, name).items()}
             for name in ("ttft", "tpot")
         },
-        "seconds": _digits(times.seconds),
-        "output_tokens_per_second": _digits(times.output_tokens_per_second),
-        "mean_concurrency": _digits(times.mean_concurrency),
-        "cost_per_million": None if cost is None else _digits(cost),
+        "seconds": rounded(times.seconds),
+        "output_tokens_per_second": rounded(times.output_tokens_per_second),
+        "mean_concurrency": rounded(times.mean_concurrency),
+        "cost_per_million": None if cost is None else rounded(cost),
     }
 
 

@@ -3,31 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from ..timing.spread import Range
+from ..timing.spread import Amount, Range
 
 if TYPE_CHECKING:
     from .plan import LayoutPlan
     from .serving import Point, Server
 
 SECONDS_OF_AN_HOUR, HOURS_OF_A_DAY = 3600.0, 24.0
-
-
-class Amount(NamedTuple):
-    """A quantity with its range: 80 % of comparable measured runs lie between low and high."""
-
-    estimate: float
-    low: float
-    high: float
-
-    def times(self, factor: float) -> Amount:
-        return Amount(*(factor * value for value in self))
-
-    @classmethod
-    def exactly(cls, value: float) -> Amount:
-        """A quantity that was measured, without a range."""
-        return cls(value, value, value)
 
 
 @dataclass(frozen=True)

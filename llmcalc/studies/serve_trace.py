@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
 from ..timing.batching import Replica
-from ..timing.spread import Range
+from ..timing.spread import Amount, Range
 from ..timing.trace import ServedRequest, StepSeconds, TracedRequest, serve_trace
 
 PERCENTILES = (50, 90, 99)
@@ -54,15 +54,6 @@ AnyServer = TypeVar("AnyServer", bound=Server)
 
 
 @dataclass(frozen=True)
-class Spread:
-    """Seconds of a percentile of the requests: the estimate, and the ends of its range."""
-
-    estimate: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
 class Trace:
     """Requests in the order of their arrival, and the share of each prompt that the cache has."""
 
@@ -105,8 +96,8 @@ class TraceTimes:
     mean_concurrency: requests in the server, on average over this time (Little's law).
     """
 
-    ttft: dict[int, Spread]
-    tpot: dict[int, Spread]
+    ttft: dict[int, Amount]
+    tpot: dict[int, Amount]
     seconds: float
     output_tokens_per_second: float
     mean_concurrency: float
@@ -155,17 +146,14 @@ def _tpots(run: Sequence[ServedRequest]) -> list[float]:
     return [request.tpot for request in run if request.tpot is not None]
 
 
-def _percentiles(runs: Sequence[Sequence[float]]) -> dict[int, Spread]:
-    """Each percentile of the likely run and, if they are there, of the fast and the slow one.
-
-    It is 0 where no request has such a time.
-    """
-    ordered = [sorted(run) or [0.0] for run in runs]
-    likely, low, high = ordered if len(ordered) > 1 else ordered * 3
-    return {percent: Spread(*(_at(values, percent) for values in (likely, low, high))) for percent in PERCENTILES}
+def _percentiles(runs: Sequence[Sequence[float]]) -> dict[int, Amount]:
+    """Each percentile of the likely, the fast and the slow run; 0 where no request has such a time."""
+    return {percent: Amount(*(_at(run, percent) for run in runs)) for percent in PERCENTILES}
 
 
-def _at(ordered: Sequence[float], percent: int) -> float:
+def _at(seconds: Sequence[float], percent: int) -> float:
+    """A percentile of the requests' seconds; 0 without any."""
+    ordered = sorted(seconds) or [0.0]
     return ordered[min(len(ordered) - 1, len(ordered) * percent // 100)]
 
 
@@ -179,9 +167,7 @@ def sized_for_trace(
     steps = steps_of(server, trace)
 
     def broken(number: int) -> str:
-        run = _served(server.with_replicas(number), trace, steps, 1.0)
-        spreads = {"ttft": _percentiles([[request.ttft for request in run]]), "tpot": _percentiles([_tpots(run)])}
-        return _broken(spreads, limits)
+        return _broken(_served(server.with_replicas(number), trace, steps, 1.0), limits)
 
     low, high = 0, replicas or 1  # the former is too few
     reason = broken(high)
@@ -195,9 +181,10 @@ def sized_for_trace(
     return sized, trace_times(sized, trace, steps), reason
 
 
-def _broken(spreads: dict[str, dict[int, Spread]], limits: Limits) -> str:
+def _broken(run: Sequence[ServedRequest], limits: Limits) -> str:
     """Why the times of the requests break the limits; empty if they keep them."""
-    for name, most in (("tpot", limits.tpot), ("ttft", limits.ttft)):
-        if most is not None and spreads[name][LIMIT_PERCENTILE].estimate > most:
+    ttfts = [request.ttft for request in run]
+    for name, most, seconds in (("tpot", limits.tpot, _tpots(run)), ("ttft", limits.ttft, ttfts)):
+        if most is not None and _at(seconds, LIMIT_PERCENTILE) > most:
             return f"{name.upper()} of one request in ten above --{name}"
     return ""

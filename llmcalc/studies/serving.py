@@ -25,7 +25,7 @@ from ..timing.batching import Replica, Requests, ServedLoad
 from ..timing.device import Device
 from ..timing.records import Stack
 from ..timing.speculation import Speculation
-from ..timing.spread import Range, expected_range
+from ..timing.spread import Amount, Range, expected_range
 from .fit_serving import NODE
 from .run_time import inference_formats
 from .serve_trace import Trace, TraceTimes, sized_for_trace
@@ -161,13 +161,11 @@ class Point:
         return self.output_tokens_per_second / self.devices
 
     @property
-    def end_to_end(self) -> dict[str, float]:
+    def end_to_end(self) -> Amount:
         """Seconds of a request, with the range of its parts."""
         further = self.load.output - 1
-        return {
-            name: float(getattr(self.ttft, name) + further * getattr(self.tpot, name))
-            for name in ("estimate", "low", "high")
-        }
+        parts = zip(self.ttft.amount, self.tpot.amount, strict=True)
+        return Amount(*(ttft + further * tpot for ttft, tpot in parts))
 
 
 @dataclass(frozen=True)

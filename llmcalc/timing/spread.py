@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
@@ -80,6 +80,31 @@ def _classes() -> _Classes:
     return _Classes(**parse_toml(read_text(path), path.name))
 
 
+def rounded(value: Number) -> float:
+    """Returns a number with as many digits as are the same on every platform's floating-point library."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+class Amount(NamedTuple):
+    """A quantity with its range: 80 % of comparable measured runs lie between low and high."""
+
+    estimate: float
+    low: float
+    high: float
+
+    def times(self, factor: float) -> Amount:
+        return Amount(*(factor * value for value in self))
+
+    @classmethod
+    def exactly(cls, value: float) -> Amount:
+        """A quantity that was measured, without a range."""
+        return cls(value, value, value)
+
+    def data(self) -> dict[str, float]:
+        """The amount as plain data."""
+        return {name: rounded(value) for name, value in self._asdict().items()}
+
+
 @dataclass(frozen=True)
 class Range:
     """An estimate in seconds with its range.
@@ -96,9 +121,14 @@ class Range:
     stack: str
     tested: TestedClass | None
 
+    @property
+    def amount(self) -> Amount:
+        """The estimate and its ends without the class."""
+        return Amount(float(self.estimate), float(self.low), float(self.high))
+
     def seconds(self) -> dict[str, Any]:
-        """The range as plain data, with as many digits as are the same on every platform's floating-point library."""
-        return {name: float(f"{getattr(self, name):.{DIGITS}g}") for name in ("estimate", "low", "high")}
+        """The range as plain data."""
+        return self.amount.data()
 
     def class_data(self) -> dict[str, Any]:
         """The class as plain data."""

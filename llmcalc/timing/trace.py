@@ -55,13 +55,13 @@ class StepSeconds:
     """Seconds of the steps of a replica.
 
     token: (sequences, mean tokens in their caches) → of a step that decodes.
-    beside: the same → of what decoding adds to a step with prompts.
+    added_decoding: the same → of what decoding adds to a step with prompts.
     prompt: (tokens of prompts, mean tokens of theirs in the cache) → of a step with prompts.
     server: seconds of the server before a first token. tokens: tokens that a decoding step gives each sequence.
     """
 
     token: Seconds
-    beside: Seconds
+    added_decoding: Seconds
     prompt: Seconds
     server: float
     tokens: float = 1.0
@@ -160,7 +160,7 @@ class Batch:
                 finished, tokens, before = self._take_prompts(prompts, number if self.mixed else 0)
                 now += self.scale * self.steps.prompt(tokens, before)
                 if self.mixed and number:
-                    now += self.scale * self.steps.beside(number, context)
+                    now += self.scale * self.steps.added_decoding(number, context)
                     steps_done, context_sum = steps_done + 1, context_sum + number * self.steps.tokens
                 for index in finished:
                     first[index] = now + self.steps.server * self.scale

@@ -95,7 +95,7 @@ def test_uneven_requests_and_arrivals_wait_longer() -> None:
 
 CONSTANT = StepSeconds(
     token=lambda sequences, context: 1.0,
-    beside=lambda sequences, context: 0.25,
+    added_decoding=lambda sequences, context: 0.25,
     prompt=lambda tokens, before: tokens / 100,
     server=0.0,
 )

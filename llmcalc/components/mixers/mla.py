@@ -258,74 +258,18 @@ class MLA(TokenMixer):
 
     @classmethod
     def examples(cls) -> list[Self]:
+        sizes: dict[str, Any] = {"num_attention_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4}
+        plain: dict[str, Any] = {**sizes, "qk_nope_head_dim": 8, "v_head_dim": 6}
+        ranked: dict[str, Any] = {**sizes, "q_lora_rank": 20, "qk_nope_head_dim": 6, "v_head_dim": 8}
         return [
-            cls(num_attention_heads=4, kv_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6),
-            cls(
-                num_attention_heads=4,
-                q_lora_rank=20,
-                kv_lora_rank=12,
-                qk_nope_head_dim=6,
-                qk_rope_head_dim=4,
-                v_head_dim=8,
-                attention_bias=True,
-            ),
-            cls(
-                num_attention_heads=4,
-                kv_lora_rank=12,
-                qk_nope_head_dim=8,
-                qk_rope_head_dim=4,
-                v_head_dim=6,
-                mla_use_nope=True,
-                output_gate=OutputGate(per="head"),
-            ),
-            cls(
-                num_attention_heads=4,
-                q_lora_rank=20,
-                kv_lora_rank=12,
-                qk_nope_head_dim=6,
-                qk_rope_head_dim=4,
-                v_head_dim=8,
-                indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5),
-            ),
-            cls(
-                num_attention_heads=4,
-                kv_lora_rank=12,
-                qk_nope_head_dim=8,
-                qk_rope_head_dim=4,
-                v_head_dim=6,
-                sinks=True,
-                output_gate=OutputGate(per="element"),
-            ),
-            cls(
-                num_attention_heads=4,
-                q_lora_rank=20,
-                kv_lora_rank=12,
-                qk_nope_head_dim=6,
-                qk_rope_head_dim=4,
-                v_head_dim=8,
-                query_gate=True,
-            ),
-            cls(
-                num_attention_heads=4,
-                q_lora_rank=20,
-                kv_lora_rank=12,
-                qk_nope_head_dim=6,
-                qk_rope_head_dim=4,
-                v_head_dim=8,
-                o_bias=True,
-                norm=None,
-            ),
-            cls(
-                num_attention_heads=4,
-                q_lora_rank=20,
-                kv_lora_rank=12,
-                qk_nope_head_dim=8,
-                qk_rope_head_dim=4,
-                v_head_dim=6,
-                key_norm=True,
-                sliding_window=5,
-                output_gate=OutputGate(per="head"),
-            ),
+            cls(**plain),
+            cls(**ranked, attention_bias=True),
+            cls(**plain, mla_use_nope=True, output_gate=OutputGate(per="head")),
+            cls(**ranked, indexer=Indexer(index_n_heads=3, index_head_dim=10, index_topk=5)),
+            cls(**plain, sinks=True, output_gate=OutputGate(per="element")),
+            cls(**ranked, query_gate=True),
+            cls(**ranked, o_bias=True, norm=None),
+            cls(**plain, q_lora_rank=20, key_norm=True, sliding_window=5, output_gate=OutputGate(per="head")),
         ]
 
 

@@ -7,13 +7,10 @@ Source: deepspeed/runtime/bf16_optimizer.py of 0.19.8 (`BF16_Optimizer`).
 from __future__ import annotations
 
 from ...device_memory.optimizers.step import OptimizedParameter
-from ...device_memory.training import Training
-from ...model import ModelSpec
-from ...simulator.meter import Meter, Place
+from ...simulator.meter import Place
 from ...simulator.tensor import FLOAT32, Storage, Tensor, counted_as, empty
 from .partitions import elements, flat_size
 from .replicated import ReplicatedRun
-from .settings import DeepSpeedSettings
 
 
 class Bf16OptimizerRun(ReplicatedRun):
@@ -23,18 +20,8 @@ class Bf16OptimizerRun(ReplicatedRun):
     partition_size: elements of the rank's partition.
     """
 
-    def __init__(
-        self,
-        spec: ModelSpec,
-        training: Training,
-        settings: DeepSpeedSettings,
-        ranks: int,
-        workspace: int = 0,
-        meter: Meter | None = None,
-    ) -> None:
-        super().__init__(spec, training, settings, ranks, workspace, meter)
-        self.flat_sums: Storage | None = None
-        self.partition_size = 0
+    flat_sums: Storage | None = None
+    partition_size = 0
 
     def prepare_training(self) -> None:
         """Creates the flat weights, the rank's float32 partition and the sums (`_setup_for_real_optimizer`)."""
