@@ -62,9 +62,9 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/frameworks/fsdp2/{part}." for part in ("torchtitan_file", "torchtitan_models", "plugin")),
     *(f"llmcalc/frameworks/deepspeed/{part}." for part in ("config_file", "plugin")),
     *(f"llmcalc/studies/{part}" for part in ("fit_devices.", "fit_options.", "sweep.", "diff.", "budget")),
-    *(f"llmcalc/studies/{part}." for part in ("rollout_phases", "time_formulas")),
+    "llmcalc/studies/time_formulas.",
     *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
-    *(f"llmcalc/reports/{part}." for part in ("engine", "log", "rollout", "time_formulas")),
+    *(f"llmcalc/reports/{part}." for part in ("engine", "log", "time_formulas")),
     *(f"llmcalc/questions/{part}." for part in ("differences", "witnesses")),
     *(f"llmcalc/questions/{part}." for part in ("engines", "logs", "measured_rows", "receipts")),
     "llmcalc/presets/description.schema.",
@@ -79,7 +79,17 @@ CLUSTER = (
     *(f"llmcalc/parallel/{part}." for part in ("nearest", "schedules", "search", "weight_shards")),
     *(
         f"llmcalc/studies/{part}."
-        for part in ("cost", "decoding", "fit", "fit_serving", "plan", "run_time", "serve_trace", "serving")
+        for part in (
+            "cost",
+            "decoding",
+            "fit",
+            "fit_serving",
+            "plan",
+            "rollout_phases",
+            "run_time",
+            "serve_trace",
+            "serving",
+        )
     ),
     *(f"llmcalc/questions/{part}." for part in ("costs", "durations", "serving", "times", "traces")),
     *(
@@ -91,6 +101,7 @@ CLUSTER = (
             "formats/pipe",
             "plan",
             "ranks_answer",
+            "rollout",
             "schedule",
             "seconds",
             "serve",
