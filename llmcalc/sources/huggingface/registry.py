@@ -37,6 +37,19 @@ OTHER_NAMES = {
 }
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
 
+CODE_CLASSES = {
+    "Grok1ForCausalLM": "grok-2",
+    "JinaBert": "jina_bert",
+    "LlavaLlama": "llava_llama",
+    "LlavaMistral": "llava_mistral",
+    "LlavaMpt": "llava_mpt",
+    "LlavaQwen": "llava_qwen",
+    "LlavaGemma": "llava_gemma",
+}
+"""Start of the names of classes that are code of the model's own repository and whose published configs state the model
+type of another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
+"""
+
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
 
@@ -100,6 +113,9 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     name, model_type = architecture_of(data), data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
         return data, draft_notes
+    own = next((kind for start, kind in CODE_CLASSES.items() if name.startswith(start)), "")
+    if own and "text_config" not in data:
+        return {**data, "model_type": own}, []
     kind = kind_of_class(name) if name else ""
     if not kind:
         return data, []

@@ -1,4 +1,4 @@
-"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok-1, MiniMax-01.
+"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok, MiniMax-01.
 
 Sources: the modeling files of the models' repositories and vLLM's, in `Family.code` of each model type.
 """
@@ -116,6 +116,24 @@ def _grok(config: Config) -> Table:
     return decoder(config, block, norm)
 
 
+def _grok_2(config: Config) -> Table:
+    """Reads Grok-2: with `residual_moe` a network beside the experts, which reads the same input."""
+    norm, beside = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
+    width = config.maybe("moe_intermediate_size") or config.size("intermediate_size")
+    config.fields_read.add("intermediate_size")
+    network = {"hidden_act": "gelu_tanh", "gated": True}
+    experts = moe(
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        {**network, "intermediate_size": width},
+        {**network, "intermediate_size": config.size("intermediate_size")} if beside else None,
+    )
+    cap = config.number("attn_logit_softcapping")
+    mixer = attention(config, **({"attn_logit_softcapping": cap} if cap else {}))
+    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
+    return decoder(config, block, norm)
+
+
 def _minimax_m1(config: Config) -> Table:
     """Reads MiniMax-Text-01 and M1, which list their layers as 0, lightning attention, and 1, softmax attention."""
     config.must("postnorm", True)
@@ -186,7 +204,8 @@ FAMILIES = {
             "use_mixed_mlp_moe": False,
             "moe_topk": 1,
         },
-        ROUTING | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
+        ROUTING | {"use_rotary_pos_emb"} | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
+        aliases={"head_dim": "attention_head_dim"},
         code=f"{MLX}hunyuan.py",
     ),
     "grok-1": Family(
@@ -204,6 +223,25 @@ FAMILIES = {
             """.split()  # noqa: SIM905
         ),
         code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/grok1.py",
+    ),
+    "grok-2": Family(
+        _grok_2,
+        {
+            **COMMON,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": None,
+            "residual_moe": False,
+            "attn_logit_softcapping": 30.0,
+        },
+        frozenset(
+            """
+            attn_output_multiplier attn_temperature_len embedding_multiplier_scale final_logit_softcapping
+            global_attn_every_n merge_gate_up output_multiplier_scale replicate_embedding replicate_lm_head
+            rope_type router_logit_softcapping sliding_window_size
+            """.split()  # noqa: SIM905
+        ),
+        code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/grok.py",
     ),
     "minimax_m1": Family(
         _minimax_m1,
