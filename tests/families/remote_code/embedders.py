@@ -33,6 +33,16 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "NeoBERTForSequenceClassification": [{**NEOBERT, "num_labels": 3}],
     "LlamaBidirectionalModel": [LLAMA],
     "LlamaBidirectionalForSequenceClassification": [{**LLAMA, "num_labels": 1}],
+    "XLMRobertaModel": [
+        {
+            "model_type": "xlm_roberta_flash",
+            **SMALL,
+            "type_vocab_size": 1,
+            "lora_rank": 4,
+            "position_embedding_type": "rotary",
+            "rotary_emb_base": 20000.0,
+        }
+    ],
     "NewModel": [NEW],
     "NewForMaskedLM": [{**NEW, "type_vocab_size": 2}],
     "NewForSequenceClassification": [{**NEW, "num_labels": 1}],

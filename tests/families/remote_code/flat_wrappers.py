@@ -50,6 +50,15 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "GOTQwenForCausalLM": [{"model_type": "GOT", **SMALL, "vision_tower": "vit", "image_token_len": 256}],
     "KeyeForConditionalGeneration": [{"model_type": "Keye", **SMALL, "head_dim": 16, "vision_config": {}}],
     "KeyeVL1_5ForConditionalGeneration": [{"model_type": "KeyeVL1_5", **SMALL, "head_dim": 16, "vision_config": {}}],
+    "Videollama3Qwen2ForCausalLM": [
+        {
+            "model_type": "videollama3_qwen2",
+            **SMALL,
+            "mm_projector_type": "mlp2x_gelu",
+            "use_token_compression": True,
+            "vision_encoder_config": {"hidden_size": 24},
+        }
+    ],
     "Phi4MMForCausalLM": [
         {"model_type": "phi4mm", **SMALL, "vision_lora": {"r": 256}, "speech_lora": {"r": 320}, "audio_processor": {}}
     ],

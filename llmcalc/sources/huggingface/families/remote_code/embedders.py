@@ -1,6 +1,7 @@
 """Encoders for embeddings whose class is code of the model's own repository.
 
-Jina embeddings 2 (jina_bert), NeoBERT, Llama without a causal mask (llama_bidirec), and the first name of GTE (new).
+Jina embeddings 2 (jina_bert), NeoBERT, Llama without a causal mask (llama_bidirec), and the first
+names of GTE (new) and Jina embeddings 3 (xlm_roberta_flash).
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """
@@ -127,6 +128,20 @@ FAMILIES = {
         llama.FAMILIES["llama"].defaults,
         OLD | {"pooling", "mlp_bias"},
         code=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
+    ),
+    "xlm_roberta_flash": Family(
+        None,
+        text="jina_embeddings_v3",
+        ties="text",
+        uncounted={"lora_rank": "the adapters of rank {} for its tasks are not counted"},
+        ignored=frozenset(
+            """
+            emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
+            lora_rank matryoshka_dimensions position_embedding_type rotary_emb_base task_instructions truncate_dim
+            use_reentrant
+            """.split()  # noqa: SIM905
+        ),
+        code=f"{HUB}jinaai/xlm-roberta-flash-implementation modeling_xlm_roberta.py",
     ),
     "new": Family(
         None,

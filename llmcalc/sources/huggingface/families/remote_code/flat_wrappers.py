@@ -151,6 +151,16 @@ FAMILIES = {
         uncounted_encoders={"vision_config": "KeyeVisionModel"},
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/keye_vl1_5.py",
     ),
+    "videollama3_qwen2": Family(
+        None,
+        text="qwen2",
+        ties="text",
+        uncounted={"vision_encoder": f"{NOT_COUNTED}: {{}}"},
+        uncounted_encoders={"vision_encoder_config": "videollama3_vision_encoder"},
+        ignored=LLAVA_FIELDS
+        | frozenset({"image_size", "is_alignment", "mm_attn_implementation", "num_frames", "use_token_compression"}),
+        code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
+    ),
     "phi4mm": Family(
         None,
         text="phi4_multimodal",
