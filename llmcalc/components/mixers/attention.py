@@ -93,6 +93,7 @@ class Attention(TokenMixer):
     attention_k_eq_v: whether values are the projected keys before norm and positions, without a value projection (Gemma
         4). Keys and values are both cached. False by default.
     output_gate: the gate on the output of the heads, none by default.
+    head_norm: the norm on the output of each head, before the gate (Muse Spark); none by default.
     sub_norm: the norm on the output of all heads, before the output projection (Sub-LN: Wang 2022, arXiv:2210.06423;
         BitNet); none by default.
     v_norm: the norm on each value head, none by default.
@@ -127,6 +128,7 @@ class Attention(TokenMixer):
     sinks: Flag = False
     attention_k_eq_v: Flag = False
     output_gate: OutputGate | None = None
+    head_norm: Norm | None = None
     sub_norm: Norm | None = None
     v_norm: Norm | None = None
     kv_shared: Flag = False
@@ -305,6 +307,9 @@ class Attention(TokenMixer):
         f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
+        if self.head_norm is not None:
+            y = f.norm("head_norm", y, self.head_norm, (size,))
+            f.hold(out=y)
         if self.output_gate is not None:
             y = self.output_gate.flow(f, x, y)
             f.hold(out=y)
@@ -446,6 +451,7 @@ class Attention(TokenMixer):
             cls(num_attention_heads=4, num_key_value_heads=2, output_gate=OutputGate(per="head"), position=rope),
             cls(num_attention_heads=4, head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sub_norm=rms, position=rope),
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, head_norm=rms, position=rope),
             cls(
                 num_attention_heads=4,
                 num_key_value_heads=2,
@@ -532,6 +538,8 @@ def _reference() -> type[nn.Module]:
             self.o_proj = nn.Linear(self.heads * self.value_dim, context.output_size or width, bias=spec.o_bias)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, self.heads, self.value_dim)
+            if spec.head_norm is not None:
+                self.head_norm = norm_reference(spec.head_norm, self.value_dim)
             if spec.sub_norm is not None:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
             self.core = Core()
@@ -683,6 +691,7 @@ def _reference() -> type[nn.Module]:
             else:
                 out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
             out = out.transpose(1, 2)
+            out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):
                 out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))
             concatenated = out.flatten(2)
