@@ -50,11 +50,14 @@ REFUSED = {
     "gpt_oss",
     "jetmoe",
     "lfm2_moe",
+    "muse_spark_text",
     "nemotron_h",
     "nllb-moe",
     "switch_transformers",
 }
-"""Families for which `FP8Experts` cannot be built, at least from some of their configs."""
+"""Families for which `FP8Experts` cannot be built, at least from some of their configs, or has another width than the
+class's experts (Muse Spark).
+"""
 
 
 def shapes() -> list[Any]:
