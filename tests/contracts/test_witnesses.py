@@ -254,6 +254,7 @@ NOT_KNOWN: Mapping[str, str] = {
     "part inner_network": "new: MobileBERT's layer was not compared",
     "mixer grouped_projections": "new: convolutions of width 1 were not compared",
     "network grouped_mlp": "new: convolutions of width 1 were not compared",
+    "layer dense_residual": "new: experts that read the layer's input were not compared",
     "layer residual_gate": "new: its gates were not compared",
     "part value_convolution": "new: one filter for each head was not compared",
     "part query_rank": "new: queries of a low rank were not compared",

@@ -1,4 +1,5 @@
-"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok, MiniMax-01.
+"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok, Arctic and
+MiniMax-01.
 
 Sources: the modeling files of the models' repositories and vLLM's, in `Family.code` of each model type.
 """
@@ -116,6 +117,26 @@ def _grok(config: Config) -> Table:
     return decoder(config, block, norm)
 
 
+def _arctic(config: Config) -> Table:
+    """Reads Snowflake Arctic: every `moe_layer_frequency`-th layer has experts, with `use_residual` beside a network.
+
+    That network is as wide as the layer.
+    """
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    period, beside = config.size("moe_layer_frequency"), config.flag("use_residual")
+    names = ["moe" if (i + 1) % period == 0 else "dense" for i in range(depth)]
+    experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
+    routed: Table = {"feed_forward": experts}
+    if beside:
+        routed |= {"type": "dense_residual", "dense": glu(config, width=config.size("hidden_size"))}
+    dense = {"type": "mlp", **glu(config)}
+    block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
+    kinds: Table = {"moe": routed, "dense": {"feed_forward": dense}}
+    if {*names} == {"moe"}:
+        return decoder(config, {**block, **routed}, norm)
+    return decoder(config, {**block, "feed_forward": dense}, norm, stack=combined_kinds((names, kinds)))
+
+
 def _grok_2(config: Config) -> Table:
     """Reads Grok-2: with `residual_moe` a network beside the experts, which reads the same input."""
     norm, beside = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
@@ -223,6 +244,27 @@ FAMILIES = {
             """.split()  # noqa: SIM905
         ),
         code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/grok1.py",
+    ),
+    "arctic": Family(
+        _arctic,
+        {
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 1,
+            "moe_layer_frequency": 2,
+            "use_residual": False,
+            "tie_word_embeddings": False,
+        },
+        frozenset(
+            """
+            enable_expert_tensor_parallelism moe_eval_capacity_factor moe_min_capacity moe_token_dropping
+            moe_train_capacity_factor parallel_attn_mlp_res quantization sliding_window
+            """.split()  # noqa: SIM905
+        ),
+        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/arctic.py",
     ),
     "grok-2": Family(
         _grok_2,
