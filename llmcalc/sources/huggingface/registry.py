@@ -148,6 +148,8 @@ def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
     """
     if "text_config" in data:
         return ""
+    if data.get("model_type") == "nomic_bert" and data.get("moe_every_n_layers"):
+        return "nomic_bert_moe"
     auto_map = data.get("auto_map")
     code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
     kinds = (kind for start, kind in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)

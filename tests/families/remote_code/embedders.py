@@ -20,6 +20,17 @@ NEOBERT: dict[str, Any] = {
 LLAMA: dict[str, Any] = {"model_type": "llama_bidirec", **SMALL, "num_key_value_heads": 2, "pooling": "avg"}
 NEW: dict[str, Any] = {"model_type": "new", **SMALL, "type_vocab_size": 0, "pack_qkv": True, "rope_theta": 160000}
 
+NOMIC: dict[str, Any] = {
+    "model_type": "nomic_bert_moe",
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 4,
+    "n_inner": 48,
+    "n_positions": 64,
+    "num_experts": 4,
+}
+
 SHAPES: dict[str, list[dict[str, Any]]] = {
     "JinaBertForMaskedLM": [
         JINA,
@@ -33,6 +44,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "NeoBERTForSequenceClassification": [{**NEOBERT, "num_labels": 3}],
     "LlamaBidirectionalModel": [LLAMA],
     "LlamaBidirectionalForSequenceClassification": [{**LLAMA, "num_labels": 1}],
+    "NomicBertModel": [
+        {**NOMIC, "moe_every_n_layers": 2},
+        {**NOMIC, "moe_every_n_layers": 3, "moe_top_k": 1, "qkv_proj_bias": False, "mlp_fc1_bias": False},
+    ],
     "XLMRobertaModel": [
         {
             "model_type": "xlm_roberta_flash",

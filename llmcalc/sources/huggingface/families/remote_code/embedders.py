@@ -1,6 +1,6 @@
 """Encoders for embeddings whose class is code of the model's own repository.
 
-Jina embeddings 2 (jina_bert), NeoBERT, Llama without a causal mask (llama_bidirec), and the first
+Jina embeddings 2 (jina_bert), NeoBERT, nomic's experts, Llama without a causal mask (llama_bidirec), and the first
 names of GTE (new) and Jina embeddings 3 (xlm_roberta_flash).
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
@@ -16,12 +16,15 @@ from ...parts import (
     Table,
     attention,
     biases,
+    combined_kinds,
     encoder,
     glu,
     layernorm,
+    moe,
     pooler,
     qk_norm,
     rmsnorm,
+    rope,
     scores_sequences,
     token_types,
 )
@@ -67,6 +70,40 @@ def _neobert(config: Config) -> Table:
     block = {"attention": attention(config), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     score = {"transform": {"hidden_act": "tanh", "norm": None}}
     return encoder(config, block, {"final_norm": norm}, {"bias": True}, score)
+
+
+def _nomic_bert_moe(config: Config) -> Table:
+    """Reads nomic-embed-text-v2: BERT with rotary positions, and experts in layer 1 of `moe_every_n_layers`."""
+    config.must("activation_function", "gelu")
+    for name in ("prenorm", "causal", "parallel_block", "use_rms_norm", "expert_choice_router"):
+        config.must(name, None, False)
+    for name in ("num_shared_experts", "moe_impl"):
+        config.must(name, None, 0, "megablocks")
+    norm, depth = layernorm(config.number("layer_norm_epsilon")), config.size("num_hidden_layers")
+    width, period = config.size("intermediate_size"), config.size("moe_every_n_layers")
+    mixer = {
+        "num_attention_heads": config.size("num_attention_heads"),
+        "position": rope(config, theta_name="rotary_emb_base", share_name="rotary_emb_fraction"),
+        **biases(config.flag("qkv_proj_bias"), *QKVO),
+    }
+    dense = {
+        "type": "mlp",
+        "intermediate_size": width,
+        "hidden_act": "gelu",
+        **biases(config.flag("mlp_fc1_bias"), "up_bias"),
+        **biases(config.flag("mlp_fc2_bias"), "down_bias"),
+    }
+    experts = moe(
+        config.size("num_experts"),
+        config.size("moe_top_k"),
+        {"intermediate_size": width, "hidden_act": "gelu"},
+        output_bias=True,
+    )
+    names = ["moe" if i % period == 1 else "dense" for i in range(depth)]
+    block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "post"}
+    layers = combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
+    stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
+    return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
 
 
 def _llama_bidirec(config: Config) -> Table:
@@ -122,6 +159,46 @@ FAMILIES = {
         ),
         aliases={"rms_norm_eps": "norm_eps", "max_position_embeddings": "max_length"},
         code=f"{GITHUB}chandar-lab/NeoBERT/blob/main/src/neobert/model/model.py",
+    ),
+    "nomic_bert_moe": Family(
+        _nomic_bert_moe,
+        {
+            "activation_function": "gelu",
+            "layer_norm_epsilon": 1e-5,
+            "moe_every_n_layers": 2,
+            "num_experts": 8,
+            "moe_top_k": 2,
+            "num_shared_experts": 0,
+            "moe_impl": "megablocks",
+            "qkv_proj_bias": True,
+            "mlp_fc1_bias": True,
+            "mlp_fc2_bias": True,
+            "prenorm": False,
+            "causal": False,
+            "parallel_block": False,
+            "use_rms_norm": None,
+            "expert_choice_router": False,
+            "type_vocab_size": 1,
+            "tie_word_embeddings": True,
+        },
+        OLD
+        | frozenset(
+            """
+            dense_seq_output ffn_div fused_bias_fc fused_dropout_add_ln max_trained_positions
+            moe_normalize_expert_weights moe_resid_pdrop pad_vocab_to_multiple_of parallel_block_tied_norm
+            reorder_and_upcast_attn rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor
+            summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj use_xentropy
+            """.split()  # noqa: SIM905
+        ),
+        aliases={
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+        },
+        code=f"{HUB}nomic-ai/nomic-bert-2048 modeling_hf_nomic_bert.py",
+        dropout=BERT_DROPOUT,
     ),
     "llama_bidirec": Family(
         _llama_bidirec,
