@@ -52,15 +52,16 @@ class ValueConvolution(Part):
 def _reference() -> type[nn.Module]:
     from torch import nn
 
-    class ValueConvolutionReference(nn.Conv2d):
+    class ValueConvolutionReference(nn.Module):
         """The convolution. values: [batch, heads, tokens, size] → same shape."""
 
         def __init__(self, spec: ValueConvolution, heads: int) -> None:
+            super().__init__()
             kernel = spec.conv_kernel_size
-            super().__init__(heads, heads, (kernel, 1), padding=(kernel // 2, 0), bias=False, groups=heads)
+            self.conv = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), bias=False, groups=heads)
 
         def forward(self, values: Tensor) -> Tensor:
-            out: Tensor = super().forward(values)
+            out: Tensor = self.conv(values)
             return out
 
     return ValueConvolutionReference

@@ -30,11 +30,14 @@ def _nystromformer(config: Config) -> Table:
 def _yoso(config: Config) -> Table:
     if not config.flag("use_expectation"):
         config.notes.append("use_expectation: attention by hashes is not counted: every token attends to all")
-    return _convolving(config, "conv_window")
+    return _convolving(config, "conv_window", answers=2)
 
 
-def _convolving(config: Config, field: str) -> Table:
-    """Reads BERT with a convolution of the values, whose kernel is in that field, and no pooler."""
+def _convolving(config: Config, field: str, answers: int | None = None) -> Table:
+    """Reads BERT with a convolution of the values, whose kernel is in that field, and no pooler.
+
+    answers: scores per token of a question-answering head; by default the config's number of labels.
+    """
     block = bert_block(config)
     kernel = config.maybe(field)
     if kernel is not None:
@@ -44,7 +47,8 @@ def _convolving(config: Config, field: str) -> Table:
     rows = config.size("max_position_embeddings")
     position = {"type": "learned", "max_position_embeddings": rows, "offset": 2}
     act = bert_act(config)
-    return encoder(config, block, bert_stack(config, position), bert_head(config, act), bert_score(act))
+    stack, head = bert_stack(config, position), bert_head(config, act)
+    return encoder(config, block, stack, head, bert_score(act), answers=answers)
 
 
 def _kernel(field: str) -> Writes:
@@ -57,6 +61,8 @@ def _kernel(field: str) -> Writes:
 MODULES: Modules = {
     **BERT_MODULES,
     "value_convolution": "conv",
+    "classifier": "pre_classifier + classifier | classifier",
+    "classifier.dense": ".pre_classifier | dense",
     "value_convolution.conv": ".attention.self.conv",
 }
 
@@ -95,7 +101,7 @@ FAMILIES = {
         OLD | {"hash_code_len", "lsh_backward", "num_hash", "use_fast_hash"},
         writes=_kernel("conv_window"),
         deviations=(SECOND_BIAS,),
-        quirks=Quirks(reads_values=EVERY),
+        quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
         modules=MODULES,
         dropout=BERT_DROPOUT,
     ),
