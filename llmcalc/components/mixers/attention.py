@@ -352,6 +352,11 @@ class Attention(TokenMixer):
             f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
+        y = self._normed_and_gated(f, x, y, size)
+        return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
+
+    def _normed_and_gated(self, f: Flow, x: Value, y: Value, size: Axis) -> Value:
+        """Returns the output of the heads after its norms and its gate. x: the layer's input."""
         if self.head_norm is not None:
             y = f.norm("head_norm", y, self.head_norm, (size,))
             f.hold(out=y)
@@ -362,7 +367,7 @@ class Attention(TokenMixer):
             concatenated = f.flat(y)
             f.hold(whole=concatenated)
             y = f.part("sub_norm", self.sub_norm, concatenated)
-        return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
+        return y
 
     def _normed_and_rotated(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the order of the spec."""

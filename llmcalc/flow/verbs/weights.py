@@ -178,8 +178,8 @@ class WeightVerbs(Recorder):
     ) -> Value:
         """Records a convolution along the rows.
 
-        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the state that
-        keeps the last inputs of a causal convolution; empty where the module around it says so.
+        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the
+        state that keeps the last inputs of a causal convolution; empty where the module around it says so.
         """
         output_rows = x.rows if rows is None else rows
         op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared)

@@ -1,4 +1,4 @@
-"""Configs in other programs' forms: params.json of Meta and Mistral, nanoGPT's, nanochat's and Mamba's arguments, MLC's.
+"""Configs in other programs' forms: params.json of Meta and Mistral, arguments of nanoGPT, nanochat and Mamba, MLC's.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py
 of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm; mamba_ssm/models and mamba_ssm/modules of
@@ -173,8 +173,13 @@ def _mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
             raise InputError(f"{name}: {shown(data[name])}; expected true, as in the published models")
     layer, width = ssm.get("layer", "Mamba1"), _size(data, "d_model")
     if layer not in ("Mamba1", "Mamba2") or set(ssm) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
-        raise InputError(f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups")
-    multiple, vocab = _size({"pad_vocab_size_multiple": 8, **data}, "pad_vocab_size_multiple"), _size(data, "vocab_size")
+        raise InputError(
+            f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
+        )
+    multiple, vocab = (
+        _size({"pad_vocab_size_multiple": 8, **data}, "pad_vocab_size_multiple"),
+        _size(data, "vocab_size"),
+    )
     expand = _size({"expand": 2, **ssm}, "expand")
     config: dict[str, Any] = {
         "model_type": "mamba" if layer == "Mamba1" else "mamba2",

@@ -80,7 +80,9 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "H2OVLChatModel": [{"model_type": "h2ovl_chat", "llm_config": {"model_type": "mistral", **SMALL}}],
     "SkyworkChatModel": [{"model_type": "skywork_chat", "llm_config": {"model_type": "qwen2", **SMALL}}],
     "Eagle2ChatModel": [{"model_type": "eagle_chat", "llm_config": {"model_type": "qwen2", **SMALL}}],
-    "Llama_Nemotron_Nano_VL": [{"model_type": "Llama_Nemotron_Nano_VL", "llm_config": {"model_type": "llama", **SMALL}}],
+    "Llama_Nemotron_Nano_VL": [
+        {"model_type": "Llama_Nemotron_Nano_VL", "llm_config": {"model_type": "llama", **SMALL}}
+    ],
     "NemotronH_Nano_VL_V2": [
         {
             "model_type": "NemotronH_Nano_VL_V2",

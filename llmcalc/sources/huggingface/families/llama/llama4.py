@@ -46,13 +46,17 @@ def _llama4_text(config: Config) -> Table:
     else:
         config.fields_read.add("interleave_moe_layer_step")
         routed = {*config.sizes("moe_layers")}
-    experts = moe(
-        config.size("num_local_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config),
-        glu(config),
-        router={"scoring_func": "sigmoid"},
-    ) if routed else {}
+    experts = (
+        moe(
+            config.size("num_local_experts"),
+            config.size("num_experts_per_tok"),
+            glu(config),
+            glu(config),
+            router={"scoring_func": "sigmoid"},
+        )
+        if routed
+        else {}
+    )
     networks = ["moe" if i in routed else "dense" for i in range(depth)]
     block = {
         "attention": mixer,

@@ -174,9 +174,7 @@ FAMILIES = {
         generates=True,
         code=f"{HUB}Dream-org/Dream-v0-Instruct-7B modeling_dream.py",
     ),
-    "sdar": Family(
-        None, text="qwen3", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-8B-Chat modeling_sdar.py"
-    ),
+    "sdar": Family(None, text="qwen3", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-8B-Chat modeling_sdar.py"),
     "sdar_moe": Family(
         None, text="qwen3_moe", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-30B-A3B-Chat modeling_sdar_moe.py"
     ),

@@ -225,7 +225,9 @@ FAMILIES = {
             "use_mixed_mlp_moe": False,
             "moe_topk": 1,
         },
-        ROUTING | {"use_rotary_pos_emb", "org_vocab_size", "add_classification_head", "class_num"} | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
+        ROUTING
+        | {"use_rotary_pos_emb", "org_vocab_size", "add_classification_head", "class_num"}
+        | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
         aliases={"head_dim": "attention_head_dim"},
         code=f"{MLX}hunyuan.py",
     ),

@@ -64,8 +64,8 @@ LLAVA_FIELDS = frozenset(
 MINICPM_FIELDS = frozenset(
     """
     audio_chunk_length audio_pool_step batch_3d_resampler batch_vision_input chunk_input drop_vision_last_layer
-    max_slice_nums scale_resolution image_size init_audio init_tts init_vision listen_speak_type mm_use_im_start_end patch_size query_num slice_config
-    slice_mode stream_input use_image_id vision_batch_size vision_encoder
+    max_slice_nums scale_resolution image_size init_audio init_tts init_vision listen_speak_type mm_use_im_start_end
+    patch_size query_num slice_config slice_mode stream_input use_image_id vision_batch_size vision_encoder
     """.split()  # noqa: SIM905
 )
 """Fields of the encoders and resamplers of MiniCPM-V and -o."""
