@@ -61,7 +61,7 @@ FLASH = "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"
 @pytest.mark.parametrize(
     ("config", "kind"),
     [
-        ({"architectures": ["LlavaQwenForCausalLM"], "model_type": "llava"}, "llava_qwen"),
+        ({"architectures": ["LlavaQwenForCausalLM"], "model_type": "llava", "num_key_value_heads": 4}, "llava_qwen"),
         ({"architectures": ["Grok1ForCausalLM"], "model_type": "git", "residual_moe": True}, "grok-2"),
         ({"architectures": ["JinaBertForMaskedLM"], "model_type": "bert"}, "jina_bert"),
         (
