@@ -6,7 +6,7 @@ transformers: models/muse_spark (`MuseSparkResidualGate`, `MuseSparkTextDecoderL
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from ...flow.record import Flow
 from ...flow.value import Value
@@ -103,8 +103,8 @@ def _reference() -> type[nn.Module]:
             for name in ("self_attn", "mlp"):
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
                 y = self.get_submodule(f"{name}_post_norm")(y)
-                gate = self.get_submodule(name + GATE).weight
-                share = torch.sigmoid(gate)
+                gate: Any = self.get_submodule(name + GATE)
+                share = torch.sigmoid(gate.weight)
                 rest = torch.sqrt((1 - share) * (1 + share))
                 x = rest * x + share * y
             return x

@@ -226,11 +226,11 @@ def gemma(c: Fields) -> Scheme:
         fields = modules.table(pattern) if modules is not None else None
         if fields is None:
             raise c.wrong("module_quant_configs", pattern, "a table of fields for each pattern")
-        own_bits = fields.get("num_bits", bits)
-        fields.one_of("num_bits", own_bits, 2, 4, 8)
+        module_bits = fields.get("num_bits", bits)
+        fields.one_of("num_bits", module_bits, 2, 4, 8)
         fields.all_read()
         named = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
-        groups.append(Group(StaticRange(own_bits), named))
+        groups.append(Group(StaticRange(module_bits), named))
     scheme = _converted(c, f"gemma-int{bits}", StaticRange(bits))
     return replace(scheme, groups=(*groups, *scheme.groups))
 
