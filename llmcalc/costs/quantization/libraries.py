@@ -237,9 +237,9 @@ def gemma(c: Fields) -> Scheme:
 
 def _converted(c: Fields, label: str, stored: LinearFormat) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` but the listed ones, and the head if it is not listed."""
-    kept = ModuleList(c.union("modules_to_not_convert"), field="modules_to_not_convert")
+    excluded = ModuleList(c.union("modules_to_not_convert"), field="modules_to_not_convert")
     stated = c.get("modules_to_not_convert") is not None
-    return LinearScheme(label, "transformers", (), (Group(stored),), head=stated, everywhere=True, kept=kept)
+    return LinearScheme(label, "transformers", (), (Group(stored),), head=stated, everywhere=True, kept=excluded)
 
 
 def exl2(c: Fields) -> Scheme:
