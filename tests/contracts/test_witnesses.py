@@ -257,7 +257,6 @@ NOT_KNOWN: Mapping[str, str] = {
     "layer dense_residual": "new: experts that read the layer's input were not compared",
     "layer residual_gate": "new: its gates were not compared",
     "part value_convolution": "new: one filter for each head was not compared",
-    "part query_rank": "new: queries of a low rank were not compared",
     "part entities": "no pass over text reads them",
     "part input_features": "new: embeddings that are joined were not compared",
     "part subsampling": "new: its gated convolutions were not compared",

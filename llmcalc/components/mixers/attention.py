@@ -84,6 +84,8 @@ class QueryFactors(Part):
     norm: the norm between the two projections, an RMSNorm by default.
     """
 
+    witness = BY_TORCH
+
     rank: Width
     norm: Norm = Norm(type="rmsnorm")
 
