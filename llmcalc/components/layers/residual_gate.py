@@ -21,9 +21,6 @@ from .block import Sharing, WholeLayer
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-GATE = "_residual_gate"
-"""The suffix of the name of a sublayer's gate in the tree."""
-
 
 class ResidualGateLayer(WholeLayer):
     """Attention, then a feed-forward network, with a norm before and after each, and a gated sum.
@@ -57,7 +54,7 @@ class ResidualGateLayer(WholeLayer):
             f.hold(x=x, y=y)
             y = f.part(f"{name}_post_norm", output_norm, y)
             f.hold(y=y)
-            with f.scope(name + GATE, kind="residual"):
+            with f.scope(f"{name}_residual_gate", kind="residual"):
                 share = f.act(f.vector("", *x.axes), "sigmoid")
                 x = f.add(f.mul(x, share), f.mul(y, share))
             f.hold(x=x)
@@ -97,13 +94,13 @@ def _reference() -> type[nn.Module]:
                 self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
                 self.add_module(name, part.reference(context))
                 self.add_module(f"{name}_post_norm", output_norm.reference(context))
-                self.add_module(name + GATE, vector(torch.zeros(context.hidden_size)))
+                self.add_module(f"{name}_residual_gate", vector(torch.zeros(context.hidden_size)))
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             for name in ("self_attn", "mlp"):
                 y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
                 y = self.get_submodule(f"{name}_post_norm")(y)
-                gate: Any = self.get_submodule(name + GATE)
+                gate: Any = self.get_submodule(f"{name}_residual_gate")
                 share = torch.sigmoid(gate.weight)
                 rest = torch.sqrt((1 - share) * (1 + share))
                 x = rest * x + share * y

@@ -30,13 +30,13 @@ def _nystromformer(config: Config) -> Table:
 def _yoso(config: Config) -> Table:
     if not config.flag("use_expectation"):
         config.notes.append("use_expectation: attention by hashes is not counted: every token attends to all")
-    return _convolving(config, "conv_window", answers=2)
+    return _convolving(config, "conv_window")
 
 
-def _convolving(config: Config, field: str, answers: int | None = None) -> Table:
+def _convolving(config: Config, field: str) -> Table:
     """Reads BERT with a convolution of the values, whose kernel is in that field, and no pooler.
 
-    answers: scores per token of a question-answering head; by default the config's number of labels.
+    A question-answering head has two scores, whatever the number of labels.
     """
     block = bert_block(config)
     kernel = config.maybe(field)
@@ -48,7 +48,7 @@ def _convolving(config: Config, field: str, answers: int | None = None) -> Table
     position = {"type": "learned", "max_position_embeddings": rows, "offset": 2}
     act = bert_act(config)
     stack, head = bert_stack(config, position), bert_head(config, act)
-    return encoder(config, block, stack, head, bert_score(act), answers=answers)
+    return encoder(config, block, stack, head, bert_score(act), answers=2)
 
 
 def _kernel(field: str) -> Writes:
