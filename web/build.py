@@ -11,7 +11,6 @@ the first numbers do not wait for Python, and the formulas of its parts, so that
 from __future__ import annotations
 
 import argparse
-import html
 import json
 import multiprocessing
 import os
@@ -21,7 +20,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -222,15 +220,28 @@ def copy(out: Path) -> None:
     (out / "palette.js").write_text("// Written by web/build.py from llmcalc/reports/palette.py.\n" + text)
     start = out / "index.html"
     links = "\n".join(f'<link rel="modulepreload" href="{name}">' for name in imported(out / "main.js"))
-    page = start.read_text(encoding="utf-8").replace(DOCS, docs_link()).replace(PRELOADS, links)
-    start.write_text(page, encoding="utf-8")
+    start.write_text(with_addresses(start.read_text(encoding="utf-8")).replace(PRELOADS, links), encoding="utf-8")
 
 
-DOCS = "<!-- docs -->"
-"""Where the link to the documentation stands in the page."""
+LINKS = "<!-- links -->"
+"""Where the links to the documentation and the repository stand in the page."""
+
+PREVIEW = "<!-- preview -->"
+"""Where the page's canonical address and its preview card stand."""
 
 PRELOADS = "<!-- modules -->"
 """Where the page names the modules that it imports first, so that a browser need not read one to fetch the next."""
+
+
+def with_addresses(page: str) -> str:
+    """The calculator's HTML with the project's addresses; its title and description are those of its preview."""
+    import addresses
+
+    urls = addresses.project_urls()
+    (title,) = re.findall(r"<title>(.*)</title>", page)
+    (description,) = re.findall(r'<meta name="description" content="(.*)">', page)
+    card = addresses.preview(urls, "", title, description)
+    return page.replace(LINKS, addresses.header_links(urls)).replace(PREVIEW, card)
 
 IMPORT = re.compile(r'^import .*?"(\.{1,2}/[^"]+)";$', re.MULTILINE)
 
@@ -251,23 +262,26 @@ def imported(start: Path) -> list[str]:
     return [path.relative_to(start.parent).as_posix() for path in found]
 
 
-def docs_link(project: Path = ROOT / "pyproject.toml") -> str:
-    """The link to the documentation's site; empty where the project states none."""
-    address = tomllib.loads(project.read_text(encoding="utf-8"))["project"].get("urls", {}).get("Documentation")
-    return "" if address is None else f'<a class="docs" href="{html.escape(address)}">Docs</a>'
-
-
 def first(out: Path, only: list[str]) -> None:
-    """What the page shows before Python is there: two files a preset, the list of names, and all proportions."""
+    """What the page shows before Python is there: two files and a page a preset, lists of names and models, and all
+    proportions.
+    """
+    import addresses
     import answers
+    import preset_pages
 
-    names = answers.names()
+    names, pages = answers.names(), []
     chosen = only or names
     with _processes(len(chosen)) as pool:
         counted = map if pool is None else partial(pool.map, chunksize=AT_ONCE)
         for name, found in zip(chosen, counted(answers.of_preset, chosen), strict=True):
             for folder, data in found.items():
                 _write(out / folder / f"{name}.json", data)
+            pages.append(preset_pages.PresetPage(answers.load(name), found["first"], answers.DEFAULTS))
+    for path, text in preset_pages.files(addresses.project_urls(), pages).items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_text(text, encoding="utf-8")
+    _write(out / "models.json", answers.models())
     _write(out / "presets.json", {"names": names, "first": chosen, "defaults": answers.DEFAULTS})
     _write(out / "proportions.json", answers.proportions())
 

@@ -1,10 +1,11 @@
 // Colours and names of components. The colours are those of the pictures that `llmcalc plot` draws.
 import { COMPONENTS, OTHER } from "./palette.js";
+import { t } from "./words.js";
 
 const NAMES = { lm_head: "output head", feed_forward: "feed-forward", experts: "experts", norm: "norms", mtp: "multi-token prediction" };
 
 export const colour = (kind) => COMPONENTS[kind] ?? OTHER;
-export const named = (kind) => NAMES[kind] ?? (kind ?? "other").replaceAll("_", " ");
+export const named = (kind) => t(NAMES[kind] ?? (kind ?? "other").replaceAll("_", " "));
 
 /** Dark or light ink, whichever has more contrast on that colour (WCAG's relative luminance). */
 export function inkOn(hex) {

@@ -1,5 +1,5 @@
 // Controls of the panels further down, each of one setting of training_settings.js.
-import { h } from "./dom.js";
+import { h, here } from "./dom.js";
 import { integer } from "./format.js";
 import { FIELDS, options } from "./training_settings.js";
 import { commandLine } from "./shell.js";
@@ -8,7 +8,7 @@ import { state, target } from "./state.js";
 let styled = null;
 /** Loads the panels' own look, once. */
 export function style() {
-  styled ??= new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href: "training_settings.css", onload: resolve, onerror: resolve })));
+  styled ??= new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href: here("training_settings.css"), onload: resolve, onerror: resolve })));
   return styled;
 }
 

@@ -1,6 +1,6 @@
 // The formula of the chosen part. Those of presets at default settings were made when the page was built; any other
 // is made by SymPy in the browser, which is fetched once, when somebody asks for it.
-import { $, h, script } from "../dom.js";
+import { $, h, here, script } from "../dom.js";
 import { integer } from "../format.js";
 import { ask, Refused } from "../python.js";
 import { asked, state } from "../state.js";
@@ -14,7 +14,7 @@ let algebra = false; // whether somebody has asked for what needs SymPy
 async function before(model, withFirst) {
   if (!withFirst.has(model.preset)) return {};
   if (!prepared.has(model.preset)) {
-    prepared.set(model.preset, fetch(`formulas/${encodeURIComponent(model.preset)}.json`).then((found) => (found.ok ? found.json() : {})).catch(() => ({})));
+    prepared.set(model.preset, fetch(here(`formulas/${encodeURIComponent(model.preset)}.json`)).then((found) => (found.ok ? found.json() : {})).catch(() => ({})));
   }
   return prepared.get(model.preset);
 }

@@ -1,7 +1,7 @@
 // All presets by their proportions, h/L and d_ff/h, against their size, with the models of the page highlighted. The data
 // were made when the page was built. A point is a button: the mouse finds the nearest, arrow keys go from one to the next.
 import { short, ticks } from "../axes.js";
-import { $, h, pressable, s } from "../dom.js";
+import { $, h, here, pressable, s } from "../dom.js";
 import { count, integer, joined } from "../format.js";
 import { SERIES } from "../palette.js";
 import { ask, Refused } from "../python.js";
@@ -15,7 +15,7 @@ let data = null, view = null, charts = [], room = 0, width = 0; // room: of the 
 const others = new Map(); // proportions of the page's models that are no presets
 
 async function loaded() {
-  const answer = await fetch("proportions.json");
+  const answer = await fetch(here("proportions.json"));
   if (!answer.ok) throw new Error(`proportions.json: ${answer.status} ${answer.statusText}`);
   const { band, models } = await answer.json(), alike = new Map(); // models of the same sizes are one point
   for (const model of models) {

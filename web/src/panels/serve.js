@@ -4,6 +4,7 @@ import { $, h, s } from "../dom.js";
 import { choice, line, number, style } from "../fields.js";
 import { integer, range, seconds } from "../format.js";
 import { SERIES } from "../palette.js";
+import { readout } from "../readout.js";
 import { options, request } from "../training_settings.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
@@ -57,7 +58,7 @@ function table(found) {
 }
 
 /** Time per output token against users, with its range, and the limit. */
-function chart(server, limit) {
+function chart(server, limit, users) {
   const points = server.curve, xs = points.map((one) => Math.log2(one.concurrency));
   const x1 = Math.max(xs.at(-1), 1), highest = Math.max(limit ?? 0, ...points.map((one) => one.tpot.high));
   const power = 10 ** Math.floor(Math.log10(highest)), step = power * ([0.2, 0.5, 1, 2].find((one) => highest / power / one <= 5) ?? 2), y1 = Math.ceil(highest / step) * step;
@@ -67,14 +68,22 @@ function chart(server, limit) {
     s("path", { class: "rule", d: `M${LEFT} ${Y(y)}H${width - RIGHT}` }),
     s("text", { x: LEFT - 8, y: Y(y) + 4, "text-anchor": "end" }, y ? seconds(y) : "0"),
   ]);
-  const axis = points.filter((_, i) => i === points.length - 1 || xs.at(-1) - xs[i] > 0.6).map((one) => s("text", { x: X(Math.log2(one.concurrency)), y: HEIGHT - 16, "text-anchor": "middle" }, s("title", {}, `${one.concurrency} users: ${range(one.tpot)} a token, likely ${seconds(one.tpot.estimate)}`), integer(one.concurrency)));
-  const dots = points.map((one, i) => s("circle", { cx: X(xs[i]), cy: Y(one.tpot.estimate), r: 4, class: "dot", tabindex: 0, role: "img", "aria-label": `${one.concurrency} users: likely ${seconds(one.tpot.estimate)} a token, ${range(one.tpot)}` },
-    s("title", {}, `${integer(one.concurrency)} users: ${range(one.tpot)} a token, likely ${seconds(one.tpot.estimate)}; ${integer(one.output_tokens_per_second)} tokens/s`)));
+  const axis = points.filter((_, i) => i === points.length - 1 || xs.at(-1) - xs[i] > 0.6).map((one) => s("text", { x: X(Math.log2(one.concurrency)), y: HEIGHT - 16, "text-anchor": "middle" }, integer(one.concurrency)));
+  const dots = points.map((one, i) => s("circle", { cx: X(xs[i]), cy: Y(one.tpot.estimate), r: 4, class: "dot" }));
+  const texts = points.map((one) => t("{0} users: {1} per token, likely {2}; {3} tokens/s", integer(one.concurrency), range(one.tpot), seconds(one.tpot.estimate), integer(one.output_tokens_per_second)));
   const line = limit === null ? "" : s("path", { class: "here", d: `M${LEFT} ${Y(limit)}H${width - RIGHT}` });
-  return s("svg", { class: "course", width, height: HEIGHT, role: "group", "aria-label": "Time per output token by users" }, grid,
+  const cursor = s("path", { class: "cursor" }), said = h("output", { class: "readout" });
+  const drawing = s("svg", { class: "course", width, height: HEIGHT }, grid,
     s("path", { class: "band", d: `M${path((one) => one.high).join("L")}L${path((one) => one.low).reverse().join("L")}Z` }),
-    s("path", { class: "line", stroke: SERIES[0], d: `M${path((one) => one.estimate).join("L")}` }), line, dots, axis,
-    s("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, "users at once"));
+    s("path", { class: "line", stroke: SERIES[0], d: `M${path((one) => one.estimate).join("L")}` }), line, dots, axis, cursor,
+    s("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, t("users at once")));
+  const show = (i) => {
+    cursor.setAttribute("d", `M${X(xs[i])} ${TOP}V${HEIGHT - BOTTOM}`);
+    said.value = texts[i];
+  };
+  const start = points.findLastIndex((point) => point.concurrency <= users);
+  readout(drawing, { xs: xs.map(X), texts, start: Math.max(start, 0), show, label: t("Time per output token by users") });
+  return [drawing, said];
 }
 
 function paint() {
@@ -89,7 +98,7 @@ function paint() {
     : [h("b", { class: "big" }, "No server keeps the limit"), ` ${answer.title} on ${found.hardware}: ${Object.entries(reasons).map(([why, many]) => `${why} (${many})`).join(", ")}.`];
   made.body.replaceChildren(h("p", { class: "quiet said" }, said),
     found.servers.length ? table(found) : "",
-    shown ? h("h3", {}, `Time per output token of ${named(shown.options)}, by users`) : "", shown ? h("div", {}, chart(shown, limits.tpot)) : "",
+    shown ? h("h3", {}, `Time per output token of ${named(shown.options)}, by users`) : "", shown ? h("div", {}, chart(shown, limits.tpot, limits.concurrency)) : "",
     h("details", {}, h("summary", {}, `How sure it is; ${found.engine.name} ${found.engine.version}`), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
 }
 

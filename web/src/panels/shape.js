@@ -4,6 +4,7 @@ import { short, ticks } from "../axes.js";
 import { $, h, s } from "../dom.js";
 import { bytes, flops, integer, joined, tokens } from "../format.js";
 import { SERIES } from "../palette.js";
+import { readout } from "../readout.js";
 import { ask, Refused } from "../python.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
@@ -66,14 +67,17 @@ function chart(figure, drawn, band, { key, write, base, what }) {
   axis.push(s("text", { x: LEFT, y: HEIGHT - 5 }, "← deeper"), s("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 5, "text-anchor": "middle" }, "h / L"), s("text", { x: width - RIGHT, y: HEIGHT - 5, "text-anchor": "end" }, "wider →"));
   const usual = s("rect", { class: "band", x: X(band[0]), y: TOP, width: X(band[1]) - X(band[0]), height: bottom - TOP });
   const lines = drawn.map(({ at, shape: { shapes: own } }) => s("path", { class: "line", stroke: SERIES[at], d: `M${own.map((one) => `${X(one.aspect_ratio).toFixed(1)} ${Y(one[key]).toFixed(1)}`).join("L")}` }));
+  const places = [];
   const marks = drawn.flatMap(({ at, title, shape: { shapes: own } }) => own.map((one, i) => {
     const x = X(one.aspect_ratio), y = Y(one[key]);
     const drawing = one.target ? s("path", { d: `M${x} ${y - 8}l8 8l-8 8l-8 -8z`, fill: SERIES[at] }) : s("circle", { cx: x, cy: y, r: 4, fill: SERIES[at] });
-    const near = () => point(`${at}:${i}`, `${title}, ${words(one)}`);
-    return s("g", { class: "mark", "data-shape": `${at}:${i}`, onpointerenter: near, onclick: near }, s("circle", { cx: x, cy: y, r: 12, fill: "transparent" }), drawing);
+    places.push({ x, y, shape: `${at}:${i}`, text: `${title}, ${words(one)}` });
+    return s("g", { class: "mark", "data-shape": `${at}:${i}` }, s("circle", { cx: x, cy: y, r: 12, fill: "transparent" }), drawing);
   }));
-  const text = `${what} by h/L. ${drawn.map(({ title, shape: { shapes: own } }) => `${title}: ${own.map((one) => `${one.aspect_ratio.toFixed(1)} ${joined(write(one[key]))}`).join(", ")}`).join(". ")}`;
-  figure.append(h("figcaption", {}, what), s("svg", { width, height: HEIGHT, role: "img", "aria-label": text }, usual, grid, axis, lines, marks));
+  const drawing = s("svg", { width, height: HEIGHT }, usual, grid, axis, lines, marks);
+  figure.append(h("figcaption", {}, what), drawing);
+  places.sort((a, b) => a.x - b.x);
+  readout(drawing, { xs: places.map(({ x }) => x), ys: places.map(({ y }) => y), texts: places.map((place) => place.text), start: null, show: (i) => point(places[i].shape, places[i].text), label: t("{0} by h/L", what) });
 }
 
 /** Marks a shape in both charts and in the table, and says what it is. */

@@ -67,9 +67,10 @@ function course(timeline) {
   return [...points, ...step.flatMap((point) => Array(Math.max(1, Math.round(points.length / 12 / step.length))).fill(point))];
 }
 
+/** Values for an axis of bytes, round in the unit in which it is written. */
 function scale(high) {
-  const room = high / 5, power = 10 ** Math.floor(Math.log10(room));
-  const step = [1, 2, 5, 10].find((q) => q * power >= room) * power;
+  const unit = high >= 2 ** 40 ? 2 ** 40 : GIB, room = high / unit / 5, power = 10 ** Math.floor(Math.log10(room));
+  const step = [1, 2, 5, 10].find((q) => q * power >= room) * power * unit;
   return Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step);
 }
 
@@ -89,10 +90,10 @@ function marks(fits, peak, Y) {
 function timeline(place, used, fits) {
   const points = course(used.timeline), wide = place.clientWidth;
   const peak = Math.max(...points.map((point) => point.bytes));
-  const high = Math.max(peak * 1.06, ...fits.map((fit) => fit.usable_bytes).filter((size) => size > peak && size < peak * NEAR[1]).map((size) => size * 1.04)) / GIB;
+  const high = Math.max(peak * 1.06, ...fits.map((fit) => fit.usable_bytes).filter((size) => size > peak && size < peak * NEAR[1]).map((size) => size * 1.04));
   const X = (i) => LEFT + ((wide - LEFT - RIGHT) * i) / points.length;
-  const Y = (size) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * size) / GIB / high;
-  const grid = scale(high).map((at) => [s("path", { class: "rule", d: `M${LEFT} ${Y(at * GIB)}H${wide - RIGHT}` }), s("text", { x: LEFT - 8, y: Y(at * GIB) + 4, "text-anchor": "end" }, `${at} GiB`)]);
+  const Y = (size) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * size) / high;
+  const grid = scale(high).map((at) => [s("path", { class: "rule", d: `M${LEFT} ${Y(at)}H${wide - RIGHT}` }), s("text", { x: LEFT - 8, y: Y(at) + 4, "text-anchor": "end" }, joined(bytes(at)))]);
   const outline = (from, to) => points.slice(from, to).map((point, i) => `L${X(from + i).toFixed(1)} ${Y(point.bytes).toFixed(1)}H${X(from + i + 1).toFixed(1)}`).join("").slice(1);
   const whole = outline(0, points.length);
   let below = 0;
