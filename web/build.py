@@ -243,6 +243,7 @@ def with_addresses(page: str) -> str:
     card = addresses.preview(urls, "", title, description)
     return page.replace(LINKS, addresses.header_links(urls)).replace(PREVIEW, card)
 
+
 IMPORT = re.compile(r'^import .*?"(\.{1,2}/[^"]+)";$', re.MULTILINE)
 
 

@@ -56,15 +56,6 @@ def test_proportions_are_those_of_the_commands(model: str, run: Run) -> None:
         assert found[key] == stack[key], key
 
 
-def test_the_link_to_the_documentation_is_the_projects(tmp_path: Path) -> None:
-    project = tmp_path / "pyproject.toml"
-    link = module(WEB / "build.py").docs_link
-    project.write_text('[project]\nurls = { Documentation = "https://example.org/?a=1&b=2" }\n')
-    assert link(project) == '<a class="docs" href="https://example.org/?a=1&amp;b=2">Docs</a>'
-    project.write_text('[project]\nurls = { Homepage = "https://example.org/" }\n')
-    assert link(project) == ""
-
-
 def seen(page: Any, *names: str) -> None:
     """Scrolls to panels, and waits until they have drawn."""
     for name in names:
