@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmcalc.sources.presets import model_names
 
-from .loading import WEB, Open, bridge, inaccessible, module, settled, until
+from .loading import Open, bridge, inaccessible, settled, until
 from .test_bridge import CONFIG, ask, printed
 
 Run = Callable[..., Any]
