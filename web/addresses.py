@@ -21,9 +21,13 @@ def project_urls(project: Path = PROJECT) -> dict[str, str]:
     return urls
 
 
-def header_links(urls: dict[str, str]) -> str:
-    """HTML: links to the documentation's site and to the repository, as far as there are addresses."""
-    named = (("Documentation", "Docs"), ("Repository", "Source"))
+def header_links(urls: dict[str, str], table: dict[str, str] | None = None) -> str:
+    """HTML: links to the documentation's site and to the repository, as far as there are addresses.
+
+    table: English → the texts in another language; default none.
+    """
+    names = {"Documentation": "Docs", "Repository": "Source"}
+    named = [(name, (table or {}).get(text, text)) for name, text in names.items()]
     return "\n  ".join(
         f'<a class="docs" href="{html.escape(urls[name])}">{text}</a>' for name, text in named if name in urls
     )
@@ -53,6 +57,17 @@ def preview(urls: dict[str, str], path: str, title: str, description: str) -> st
     lines += [f'<meta property="{key}" content="{html.escape(value)}">' for key, value in properties.items()]
     lines += [f'<meta name="{key}" content="{html.escape(value)}">' for key, value in names.items()]
     return "\n".join([*lines, f'<meta name="twitter:image" content="{html.escape(home + CARD)}">'])
+
+
+def alternates(urls: dict[str, str], folders: dict[str, str]) -> str:
+    """HTML: the addresses of a page in its languages. folders: language → its folder below the `Homepage`."""
+    if "Homepage" not in urls:
+        return ""
+    home = urls["Homepage"].rstrip("/") + "/"
+    return "\n".join(
+        f'<link rel="alternate" hreflang="{language}" href="{html.escape(home + folder)}">'
+        for language, folder in folders.items()
+    )
 
 
 def sitemap(urls: dict[str, str], paths: list[str]) -> str:

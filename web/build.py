@@ -11,6 +11,7 @@ the first numbers do not wait for Python, and the formulas of its parts, so that
 from __future__ import annotations
 
 import argparse
+import html
 import json
 import multiprocessing
 import os
@@ -220,7 +221,11 @@ def copy(out: Path) -> None:
     (out / "palette.js").write_text("// Written by web/build.py from llmcalc/reports/palette.py.\n" + text)
     start = out / "index.html"
     links = "\n".join(f'<link rel="modulepreload" href="{name}">' for name in imported(out / "main.js"))
-    start.write_text(with_addresses(start.read_text(encoding="utf-8")).replace(PRELOADS, links), encoding="utf-8")
+    page = start.read_text(encoding="utf-8").replace(PRELOADS, links)
+    table = json.loads((out / "zh.json").read_text(encoding="utf-8"))
+    start.write_text(with_addresses(page), encoding="utf-8")
+    (out / "zh").mkdir(exist_ok=True)
+    (out / "zh" / "index.html").write_text(with_addresses(in_chinese(page, table), "zh/", table), encoding="utf-8")
 
 
 LINKS = "<!-- links -->"
@@ -233,15 +238,48 @@ PRELOADS = "<!-- modules -->"
 """Where the page names the modules that it imports first, so that a browser need not read one to fetch the next."""
 
 
-def with_addresses(page: str) -> str:
-    """The calculator's HTML with the project's addresses; its title and description are those of its preview."""
+LANGUAGES = {"": ("en", "English"), "zh/": ("zh-CN", "中文")}
+"""Folder of each language, below the page's → its tag and its own name."""
+
+WORDS = re.compile(r'(?<=>)[^<>\n]*[A-Za-z][^<>\n]*(?=<)|(?<= aria-label=")[^"]*|(?<= placeholder=")[^"]*')
+"""Words of the calculator's HTML: texts between tags, and names of controls."""
+
+CONTENT = re.compile(r'(?<=<meta name="description" content=")[^"]*')
+
+NOT_WORDS = ("llm", "calc")
+"""Texts that are the same in every language."""
+
+
+def in_chinese(page: str, table: dict[str, str]) -> str:
+    """The calculator's HTML in Chinese, for a folder below its own. table: English → Chinese (`src/zh.json`)."""
+
+    def chinese(found: re.Match[str]) -> str:
+        text = found.group().strip()
+        return found.group() if text in NOT_WORDS else found.group().replace(text, html.escape(table[text]))
+
+    page = CONTENT.sub(chinese, WORDS.sub(chinese, page))
+    page = page.replace('<html lang="en">', '<html lang="zh-CN">')
+    return re.sub(r' (href|src)="(?!#|http)', r' \1="../', page)
+
+
+def with_addresses(page: str, folder: str = "", table: dict[str, str] | None = None) -> str:
+    """The calculator's HTML with the project's addresses; its title and description are those of its preview.
+
+    folder: of its language, below the page's. table: English → that language; default none.
+    """
     import addresses
 
     urls = addresses.project_urls()
     (title,) = re.findall(r"<title>(.*)</title>", page)
     (description,) = re.findall(r'<meta name="description" content="(.*)">', page)
-    card = addresses.preview(urls, "", title, description)
-    return page.replace(LINKS, addresses.header_links(urls)).replace(PREVIEW, card)
+    card = addresses.preview(urls, folder, title, description)
+    others = addresses.alternates(urls, {tag: path for path, (tag, _) in LANGUAGES.items()})
+    other, (tag, name) = next((path, value) for path, value in LANGUAGES.items() if path != folder)
+    switch = (
+        f'<a class="docs" id="language" href="{"../" if folder else other}" hreflang="{tag}" lang="{tag}">{name}</a>'
+    )
+    links = "\n  ".join(filter(None, (switch, addresses.header_links(urls, table))))
+    return page.replace(LINKS, links).replace(PREVIEW, f"{card}\n{others}")
 
 
 IMPORT = re.compile(r'^import .*?"(\.{1,2}/[^"]+)";$', re.MULTILINE)

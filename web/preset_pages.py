@@ -236,5 +236,5 @@ def files(urls: dict[str, str], pages: list[PresetPage]) -> dict[str, str]:
         found[f"{page.path}index.html"] = page.html(urls)
         found[f"{page.path}{PICTURE}"] = page.svg(urls)
     if "Homepage" in urls:
-        found["sitemap.xml"] = addresses.sitemap(urls, ["", "m/", *(page.path for page in pages)])
+        found["sitemap.xml"] = addresses.sitemap(urls, ["", "zh/", "m/", *(page.path for page in pages)])
     return found

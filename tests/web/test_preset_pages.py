@@ -106,8 +106,8 @@ def test_the_list_and_the_site_map_name_every_page(pages: Any) -> None:
     newest = sorted(of, key=lambda name: of[name].preset.released, reverse=True)
     assert [one for one in listed if one in {f"{name}/" for name in of}] == [f"{name}/" for name in newest]
     places = re.findall("<loc>(.*?)</loc>", files["sitemap.xml"])
-    assert places[:2] == ["https://example.org/page/", "https://example.org/page/m/"]
-    assert set(places[2:]) == {f"https://example.org/page/m/{name}/" for name in of}
+    assert places[:3] == [f"https://example.org/page/{folder}" for folder in ("", "zh/", "m/")]
+    assert set(places[3:]) == {f"https://example.org/page/m/{name}/" for name in of}
     assert {f"m/{name}/{file}" for name in of for file in ("index.html", "picture.svg")} <= set(files)
     assert "sitemap.xml" not in made.files({}, list(of.values()))
 

@@ -90,6 +90,7 @@ function act(settings) {
 async function link() {
   try {
     history.replaceState(null, "", `#${await hash()}`);
+    $("language").hash = location.hash;
     return true;
   } catch {
     history.replaceState(null, "", "#");

@@ -6,8 +6,3 @@ const table = chinese ? await fetch(here("zh.json")).then((found) => found.json(
 
 /** A text in the page's language. values: what stands in place of {0}, {1}, … */
 export const t = (text, ...values) => (table[text] ?? text).replace(/\{(\d)\}/g, (_, i) => values[i]);
-
-/** The same for elements among the words: the pieces of the text and the values, in order. */
-export function pieces(text, ...values) {
-  return (table[text] ?? text).split(/\{(\d)\}/).map((piece, i) => (i % 2 ? values[piece] : piece)).filter((piece) => piece !== "");
-}

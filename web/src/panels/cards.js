@@ -44,7 +44,7 @@ function cards(model) {
 }
 
 function table(models, choose) {
-  const head = ["parameters", "active", "FLOPs per token", "KV cache per token", "KV cache", "memory"].map((title) => t(title));
+  const head = [t("parameters"), t("active"), t("FLOPs per token"), t("KV cache per token"), t("KV cache"), t("memory")];
   const rows = models.map((model, i) => {
     const name = h("th", { scope: "row" }, h("button", { type: "button", onclick: () => choose(i), "aria-pressed": String(i === state.on) }, h("i", { style: `background:${SERIES[i]}` }), model.title));
     if (model.error) return h("tr", {}, name, h("td", { colspan: 6, class: "error" }, model.error));
