@@ -275,9 +275,8 @@ def with_addresses(page: str, folder: str = "", table: dict[str, str] | None = N
     card = addresses.preview(urls, folder, title, description)
     others = addresses.alternates(urls, {tag: path for path, (tag, _) in LANGUAGES.items()})
     other, (tag, name) = next((path, value) for path, value in LANGUAGES.items() if path != folder)
-    switch = (
-        f'<a class="docs" id="language" href="{"../" if folder else other}" hreflang="{tag}" lang="{tag}">{name}</a>'
-    )
+    place = "../" if folder else other
+    switch = f'<a class="docs" id="language" href="{place}" hreflang="{tag}" lang="{tag}">{name}</a>'
     links = "\n  ".join(filter(None, (switch, addresses.header_links(urls, table))))
     return page.replace(LINKS, links).replace(PREVIEW, f"{card}\n{others}")
 

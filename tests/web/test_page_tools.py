@@ -135,7 +135,7 @@ def test_a_picture_has_the_colours_of_the_panel(visit: Open) -> None:
 
 def test_all_panels_are_drawn_for_print(visit: Open) -> None:
     page = visit()
-    page.evaluate("window.print = () => { window.printed = true; }")
+    page.evaluate("() => { window.print = () => { window.printed = true; }; }")
     assert page.locator("#presets svg").count() == 0
     page.click("#print")
     until(page, "window.printed === true")

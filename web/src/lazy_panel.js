@@ -17,15 +17,20 @@ export async function drawAll() {
 
 /** The panel src/panels/NAME.js, which draws into the element with that id. */
 export function lazyPanel(name) {
-  let view = null, drawn = null;
+  let view = null, drawn = null, drawing = Promise.resolve();
   const place = $(name);
   const near = () => { // measured when asked: an observer tells late where the page has grown meanwhile
     const { top, bottom, width } = place.getBoundingClientRect();
     return width > 0 && bottom > -MARGIN && top < window.innerHeight + MARGIN;
   };
-  const show = async () => {
-    if (!view || view === drawn || !(all || near())) return;
-    drawn = view;
+  const show = () => {
+    if (view && view !== drawn && (all || near())) {
+      drawn = view;
+      drawing = paint();
+    }
+    return drawing;
+  };
+  const paint = async () => {
     try {
       const panel = await import(`./panels/${name}.js`);
       if (drawn.models.length) await panel.draw(drawn);
