@@ -94,7 +94,7 @@ def test_equal_curves_are_both_seen(visit: Open) -> None:
 
 def test_tiles_say_their_sizes_and_kinds_of_layers_have_headings(visit: Open) -> None:
     page = visit("#m=gemma3-27b")
-    assert page.locator("#treemap .head").all_inner_texts() == ["sliding × 52", "full × 10"]
+    assert page.locator("#treemap .head").all_text_contents() == ["sliding × 52", "full × 10"]
     page.focus("#treemap [data-node='embed_tokens']")
     assert "1,409,286,144 parameters" in page.inner_text("#treemap-said")
     page.hover("#treemap [data-node$='full.mlp.gate_proj'], #treemap [data-node*='mlp.gate_proj']")
