@@ -13,6 +13,7 @@ from typing import Any
 import addresses
 
 from llmcalc import units
+from llmcalc.plots.params import NAMES
 from llmcalc.reports.palette import COMPONENTS, OTHER
 from llmcalc.sources.preset import Preset
 
@@ -22,7 +23,6 @@ POLICY = "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none';
 PICTURE = "picture.svg"
 WIDTH, HEIGHT, MARGIN = 1200, 430, 48
 
-NAMES = {"lm_head": "output head", "norm": "norms", "mtp": "multi-token prediction"}
 SMALLEST = 0.001
 """Shares below it have no name in a picture."""
 
@@ -98,7 +98,7 @@ class PresetPage:
 <h1>{escape(preset.display)}</h1>
 <p class="quiet">{escape(made)}</p>
 <p>{escape(answer["headline"])}.</p>
-<table>
+<table class="figures-of">
 <tbody>
 {rows}
 </tbody>
