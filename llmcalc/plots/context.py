@@ -109,7 +109,9 @@ def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
     ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
     to_axes = ax.transData + ax.transAxes.inverted()
     points = [tuple(to_axes.transform(end)) for end in ends]
-    heights = spread_labels([height for _, height in points], ROW / (ax.figure.get_figheight() * PART_OF_HEIGHT))
+    heights = spread_labels(
+        [height for _, height in points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
+    )
     for i, ((preset, _), end, height) in enumerate(zip(curves, ends, heights, strict=True)):
         colour = curve_style(i).colour
         line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}

@@ -104,7 +104,7 @@ def place_names(
     """
     taken: list[Box] = []
     frame = ax.get_window_extent()
-    dot = radius * (frame.width / (ax.get_position().width * ax.figure.get_figwidth() * 72)) if radius else 0.0
+    dot = radius * ax.figure.dpi / 72
     dots = [ax.transData.transform(point) for point in (*points, *other_points)]
     annotations: list[Annotation] = []
     for point, name in zip(points, names, strict=True):

@@ -105,7 +105,9 @@ def _preset_of_label(name: str) -> str:
     """Returns the preset of a name or an alias. Raises `InputError`."""
     preset = find_preset(name)
     if preset is None:
-        raise InputError(f"--label {name}: is no preset{suggest(name, model_names())}; expected one of llmcalc presets")
+        raise InputError(
+            f"--label {name}: is no preset{suggest(name, list(model_names()))}; expected one of llmcalc presets"
+        )
     return preset
 
 

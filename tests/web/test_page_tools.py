@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from .loading import Open, bridge, inaccessible, settled, until
+from .loading import PATIENCE, Open, bridge, inaccessible, settled, until
 
 pytestmark = pytest.mark.browser
 
@@ -131,6 +131,14 @@ def test_a_picture_has_the_colours_of_the_panel(visit: Open) -> None:
     legend = page.locator("#legend i").count()
     root = ElementTree.parse(svg.value.path()).getroot()
     assert len([box for box in root.findall(f"{SVG}rect") if box.get("width") == "10"]) == legend
+
+
+def test_a_model_that_fits_no_accelerator_leads_to_the_servers(visit: Open) -> None:
+    page = visit("#m=deepseek-v3")
+    page.click("#memory .offer")
+    page.wait_for_selector("#serve .said", timeout=4 * PATIENCE)
+    assert "h100-sxm" in page.inner_text("#serve .said")
+    assert visit("#m=llama3-8b").locator("#memory .offer").count() == 0
 
 
 def test_all_panels_are_drawn_for_print(visit: Open) -> None:

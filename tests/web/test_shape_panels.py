@@ -92,7 +92,7 @@ def test_the_shapes_are_drawn_and_stand_in_a_table(visit: Open) -> None:
     assert page.locator("#shape figure").count() == 2
     assert page.locator("#shape .mark").count() == 2 * number
     assert page.locator("#shape path.line").count() == 2
-    assert "DeepSeek-V3 has no study: attention.type 'mla'" in page.inner_text("#shape")
+    assert "DeepSeek-V3 has no study: attention of type 'mla'" in page.inner_text("#shape")
     assert page.inner_text("#shape .asked") == "$ llmcalc shape llama3-8b --seq 8192 --kv-dtype bf16"
     page.focus("#shape summary")
     page.keyboard.press("Enter")
