@@ -96,7 +96,7 @@ def test_tiles_say_their_sizes_and_kinds_of_layers_have_headings(visit: Open) ->
     page = visit("#m=gemma3-27b")
     assert page.locator("#treemap .head").all_text_contents() == ["sliding × 52", "full × 10"]
     page.focus("#treemap [data-node='embed_tokens']")
-    assert "1,409,286,144 parameters" in page.inner_text("#treemap-said")
+    assert "1,409,630,208 parameters" in page.inner_text("#treemap-said")
     page.hover("#treemap [data-node$='full.mlp.gate_proj'], #treemap [data-node*='mlp.gate_proj']")
     assert "mlp.gate_proj" in page.inner_text("#treemap-said")
     assert visit("#m=gpt2", live=False).locator("#treemap .head").count() == 0

@@ -111,10 +111,17 @@ def test_the_shapes_follow_a_setting(visit: Open) -> None:
     page.click(".segment button:text-is('fp8') >> nth=1")
     page.locator("#shape").scroll_into_view_if_needed()
     until(page, "document.querySelector('#shape .asked').textContent.endsWith('--kv-dtype fp8')")
-    label = page.locator("#shape svg").nth(1).get_attribute("aria-label")
-    own = next(one for one in ask("shape", model="llama3-8b", ctx=8192, kv="fp8")["shape"]["shapes"] if one["target"])
-    assert own["kv_bytes_per_token"] == 64 * 1024
-    assert "128.0 64 KiB" in label
+    shapes = ask("shape", model="llama3-8b", ctx=8192, kv="fp8")["shape"]["shapes"]
+    (own,) = (i for i, one in enumerate(shapes) if one["target"])
+    chart = page.locator("#shape svg").nth(1)
+    chart.focus()
+    for _ in range(own + 1):
+        page.keyboard.press("ArrowRight")
+    assert shapes[own]["kv_bytes_per_token"] == 64 * 1024
+    said = chart.get_attribute("aria-valuetext")
+    assert "h/L 128.0: " in said
+    assert said.endswith(" and 64 KiB per token")
+    assert page.inner_text("#shape-said") == said
 
 
 @pytest.mark.browser
