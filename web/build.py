@@ -253,9 +253,9 @@ NOT_WORDS = ("llm", "calc")
 def in_chinese(page: str, table: dict[str, str]) -> str:
     """The calculator's HTML in Chinese, for a folder below its own. table: English → Chinese (`src/zh.json`)."""
 
-    def chinese(found: re.Match[str]) -> str:
-        text = found.group().strip()
-        return found.group() if text in NOT_WORDS else found.group().replace(text, html.escape(table[text]))
+    def chinese(match: re.Match[str]) -> str:
+        text = match.group().strip()
+        return match.group() if text in NOT_WORDS else match.group().replace(text, html.escape(table[text]))
 
     page = CONTENT.sub(chinese, WORDS.sub(chinese, page))
     page = page.replace('<html lang="en">', '<html lang="zh-CN">')

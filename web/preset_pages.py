@@ -46,8 +46,8 @@ class PresetPage:
 
     @property
     def counts(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.first["answer"]["params"]["params"]
-        return found
+        counts: dict[str, Any] = self.first["answer"]["params"]["params"]
+        return counts
 
     @property
     def shares(self) -> dict[str, float]:
@@ -59,23 +59,26 @@ class PresetPage:
         """Headline numbers: what → the number, and what it is counted for."""
         answer, counts = self.first["answer"], self.counts
         tokens = units.exact(self.defaults["ctx"])
-        found = {"Parameters": (units.exact(counts["total"]), verdict(counts))}
+        figures = {"Parameters": (units.exact(counts["total"]), verdict(counts))}
         if counts["active"] != counts["total"]:
-            found["Active per token"] = (units.exact(counts["active"]), "parameters that a token uses")
+            figures["Active per token"] = (units.exact(counts["active"]), "parameters that a token uses")
         if "flops" in answer["flops"]:
             work = units.flops(answer["flops"]["flops"]["per_token"])
-            found["FLOPs per token"] = (work, f"forward pass, mean over {tokens} tokens, no mask")
+            figures["FLOPs per token"] = (work, f"forward pass, mean over {tokens} tokens, no mask")
         if "cache" in answer["kv"]:
             cache = answer["kv"]["cache"]
             whole = units.memory(cache["bytes"])
-            found["KV cache per token"] = (units.memory(cache["bytes_per_token"]), f"bf16; {whole} at {tokens} tokens")
+            figures["KV cache per token"] = (
+                units.memory(cache["bytes_per_token"]),
+                f"bf16; {whole} at {tokens} tokens",
+            )
         memory = self.first["memory"].get("memory")
         if memory:
-            found["Memory"] = (
+            figures["Memory"] = (
                 units.memory(memory["device_bytes"]),
                 f"peak of inference on one device, bf16 weights, {tokens} tokens",
             )
-        return found
+        return figures
 
     def description(self) -> str:
         """One sentence, for search engines and previews."""
@@ -89,14 +92,14 @@ class PresetPage:
             f'<tr><th scope="row">{escape(name)}</th><td><b>{escape(value)}</b></td><td>{escape(note)}</td></tr>'
             for name, (value, note) in self.figures().items()
         )
-        made = ", ".join(filter(None, (preset.developer, preset.released)))
+        origin = ", ".join(filter(None, (preset.developer, preset.released)))
         sources = "\n".join(
             f'<li><a href="{escape(source.url)}">{escape(source.gives)}</a></li>' for source in preset.sources
         )
         remarks = "\n".join(f"<li>{escape(note)}</li>" for note in answer["params"]["notes"])
         body = f"""<main class="sheet">
 <h1>{escape(preset.display)}</h1>
-<p class="quiet">{escape(made)}</p>
+<p class="quiet">{escape(origin)}</p>
 <p>{escape(answer["headline"])}.</p>
 <table class="figures-of">
 <tbody>
@@ -231,10 +234,10 @@ def index(urls: dict[str, str], pages: list[PresetPage]) -> str:
 
 def files(urls: dict[str, str], pages: list[PresetPage]) -> dict[str, str]:
     """Path below the calculator's folder → text of each file: the pages, their pictures, the list and the site map."""
-    found = {"m/index.html": index(urls, pages)}
+    texts = {"m/index.html": index(urls, pages)}
     for page in pages:
-        found[f"{page.path}index.html"] = page.html(urls)
-        found[f"{page.path}{PICTURE}"] = page.svg(urls)
+        texts[f"{page.path}index.html"] = page.html(urls)
+        texts[f"{page.path}{PICTURE}"] = page.svg(urls)
     if "Homepage" in urls:
-        found["sitemap.xml"] = addresses.sitemap(urls, ["", "zh/", "m/", *(page.path for page in pages)])
-    return found
+        texts["sitemap.xml"] = addresses.sitemap(urls, ["", "zh/", "m/", *(page.path for page in pages)])
+    return texts

@@ -39,10 +39,10 @@ export function modelList(input, choose) {
   async function open() {
     const all = await loaded(), text = input.value.trim().toLowerCase();
     if (document.activeElement !== input) return;
-    const found = text.startsWith("{") ? [] : all.filter((model) => matches(model, text.split(/\s+/)));
-    shown = found.slice(0, MOST);
+    const matching = text.startsWith("{") ? [] : all.filter((model) => matches(model, text.split(/\s+/)));
+    shown = matching.slice(0, MOST);
     list.replaceChildren(...shown.map(row));
-    rest.textContent = found.length > MOST ? t("{0} more; type a name, a developer or a year", found.length - MOST) : "";
+    rest.textContent = matching.length > MOST ? t("{0} more; type a name, a developer or a year", matching.length - MOST) : "";
     box.hidden = !shown.length;
     input.setAttribute("aria-expanded", String(shown.length > 0));
     mark(-1);

@@ -38,18 +38,18 @@ function drawing(svg, left, top) {
 
 /** The lines of a text as they are broken here: [words, box]. */
 function lines(text) {
-  const found = [], range = document.createRange();
+  const runs = [], range = document.createRange();
   for (const { 0: word, index } of text.data.matchAll(/\S+/g)) {
     range.setStart(text, index);
     range.setEnd(text, index + word.length);
-    const box = range.getBoundingClientRect(), last = found.at(-1);
+    const box = range.getBoundingClientRect(), last = runs.at(-1);
     if (!box.width) continue;
     if (last && Math.abs(last.box.top - box.top) < 3) {
       last.words.push(word);
       last.right = box.right;
-    } else found.push({ words: [word], box, right: box.right });
+    } else runs.push({ words: [word], box, right: box.right });
   }
-  return found;
+  return runs;
 }
 
 function written(text, left, top) {
@@ -83,9 +83,9 @@ function* parts(element, left, top) {
 /** A text in lines of at most that width. */
 function broken(text, width) {
   ink.font = `${SOURCE}px system-ui, sans-serif`;
-  return text.split(" ").reduce((found, word) => {
-    const longer = `${found.at(-1)} ${word}`.trim();
-    return ink.measureText(longer).width > width ? [...found, word] : [...found.slice(0, -1), longer];
+  return text.split(" ").reduce((rows, word) => {
+    const longer = `${rows.at(-1)} ${word}`.trim();
+    return ink.measureText(longer).width > width ? [...rows, word] : [...rows.slice(0, -1), longer];
   }, [""]);
 }
 
