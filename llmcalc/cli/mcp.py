@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from mcp.server import Server
 
 INSTRUCTIONS = (
-    "Exact parameters, FLOPs, cache and memory of language models, and estimates of time with ranges. Every answer is a "
-    "JSON document in base units (bytes, FLOPs, seconds) whose notes state its conventions and how sure it is."
+    "Exact parameters, FLOPs, cache and memory of language models, and estimates of time with ranges. Every answer is "
+    "a JSON document in base units (bytes, FLOPs, seconds) whose notes state its conventions and how sure it is."
 )
 """What a client shows its model about the server."""
 
@@ -47,12 +47,11 @@ def tool_server() -> Server[Any]:
     reads_only = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 
     async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
-        return types.ListToolsResult(
-            tools=[
-                types.Tool(name=tool.name, description=tool.description, input_schema=tool.schema, annotations=reads_only)
-                for tool in tools()
-            ]
-        )
+        listed = [
+            types.Tool(name=tool.name, description=tool.description, input_schema=tool.schema, annotations=reads_only)
+            for tool in tools()
+        ]
+        return types.ListToolsResult(tools=listed)
 
     async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
         try:

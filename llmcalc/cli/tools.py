@@ -60,7 +60,9 @@ class Tool(NamedTuple):
         """The JSON schema of a call: common arguments, `options` with the others by name, and `keys`."""
         properties = {name: schema for name, schema in self.arguments.items() if name in self.common}
         others = ", ".join(name for name in self.arguments if name not in self.common)
-        texts = [f"Further options by name, as llmcalc {self.name} --help-all explains them: {others}."] if others else []
+        texts: list[str] = []
+        if others:
+            texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {others}.")
         if self.name in WITH_ENGINES:
             texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
         if texts:
@@ -86,7 +88,7 @@ def _tool(name: str) -> Tool:
     return Tool(
         name,
         " ".join((command.help or "").split()),
-        {argument: _models() if argument == "models" else _schema(argument, parameters[argument]) for argument in parameters},
+        {argument: _schema(argument, parameter) for argument, parameter in parameters.items()},
         frozenset(argument for argument, parameter in parameters.items() if parameter.name not in command.uncommon),
         tuple(argument for argument, parameter in parameters.items() if parameter.required),
     )
@@ -118,14 +120,12 @@ def _model(description: str) -> dict[str, Any]:
     return {"anyOf": [_text(minLength=1), {"type": "object"}], "description": description}
 
 
-def _models() -> dict[str, Any]:
-    return {"type": "array", "items": _model(MODEL), "maxItems": 100, "description": "The models to compare."}
-
-
 def _schema(argument: str, parameter: Any) -> dict[str, Any]:
     """Returns the JSON schema of an argument: its type, and its help text with the placeholder of the value."""
     if argument == "model":
         return _model(MODEL)
+    if argument == "models":
+        return {"type": "array", "items": _model(MODEL), "maxItems": 100, "description": "The models to compare."}
     annotation, placeholder = parameter.type_descriptor.annotation, parameter.metavar or ""
     help_text = " ".join((parameter.help or "").split())
     if placeholder == "TARGET":
@@ -153,7 +153,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
         raise InputError(f"there is no tool '{name}'.{suggest(name, list(TOOLS))} Expected one of {', '.join(TOOLS)}")
     tool = next(tool for tool in tools() if tool.name == name)
     require_shallow(dict(arguments), "arguments")
-    _check(tool.schema["properties"], arguments)
+    _check({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:
         if argument not in arguments:
             raise InputError(f"{argument}: missing; expected {tool.arguments[argument]['description']}")

@@ -181,10 +181,9 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         rows: list[Row] = []
         for section, name in zip(explanation.sections[:-1], names, strict=False):
             for part_formula in [f for f in section.formulas if f.quantity == formula.quantity]:
-                steps = [write(part_formula.expression), write(part_formula.open, Style(grouped=True))]
-                rows += _lines(
-                    name, _with_unit(list(dict.fromkeys(steps[-1:] if values_only else steps)), part_formula), width, section.depth
-                )
+                value = write(part_formula.open, Style(grouped=True))
+                steps = [value] if values_only else list(dict.fromkeys((write(part_formula.expression), value)))
+                rows += _lines(name, _with_unit(steps, part_formula), width, section.depth)
         steps = _chain(explanation, formula)
         if len(steps) > 2 and len(steps[1]) > LONGEST * width:
             del steps[1]

@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-
 from tests.cli.helpers import run
 
 WITHOUT = "import sys; sys.modules['sympy'] = None; from llmcalc.cli import run; run()"
