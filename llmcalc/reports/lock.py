@@ -52,7 +52,7 @@ def check_report(file: str, version: str, models: int, changes: Sequence[Change]
         "file": file,
         "ok": not changes,
         "locked_by": version,
-        "models": models,
+        "checked": models,
         "changes": [
             {"target": change.target, "key": change.key, "locked": change.locked, "now": change.now}
             for change in changes
