@@ -212,6 +212,7 @@ def build(folder: Path) -> None:
             if not place:
                 reference.write(pages / "reference")
                 shutil.copytree(DOCS / "images", pages / "images")
+                shutil.copy(ROOT / "presets" / "description.schema.json", pages)
             shutil.copy(DOCS / "site.css", pages)
             if not (pages / "index.md").exists():
                 (pages / "index.md").write_text(linked(home(), DOCS / "index.md", DOCS))

@@ -869,11 +869,14 @@ def shape(
     )
 
 
-def budget(file: str | Path = "llmcalc.toml") -> ReportedAnswer:
-    """Checks the bounds of a budget: `.result` has every check, `.ok` says whether all bounds hold."""
+def budget(file: str | Path = "llmcalc.toml", skip_missing: bool = False) -> ReportedAnswer:
+    """Checks the bounds of a budget: `.result` has every check, `.ok` says whether all bounds hold.
+
+    skip_missing: whether a file that does not exist is a budget without bounds; default an error.
+    """
     from .questions.witnesses import ask_budget
 
-    return ask_budget(Path(file))
+    return ask_budget(Path(file), skip_missing)
 
 
 def explain_log(

@@ -96,7 +96,7 @@ def _tool(name: str) -> Tool:
 
 def _is_input(parameter: Any) -> bool:
     """Whether a parameter of a command says something about the answer, and nothing about how it is written."""
-    writes = "--output" in parameter.opts and parameter.metavar == "FILE"
+    writes = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
     return not writes and _option(parameter) not in LEFT_OUT
 
 
@@ -152,7 +152,7 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
     if name not in TOOLS:
         raise InputError(f"there is no tool '{name}'.{suggest(name, list(TOOLS))} Expected one of {', '.join(TOOLS)}")
     tool = next(tool for tool in tools() if tool.name == name)
-    require_shallow(dict(arguments), "arguments")
+    _check_size(arguments)
     _check({**tool.arguments, **tool.schema["properties"]}, arguments)
     for argument in tool.required:
         if argument not in arguments:
@@ -172,6 +172,17 @@ def call(name: str, arguments: Mapping[str, Any]) -> Any:
     return document if keys is None else _selected(document, keys)
 
 
+def _check_size(arguments: Mapping[str, Any]) -> None:
+    """Raises `InputError` for arguments that are nested too deeply, too large, or have a number without end."""
+    require_shallow(dict(arguments), "arguments")
+    try:
+        size = len(json.dumps(arguments))
+    except ValueError:
+        raise InputError("arguments: a number has thousands of digits; expected shorter ones") from None
+    if size > LARGEST_CONFIG:
+        raise InputError(f"arguments: are larger than {LARGEST_CONFIG:,} bytes; expected a name or a shorter config")
+
+
 def _check(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Raises `InputError` for the first argument that is unknown or of another type. known: argument → schema."""
     from jsonschema import Draft202012Validator
@@ -184,19 +195,9 @@ def _check(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
 
 
 def _check_model(model: Any) -> None:
-    """Raises `InputError` for standard input, which the protocol uses, and for a config that is too large."""
+    """Raises `InputError` for standard input, which the protocol uses."""
     if isinstance(model, str) and re.match(rf"\s*{STDIN}(\?|\s*$)", model):
         raise InputError(f"model: '{STDIN}' is standard input, which the protocol uses; expected a name or a path")
-    if isinstance(model, Mapping) and _size(model) > LARGEST_CONFIG:
-        raise InputError(f"model: the config is larger than {LARGEST_CONFIG:,} bytes; expected a config.json")
-
-
-def _size(config: Mapping[str, Any]) -> int:
-    """Returns the bytes of a config as JSON. Raises `InputError` for a number that Python does not write."""
-    try:
-        return len(json.dumps(config))
-    except ValueError:
-        raise InputError("model: a number of the config has thousands of digits; expected a config.json") from None
 
 
 def _selected(document: Any, keys: list[str]) -> Any:

@@ -118,7 +118,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "standard input": ("lock -", "TARGET: '-' cannot be read again by --check"),
     "two lock files": ("lock --check a b", "--check: checks one lock file"),
     "a bill of a check": ("lock --check --format cyclonedx", "--format cyclonedx: lists models"),
-    "no lock file": ("lock --check", "llmcalc.lock.json: no such file"),
+    "no lock file": ("lock --check", "llmcalc.lock.json: No such file"),
     "another file": ("lock --check config.json", "config.json: is no lock file of version 1"),
     "no list": ("lock --check list.json", "list.json: models: 3; expected a list of 1 to 1,000 models"),
     "no version": ("lock --check version.json", "version.json: llmcalc: 1; expected the version"),
