@@ -197,6 +197,7 @@ def secured(folder: Path) -> None:
 
 def build(folder: Path) -> None:
     """Builds every language into a folder."""
+    import llms
     import reference
 
     for place, source in languages().items():
@@ -222,6 +223,7 @@ def build(folder: Path) -> None:
             shutil.copytree(work / "site", folder / place, dirs_exist_ok=True)
     switched(folder)
     secured(folder)
+    llms.write(folder)
 
 
 if __name__ == "__main__":
