@@ -97,7 +97,9 @@ def table(language: str) -> str:
 
 
 def percent(share: float) -> str:
-    return f"{share:+.2%}".replace("%", " %").replace("-", "−")
+    """Writes a share with two decimals and its sign, or 0 without one."""
+    text = f"{share:+.2%}".replace("%", " %").replace("-", "−")
+    return "0.00 %" if text[1:] == "0.00 %" else text
 
 
 def written(text: str, language: str, tables: Mapping[str, str]) -> str:

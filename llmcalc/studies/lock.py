@@ -95,7 +95,7 @@ def _digest(preset: Preset) -> str:
 
 def _revision(preset: Preset) -> str | None:
     """Returns the commit of the hub's repository that the config came from; None for a preset or a file."""
-    target = preset.asked or preset.name
+    target = preset.target.removesuffix("?" + "&".join(preset.changes))
     hub_id = hub_id_of(target) or target
     if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
         return None
