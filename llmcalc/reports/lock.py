@@ -12,8 +12,8 @@ from .notes import plural
 
 COLUMNS = (
     Column("target", "model", justify="left", wrap=True),
-    Column("parameters", "parameters", units.exact),
-    Column("active", "active", units.exact),
+    Column("parameters", "parameters", units.count),
+    Column("active", "active", units.count),
     Column("bytes_per_token", "cache per token", units.memory),
     Column("bytes", "weights", units.memory),
     Column("sha256", "SHA-256", justify="left", brief=lambda digest: digest[:12]),
