@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import cache
+from math import log, pi
 from statistics import median_low
 from typing import Any
 
@@ -136,6 +137,16 @@ def median_depth(experts: bool, least: float, most: float) -> int:
         if spec(name).kind == "decoder" and has_experts(spec(name)) is experts and least <= total(name) < most
     ]
     return int(median_low(depths))
+
+
+def wavelength(base: float, head_dim: int) -> str:
+    """Tokens in which the slowest pair of RoPE makes a full turn."""
+    return f"{2 * pi * base ** ((head_dim - 2) / head_dim):,.0f}"
+
+
+def yarn_scale(factor: float) -> str:
+    """What YaRN multiplies logits by, for a context that grows by a factor (Peng et al. 2023, §3.4)."""
+    return number((0.1 * log(factor) + 1) ** 2, 3)
 
 
 @cache

@@ -524,7 +524,8 @@ def test_qk_norm_has_2d_parameters_a_layer() -> None:
     changed = spec.decoder.block.attention.model_copy(update={"qk_norm": None})
     block = spec.decoder.block.model_copy(update={"attention": changed})
     without = spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"block": block})})
-    norms = 2 * spec.decoder.block.attention.head_dim * spec.decoder.num_hidden_layers
+    head_dim = spec.hidden_size // spec.decoder.block.attention.num_attention_heads
+    norms = 2 * head_dim * spec.decoder.num_hidden_layers
     assert llmcalc.params(spec).total - llmcalc.params(without).total == norms == 9216
 
 
