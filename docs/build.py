@@ -197,6 +197,7 @@ def secured(folder: Path) -> None:
 
 def build(folder: Path) -> None:
     """Builds every language into a folder."""
+    import llms
     import reference
 
     for place, source in languages().items():
@@ -212,6 +213,7 @@ def build(folder: Path) -> None:
             if not place:
                 reference.write(pages / "reference")
                 shutil.copytree(DOCS / "images", pages / "images")
+                shutil.copy(ROOT / "presets" / "description.schema.json", pages)
             shutil.copy(DOCS / "site.css", pages)
             if not (pages / "index.md").exists():
                 (pages / "index.md").write_text(linked(home(), DOCS / "index.md", DOCS))
@@ -221,6 +223,7 @@ def build(folder: Path) -> None:
             shutil.copytree(work / "site", folder / place, dirs_exist_ok=True)
     switched(folder)
     secured(folder)
+    llms.write(folder)
 
 
 if __name__ == "__main__":

@@ -48,6 +48,9 @@ LOGS = Path(__file__).resolve().parent.parent / "tests/data/logs"
 TEXTS = {
     "rows.csv": "users,seq,seconds\n1,2048,9.1ms\n8,2048,10.2ms\n64,2048,21ms\n64,8192,44ms\n",
     "config.json": json.dumps(CONFIG),
+    "llmcalc.lock.json": json.dumps(
+        {"lock": 1, "llmcalc": "0.0.1", "models": [{"target": "gpt2", "params": {"total": 124439807}}]}
+    ),
     "my-gpu.toml": "memory_bytes = 25769803776\n",
     "deepspeed.json": json.dumps(
         {

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from .reports.memory_answer import DeviceUse
     from .reports.params import Params
     from .reports.ranks_answer import RanksUse
+    from .sources.preset import Preset
     from .symbolic.formulas import RecomputeChoice
     from .witnesses.reference import Device
     from .witnesses.run import Witness
@@ -72,6 +73,8 @@ __all__ = [
     "hardware",
     "kv",
     "load",
+    "lock",
+    "mcp",
     "memory",
     "params",
     "plan",
@@ -866,11 +869,14 @@ def shape(
     )
 
 
-def budget(file: str | Path = "llmcalc.toml") -> ReportedAnswer:
-    """Checks the bounds of a budget: `.result` has every check, `.ok` says whether all bounds hold."""
+def budget(file: str | Path = "llmcalc.toml", skip_missing: bool = False) -> ReportedAnswer:
+    """Checks the bounds of a budget: `.result` has every check, `.ok` says whether all bounds hold.
+
+    skip_missing: whether a file that does not exist is a budget without bounds; default an error.
+    """
     from .questions.witnesses import ask_budget
 
-    return ask_budget(Path(file))
+    return ask_budget(Path(file), skip_missing)
 
 
 def explain_log(
@@ -989,6 +995,45 @@ def schema() -> dict[str, Any]:
     from .sources.json_schema import description_schema
 
     return description_schema()
+
+
+def lock(*models: str | Path, check: bool = False, allow_unknown: bool = False) -> ReportedAnswer:
+    """Writes down what models cost: `.document` is the lock file, `.result` has an entry for each model.
+
+    models: names or paths, which a check reads again. allow_unknown: whether to ignore misspelt fields and unknown
+        sizes of a config.
+    check: whether `models` is a lock file, default llmcalc.lock.json, whose models are counted again: `.ok` says
+        whether nothing changed, `.result` what did.
+    Raises `InputError` for a model that cannot be counted, and for a file that is no lock file.
+    """
+    from .questions.locks import LOCK_FILE, ask_lock, ask_lock_check
+
+    def read(target: str) -> Preset:
+        return preset_of(target, allow_unknown=allow_unknown)
+
+    targets = [str(model) if isinstance(model, Path) else text("model", model, "llama3-8b") for model in models]
+    if check:
+        if len(targets) > 1:
+            raise InputError("check: checks one lock file; expected one path")
+        return ask_lock_check(Path(targets[0] if targets else LOCK_FILE), read)
+    if not targets:
+        raise InputError("model: missing; expected the models to lock, or check")
+    return ask_lock(targets, read)
+
+
+def mcp(offline: bool = False) -> None:
+    """Serves the tools of `llmcalc mcp` on standard input and output, until the client closes them.
+
+    The server is a process of its own, because its protocol takes both streams. offline: whether hub ids are answered
+    from the cache alone.
+    Raises `InputError` where the server cannot start; the reason is on standard error.
+    """
+    import subprocess
+    import sys
+
+    command = [sys.executable, "-m", __package__, "mcp", *(["--offline"] if offline else [])]
+    if subprocess.run(command, check=False).returncode:
+        raise InputError("mcp: the server did not start; the line above says why")
 
 
 def plot(picture: Picture, *models: Model, output: str | Path | None = None, **options: Any) -> Figure:

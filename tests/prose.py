@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import cache
+from math import log, pi
+from statistics import median_low
 from typing import Any
 
 import llmcalc
@@ -17,7 +19,7 @@ from llmcalc.flow.tree import Node, Place
 from llmcalc.model import ModelSpec
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
-from llmcalc.sources.presets import model_names
+from llmcalc.sources.presets import load_preset, model_names
 from llmcalc.studies.compare import StackShape, stack_shape
 from llmcalc.studies.plan import bubble
 from llmcalc.studies.selection import attention_kinds, has_experts
@@ -112,6 +114,39 @@ def dense_decoders(least: float) -> tuple[str, ...]:
         and attention_kinds(spec(name)) <= heads
         and total(name) >= least
     )
+
+
+def presets_with(field: str, value: float | None = None) -> int:
+    """Presets whose published training run states a setting, or states that value of it."""
+    stated = [getattr(load_preset(name).training, field) for name in model_names()]
+    return sum(setting is not None if value is None else setting == value for setting in stated)
+
+
+@cache
+def peak(name: str, **options: Any) -> int:
+    """Bytes at the peak of a training step on one device."""
+    return int(llmcalc.memory(name, "training", **options).device.peak_bytes)
+
+
+@cache
+def median_depth(experts: bool, least: float, most: float) -> int:
+    """The median number of layers of decoders with least to most parameters, with experts or without."""
+    depths = [
+        spec(name).main.num_hidden_layers
+        for name in model_names()
+        if spec(name).kind == "decoder" and has_experts(spec(name)) is experts and least <= total(name) < most
+    ]
+    return int(median_low(depths))
+
+
+def wavelength(base: float, head_dim: int) -> str:
+    """Tokens in which the slowest pair of RoPE makes a full turn."""
+    return f"{2 * pi * base ** ((head_dim - 2) / head_dim):,.0f}"
+
+
+def yarn_scale(factor: float) -> str:
+    """What YaRN multiplies logits by, for a context that grows by a factor (Peng et al. 2023, §3.4)."""
+    return number((0.1 * log(factor) + 1) ** 2, 3)
 
 
 @cache

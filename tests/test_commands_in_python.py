@@ -133,6 +133,8 @@ ASKED: dict[str, tuple[Callable[[], Any], str]] = {
     "budget": (lambda: llmcalc.budget("llmcalc.toml"), "budget llmcalc.toml"),
     "presets": (lambda: llmcalc.presets("gpt2", sort="params"), "presets gpt2 --sort params"),
     "hardware": (lambda: llmcalc.hardware("h100"), "hardware h100"),
+    "lock": (lambda: llmcalc.lock("gpt2", Path("model")), "lock gpt2 model"),
+    "lock, checked": (lambda: llmcalc.lock(check=True), "lock --check"),
     "params of a checkpoint": (lambda: llmcalc.params("gpt2.safetensors"), "params gpt2.safetensors"),
 }
 """What is asked → the function and the command."""
@@ -150,6 +152,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "model" / "config.json").write_text(CONFIG)
     (tmp_path / "llmcalc.toml").write_text(BUDGET)
     (tmp_path / "run.sh").write_text(LAUNCH)
+    (tmp_path / "llmcalc.lock.json").write_text('{"lock": 1, "llmcalc": "0.0.1", "models": [{"target": "gpt2"}]}')
     (tmp_path / "server.log").write_text(LOG)
     (tmp_path / "rows.csv").write_text("users,seconds\n1,2ms\n2,2ms\n8,3ms\n")
     header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
@@ -172,7 +175,7 @@ def test_no_module_hides_a_function() -> None:
 def test_every_command_is_a_function() -> None:
     assert set(map(module_name, COMMANDS)) <= set(FUNCTIONS) & set(llmcalc.__all__)
     with_documents = {name.partition(" ")[0] for name in ASKED}
-    assert set(COMMANDS) - with_documents == {"plot", "verify", "convert", "schema", "web"}  # tested below
+    assert set(COMMANDS) - with_documents - {"mcp"} == {"plot", "verify", "convert", "schema", "web"}  # tested below
 
 
 @pytest.mark.parametrize("name", ASKED)

@@ -20,6 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+from llmcalc.cli.main import COMMANDS
 from llmcalc.sources.presets import load_preset, model_names
 
 ROOT = Path(__file__).parent.parent
@@ -80,6 +81,18 @@ def test_links_lead_somewhere(site: Path) -> None:
             if not target.exists() or found:
                 broken.append(f"{file.relative_to(site)}: {link}")
     assert not broken
+
+
+def test_language_models_have_a_page_of_every_command(site: Path) -> None:
+    """`llms.txt` links to pages of Markdown in the site; the schema has the address that it names."""
+    address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
+    links = re.findall(r"\]\(([^)]*)\)", (site / "llms.txt").read_text())
+    assert all(link.startswith(address) and (site / link.removeprefix(address)).exists() for link in links)
+    assert [Path(link).stem for link in links if link.endswith(".md")] == list(COMMANDS)
+    memory = (site / "llms" / "memory.md").read_text()
+    assert "--lora-rank" in memory
+    assert "- `memory.peak_bytes` (bytes): " in memory
+    assert (site / "description.schema.json").read_text() == (ROOT / "presets/description.schema.json").read_text()
 
 
 def test_pages_ask_no_other_site(site: Path) -> None:

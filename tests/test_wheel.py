@@ -36,6 +36,11 @@ def test_it_runs_in_a_clean_environment_outside_the_checkout(wheel: Path, tmp_pa
         [bin_ / "llmcalc", "params", "llama3-8b"], check=True, cwd=tmp_path, capture_output=True, text=True
     )
     assert "8,030,261,248" in result.stdout
+    without_sympy = subprocess.run(
+        [bin_ / "llmcalc", "explain", "llama3-8b", "mlp"], check=True, cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "176,160,768" in without_sympy.stdout
+    assert "needs sympy: pip install" in " ".join(without_sympy.stdout.split())
     without_torch = subprocess.run(
         [bin_ / "llmcalc", "verify", "llama3-8b"], check=False, cwd=tmp_path, capture_output=True, text=True
     )

@@ -17,6 +17,9 @@ def command(
         typer.Argument(metavar="FILE", help="The budget: a TOML file with a table [[model]] for each model."),
     ] = Path("llmcalc.toml"),
     junit_file: JunitOption = None,
+    skip_missing: Annotated[
+        bool, typer.Option("--skip-missing", help="Without the file, print a notice and exit with 0, as hooks need.")
+    ] = False,
     offline: OfflineOption = False,
     *,
     writing: Writing,
@@ -29,7 +32,7 @@ def command(
 
     if junit_file is not None:
         check_writable(junit_file, "--junit")
-    answer = ask_budget(file)
+    answer = ask_budget(file, skip_missing)
     if junit_file is not None:
         with write_whole(junit_file, "--junit") as out:
             out.write(junit(file.name, answer.result))

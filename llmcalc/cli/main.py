@@ -41,7 +41,9 @@ COMMANDS = (
     "presets",
     "hardware",
     "schema",
+    "lock",
     "web",
+    "mcp",
 )
 """Names of commands: modules of this package with a function `command`, or packages of commands. A module has
 underscores for hyphens."""

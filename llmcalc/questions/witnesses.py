@@ -22,12 +22,17 @@ if TYPE_CHECKING:
     from ..witnesses.run import Witness
 
 
-def ask_budget(file: Path) -> ReportedAnswer:
-    """Checks models against a budget. Raises `InputError` for a budget that cannot be read."""
+def ask_budget(file: Path, skip_missing: bool = False) -> ReportedAnswer:
+    """Checks models against a budget. Raises `InputError` for a budget that cannot be read.
+
+    skip_missing: whether a file that does not exist is a budget without bounds; default an error.
+    """
     from ..reports.budget import report
     from ..studies.budget import broken, check_budget
     from ..studies.budget_file import read_budget
 
+    if skip_missing and not file.exists():
+        return ReportedAnswer([], lambda: report(file.name, []))
     checks = check_budget(read_budget(file), file.parent)
     return ReportedAnswer(checks, lambda: report(file.name, checks), not broken(checks))
 

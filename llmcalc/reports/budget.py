@@ -34,6 +34,9 @@ def report(file: str, checks: list[Check]) -> Report:
     warnings = without_repetitions(f"{check.target}: {check.warning}" for check in checks if check.warning)
     has_memory = any(check.key in ("memory", "fits") for check in checks)
     memory_note = "memory: that of one device, which has to fit (device_bytes); without a phase inference"
+    if not checks:
+        headline_text = "no such file"
+        warnings = [f"no {file}, so no bound is checked"]
     notes = [*warnings, memory_note if has_memory else ""]
     targets = dict.fromkeys(check.target for check in checks)
     tables = [Table(target, COLUMNS, _rows(target, checks), name="bounds", target=target) for target in targets]

@@ -12,9 +12,9 @@ from ..sources.preset import Preset
 from ..symbolic.bibliography import papers
 from ..symbolic.explain import Explanation, Section
 from ..symbolic.formulas import QUANTITIES, Formula, FormulaNode
-from ..symbolic.symbolic import KEYS
+from ..symbolic.symbolic import KEYS, no_sympy
 from .document import Column, Report, Row, Table, with_notes_below, without_repetitions
-from .expression import LATEX, Style, latex_text, write
+from .expression import LATEX, PLAIN, Style, latex_text, write
 from .notes import MULTIPLY_ADD, PAIRS, cache_per_token_note, identity_experts
 from .share import rank_text, share_data, share_notes, with_rank
 from .summary import headline, model_data
@@ -32,6 +32,8 @@ LATENT_FORMS = (
     "FLOPs, absorbed: as decode runs MLA with S keys, each head attending to the latents",
 )
 """Notes about formulas in the two forms of latent attention."""
+AT_LENGTH = frozenset({"flops", "flops_absorbed", "activations"})
+"""Quantities that depend on the length of a sequence."""
 RECORDS = (
     Column("node", "node", justify="left"),
     Column("quantity", "quantity", justify="left"),
@@ -73,13 +75,13 @@ def report(
         "formulas": rows,
         "symbols": _symbols(explanation),
     }
+    warnings = _without_symbols(explanation)
     if records:
-        return Report(data, [_records(preset, explanation, rows, share)]).of(preset.target)
+        return Report(data, [_records(preset, explanation, rows, share)], warnings=warnings).of(preset.target)
     if latex:
         return Report(data, text=_latex(preset, explanation, bibtex, share))
-    if explanation.node is None:
-        return Report(data, _whole(preset, explanation, share))
-    return Report(data, _nodes(preset, explanation, share))
+    tables = (_whole if explanation.node is None else _nodes)(preset, explanation, share)
+    return Report(data, tables, warnings=warnings)
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
@@ -103,9 +105,10 @@ def _record(explanation: Explanation, place: FormulaNode, formula: Formula) -> d
         "node": place.name,
         "path": place.path,
         "quantity": formula.quantity,
-        "symbolic": write(formula.expression),
-        "latex": write(formula.expression, LATEX),
-        "substituted": write(formula.expression, _with_numbers(explanation)),
+        **{
+            key: write(formula.expression, style) if explanation.formulas.has_symbols else None
+            for key, style in (("symbolic", PLAIN), ("latex", LATEX), ("substituted", _with_numbers(explanation)))
+        },
         "in_units_of_h": None if formula.in_hidden is None else write(formula.in_hidden),
         "value": _write_plain(formula.value),
         "unit": QUANTITIES[formula.quantity][1],
@@ -132,9 +135,8 @@ def _symbols(explanation: Explanation, sections: list[Section] | None = None) ->
         if sections is None and explanation.node is None:
             used_symbols |= getattr(section.places[0].letters.repeat, "free_symbols", set())
         for formula in section.formulas:
-            used_symbols |= formula.expression.free_symbols | (
-                set() if formula.in_hidden is None else formula.in_hidden.free_symbols
-            )
+            for expression in (formula.expression, formula.in_hidden):
+                used_symbols |= getattr(expression, "free_symbols", set())
     return {
         m.name: {"field": m.field, "value": _write_plain(Fraction(m.value))}
         for symbol, m in explanation.formulas.meanings.items()
@@ -163,14 +165,15 @@ def _nodes(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text, without_repetitions(notes)))
     rank_model = share_notes(share)
     return with_notes_below(
-        [*tables, *_legend(explanation)], [*rank_model, *_training(explanation), *_conventions(explanation)]
+        [*tables, *_legend(explanation)],
+        [*_without_symbols(explanation), *rank_model, *_training(explanation), *_conventions(explanation)],
     )
 
 
 def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) -> list[Table]:
     """Returns one table per quantity: every component of one layer of each kind, then the model."""
     tables: list[Table] = []
-    model = explanation.sections[-1]
+    model, values_only = explanation.sections[-1], not explanation.formulas.has_symbols
     names = [_component(s) for s in explanation.sections]
     width = LINE - 4 - max(len("  " * s.depth + name) for s, name in zip(explanation.sections, names, strict=True))
     for formula in model.formulas:
@@ -178,14 +181,9 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         rows: list[Row] = []
         for section, name in zip(explanation.sections[:-1], names, strict=False):
             for part_formula in [f for f in section.formulas if f.quantity == formula.quantity]:
-                rows += _lines(
-                    name,
-                    _with_unit(
-                        [write(part_formula.expression), write(part_formula.open, Style(grouped=True))], part_formula
-                    ),
-                    width,
-                    section.depth,
-                )
+                value = write(part_formula.open, Style(grouped=True))
+                steps = [value] if values_only else list(dict.fromkeys((write(part_formula.expression), value)))
+                rows += _lines(name, _with_unit(steps, part_formula), width, section.depth)
         steps = _chain(explanation, formula)
         if len(steps) > 2 and len(steps[1]) > LONGEST * width:
             del steps[1]
@@ -197,13 +195,15 @@ def _whole(preset: Preset, explanation: Explanation, share: RankShare | None) ->
         model_text = with_rank(headline(preset.model), share) if is_first else ""
         tables.append(Table(preset.display if is_first else "", columns, rows, model_text))
     has_proportions = any(f.in_hidden is not None for f in model.formulas)
-    proportions = ", ".join(
-        f"{write(numerator)} = {write(denominator)}"
-        for numerator, denominator in explanation.formulas.proportions()
-        if has_proportions
+    pairs = explanation.formulas.proportions() if has_proportions else ()
+    proportions = ", ".join(f"{write(numerator)} = {write(denominator)}" for numerator, denominator in pairs)
+    repeated = (
+        "× 2: repeated twice; the value is per layer"
+        if values_only
+        else "× L: repeated L times; the formula is per layer"
     )
-    repeated = "× L: repeated L times; the formula is per layer"
     notes = [
+        *_without_symbols(explanation),
         repeated,
         *share_notes(share),
         *_training(explanation),
@@ -232,9 +232,11 @@ def _chain(explanation: Explanation, formula: Formula) -> list[str]:
         write(formula.expression, _with_numbers(explanation)),
         write(formula.open, Style(grouped=True)),
     ]
-    if formula.open.free_symbols:
-        value = _write_plain(formula.value)
-        steps.append(f"{value:,} at S = {explanation.formulas.setting.seq:,}")
+    seq, value = explanation.formulas.setting.seq, _write_plain(formula.value)
+    if not explanation.formulas.has_symbols:
+        steps = [f"{value:,} at {seq:,} tokens" if formula.quantity in AT_LENGTH else f"{value:,}"]
+    elif formula.open.free_symbols:
+        steps.append(f"{value:,} at S = {seq:,}")
     return _with_unit(list(dict.fromkeys(steps)), formula)
 
 
@@ -359,6 +361,11 @@ def _conventions(explanation: Explanation) -> list[str]:
             cache_per_token_note(setting.dtype) + ("; a sliding layer holds at most its window" if sliding else "")
         )
     return notes
+
+
+def _without_symbols(explanation: Explanation) -> list[str]:
+    """Returns the hint that formulas are left out, where sympy is not installed."""
+    return [] if explanation.formulas.has_symbols else [str(no_sympy("values only; a formula in symbols"))]
 
 
 def _training(explanation: Explanation) -> list[str]:

@@ -79,10 +79,12 @@ def decimal(value: Fraction) -> str:
 
 
 def write(expression: Any, style: Style = PLAIN) -> str:
-    """Writes a SymPy expression of sums, products, integer powers, minima and floors.
+    """Writes a SymPy expression of sums, products, integer powers, minima and floors, or a number.
 
     Raises `ArithmeticError` for other expressions.
     """
+    if isinstance(expression, Fraction):
+        return style.number(expression)
     import sympy
 
     expression = sympy.sympify(expression)

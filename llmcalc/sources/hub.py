@@ -53,6 +53,14 @@ def fetch_config(target: str) -> Path:
         return _with_deadline(lambda deadline: _config(repo, revision), CONFIG_SECONDS)
 
 
+def commit_of(target: str) -> str:
+    """Returns the commit of the repository that `fetch_config` reads; the cache has a folder for each commit.
+
+    Raises `InputError` as `fetch_config` does.
+    """
+    return fetch_config(target).parent.name
+
+
 def _config(repo: str, revision: str | None) -> Path:
     """Returns the path of a repository's config. A config that is new in the cache gets the file beside it."""
     import huggingface_hub

@@ -6,6 +6,8 @@ every class below a layer stands there a second time, with no field required.
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +20,12 @@ from .fields import field_members
 from .preset import NOT_IN_FILES, Preset
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
+
+ADDRESS = "https://llmcalc.github.io/llmcalc/description.schema.json"
+"""Address of the schema: the documentation's site has it."""
+
+FIELD = re.compile(r"(\w+(?:, \w+)*): (.*)")
+"""A line of a docstring that describes fields: their names and the beginning of the text."""
 
 PARTIAL = "Partial"
 """The end of the name of a definition without required fields."""
@@ -36,7 +44,13 @@ def description_schema() -> dict[str, Any]:
         definitions[name + PARTIAL] = {key: _partial(value) for key, value in definition.items() if key != "required"}
     root = definitions.pop("Preset")
     root["properties"] = {key: value for key, value in root["properties"].items() if key not in NOT_IN_FILES}
-    return {"$schema": DRAFT, "title": "llmcalc description", **_without_keys(root, "title"), "$defs": definitions}
+    return {
+        "$schema": DRAFT,
+        "$id": ADDRESS,
+        "title": "llmcalc description",
+        **_without_keys(root, "title"),
+        "$defs": definitions,
+    }
 
 
 def _reachable(root: type[BaseModel]) -> dict[str, type[BaseModel]]:
@@ -59,7 +73,33 @@ def _definition(cls: type[BaseModel]) -> dict[str, Any]:
     """Returns the schema of a class, with references to nested classes."""
     schema = cls.model_json_schema(ref_template="#/$defs/{model}")
     definition: dict[str, Any] = _with_references(schema.get("$defs", {}).get(cls.__name__, schema))
+    texts = _field_texts(cls)
+    for name, schema in definition.get("properties", {}).items():
+        schema["description"] = texts[name] if name != "type" else f"Kind of this table ({cls.__name__})."
     return _without_keys(definition, "$defs", "$ref")
+
+
+def _field_texts(cls: type[BaseModel]) -> dict[str, str]:
+    """Returns field → its description in the docstring of a class, or of the nearest class above it that has one."""
+    texts: dict[str, str] = {}
+    for owner in cls.__mro__:
+        stated: dict[str, str] = {}
+        names: list[str] = []
+        for line in inspect.cleandoc(owner.__dict__.get("__doc__") or "").splitlines():
+            field = FIELD.match(line)
+            if field is not None:
+                names = field[1].split(", ")
+                stated |= dict.fromkeys(names, _capitalized(field[2]))
+            elif line.startswith(" "):
+                stated |= {name: f"{stated[name]} {line.strip()}" for name in names}
+            else:
+                names = []
+        texts = stated | texts
+    return texts
+
+
+def _capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _with_references(schema: Any) -> Any:

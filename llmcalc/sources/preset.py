@@ -22,10 +22,12 @@ class Published(Record):
     """Figures stated by the publisher, or of the published weights.
 
     parameters: exact parameter count of the released weights.
+    parameters_difference: the model's own parameters minus that count; default 0.
     parameters_note: what that count includes or excludes compared with the model's own parameters.
     nominal: the rounded figure (`8B`).
     nominal_without_head: whether the rounded figure leaves out the model's head.
     active: active parameters of a mixture of experts, rounded.
+    training_tokens: tokens of the published training run, rounded (`15T`).
     """
 
     parameters: int | None = Field(default=None, gt=0, strict=True)
@@ -38,7 +40,17 @@ class Published(Record):
 
 
 class Training(Record):
-    """Settings of the published training run. They change no parameter and no FLOP of the forward pass."""
+    """Settings of the published training run. They change no parameter and no FLOP of the forward pass.
+
+    dropout: share of activations that are set to zero after embeddings, attention and feed-forward networks.
+    attention_dropout: share of attention's weights that are set to zero.
+    weight_decay: coefficient of decoupled weight decay (AdamW).
+    z_loss: coefficient of the loss on the logarithm of the softmax's denominator.
+    auxiliary_loss: coefficient of the loss that balances the experts' load.
+    label_smoothing: share of the target's probability that is spread over the vocabulary.
+    optimizer: its name as published, such as `AdamW`.
+    note: what else is published of these settings.
+    """
 
     dropout: float | None = Field(default=None, ge=0, lt=1, strict=True)
     attention_dropout: float | None = Field(default=None, ge=0, lt=1, strict=True)
@@ -57,6 +69,14 @@ NOT_IN_FILES = ("name", "asked", "changes", "config", "notes")
 class Preset(Record):
     """A named model. A user's own file requires only `model`.
 
+    title: name for people, such as `Llama 3 8B`; by default the file's name.
+    aliases: other names, such as the hub id.
+    developer: who trained it.
+    released: date of its release: a year, a year and a month, or a day.
+    sources: where the model's figures stand, each with what it gives and the day on which it was read.
+    published: figures that the publisher states.
+    training: settings of the published training run.
+    model: the architecture.
     name: name of the preset or of the file.
     asked: the TARGET as the user wrote it.
     changes: the overrides applied to the model, each `path=value`.

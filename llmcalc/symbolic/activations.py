@@ -74,10 +74,12 @@ class Activations:
 
     def __init__(self, formulas: Formulas, training: TrainingSetting, kernels: type[PlacedEager] = PlacedEager) -> None:
         self.formulas, self.training, self.kernels = formulas, training, kernels
-        meanings = formulas.meanings
-        meanings[keys()] = replace(meanings[keys()], field="tokens of a sequence")
-        meanings[sequences()] = Meaning(SEQUENCES, "sequences at once", training.batch)
-        self.numbers, self.letters = self.sums("numbers", training.batch), self.sums("letters", training.batch)
+        self.numbers = self.letters = self.sums("numbers", training.batch)
+        if formulas.has_symbols:
+            meanings = formulas.meanings
+            meanings[keys()] = replace(meanings[keys()], field="tokens of a sequence")
+            meanings[sequences()] = Meaning(SEQUENCES, "sequences at once", training.batch)
+            self.letters = self.sums("letters", training.batch)
 
     def sums(self, side: Side, batch: int) -> SavedSums:
         """Returns the saved activations of every node, for a number of sequences."""
@@ -143,7 +145,7 @@ class Activations:
 
     def notes(self) -> tuple[str, ...]:
         """Returns notes about exceptions from the formulas."""
-        if self.training.batch > 1:
+        if self.training.batch > 1 or not self.formulas.has_symbols:
             return ()
         root, two = self.formulas.root, {sequences(): 2}
         values = {symbol: meaning.value for symbol, meaning in self.formulas.meanings.items()}

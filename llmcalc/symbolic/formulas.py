@@ -23,7 +23,7 @@ from ..workload.counting import Counting, Pairs
 from ..workload.execution import EAGER, AttentionImplementation, Execution, NormImplementation
 from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
-from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, keys, symbolic
+from .symbolic import ELEMENT_BYTES, KEYS, Meaning, Symbolic, element_bytes, has_sympy, keys, symbolic, values_only
 
 Quantity: TypeAlias = Literal["params", "active", "flops", "flops_absorbed", "kv", "state", "activations"]
 QUANTITIES: dict[Quantity, tuple[str, str]] = {
@@ -99,7 +99,7 @@ class Formula:
     """A formula and its value.
 
     quantity: the quantity.
-    expression: the formula in symbols.
+    expression: the formula in symbols; its value where sympy is not installed.
     value: its value, which equals the count.
     open: the expression with all values but S substituted.
     in_hidden: the expression with every width that is a multiple of h written as that multiple; None if there is none.
@@ -148,18 +148,20 @@ class FormulaNode:
 
 
 class Formulas:
-    """The formulas of one model in one setting."""
+    """The formulas of one model in one setting. Without sympy, each formula is its value, at the setting's length."""
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
-        self.symbolic: Symbolic = symbolic(spec)
+        self.has_symbols = has_sympy()
+        self.symbolic: Symbolic = symbolic(spec) if self.has_symbols else values_only(spec)
         self.setting, self.include = setting, include
-        self.meanings: dict[Any, Meaning] = {
-            **self.symbolic.meanings,
-            keys(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
-            element_bytes(): Meaning(
-                ELEMENT_BYTES, f"bytes of a cached element ({setting.dtype})", Fraction(DTYPE_BITS[setting.dtype], 8)
-            ),
-        }
+        self.meanings: dict[Any, Meaning] = {}
+        if self.has_symbols:
+            element = f"bytes of a cached element ({setting.dtype})"
+            self.meanings = {
+                **self.symbolic.meanings,
+                keys(): Meaning(KEYS, "number of keys (= sequence length)", setting.seq),
+                element_bytes(): Meaning(ELEMENT_BYTES, element, Fraction(DTYPE_BITS[setting.dtype], 8)),
+            }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
         self.root = _build_node(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
@@ -202,18 +204,23 @@ class Formulas:
         """
         if quantity == "flops_absorbed" and not self.symbolic.numbers.has_form("absorbed"):
             return None
-        numeric_terms, symbolic_terms = self._terms(quantity)
-        value = Fraction(self._sum(self.symbolic.numbers, numeric_terms, node))
-        expression = self._combine_equal_layers(self._sum(self.symbolic.tree, symbolic_terms, node), _expand_if_shorter)
+        value = Fraction(self._sum(self.symbolic.numbers, self._numeric_terms(quantity), node))
         if quantity in ("kv", "state") and not value:
             return None
-        return self._formula_with_forms(quantity, expression, value, node)
+        if not self.has_symbols:
+            return Formula(quantity, value, value, value)
+        symbolic_sum = self._sum(self.symbolic.tree, self._symbolic_terms(quantity), node)
+        return self._formula_with_forms(
+            quantity, self._combine_equal_layers(symbolic_sum, _expand_if_shorter), value, node
+        )
 
     def of_value(self, quantity: Quantity, expression: Any, value: int, node: FormulaNode, tidy: SumStyle) -> Formula:
         """Returns the formula of an expression with a known value. tidy: function that rewrites its sums.
 
         Raises `ArithmeticError` if it has another value.
         """
+        if not self.has_symbols:
+            return Formula(quantity, Fraction(value), Fraction(value), Fraction(value))
         formula = self._formula_with_forms(
             quantity, self._combine_equal_layers(expression, tidy), Fraction(value), node
         )
@@ -246,24 +253,31 @@ class Formulas:
             self._walks[key] = list(tree.walk(run_config))
         return self._walks[key]
 
-    def _terms(self, quantity: Quantity) -> tuple[list[Term], list[Term]]:
-        """Returns the terms of the quantity, in numbers and in symbols."""
+    def _numeric_terms(self, quantity: Quantity) -> list[Term]:
+        """Returns the terms of the quantity in numbers."""
+        seq = self.setting.seq
+        return self._terms(quantity, seq, Fraction(1, seq), DTYPE_BITS[self.setting.dtype], Fraction(1, 8))
+
+    def _symbolic_terms(self, quantity: Quantity) -> list[Term]:
+        """Returns the terms of the quantity in symbols. Imports sympy."""
+        return self._terms(quantity, keys(), 1 / keys(), 8 * element_bytes(), _one_eighth())
+
+    def _terms(self, quantity: Quantity, seq: Number, per_token: Any, element_bits: Number, eighth: Any) -> list[Term]:
+        """Returns the terms of the quantity.
+
+        seq: tokens of a sequence.
+        per_token: 1 / seq.
+        element_bits: bits of a cached element.
+        eighth: 1/8, in numbers or in symbols.
+        """
         if quantity in ("params", "active"):
-            terms = [Term(total_of if quantity == "params" else active_of)]
-            return terms, terms
+            return [Term(total_of if quantity == "params" else active_of)]
         if quantity in ("flops", "flops_absorbed"):
-            n, s = self.setting.seq, keys()
             execution = EAGER if quantity == "flops" else Execution(mla="absorbed")
-            with_numbers, with_symbols = (
-                RunConfig(Workload(batch=1, seq=t), Counting(self.setting.pairs), execution) for t in (n, s)
-            )
-            return [Term(_scaled_cost(forward_of, Fraction(1, n)), with_numbers)], [
-                Term(_scaled_cost(forward_of, 1 / s), with_symbols)
-            ]
+            run = RunConfig(Workload(batch=1, seq=seq), Counting(self.setting.pairs), execution)
+            return [Term(_scaled_cost(forward_of, per_token), run)]
         empty, one_token = (RunConfig(Workload(batch=1, seq=t, source=t, phase="prefill")) for t in (0, 1))
-        bits = DTYPE_BITS[self.setting.dtype]
-        numeric_terms = _cache_terms(quantity, empty, one_token, bits, Fraction(1, 8))
-        return numeric_terms, _cache_terms(quantity, empty, one_token, 8 * element_bytes(), _one_eighth())
+        return _cache_terms(quantity, empty, one_token, element_bits, eighth)
 
     def _check_value(self, expression: Any, value: Fraction, node: FormulaNode) -> Any:
         """Substitutes all values but S in the expression.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, is_dataclass, replace
+from importlib.util import find_spec
 from typing import Annotated, Any, TypeAlias, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -17,6 +18,7 @@ from ..algebra import Number, is_zero
 from ..components.base import Network, Part, Symbol, TokenMixer
 from ..components.layers.block import Layer
 from ..components.stack import BASE, SHARED, Stack
+from ..errors import MissingExtra
 from ..flow.tree import Node
 from ..model import ModelSpec
 from ..parallel.rank_model import RankModel
@@ -72,6 +74,22 @@ class Symbolic:
     tree: Node
     meanings: dict[Any, Meaning]
     depths: dict[Any, frozenset[Any]]
+
+
+def has_sympy() -> bool:
+    """Whether sympy is installed, which formulas in symbols need and values do not."""
+    return find_spec("sympy") is not None
+
+
+def no_sympy(feature: str) -> MissingExtra:
+    """Returns the error, or hint, that a feature needs sympy."""
+    return MissingExtra(feature, "sympy", "explain")
+
+
+def values_only(spec: ModelSpec) -> Symbolic:
+    """Returns a spec, or one rank of a layout, whose symbols are its numbers. Imports no sympy."""
+    tree = spec.tree()
+    return Symbolic(spec, tree, tree, {}, {})
 
 
 GROUPS = {"tp": "ranks of a tensor group", "ep": "ranks that divide the experts", "etp": "ranks that divide an expert"}

@@ -55,6 +55,8 @@ SCREENS = {
     "serve": "serve llama3.1-8b --hardware h100 --input 4k --output 512 --concurrency 64 --tpot 20ms --price 2.5",
     "cost": "cost llama3-8b --tokens 1T --hardware h100 --devices 16 --seq 8k --global-batch 512 --price 2.5 --notes",
     "budget": "budget tests/data/llmcalc.toml",
+    "lock": "lock llama3-8b deepseek-v3 --format table",
+    "lock-check": "lock --check tests/data/llmcalc.lock.json",
     "plot-schedule": "plot schedule --pp 4 --num-microbatches 8",
     "plot-schedule-interleaved": "plot schedule --pp 4 --vpp 2 --num-microbatches 8",
     "plot-schedule-dualpipe": "plot schedule --pp 4 --schedule dualpipe --num-microbatches 8",

@@ -40,6 +40,27 @@ def test_it_takes_every_preset() -> None:
     assert {name: wrong for name in model_names() for wrong in schema.iter_errors(description(name))} == {}
 
 
+def test_every_property_has_a_description() -> None:
+    """From the docstring of its class; editors show it beside the field."""
+    document = description_schema()
+    tables = {"": document, **document["$defs"]}
+    fields = {
+        (name, field): schema.get("description", "")
+        for name, table in tables.items()
+        for field, schema in table.get("properties", {}).items()
+    }
+    assert len(fields) > 800
+    assert {field: text for field, text in fields.items() if len(text) < 5} == {}
+    assert fields["Published", "nominal"] == "The rounded figure (`8B`)."
+    assert fields["Attention", "head_dim"] == fields["AttentionPartial", "head_dim"]
+
+
+def test_its_address_is_the_sites() -> None:
+    """The documentation's build puts the file there."""
+    project = tomllib.loads((presets_dir().parent / "pyproject.toml").read_text())["project"]
+    assert description_schema()["$id"] == f"{project['urls']['Documentation']}{FILE.name}"
+
+
 def test_every_preset_names_it() -> None:
     files = sorted((presets_dir() / "models").glob("*.toml"))
     assert [file.name for file in files if file.read_text().partition("\n")[0] != LINE] == []

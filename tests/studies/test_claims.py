@@ -504,3 +504,33 @@ def test_falcon_7b_has_71_heads_of_64_and_one_for_keys_and_values() -> None:
     attention = llmcalc.load("falcon-7b").model.main.block.attention
     assert isinstance(attention, Attention)
     assert attention.sizes(4544) == (71, 1, 64)
+
+
+# --- regularization, stability, depth ---------------------------------------------------------------------------------
+
+
+def test_biases_of_linear_layers_are_9h_a_layer_of_gpt3() -> None:
+    """Queries, keys, values and their product with 4·h, the network's two layers with 5·h: 0.006 % of the model."""
+    spec = llmcalc.load("gpt3-175b").model
+    biases = 9 * spec.hidden_size * spec.decoder.num_hidden_layers
+    fields = [f"attention.{name}_bias" for name in "qkvo"] + ["feed_forward.up_bias", "feed_forward.down_bias"]
+    changes = {f"decoder.block.{field}": False for field in fields}
+    without = llmcalc.load("gpt3-175b", **changes).model
+    assert llmcalc.params(spec).total - llmcalc.params(without).total == biases == 10_616_832
+
+
+def test_qk_norm_has_2d_parameters_a_layer() -> None:
+    spec = llmcalc.load("qwen3-8b").model
+    changed = spec.decoder.block.attention.model_copy(update={"qk_norm": None})
+    block = spec.decoder.block.model_copy(update={"attention": changed})
+    without = spec.model_copy(update={"decoder": spec.decoder.model_copy(update={"block": block})})
+    head_dim = spec.hidden_size // spec.decoder.block.attention.num_attention_heads
+    norms = 2 * head_dim * spec.decoder.num_hidden_layers
+    assert llmcalc.params(spec).total - llmcalc.params(without).total == norms == 9216
+
+
+def test_mixtures_of_experts_are_shallower_at_the_same_total() -> None:
+    from tests.prose import median_depth
+
+    for least, most in ((1e10, 1e11), (1e11, 1e13)):
+        assert median_depth(True, least, most) < median_depth(False, least, most)

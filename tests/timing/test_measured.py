@@ -7,6 +7,8 @@ from typing import ClassVar
 
 import pytest
 
+from tests import certainty
+
 from . import measured
 from .measured import Score, Summary
 
@@ -70,6 +72,11 @@ class TestErrors:
             right, total = measured.right_pairs(served, per_device)
             assert total > 10_000
             assert right / total > least
+
+    @pytest.mark.parametrize("language", certainty.PAGES)
+    def test_the_page_has_the_errors(self, scored: tuple[list[Score], dict[str, list[str]]], language: str) -> None:
+        """If this fails: python -m tests.certainty."""
+        assert certainty.shown("time", language) == certainty.time_table(language, scored[0]).strip()
 
     def test_rows_without_an_estimate(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         scores, without = scored

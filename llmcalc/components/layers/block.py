@@ -88,6 +88,7 @@ class Layer(Component):
 
     attention: the token mixer: attention, state-space or linear attention; `{ type = "none" }` without one.
     feed_forward: the part that works on each token separately; `{ type = "none" }` without one.
+    cross_attention: attention to an encoder's output, in the kinds of layers that have it; none by default.
     norm: the norm around each sublayer.
     norm_placement: the placement of the norms, `pre`, `post`, `sandwich` or `output`.
     parallel: `shared` or `separate` norms where sublayers run in parallel; by default they run in sequence.

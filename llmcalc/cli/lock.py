@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import typer
+
+from ..errors import InputError
+from ..questions.locks import LOCK_FILE
+from .options import AllowUnknown, NotesOption, OfflineOption, Output, open_output
+from .target_options import Reading, Writing
+
+LockFormat: TypeAlias = Literal["table", "json", "csv", "markdown", "cyclonedx"]
+
+
+def command(
+    targets: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TARGET",
+            help=f"Models, as of params. With --check: a lock file, {LOCK_FILE} if not given.",
+            show_default=False,
+        ),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Count the models of a lock file again; exit code 1 for any difference.")
+    ] = False,
+    allow_unknown: AllowUnknown = False,
+    offline: OfflineOption = False,
+    notes: NotesOption = False,
+    fmt: Annotated[
+        LockFormat | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT",
+            help="json, cyclonedx (a bill of materials), table, csv or markdown; if not given, json, and table with "
+            "--check.",
+            show_default=False,
+        ),
+    ] = None,
+    output: Output = None,
+) -> None:
+    """Write down what models cost, and check it in CI.
+    Revision, digest of the config, counts, cache, bytes by format, and how each part is known.
+    """
+    from ..questions.locks import ask_lock, ask_lock_check
+
+    reading = Reading(allow_unknown=allow_unknown)
+    chosen = targets or []
+    if check:
+        if len(chosen) > 1:
+            raise InputError(f"--check: checks one lock file; expected {chosen[0]} alone")
+        if fmt == "cyclonedx":
+            raise InputError("--format cyclonedx: lists models; expected no --check")
+        answer = ask_lock_check(Path(chosen[0] if chosen else LOCK_FILE), reading.load)
+        Writing(notes, fmt or "table", output).show(answer.report())
+        if not answer.ok:
+            raise typer.Exit(1)
+        return
+    if not chosen:
+        raise InputError("TARGET: missing; expected the models to lock, or --check")
+    answer = ask_lock(chosen, reading.load)
+    if fmt != "cyclonedx":
+        Writing(notes, fmt or "json", output).show(answer.report())
+        return
+    from ..reports.cyclonedx import bill_of_materials
+
+    with open_output(output) as out:
+        out.write(json.dumps(bill_of_materials(answer.result), indent=2) + "\n")

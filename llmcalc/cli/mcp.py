@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, MissingExtra
+from .options import OfflineOption
+from .tools import call, tools
+
+if TYPE_CHECKING:
+    from mcp.server import Server
+
+INSTRUCTIONS = (
+    "Exact parameters, FLOPs, cache and memory of language models, and estimates of time with ranges. Every answer is "
+    "a JSON document in base units (bytes, FLOPs, seconds) whose notes state its conventions and how sure it is."
+)
+"""What a client shows its model about the server."""
+
+
+def command(offline: OfflineOption = False) -> None:
+    """Answers as tools for language models: a server of the Model Context Protocol on standard input and output.
+    Its tools are params, flops, kv, memory, fit, plan, time, serve and compare, with the options of the commands.
+    They only read, and use the network only for a hub id.
+    """
+    server = tool_server()
+    import anyio
+    from mcp.server.stdio import stdio_server
+
+    async def run() -> None:
+        async with stdio_server() as (reading, writing):
+            await server.run(reading, writing, server.create_initialization_options())
+
+    anyio.run(run)
+
+
+def tool_server() -> Server[Any]:
+    """Returns the server of the tools, on no transport yet. Raises `InputError` without the extra `mcp`."""
+    try:
+        from anyio import CapacityLimiter, to_thread
+        from mcp import types
+        from mcp.server import Server
+    except ImportError:
+        raise MissingExtra("mcp", "the package mcp", "mcp") from None
+    from .. import __version__
+
+    one_at_a_time = CapacityLimiter(1)
+    reads_only = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
+
+    async def list_tools(_: Any, __: Any) -> types.ListToolsResult:
+        listed = [
+            types.Tool(name=tool.name, description=tool.description, input_schema=tool.schema, annotations=reads_only)
+            for tool in tools()
+        ]
+        return types.ListToolsResult(tools=listed)
+
+    async def call_tool(_: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        try:
+            document = await to_thread.run_sync(call, params.name, params.arguments or {}, limiter=one_at_a_time)
+        except InputError as error:
+            return types.CallToolResult(content=[types.TextContent(text=f"error: {error}")], is_error=True)
+        answer = types.TextContent(text=json.dumps(document, ensure_ascii=False))
+        return types.CallToolResult(
+            content=[answer], structured_content=document if isinstance(document, dict) else {"documents": document}
+        )
+
+    return Server(
+        "llmcalc", version=__version__, instructions=INSTRUCTIONS, on_list_tools=list_tools, on_call_tool=call_tool
+    )

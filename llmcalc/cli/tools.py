@@ -1,0 +1,210 @@
+"""Commands as tools of language models: a JSON schema of each command's options, and the command's answer in JSON.
+
+The schemas are read from the options that the command line has; the answers are those of the Python function of the
+command's name, whose arguments have the options' names. A tool reads presets and files and writes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, NamedTuple, get_args, get_origin
+
+from ..errors import InputError, shown, suggest
+from ..sources.files import LARGEST_CONFIG, require_shallow
+from ..sources.names import STDIN
+from .main import _built_command
+
+TOOLS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "compare")
+"""Commands that are tools."""
+
+LEFT_OUT = frozenset({"format", "notes", "table", "offline", "help", "help-all", "measure"})
+"""Options that tools do not have: those of the output, of the network, and one that runs a class of transformers."""
+
+WITH_ENGINES = frozenset({"kv", "memory", "fit"})
+"""Tools that take the flags of a serving engine."""
+
+LONGEST_TEXT = 4096
+"""Largest number of characters of a text argument."""
+
+NUMBERS = {"N": "integer", **dict.fromkeys(("P", "R", "RATE", "GB/s", "MONEY", "SECONDS"), "number")}
+"""Placeholder of an option's value → the type of a number that it takes beside text such as `32k`."""
+
+MODEL = (
+    "The model: a preset's name (llama3-8b), the path of a config.json, a .toml description or a .gguf file, a hub id "
+    "(org/name, which uses the network where no preset has that name), or a config.json as an object."
+)
+KEYS = 'Keys of the answer to return, such as ["params"]; all if not given. "tree" and "servers" are long.'
+
+
+class Tool(NamedTuple):
+    """A command as a tool.
+
+    name: the command's name.
+    description: what it answers, a sentence.
+    arguments: argument → its JSON schema, of every option of the command.
+    common: the arguments that the tool's schema describes; the others are names in the description of `options`.
+    required: the arguments that a call needs.
+    """
+
+    name: str
+    description: str
+    arguments: dict[str, dict[str, Any]]
+    common: frozenset[str]
+    required: tuple[str, ...]
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema of a call: common arguments, `options` with the others by name, and `keys`."""
+        properties = {name: schema for name, schema in self.arguments.items() if name in self.common}
+        others = ", ".join(name for name in self.arguments if name not in self.common)
+        texts: list[str] = []
+        if others:
+            texts.append(f"Further options by name, as llmcalc {self.name} --help-all explains them: {others}.")
+        if self.name in WITH_ENGINES:
+            texts.append('With engine, its own flags: {"max_model_len": "32k", "max_num_seqs": 64}.')
+        if texts:
+            properties["options"] = {"type": "object", "description": " ".join(texts), "maxProperties": 100}
+        properties["keys"] = {"type": "array", "items": _text(), "maxItems": 100, "description": KEYS}
+        return {
+            "type": "object",
+            "properties": properties,
+            "required": list(self.required),
+            "additionalProperties": False,
+        }
+
+
+@cache
+def tools() -> tuple[Tool, ...]:
+    """Returns all tools."""
+    return tuple(_tool(name) for name in TOOLS)
+
+
+def _tool(name: str) -> Tool:
+    command = _built_command("", name)
+    parameters = {_argument_name(name, parameter): parameter for parameter in command.params if _is_input(parameter)}
+    return Tool(
+        name,
+        " ".join((command.help or "").split()),
+        {argument: _schema(argument, parameter) for argument, parameter in parameters.items()},
+        frozenset(argument for argument, parameter in parameters.items() if parameter.name not in command.uncommon),
+        tuple(argument for argument, parameter in parameters.items() if parameter.required),
+    )
+
+
+def _is_input(parameter: Any) -> bool:
+    """Whether a parameter of a command says something about the answer, and nothing about how it is written."""
+    writes = parameter.metavar == "FILE" and not {"--output", "--output-file"}.isdisjoint(parameter.opts)
+    return not writes and _option(parameter) not in LEFT_OUT
+
+
+def _option(parameter: Any) -> str:
+    """Returns the first long name of an option without its dashes; of an argument its name."""
+    return next((name[2:] for name in parameter.opts if name.startswith("--")), str(parameter.name))
+
+
+def _argument_name(tool: str, parameter: Any) -> str:
+    """Returns the name of the argument of `llmcalc.TOOL` that a parameter of the command is."""
+    if parameter.param_type_name == "argument":
+        return "models" if tool == "compare" else "model"
+    return _option(parameter).replace("-", "_")
+
+
+def _text(**more: Any) -> dict[str, Any]:
+    return {"type": "string", "maxLength": LONGEST_TEXT, **more}
+
+
+def _model(description: str) -> dict[str, Any]:
+    return {"anyOf": [_text(minLength=1), {"type": "object"}], "description": description}
+
+
+def _schema(argument: str, parameter: Any) -> dict[str, Any]:
+    """Returns the JSON schema of an argument: its type, and its help text with the placeholder of the value."""
+    if argument == "model":
+        return _model(MODEL)
+    if argument == "models":
+        return {"type": "array", "items": _model(MODEL), "maxItems": 100, "description": "The models to compare."}
+    annotation, placeholder = parameter.type_descriptor.annotation, parameter.metavar or ""
+    help_text = " ".join((parameter.help or "").split())
+    if placeholder == "TARGET":
+        return _model(f"{help_text.rstrip('.')}. As model.")
+    description = f"{help_text.rstrip('.')}. Value: {placeholder}." if "|" in placeholder else help_text
+    if parameter.is_flag:
+        return {"type": "boolean", "description": description}
+    if get_origin(annotation) is list:
+        return {"anyOf": [_text(), {"type": "array", "items": _text(), "maxItems": 100}], "description": description}
+    words = [word for word in get_args(annotation) if isinstance(word, str)]
+    if words:
+        return {"type": "string", "enum": words, "description": description}
+    kind = "integer" if annotation is int else NUMBERS.get(placeholder)
+    return _text(description=description) | ({"type": [kind, "string"]} if kind else {})
+
+
+def call(name: str, arguments: Mapping[str, Any]) -> Any:
+    """Returns the JSON document of a tool's answer. arguments: by the names of its schema.
+
+    Raises `InputError`, whose message names the argument, for arguments that the schema or the command refuses.
+    """
+    from importlib import import_module
+
+    if name not in TOOLS:
+        raise InputError(f"there is no tool '{name}'.{suggest(name, list(TOOLS))} Expected one of {', '.join(TOOLS)}")
+    tool = next(tool for tool in tools() if tool.name == name)
+    _check_size(arguments)
+    _check({**tool.arguments, **tool.schema["properties"]}, arguments)
+    for argument in tool.required:
+        if argument not in arguments:
+            raise InputError(f"{argument}: missing; expected {tool.arguments[argument]['description']}")
+    values = dict(arguments)
+    keys, options = values.pop("keys", None), values.pop("options", {})
+    repeated = sorted(options.keys() & values.keys())
+    if repeated:
+        raise InputError(f"options: {repeated[0]} is an argument too; expected it once")
+    is_of_engine = "engine" in values or "launch" in values
+    _check(tool.arguments, {key: value for key, value in options.items() if key in tool.arguments or not is_of_engine})
+    values |= options
+    models = values.pop("models", [values.pop("model")] if "model" in values else [])
+    for model in (*models, values.get("draft")):
+        _check_model(model)
+    document = getattr(import_module("..api", __package__), name)(*models, **values).document
+    return document if keys is None else _selected(document, keys)
+
+
+def _check_size(arguments: Mapping[str, Any]) -> None:
+    """Raises `InputError` for arguments that are nested too deeply, too large, or have a number without end."""
+    require_shallow(dict(arguments), "arguments")
+    try:
+        size = len(json.dumps(arguments))
+    except ValueError:
+        raise InputError("arguments: a number has thousands of digits; expected shorter ones") from None
+    if size > LARGEST_CONFIG:
+        raise InputError(f"arguments: are larger than {LARGEST_CONFIG:,} bytes; expected a name or a shorter config")
+
+
+def _check(known: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Raises `InputError` for the first argument that is unknown or of another type. known: argument → schema."""
+    from jsonschema import Draft202012Validator
+
+    for argument, value in arguments.items():
+        if argument not in known:
+            raise InputError(f"{argument}: there is no such argument.{suggest(argument, list(known))}")
+        if not Draft202012Validator(known[argument]).is_valid(value):
+            raise InputError(f"{argument}: {shown(value)} does not fit; expected {known[argument]['description']}")
+
+
+def _check_model(model: Any) -> None:
+    """Raises `InputError` for standard input, which the protocol uses."""
+    if isinstance(model, str) and re.match(rf"\s*{STDIN}(\?|\s*$)", model):
+        raise InputError(f"model: '{STDIN}' is standard input, which the protocol uses; expected a name or a path")
+
+
+def _selected(document: Any, keys: list[str]) -> Any:
+    """Returns the requested keys of a document, or of each of a list of documents."""
+    if isinstance(document, list):
+        return [_selected(entry, keys) for entry in document]
+    unknown = [key for key in keys if key not in document]
+    if unknown:
+        raise InputError(f"keys: the answer has no '{unknown[0]}'; expected of {', '.join(document)}")
+    return {key: document[key] for key in keys}

@@ -1,0 +1,89 @@
+"""Questions about lock files: what models cost, written down, and what differs from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, shown
+from ..reports.answer import ReportedAnswer
+from ..sources.names import STDIN
+from ..sources.preset import Preset, name_in_errors
+
+LOCK_FILE = "llmcalc.lock.json"
+"""The lock file that is checked where no other is named."""
+
+MOST_MODELS = 1000
+"""Largest number of models of a lock file."""
+
+
+@dataclass(frozen=True)
+class LockFile:
+    """A lock file, as it was read. version: of llmcalc, that wrote it. models: target → its entry."""
+
+    version: str
+    models: dict[str, dict[str, Any]]
+
+
+def ask_lock(targets: Sequence[str], read: Callable[[str], Preset]) -> ReportedAnswer:
+    """Writes down what models cost; the result is their entries (`studies.lock.Locked`).
+
+    targets: names or paths, which a check reads again. read: reads one.
+    Raises `InputError` for standard input, for a model that is named twice, and for one that cannot be counted.
+    """
+    from ..reports.lock import report
+    from ..studies.lock import locked_model
+
+    entries = []
+    for target in targets:
+        if target.partition("?")[0] == STDIN:
+            raise InputError("TARGET: '-' cannot be read again by --check; expected a preset's name or a path")
+        if targets.count(target) > 1:
+            raise InputError(f"TARGET: {target} is given more than once; expected it once")
+        preset = read(target)
+        with name_in_errors(preset):
+            entries.append(locked_model(preset))
+    return ReportedAnswer(tuple(entries), lambda: report(entries))
+
+
+def ask_lock_check(file: Path, read: Callable[[str], Preset]) -> ReportedAnswer:
+    """Counts the models of a lock file again; the result is what differs (`studies.lock.Change`), `ok` whether nothing.
+
+    Raises `InputError` for a file that is no lock file, and for a model that cannot be read any more.
+    """
+    from ..reports.lock import check_report
+    from ..studies.lock import changes_of
+
+    locked = read_lock_file(file)
+    now = ask_lock(list(locked.models), read).result
+    changes = tuple(
+        change
+        for entry, before in zip(now, locked.models.values(), strict=True)
+        for change in changes_of(before, entry.data)
+    )
+    return ReportedAnswer(
+        changes, lambda: check_report(str(file), locked.version, len(locked.models), changes), not changes
+    )
+
+
+def read_lock_file(file: Path) -> LockFile:
+    """Reads a lock file. Raises `InputError`, which names the field, for a file that `lock` did not write."""
+    from ..sources.files import LARGEST_CONFIG, parse_json, read_text
+
+    data = parse_json(read_text(file, LARGEST_CONFIG), str(file))
+    if not isinstance(data, dict) or data.get("lock") != 1:
+        raise InputError(f"{file}: is no lock file of version 1; expected one that llmcalc lock TARGET -o FILE wrote")
+    models, version = data.get("models"), data.get("llmcalc")
+    if not isinstance(models, list) or not 0 < len(models) <= MOST_MODELS:
+        raise InputError(f"{file}: models: {shown(models)}; expected a list of 1 to {MOST_MODELS:,} models")
+    if not isinstance(version, str):
+        raise InputError(f"{file}: llmcalc: {shown(version)}; expected the version that wrote the file, in text")
+    entries: dict[str, dict[str, Any]] = {}
+    for index, entry in enumerate(models):
+        target = entry.get("target") if isinstance(entry, dict) else None
+        if not isinstance(target, str) or target in entries:
+            raise InputError(f"{file}: models[{index}].target: {shown(target)}; expected a name or path, each once")
+        entries[target] = entry
+    return LockFile(version, entries)

@@ -1,0 +1,70 @@
+"""The models of a lock file as a bill of materials in CycloneDX's form for machine learning.
+
+https://cyclonedx.org/docs/1.6/json/#components_items_modelCard
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..studies.lock import Locked, program_version
+from .summary import headline
+
+SCHEMA = "http://cyclonedx.org/schema/bom-1.6.schema.json"
+HUB = "https://huggingface.co/"
+
+
+def bill_of_materials(entries: Sequence[Locked]) -> dict[str, Any]:
+    """Returns the bill: a component with a model card and properties for each model.
+
+    It has no date, and its serial number follows from its contents, so equal models give equal bytes.
+    """
+    components = [_component(entry) for entry in entries]
+    serial = uuid.uuid5(uuid.NAMESPACE_URL, json.dumps(components, sort_keys=True))
+    tool = {"type": "application", "name": "llmcalc", "version": program_version()}
+    return {
+        "$schema": SCHEMA,
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "serialNumber": f"urn:uuid:{serial}",
+        "version": 1,
+        "metadata": {"tools": {"components": [tool]}},
+        "components": components,
+    }
+
+
+def _component(entry: Locked) -> dict[str, Any]:
+    data, preset = entry.data, entry.preset
+    architecture = {
+        "architectureFamily": data["model_type"] or data["kind"],
+        "modelArchitecture": headline(preset.model),
+    }
+    skipped = {"target", "name"}
+    values = _properties({key: value for key, value in data.items() if key not in skipped})
+    component: dict[str, Any] = {
+        "type": "machine-learning-model",
+        "bom-ref": data["target"],
+        "name": preset.title or data["name"],
+        "modelCard": {"modelParameters": architecture},
+        "properties": [{"name": f"llmcalc:{name}", "value": value} for name, value in values],
+    }
+    if preset.developer:
+        component["publisher"] = preset.developer
+    if data["revision"] is not None:
+        repository = data["name"].partition("@")[0]
+        component["version"] = data["revision"]
+        component["externalReferences"] = [{"type": "distribution", "url": f"{HUB}{repository}"}]
+    return component
+
+
+def _properties(data: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yields the values of an entry as CycloneDX takes them: names with dots, values as text; none without a value."""
+    for key, value in data.items():
+        name = f"{path}{key}"
+        if isinstance(value, Mapping):
+            yield from _properties(value, f"{name}.")
+        elif value is not None:
+            yield name, str(value)

@@ -1,0 +1,67 @@
+"""`llmcalc lock`: the entries of a lock file as data, and what differs from them as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .. import units
+from ..studies.lock import Change, Locked, program_version
+from .document import Column, Report, Row, Table
+from .notes import plural
+
+COLUMNS = (
+    Column("target", "model", justify="left", wrap=True),
+    Column("parameters", "parameters", units.count),
+    Column("active", "active", units.count),
+    Column("bytes_per_token", "cache per token", units.memory),
+    Column("bytes", "weights", units.memory),
+    Column("sha256", "SHA-256", justify="left", brief=lambda digest: digest[:12]),
+)
+
+CHANGE_COLUMNS = (
+    Column("target", "model", justify="left", wrap=True),
+    Column("key", "value", justify="left", wrap=True),
+    Column("locked", "locked", wrap=True),
+    Column("now", "now", wrap=True),
+)
+
+
+def report(entries: Sequence[Locked]) -> Report:
+    """Returns the entries of a lock file as data and as a table."""
+    rows = [_row(entry.data) for entry in entries]
+    data = {"lock": 1, "llmcalc": program_version(), "models": [entry.data for entry in entries]}
+    return Report(data, [Table("Lock", COLUMNS, rows, answer=plural(len(entries), "model"))])
+
+
+def _row(data: dict[str, Any]) -> Row:
+    per_token = None if data["cache"] is None else data["cache"]["bytes_per_token"]
+    counts = data["params"]
+    return Row(
+        [data["target"], counts["total"], counts["active"], per_token, data["weights"]["published"], data["sha256"]]
+    )
+
+
+def check_report(file: str, version: str, models: int, changes: Sequence[Change]) -> Report:
+    """Returns what differs from a lock file. version: of llmcalc, that wrote it. models: number of its models."""
+    answer = f"{plural(len(changes), 'value')} changed" if changes else f"{plural(models, 'model')} unchanged"
+    rows = [Row([change.target, change.key, _text(change.locked), _text(change.now)]) for change in changes]
+    checked_by = program_version()
+    notes = [f"locked by llmcalc {version}, checked by {checked_by}"] if version != checked_by else []
+    data = {
+        "file": file,
+        "ok": not changes,
+        "locked_by": version,
+        "checked": models,
+        "changes": [
+            {"target": change.target, "key": change.key, "locked": change.locked, "now": change.now}
+            for change in changes
+        ],
+    }
+    return Report(data, [Table(file, CHANGE_COLUMNS, rows, notes=notes, answer=answer)], warnings=notes)
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return units.exact(value) if isinstance(value, int) else str(value)

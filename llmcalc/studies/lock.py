@@ -1,0 +1,145 @@
+"""What a lock file holds of a model: its source, its counts, its bytes by format, and how they are known.
+
+The entry of a model is a function of its description and of llmcalc's version alone, so it can be compared in CI.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from ..components.evidence import evidence_of_parts
+from ..costs.cache import kv
+from ..costs.flops import flops, run_config_of
+from ..costs.params import params
+from ..device_memory.settings import Settings
+from ..device_memory.static import memory
+from ..errors import InputError
+from ..sources.names import hub_id_of, is_hub_id
+from ..sources.preset import Preset
+from ..sources.presets import find_preset
+from ..units import short_dtype
+
+FORMATS = ("fp8", "int8", "nf4", "awq-int4-g128", "mxfp4", "q8_0", "q4_k_m")
+"""Formats, as `--quantize` names them, in which the bytes of the weights are locked beside those of the checkpoint."""
+
+SEQUENCE = 2048
+"""Tokens of the sequence whose forward pass is locked."""
+
+
+@dataclass(frozen=True)
+class Locked:
+    """The entry of a model in a lock file.
+
+    preset: the model, as it was read.
+    data: the entry, in JSON's types; numbers are exact integers in parameters, FLOPs and bytes.
+    """
+
+    preset: Preset
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A value that differs from the lock file.
+
+    target: the model.
+    key: the value's path in the entry.
+    locked, now: the value in the file, and as it is counted now; None where there is none.
+    """
+
+    target: str
+    key: str
+    locked: Any
+    now: Any
+
+
+def program_version() -> str:
+    """Returns the version of llmcalc, which the package's own file states."""
+    return str(import_module(__name__.partition(".")[0]).__version__)
+
+
+def locked_model(preset: Preset) -> Locked:
+    """Returns the entry of a model. Raises `InputError` for a model whose counts have no closed form."""
+    spec = preset.model
+    count, forward = params(spec), flops(spec, run_config_of(spec, 1, SEQUENCE))
+    return Locked(
+        preset,
+        {
+            "target": preset.target,
+            "name": preset.name,
+            "kind": spec.kind,
+            "model_type": None if preset.config is None else preset.config.get("model_type"),
+            "revision": _revision(preset),
+            "sha256": _digest(preset),
+            "params": {"total": count.total, "active": count.active, "embedding": count.embedding},
+            "flops": {"seq": SEQUENCE, "full": forward.full, "causal": forward.causal},
+            "cache": _cache(preset),
+            "weights": _weights(preset),
+            "statuses": {f"{part.kind} {part.name}": part.status for part in evidence_of_parts(spec)},
+        },
+    )
+
+
+def _digest(preset: Preset) -> str:
+    """Returns the SHA-256 of the config, or of the description without one, as JSON with sorted keys and no spaces."""
+    content = preset.config or preset.model.model_dump(mode="json", exclude_unset=True)
+    text = json.dumps([content, list(preset.changes)], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _revision(preset: Preset) -> str | None:
+    """Returns the commit of the hub's repository that the config came from; None for a preset or a file."""
+    target = preset.target.removesuffix("?" + "&".join(preset.changes))
+    hub_id = hub_id_of(target) or target
+    if not is_hub_id(hub_id) or find_preset(hub_id) is not None or Path(hub_id).exists():
+        return None
+    from ..sources.hub import commit_of
+
+    return commit_of(hub_id)
+
+
+def _cache(preset: Preset) -> dict[str, Any] | None:
+    """Returns the cache in bfloat16, with the model's usual context; None for an encoder, which has none."""
+    if preset.model.kind == "encoder":
+        return None
+    size = kv(preset.model)
+    return {"seq": size.workload.seq, "bytes_per_token": size.bytes_per_token, "bytes": size.bytes}
+
+
+def _weights(preset: Preset) -> dict[str, int | None]:
+    """Returns the bytes of the weights as published and by format; None for a format that cannot store them."""
+    stored = memory(preset.model, published=preset.dtype, config=preset.checkpoint)
+    sizes: dict[str, int | None] = {"published": stored.weights}
+    for name in (short_dtype("bfloat16"), *FORMATS):
+        chosen = Settings(quantize=name) if name in FORMATS else Settings(dtype=name)
+        try:
+            sizes[name] = memory(preset.model, chosen, preset.dtype, config=preset.checkpoint).weights
+        except InputError:
+            sizes[name] = None
+    return sizes
+
+
+def changes_of(locked: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    """Returns the values of two entries that differ, in the order of the present entry."""
+    before, after = dict(_leaves(locked)), dict(_leaves(now))
+    target = str(now["target"])
+    return [
+        Change(target, key, before.get(key), after.get(key))
+        for key in dict.fromkeys((*after, *before))
+        if before.get(key) != after.get(key)
+    ]
+
+
+def _leaves(table: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the values inside tables, each with the path of its keys."""
+    if isinstance(table, Mapping) and table:
+        for key, item in table.items():
+            yield from _leaves(item, f"{path}.{key}" if path else str(key))
+    else:
+        yield path, table

@@ -1,0 +1,194 @@
+"""How near answers are to what they were compared with: the tables of docs/how-sure.md, from the tests' data.
+
+`python -m tests.certainty` writes them anew, in both languages (minutes: it computes every measured row).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+from llmcalc.sources.presets import load_preset, model_names
+from tests.device_memory.published import Outcome, fine_tuning, servers
+from tests.timing import measured
+from tests.timing.measured import Score
+from tests.witnesses import test_gpu_measured as gpu
+from tests.witnesses.verdicts import recorded
+
+ROOT = Path(__file__).parents[1]
+PAGES = {"en": ROOT / "docs/how-sure.md", "zh": ROOT / "docs/zh/how-sure.md"}
+
+QUANTITIES = {
+    "parameters": ("parameters", "参数量"),
+    "forward_flops": ("FLOPs of a forward pass", "一次前向的 FLOPs"),
+    "cache_bytes": ("cache", "KV 缓存"),
+}
+MEMORY = {
+    "reference": ("llmcalc's PyTorch model on an H200, requested bytes", "llmcalc 的 PyTorch 模型（H200，请求的字节）"),
+    "classes": ("training steps of transformers' classes on an H200, peak", "transformers 各类的训练步（H200，峰值）"),
+    "tuning": ("published peaks of fine-tuning", "公开的微调显存峰值"),
+    "servers": ("published caches and weights of servers", "公开的推理服务缓存与权重"),
+}
+HEADINGS = {
+    "counts": (
+        "| quantity | families equal to their class | equal by its modules' shapes | not comparable |",
+        "| 数量 | 与 transformers 的类相等的族 | 按模块形状核对的族 | 无法比较 |",
+    ),
+    "presets": (
+        "| presets | compared with a class | with a published count |",
+        "| 预设 | 与类比较过 | 有公开的参数量 |",
+    ),
+    "memory": (
+        "| compared with | rows | median error | one in ten above | worst row |",
+        "| 比较对象 | 行数 | 中位误差 | 十分之一超过 | 最差的一行 |",
+    ),
+    "time": (
+        "| class | rows | sources | median error | one in ten above | in the range | source with the largest error |",
+        "| 类别 | 行数 | 来源 | 中位误差 | 十分之一超过 | 落在区间内 | 误差最大的来源 |",
+    ),
+}
+LANGUAGES = ("en", "zh")
+
+
+class Comparison(NamedTuple):
+    """A computed value beside a measured one. name: of the row. error: computed over measured, minus 1."""
+
+    name: str
+    error: float
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}".replace("%", " %").replace("-", "−")
+
+
+def lines(table: str, language: str, rows: Iterable[Sequence[str]]) -> str:
+    """A table of a page, with its heading in the page's language."""
+    heading = HEADINGS[table][LANGUAGES.index(language)]
+    columns = heading.count("|") - 1
+    rule = "|:---|" + "---:|" * (columns - 1)
+    return "\n".join([heading, rule, *("| " + " | ".join(row) + " |" for row in rows)]) + "\n"
+
+
+def counts_table(language: str) -> str:
+    """Families by how each quantity was compared with its class of transformers."""
+    verdicts = recorded()
+    rows = []
+    for quantity, titles in QUANTITIES.items():
+        counted = Counter(verdict.get(quantity, "") for verdict in verdicts.values())
+        title = titles[LANGUAGES.index(language)]
+        rows.append((title, str(counted["exact"]), str(counted["followed"]), str(counted[""])))
+    return lines("counts", language, rows)
+
+
+def presets_table(language: str) -> str:
+    """Presets by what each was compared with."""
+    known = json.loads((ROOT / "tests/data/presets.json").read_text())
+    names = model_names()
+    with_class = sum(known[name]["witness"] != "reference" for name in names)
+    published = sum(load_preset(name).published.parameters is not None for name in names)
+    return lines("presets", language, [(str(len(names)), str(with_class), str(published))])
+
+
+def gpu_comparisons(errors: Iterable[gpu.Error], quantity: str) -> list[Comparison]:
+    """The errors of a quantity on the GPU."""
+    return [
+        Comparison(f"{error.row['model']}, {error.row['batch']} × {error.row['seq']}", error.relative)
+        for error in errors
+        if error.quantity == quantity
+    ]
+
+
+def published_comparisons(outcomes: Iterable[Outcome]) -> list[Comparison]:
+    """The errors of published rows that are compared."""
+    return [
+        Comparison(outcome.id, outcome.error)
+        for outcome in outcomes
+        if not outcome.left_out and outcome.measured is not None and outcome.note != "out of memory"
+    ]
+
+
+def memory_comparisons() -> dict[str, list[Comparison]]:
+    """What was compared → its rows."""
+    return {
+        "reference": gpu_comparisons(gpu.reference_errors(), "requested_bytes"),
+        "classes": gpu_comparisons(gpu.class_errors(), "peak_bytes"),
+        "tuning": published_comparisons(fine_tuning()),
+        "servers": published_comparisons(servers()),
+    }
+
+
+def memory_table(language: str, comparisons: dict[str, list[Comparison]]) -> str:
+    """Errors of memory by what it was compared with, the worst row named."""
+    rows = []
+    for name, compared in comparisons.items():
+        errors = [abs(comparison.error) for comparison in compared]
+        worst = max(compared, key=lambda comparison: abs(comparison.error))
+        row = (percent(median(errors)), percent(measured.percentile(errors, 0.9)))
+        rows.append(
+            (
+                MEMORY[name][LANGUAGES.index(language)],
+                str(len(compared)),
+                *row,
+                f"{worst.name}: {percent(worst.error)}",
+            )
+        )
+    return lines("memory", language, rows)
+
+
+def time_table(language: str, scores: Sequence[Score]) -> str:
+    """Errors of times by class, the source with the largest error named."""
+    rows = []
+    for kind in measured.CLASSES:
+        of_class = [score for score in scores if score.row.kind == kind]
+        by_set: dict[str, list[float]] = defaultdict(list)
+        for score in of_class:
+            by_set[score.row.set].append(score.error)
+        worst = max(by_set, key=lambda name: median(by_set[name]))
+        summary = measured.Summary.of(of_class)
+        rows.append(
+            (
+                kind,
+                f"{summary.rows:,}",
+                str(len(by_set)),
+                percent(summary.median),
+                percent(summary.p90),
+                f"{summary.covered:.0%}".replace("%", " %"),
+                f"{worst}: {percent(median(by_set[worst]))}",
+            )
+        )
+    return lines("time", language, rows)
+
+
+def section(name: str) -> re.Pattern[str]:
+    return re.compile(rf"(<!-- sure {name} -->\n)(.*?)(<!-- /sure {name} -->)", re.DOTALL)
+
+
+def shown(name: str, language: str) -> str:
+    """A table as the page has it."""
+    match = section(name).search(PAGES[language].read_text())
+    assert match is not None
+    return match[2].strip()
+
+
+if __name__ == "__main__":
+    compared, (scored, _) = (
+        memory_comparisons(),
+        measured.score(row for rows in measured.read_sets().values() for row in rows),
+    )
+    tables: dict[str, Callable[[str], str]] = {
+        "counts": counts_table,
+        "presets": presets_table,
+        "memory": lambda language: memory_table(language, compared),
+        "time": lambda language: time_table(language, scored),
+    }
+    for language, page in PAGES.items():
+        text = page.read_text()
+        for name, table in tables.items():
+            content = table(language)
+            text = section(name).sub(lambda match, content=content: f"{match[1]}\n{content}\n{match[3]}", text)  # type: ignore[misc]
+        page.write_text(text)
