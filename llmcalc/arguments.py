@@ -18,6 +18,7 @@ from .workload.validation import LARGEST, one_of, text, whole
 
 if TYPE_CHECKING:
     from .parallel.counted_rank import RankRequest
+    from .questions.engines import EngineQuestion
     from .questions.runs import RunOptions
     from .studies.selection import Selection
 
@@ -157,6 +158,23 @@ def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int 
     return None if value is None else whole(option, length_of(option, value), least, most)
 
 
+def optional_text(option: str, value: Any, example: str) -> str | None:
+    """Returns None, or what `text` returns."""
+    return None if value is None else text(option, value, example)
+
+
+def optional_word(option: str, value: Any, words: Any) -> Any:
+    """Returns None, or what `one_of` returns."""
+    return None if value is None else one_of(option, value, words)
+
+
+def optional_count(option: str, value: Any) -> int | None:
+    """Returns a count such as `15T`; None for None."""
+    from .units import parse_count
+
+    return None if value is None else parse_count(str(value), option)
+
+
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
     return batch_of(number("--batch", batch), number("--users", users), phase) or 1
 
@@ -182,6 +200,53 @@ def cache_format_of(value: Any) -> str:
     return str(value)
 
 
+def _hardware_names(hardware: Any) -> list[str]:
+    """Returns the names of accelerators, of one name, several or None."""
+    names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
+    return [text("--hardware", name, "h100") for name in names if name is not None]
+
+
+def require_model(model: Model | None) -> Model:
+    if model is None:
+        raise InputError("model: missing; expected a preset's name, a path or a config")
+    return model
+
+
+def engine_questions_of(
+    model: Model | None,
+    engine: Any,
+    hardware: Any,
+    options: dict[str, Any],
+    launch: str | Path | None = None,
+    receipt: str | Path | None = None,
+) -> list[EngineQuestion]:
+    """Returns the questions about the servers of a launch file, or about engines with a model.
+
+    options: those of reading a model, the scheme of the weights, and the engines' own flags.
+    """
+    from .questions.engines import engine_questions
+
+    reading = {name: options.pop(name) for name in READING if name in options}
+    quantize = options.pop("quantize", None)
+    names = _hardware_names(hardware)
+    if len(names) > 1:
+        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+    engines = (engine,) if isinstance(engine, str) else tuple(engine or ())
+    if not all(isinstance(name, str) for name in engines) or not (engines or launch):
+        raise InputError("--engine: expected a name such as vllm or vllm==0.19")
+    return engine_questions(
+        launch,
+        lambda name: preset_of(name, **reading),
+        target=require_model(model) if launch is None else model,
+        engines=engines,
+        values=options,
+        hardware=names[0] if names else None,
+        quantize=quantize,
+        receipt=None if receipt is None else str(receipt),
+        allow_unknown=bool(reading.get("allow_unknown")),
+    )
+
+
 def run_of(
     options: Options,
     hardware: Any,
@@ -195,21 +260,18 @@ def run_of(
     from .questions.runs import RunOptions
     from .sources.hardware import find_all
 
-    names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
     options_by_name = options.settings | ({} if phase is None else {"phase": phase})
     return RunOptions(
         settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
         include=include,
-        accelerators=tuple(find_all(text("--hardware", name, "h100") for name in names if name is not None)),
+        accelerators=tuple(find_all(_hardware_names(hardware))),
         workspace=workspace,
     )
 
 
 def selection_of(kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
     from .studies.selection import Selection
-    from .units import parse_count
 
-    bounds = (("--min-params", min_params), ("--max-params", max_params))
-    least, most = (None if value is None else parse_count(str(value), option) for option, value in bounds)
+    least, most = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
     return Selection(kind, attention, moe, least, most)

@@ -84,16 +84,39 @@ class EngineQuestion:
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 
-def launched_questions(
-    file: str | Path,
+def engine_questions(
+    launch: str | Path | None,
     read_model: Callable[[Any], Preset],
     *,
-    target: Any = None,
-    engines: Sequence[str] = (),
+    target: Any,
+    engines: Sequence[str],
     values: Mapping[str, Any],
-    hardware: str | None = None,
-    quantize: str | None = None,
+    hardware: str | None,
+    quantize: str | None,
+    receipt: str | None = None,
     allow_unknown: bool = False,
+) -> list[EngineQuestion]:
+    """Returns the questions about the servers of a launch file, or without a file about engines with TARGET.
+
+    Parameters as of `_launched_questions` and `EngineQuestion`. Raises `InputError` for a file that starts no server.
+    """
+    if launch is None:
+        return [EngineQuestion(read_model(target), tuple(engines), values, hardware, quantize, receipt)]
+    questions = _launched_questions(launch, read_model, target, engines, values, hardware, quantize, allow_unknown)
+    if not questions:
+        raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
+    return questions
+
+
+def _launched_questions(
+    file: str | Path,
+    read_model: Callable[[Any], Preset],
+    target: Any,
+    engines: Sequence[str],
+    values: Mapping[str, Any],
+    hardware: str | None,
+    quantize: str | None,
+    allow_unknown: bool,
 ) -> list[EngineQuestion]:
     """Returns the questions about the servers that a launch file starts; none for a file of another kind.
 
