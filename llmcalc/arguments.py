@@ -133,24 +133,26 @@ def options_of(
 
     Raises `InputError` for an option that the function does not take.
     """
-    known: list[Iterable[str]] = [READING, (), (), ()]
+    names_by_subject: list[Iterable[str]] = [READING, (), (), ()]
     if rank and not options_by_name.keys() <= {*READING}:
         from .parallel.counted_rank import rank_settings
 
-        known[1] = rank_settings()
+        names_by_subject[1] = rank_settings()
     if run:
         from .device_memory.settings import SHORTHANDS, Settings
 
-        known[2] = [*declared(Settings), *SHORTHANDS]
+        names_by_subject[2] = [*declared(Settings), *SHORTHANDS]
     if layout:
         from .parallel.layout_request import LayoutRequest
 
-        known[3] = declared(LayoutRequest)
-    names = [name for group in known for name in group]
+        names_by_subject[3] = declared(LayoutRequest)
+    names = [name for group in names_by_subject for name in group]
     for name in options_by_name:
         if name not in names:
             raise InputError(f"{name}: there is no such option.{suggest(name, names)}")
-    return Options(*({name: value for name, value in options_by_name.items() if name in group} for group in known))
+    return Options(
+        *({name: value for name, value in options_by_name.items() if name in group} for group in names_by_subject)
+    )
 
 
 def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:

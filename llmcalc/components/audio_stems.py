@@ -63,8 +63,8 @@ class SubsamplingStem(Stem):
         for i, size in enumerate(self.conv_kernel_sizes):
             half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last else width or x.axes
             rows = SOURCE if i == last else Multiple(of=SOURCE, by=2 ** (last - i))
-            both = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
-            values, gate = f.split(both, half, half)
+            gated_features = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
+            values, gate = f.split(gated_features, half, half)
             y = f.mul(values, f.act(gate, "sigmoid"))
         return y
 

@@ -196,8 +196,8 @@ class TrainingRun:
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.training.adapters is None:
             return path in self._layer_matrices
-        inside = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
-        return inside and not path.endswith("modules_to_save.weight")
+        is_in_layer = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
+        return is_in_layer and not path.endswith("modules_to_save.weight")
 
     def step(self) -> None:
         """Runs one training step."""

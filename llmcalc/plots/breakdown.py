@@ -22,7 +22,7 @@ HEIGHT = 0.62
 """Height of a bar, in rows."""
 
 
-def breakdown(title: str, aside: str, run: TimedRun, depth: int = 3) -> Figure:
+def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figure:
     """Draws two panels: the parts of the time with the estimate's range, and the nodes by what bounds them.
 
     depth: levels of the model's tree that nodes are listed by.
@@ -38,7 +38,7 @@ def breakdown(title: str, aside: str, run: TimedRun, depth: int = 3) -> Figure:
         draw_parts(parts_axes, run, parts)
         draw_nodes(node_axes, run, bars)
         figure.suptitle(label(title), x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-        parts_axes.set_title(label(aside), color=INK, fontsize=9)
+        parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
     return figure
 
 
@@ -57,10 +57,10 @@ def _bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
     ]
     if len(bars) <= MOST_NODES:
         return bars
-    others = [node for _, node in bars[MOST_NODES - 1 :]]
-    by_bound = {bound: sum(node.by_bound[bound] for node in others) for bound in others[0].by_bound}
-    total = others[0]._replace(seconds=sum(by_bound.values()), by_bound=by_bound)
-    return [*bars[: MOST_NODES - 1], (f"{len(others)} others", total)]
+    small_parts = [node for _, node in bars[MOST_NODES - 1 :]]
+    by_bound = {bound: sum(node.by_bound[bound] for node in small_parts) for bound in small_parts[0].by_bound}
+    total = small_parts[0]._replace(seconds=sum(by_bound.values()), by_bound=by_bound)
+    return [*bars[: MOST_NODES - 1], (f"{len(small_parts)} others", total)]
 
 
 def _time_axis(ax: Axes, names: list[str], unit: str) -> None:

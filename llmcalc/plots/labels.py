@@ -57,7 +57,7 @@ def place_names(
     places: places of a name, the preferred one first.
     The figure's layout must not change afterwards.
     """
-    taken: list[Box] = []
+    placed_boxes: list[Box] = []
     frame = ax.get_window_extent()
     dots = [ax.transData.transform(point) for point in (*points, *other_points)]
     annotations: list[Annotation] = []
@@ -78,15 +78,17 @@ def place_names(
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
             box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
-            inside = frame.x0 <= box.left and box.right <= frame.x1 and frame.y0 <= box.bottom and box.top <= frame.y1
+            is_inside = (
+                frame.x0 <= box.left and box.right <= frame.x1 and frame.y0 <= box.bottom and box.top <= frame.y1
+            )
             covers = any(
                 box.left < x < box.right and box.bottom < y < box.top for x, y in dots if (x, y) != tuple(own_point)
             )
-            if inside and not covers and not any(box.overlaps(text_box) for text_box in taken):
+            if is_inside and not covers and not any(box.overlaps(text_box) for text_box in placed_boxes):
                 if (right, up, alignment) not in PLACES:
                     line = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
                     ax.annotate("", point, xytext=(right, up), textcoords="offset points", arrowprops=line, zorder=1)
-                taken.append(box)
+                placed_boxes.append(box)
                 annotations.append(text)
                 break
         else:

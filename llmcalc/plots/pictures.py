@@ -110,10 +110,10 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
 
     max_microbatches = MOST_PASSES // (layout.pp * layout.vpp)
     if num_microbatches > max_microbatches:
-        fewer = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
+        expected = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
         raise InputError(
             f"--num-microbatches: {num_microbatches} on {layout.pp * layout.vpp} stages are more than can be drawn; "
-            f"expected {fewer}"
+            f"expected {expected}"
         )
     return timetable(pipeline(layout, num_microbatches))
 

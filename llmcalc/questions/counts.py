@@ -126,9 +126,9 @@ def params_of_file(
     return StoredParams(Path(target).name, read_checkpoint(Path(target)))
 
 
-def _refused(why: str) -> InputError:
+def _refused(reason: str) -> InputError:
     options = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
-    return InputError(f"{why}; expected no {', '.join(options[:-1])} or {options[-1]}")
+    return InputError(f"{reason}; expected no {', '.join(options[:-1])} or {options[-1]}")
 
 
 def _measured(target: str) -> MeasuredParams:

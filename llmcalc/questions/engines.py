@@ -68,10 +68,10 @@ class EngineQuestion:
                 flags = receipt.with_receipt(flags, hardware)
             with self.place_in_errors():
                 memory = record.memory_on(self.preset, hardware, version, flags)
-                more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
+                changes = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
             if receipt is not None:
                 memory = replace(memory, notes=(*memory.notes, *receipt.notes(memory)))
-            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more), launch=self.launch)
+            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(changes), launch=self.launch)
 
     def receipt_of(self, record: Engine, version: EngineVersion) -> ReceiptFile | None:
         """Returns the receipt for an engine; None for none."""
@@ -196,11 +196,11 @@ def ask_engine_fit(
     if len(question.engines) != 1:
         raise InputError("--engine: fit answers for one engine; expected it once")
     record, version = engine_and_version(question.engines[0])
-    wanted = users or 1
+    user_count = users or 1
     flags = question.flags(record)
     if seq is not None and question.launch is not None:
         _drop_length_of_file(record, question.launch, flags)
-    flags = _flags_for_users(record, question.preset, flags, wanted, seq)
+    flags = _flags_for_users(record, question.preset, flags, user_count, seq)
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
@@ -211,12 +211,12 @@ def ask_engine_fit(
     def flags_on(hardware: Hardware) -> dict[str, Any]:
         return flags if receipt is None else receipt.with_receipt(flags, hardware)
 
-    most = devices or MOST_DEVICES
+    max_devices = devices or MOST_DEVICES
     options = [
         option
         for hardware in names
         if record.runs_on(hardware)
-        for option in _fewest(question.preset, record, version, hardware, flags_on(hardware), wanted, most)
+        for option in _fewest(question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices)
     ]
     if not options:
         raise InputError("--devices: no layout divides the model over so many; expected another number")
@@ -225,11 +225,21 @@ def ask_engine_fit(
     if question.hardware is not None:
         hardware = options[0].hardware
         layout = options[0].flags if options[0].memory.devices > 1 else {}  # what a single device lacks is a change
-        used = {**flags_on(hardware), **layout}
-        unchanged = record.memory_on(question.preset, hardware, version, used)
-        changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, used)]
+        flags_of_devices = {**flags_on(hardware), **layout}
+        unchanged = record.memory_on(question.preset, hardware, version, flags_of_devices)
+        changes = [
+            for_users(change, user_count)
+            for change in record.changes_on(question.preset, hardware, version, flags_of_devices)
+        ]
         use = EngineUse(
-            question.preset, record, version, hardware, used, unchanged, tuple(changes), launch=question.launch
+            question.preset,
+            record,
+            version,
+            hardware,
+            flags_of_devices,
+            unchanged,
+            tuple(changes),
+            launch=question.launch,
         )
     else:
         use = EngineUse(
@@ -238,7 +248,7 @@ def ask_engine_fit(
     if receipt is not None:
         options[0] = _with_notes(options[0], receipt)
     serves = options[0].serves
-    return ReportedAnswer(options, lambda: fit_report(use, options, wanted, question.hardware is not None), serves)
+    return ReportedAnswer(options, lambda: fit_report(use, options, user_count, question.hardware is not None), serves)
 
 
 def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
@@ -288,7 +298,7 @@ def _fewest(
     hardware: Hardware,
     flags: Mapping[str, Any],
     users: int,
-    most: int,
+    max_devices: int,
 ) -> list[EngineOption]:
     """Returns the layout with the fewest devices that holds all users, else the largest; none if none is possible.
 
@@ -296,7 +306,7 @@ def _fewest(
     """
     serving: list[EngineOption] = []
     largest: list[EngineOption] = []
-    for layout_flags, memory in record.layouts(preset, hardware, version, flags, most):
+    for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
         serves = memory.starts and memory.max_concurrency >= users
         if serving and memory.devices > serving[0].memory.devices:
             break

@@ -86,14 +86,14 @@ class _Run:
 
 def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the flags of a log that the engine's record knows, and a note for each that it refuses."""
-    known = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
+    flag_by_field = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
     flags: dict[str, Any] = {}
     notes: list[str] = []
     for name, value in reading.flags.items():
-        if name not in known or value in ("auto", ""):
+        if name not in flag_by_field or value in ("auto", ""):
             continue
         try:
-            flags[name] = known[name].read(value)
+            flags[name] = flag_by_field[name].read(value)
         except InputError as error:
             if value is not False:
                 notes.append(f"computed without {error}")
@@ -226,10 +226,10 @@ def in_use_before(reading: LogReading, hardware: Hardware) -> dict[str, int]:
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
     """The word of the flag for a cache in fp8; empty where the format is known, or where there is no such flag."""
-    known = {flag.field: flag for flag in record.known_flags()}
-    if "kv_cache_dtype" in flags or "kv_cache_dtype" not in known:
+    flag_by_field = {flag.field: flag for flag in record.known_flags()}
+    if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""
-    return next((word for word in known["kv_cache_dtype"].words if word.startswith("fp8")), "")
+    return next((word for word in flag_by_field["kv_cache_dtype"].words if word.startswith("fp8")), "")
 
 
 def _halves_the_cache(reading: LogReading, memory: EngineMemory) -> bool:
@@ -292,8 +292,8 @@ def _off(reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> t
         off = "kv_cache"
     if not off:
         return "", ""
-    known = engine(reading.program).flag_of if reading.program in FOLDERS else {}
-    return off, change or known.get(off, "")
+    flags = engine(reading.program).flag_of if reading.program in FOLDERS else {}
+    return off, change or flags.get(off, "")
 
 
 def _by_size(terms: list[ComparedTerm]) -> Iterator[str]:

@@ -71,10 +71,10 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     data = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True)
-        known = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
+        columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
         for name in reader.fieldnames or ():
-            if name not in known:
-                raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), known)}")
+            if name not in columns:
+                raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), columns)}")
         if "seconds" not in (reader.fieldnames or ()):
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
         for count, row in enumerate(reader):

@@ -145,9 +145,9 @@ def serve_study(
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     record, version = engine_and_version(options.engine or DEFAULT_ENGINE)
     if record.layout_flags is None:
-        known = [name for name in FOLDERS if engine(name).layout_flags is not None]
+        engines = [name for name in FOLDERS if engine(name).layout_flags is not None]
         raise InputError(
-            f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(known)}"
+            f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(engines)}"
         )
     if not record.runs_on(hardware):
         raise InputError(

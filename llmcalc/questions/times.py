@@ -297,10 +297,10 @@ def stack_of_engine(engine: str | None) -> str:
     if name not in FOLDERS and engine is not None and "==" not in engine and name in stack_names("inference"):
         return name
     if name not in FOLDERS:
-        known = sorted({*FOLDERS, *stack_names("inference")})
+        names = sorted({*FOLDERS, *stack_names("inference")})
         raise InputError(
             f"--engine {shown(engine)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
-            f"or one of {', '.join(known)}"
+            f"or one of {', '.join(names)}"
         )
     record, version = engine_and_version(engine or DEFAULT_ENGINE)
     return record.stack(numbers_of(version.version))

@@ -105,12 +105,12 @@ def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "
     warnings += untested_notes(device)
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
-    aside = settings_text(memory, memory.attention) + parameters
+    settings_line = settings_text(memory, memory.attention) + parameters
     notes = without_repetitions([*warnings, *_notes(preset, memory, assumed)])
     columns, rows = (
         phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _rows(memory_use, device))
     )
-    parts = Table(preset.display, columns, rows, aside, notes, answer, name="parts")
+    parts = Table(preset.display, columns, rows, settings_line, notes, answer, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fitting = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
@@ -185,8 +185,8 @@ def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
         return []
     parts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
     sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
-    every = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
-    return [f"host: {parts}{every}; {'; '.join(sources)}"]
+    ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
+    return [f"host: {parts}{ranks_note}; {'; '.join(sources)}"]
 
 
 def fits_data(fits: Sequence[Fit]) -> list[dict[str, Any]]:
@@ -339,10 +339,10 @@ def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
     return [row(name, formats.get(name, ""), stored, 1) for name, stored in size.by_part.data().items() if stored]
 
 
-def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak of each phase of a training step, as columns and rows.
 
-    whole: the run on one device, with the formats and the optimizer's states; None (default) for a rank of a layout.
+    device_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.
     The allocator's rounding and free blocks and the context are those of the highest phase.
     """
     phases = {phase: kinds for phase, kinds in device.moments.items() if kinds}
@@ -359,10 +359,10 @@ def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[l
     for kind in device.by_kind:
         sizes = [kinds.get(kind, 0) for kinds in phases.values()]
         if any(sizes):
-            name = KIND_NAMES[kind] if whole is None else _kind_text(whole, kind)
+            name = KIND_NAMES[kind] if device_use is None else _kind_text(device_use, kind)
             rows.append(Row([name, *(size or None for size in sizes)]))
-            if kind == "optimizer" and whole is not None:
-                rows += _optimizer_rows(whole, list(phases.values()))
+            if kind == "optimizer" and device_use is not None:
+                rows += _optimizer_rows(device_use, list(phases.values()))
     rows.append(Row(["peak", *(sum(kinds.values()) for kinds in phases.values())], strong=True, is_sum=True))
     rows += [Row([name, *at_peak(size)]) for name, size in estimated_parts(device)]
     rows.append(Row(["required", *at_peak(device.device_bytes)], strong=True, is_sum=True))
@@ -432,7 +432,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
     for term in device.terms:
         if term.status == "untested":
             names.setdefault(term.witness, []).append(term.name)
-    return [f"untested: {', '.join(terms)} ({why})" for why, terms in names.items()]
+    return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in names.items()]
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------

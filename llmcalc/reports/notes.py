@@ -52,9 +52,9 @@ def cache_per_token_note(dtype: str) -> str:
     return f"KV cache per token: summed over all layers, before any sliding window fills, in {units.short_dtype(dtype)}"
 
 
-def against(difference: float, what: str) -> str:
+def against(difference: float, reference: str) -> str:
     """Writes a relative error: `−6.7 % against the exact count` or `equal to the exact count`."""
-    return f"equal to {what}" if difference == 0 else f"{units.signed_percent(difference)} against {what}"
+    return f"equal to {reference}" if difference == 0 else f"{units.signed_percent(difference)} against {reference}"
 
 
 def plural(number: int, noun: str) -> str:

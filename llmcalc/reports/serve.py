@@ -204,8 +204,8 @@ def _range_cell(seconds: Range | Amount) -> str:
     """Writes `0.42-12 s`, in the unit of its upper end."""
     low, high = float(seconds.low), float(seconds.high)
     unit = unit_of(high)
-    ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
-    return f"{'-'.join(ends)} {unit}"
+    range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
+    return f"{'-'.join(range_ends)} {unit}"
 
 
 def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:

@@ -86,24 +86,26 @@ def hardware_options(
     )
 
 
-def _option(divided: Iterable[_Divided], hardware: Hardware, usual: Runtime, runtime: Runtime) -> HardwareOption:
+def _option(
+    divided: Iterable[_Divided], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
+) -> HardwareOption:
     """Returns the fewest accelerators of a kind on which the run fits.
 
-    usual: a runtime under which each run is known, by which those that surely do not fit are passed over.
+    default_runtime: a runtime under which each run is known, by which those that surely do not fit are passed over.
     """
-    least: HardwareOption | None = None
+    smallest: HardwareOption | None = None
     for run in divided:
-        fit = run.on(usual).fit_on(hardware)
-        if fit.needed - (usual.context + fit.fragmentation) <= fit.capacity:
+        fit = run.on(default_runtime).fit_on(hardware)
+        if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
             fit = run.on(runtime).fit_on(hardware)
         option = HardwareOption(run.devices, run.layout, fit)
         if fit.verdict == "fits":
             return option
-        if least is None or fit.needed < least.fit.needed:
-            least = option
-    if least is None:
+        if smallest is None or fit.needed < smallest.fit.needed:
+            smallest = option
+    if smallest is None:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
-    return least
+    return smallest
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:

@@ -237,12 +237,14 @@ def group_by_token(expression: Any) -> Any:
     import sympy
 
     token = sequences() * keys()
-    inside: list[Any] = []
+    token_terms: list[Any] = []
     other_terms: list[Any] = []
     for term in sympy.Add.make_args(sympy.expand(expression)):
         per_token_term = term / token
-        (other_terms if per_token_term.as_numer_denom()[1].has(sequences(), keys()) else inside).append(per_token_term)
-    per_token = sympy.Add(*inside)
+        (other_terms if per_token_term.as_numer_denom()[1].has(sequences(), keys()) else token_terms).append(
+            per_token_term
+        )
+    per_token = sympy.Add(*token_terms)
     return sympy.Add(sequences() * keys() * per_token, *(per_token_term * token for per_token_term in other_terms))
 
 

@@ -457,11 +457,13 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
     peaks: dict[str, int] = {}
     after_forward: dict[str, Any] = {}
 
-    def seen(phase: str, loss: Tensor | None) -> None:
+    def record_phase(phase: str, loss: Tensor | None) -> None:
         peaks[phase], mode.peak = max(peaks.get(phase, 0), mode.peak), mode.now
         if loss is not None:
-            outside = {tensor.untyped_storage()._cdata for tensor in loop.outside}
-            after_forward["saved"] = None if training.recompute is not NONE else saved_bytes(loss, outside, device)
+            outside_storages = {tensor.untyped_storage()._cdata for tensor in loop.outside}
+            after_forward["saved"] = (
+                None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
+            )
             after_forward["live"] = mode.now
 
     with ShapeCache(), mode:
@@ -473,7 +475,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
         for _ in range(step_count):
             peaks.clear()
             mode.peak = mode.now
-            loop.step(seen)
+            loop.step(record_phase)
             steps.append(StepBytes(**peaks, after=mode.now, **after_forward))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
@@ -491,12 +493,12 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     ):
         phase_context.enter_context(record_function(FORWARD))
 
-        def seen(phase: str, loss: Tensor | None) -> None:
+        def record_phase(phase: str, loss: Tensor | None) -> None:
             phase_context.close()
             if phase == "forward":
                 phase_context.enter_context(record_function(BACKWARD))
 
-        loop.micro_batch(seen)
+        loop.micro_batch(record_phase)
     events = read_events(run)
     return _event_quantities(events.passes(), events.sums)
 

@@ -44,10 +44,10 @@ class StorageTracker(TorchDispatchMode):
     device: type of the device; default meta.
     """
 
-    def __init__(self, known: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
+    def __init__(self, known_tensors: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
         self.device = device
-        self.seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self.seen = {tensor.untyped_storage()._cdata for tensor in known_tensors}
         self.now = self.peak = 0
         self.log: list[str] | None = [] if log else None
 

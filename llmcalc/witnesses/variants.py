@@ -329,11 +329,11 @@ def _checkpoint_with_router_state(
     """
 
     def once(x: Any, routed: Any) -> Any:
-        outside, run.routed = run.routed, routed
+        saved_routing, run.routed = run.routed, routed
         try:
             return forward(x, run), run.routed
         finally:
-            run.routed = outside
+            run.routed = saved_routing
 
     out, run.routed = run_checkpointed(once, x, run.routed)
     return out

@@ -92,11 +92,11 @@ def _fp8(c: Fields) -> Scheme:
     c.one_of("expert_dtype", experts, "fp8", "fp4")
     c.must("modules_to_convert", None)
     c.must("weight_per_tensor", False, None, *(() if block else (True,)))
-    further = c.table("quantized_layers")
+    listed_layers = c.table("quantized_layers")
     listed: tuple[Group, ...] = ()
-    if further is not None:
+    if listed_layers is not None:
         c.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
-        listed, _ = listed_groups(further)
+        listed, _ = listed_groups(listed_layers)
     in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(listed))
     scale_bytes = 1 if in_bytes else 4
     linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)

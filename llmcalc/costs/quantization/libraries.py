@@ -55,10 +55,10 @@ def auto_round(c: Fields) -> Scheme:
         other = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
         entry = f"re:{name}" if set(name) & PATTERN else name
         groups.append(Group(other, ModuleList([entry], "compressed-tensors", "extra_config")))
-    usual = stored(c, "bits", bits, group)
+    default_format = stored(c, "bits", bits, group)
     label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
     return LinearScheme(
-        label, "auto-round", (), (*groups, Group(usual)), kept=ModuleList(c.union("modules_to_not_convert"))
+        label, "auto-round", (), (*groups, Group(default_format)), kept=ModuleList(c.union("modules_to_not_convert"))
     )
 
 

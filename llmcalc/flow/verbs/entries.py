@@ -48,10 +48,10 @@ class EntryVerbs(Recorder):
         output = value_of_pairs(weights.rows, fixed=True, batched=True)
         return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k)
 
-    def among(self, mask: Value, chosen: Value, entries: Value) -> tuple[Value, Value]:
+    def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
         """Records the mask of the selected entries. Returns it with the entries to read."""
-        output = Value(chosen.rows, (), fixed=True), entries.seen(*entries.axes)
-        self.record("among", "", (mask, chosen, entries), output)
+        output = Value(selected.rows, (), fixed=True), entries.seen(*entries.axes)
+        self.record("among", "", (mask, selected, entries), output)
         return output
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:

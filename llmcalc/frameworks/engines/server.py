@@ -117,8 +117,8 @@ class EngineServer:
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request. Raises `InputError` where neither the flag nor the model says it."""
-        chosen = self.flags.get(self.length_field, AUTO[0])
-        length = longest_sequence(self.preset.model) if chosen in AUTO else chosen
+        flag_value = self.flags.get(self.length_field, AUTO[0])
+        length = longest_sequence(self.preset.model) if flag_value in AUTO else flag_value
         if not length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
         return int(length)
@@ -172,5 +172,5 @@ class EngineServer:
 
 def _measured_origin(term: Term, file: str) -> str:
     """The origin of a measured term: the file, and whether it is outside of the budget."""
-    outside = "outside the budget, " if term.origin.startswith("outside") else ""
-    return f"{outside}measured in {file}"
+    prefix = "outside the budget, " if term.origin.startswith("outside") else ""
+    return f"{prefix}measured in {file}"

@@ -78,8 +78,8 @@ def has_link(hardware: Hardware, link: str) -> bool:
 
 def context_on(rows: Iterable[Context], hardware: Hardware, devices: int) -> Context:
     """Returns the row of an accelerator with that many ranks: of its own link where there is one."""
-    known = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
-    return max(known, key=lambda row: (row.devices, row.link))
+    matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
+    return max(matching_rows, key=lambda row: (row.devices, row.link))
 
 
 class RuleRange(VersionRange):

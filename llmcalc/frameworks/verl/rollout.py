@@ -95,11 +95,15 @@ def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
 def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any]:
     """Further flags of the engine (`engine_kwargs`): those that its record knows to change memory."""
     section = f"{ROLLOUT}.engine_kwargs.{name}."
-    known = {flag.field: flag for flag in engine(name).known_flags()}
+    flag_by_field = {flag.field: flag for flag in engine(name).known_flags()}
     flags: dict[str, Any] = {}
     for key, value in data.items():
         argument = key.removeprefix(section)
-        if key.startswith(section) and value is not None and not (argument in known and known[argument].is_idle):
+        if (
+            key.startswith(section)
+            and value is not None
+            and not (argument in flag_by_field and flag_by_field[argument].is_idle)
+        ):
             flags[argument] = value
     return flags
 

@@ -252,22 +252,22 @@ class Divided(Eager):
         x = self.get(value)
         if self.is_by_tokens(value):
             if all(key != id(value) for key, *_ in self.entered[-1]):
-                inside = self._wrap_in_dtensor(
+                local_tensor = self._wrap_in_dtensor(
                     x, self.all_gather(x, self.gathers_in_8_bits(step)), self._reduce_scatter_gradient
                 )
-                self.entered[-1].append((id(value), x, inside))
-                self.bind(value, inside)
+                self.entered[-1].append((id(value), x, local_tensor))
+                self.bind(value, local_tensor)
             return
         if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
             return
-        inside = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
-        self.entered[-1].append((id(value), x, inside))
-        self.bind(value, inside)
+        local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
+        self.entered[-1].append((id(value), x, local_tensor))
+        self.bind(value, local_tensor)
 
-    def _wrap_in_dtensor(self, x: Tensor, inside: Tensor, backward: Backward) -> Tensor:
+    def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
         """Wraps the input of a module's products in a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
-        dtensor = record(self.graph, ENTERED, [x], inside, backward)
+        dtensor = record(self.graph, ENTERED, [x], local_tensor, backward)
         self.graph.subclasses = False
         return dtensor
 
