@@ -406,7 +406,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class ModelReference(nn.Module):
-        """ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
+        """The whole model. ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
 
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.

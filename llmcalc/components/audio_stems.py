@@ -120,7 +120,7 @@ def _subsampling() -> type[nn.Module]:
     from torch import nn
 
     class SubsamplingReference(nn.Module):
-        """frames: [batch, frames, num_mel_bins] → [batch, frames / 2^layers, hidden]."""
+        """Strided convolutions. frames: [batch, frames, num_mel_bins] → [batch, frames / 2^layers, hidden]."""
 
         def __init__(self, spec: SubsamplingStem, hidden: int) -> None:
             super().__init__()
@@ -145,7 +145,7 @@ def _waveform() -> type[nn.Module]:
     from torch import nn
 
     class WaveformReference(nn.Module):
-        """samples: [batch, samples] → [batch, positions, hidden]."""
+        """Convolutions of a waveform. samples: [batch, samples] → [batch, positions, hidden]."""
 
         def __init__(self, hidden: int) -> None:
             super().__init__()

@@ -160,7 +160,7 @@ class Stack(Component):
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` if layers cannot share parameters, or if a layer reuses what no lower layer computes."""
+        """Raises `ValueError` if layers cannot share parameters, or if a layer reuses a result of no lower layer."""
         for name in self.shared_layers:
             self.layer(name).check_shared(name)
         sharing_keys: set[object] = set()

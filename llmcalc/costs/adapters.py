@@ -89,7 +89,7 @@ class LowRank:
         return weights, stored
 
     def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
-        """Yields the linear layers inside layers; those that run as one product in one list."""
+        """Yields lists of linear layers inside transformer layers; layers of one list run as one product."""
         fused = self.fused_qkv or self.library == "litgpt"
         pending_products: list[tuple[Place, Linear]] = []
         for place, op in _linears(tree, include):

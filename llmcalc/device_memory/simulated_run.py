@@ -26,7 +26,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
-    """Returns the kernels that run. attention: the default implementation of attention; default that of the phase."""
+    """Returns the kernels that run. attention: the implementation if none is set; default: the default of the phase."""
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa" if settings.phase == "training" else "eager"
     return Choices(
@@ -94,7 +94,7 @@ def training_run(
 ) -> Training:
     """Returns the training configuration of the replay. use: the persistent memory under these settings.
 
-    attention: the implementation if the settings choose none; default that of the phase.
+    attention: the implementation if the settings choose none; default: the default of the phase.
 
     Raises `InputError` for settings of another framework, and for number formats that no pass computes in.
     """
@@ -207,8 +207,7 @@ def activation_format(use: MemoryUse) -> str:
 
 
 def computing_format(name: str, option: str) -> str:
-    """Returns the number format in which a pass computes. Raises `InputError`, which names the option, for a format
-    that passes cannot compute in."""
+    """Returns the number format in which a pass computes. Raises `InputError`, which names the option, for others."""
     if name not in COMPUTED:
         formats = ", ".join(map(short_dtype, COMPUTED))
         raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {formats}")

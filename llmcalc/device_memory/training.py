@@ -155,8 +155,7 @@ class TrainingRun:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Allocates the parameters in the order in which the program uses them, then master weights and gradient
-        buffers."""
+        """Allocates the parameters in the program's order of use, then master weights and gradient buffers."""
         self.meter.place = Place("set-up")
         self.lowering.prepare(self.program)
         self.prepare_training()

@@ -39,7 +39,7 @@ STACKS = "encoder", "decoder"
 
 
 def in_layers(path: str) -> bool:
-    """Whether a module's path is that of a layer or of a module in one."""
+    """Whether a module is a layer or inside a layer. path: its path."""
     return "layers" in path.split(".")
 
 
@@ -209,7 +209,7 @@ class PeakEstimate:
 
     @cached_property
     def kinds(self) -> list[Scope]:
-        """The kind of each layer, those of the encoder first."""
+        """The kind of each layer, the encoder's layers first."""
         root = self.spec.shared_program.root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [

@@ -1,4 +1,4 @@
-"""Plot of the time of a run: its parts, the nodes of the model, and what bounds each."""
+"""Plot of the time of a run by parts and by nodes of the model, coloured by the bound of each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HEIGHT = 0.62
 
 
 def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figure:
-    """Draws two panels: the parts of the time with the estimate's range, and the nodes by what bounds them.
+    """Draws two panels: the parts of the time with the estimate's range, and the nodes coloured by their bounds.
 
     depth: levels of the model's tree that nodes are listed by.
     """
@@ -48,7 +48,7 @@ def _parts(run: TimedRun) -> list[tuple[str, float]]:
 
 
 def _bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
-    """The nodes with their names, longest first; those beyond the largest number together."""
+    """Returns the nodes with their names, longest first; nodes after the first `MOST_NODES` are summed."""
     nodes = run.nodes(depth)
     paths = [node.path for node in nodes]
     bars = [
@@ -90,7 +90,7 @@ def draw_parts(ax: Axes, run: TimedRun, parts: list[tuple[str, float]]) -> None:
 
 
 def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
-    """Draws a bar for each node of the model and each part of the run, by what bounds it."""
+    """Draws a bar for each node of the model and each part of the run, coloured by its bounds."""
     unit = unit_of(bars[0][1].seconds)
     factor = FACTORS[unit]
     for row, (_, node) in enumerate(bars):

@@ -127,7 +127,7 @@ def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
 
 
 def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
-    """Draws the time of a run by its parts and by what bounds them. ask: returns the answer of `time`.
+    """Draws the time of a run by its parts and by their bounds. ask: returns the answer of `time`.
 
     depth: levels of the model's tree that are drawn.
     """

@@ -120,7 +120,7 @@ def _roof_text(run: TimedRun, ridge: float) -> str:
 def _name_points(
     ax: Axes, runs: Sequence[tuple[TimedRun, dict[str, Traffic]]], roofs: Sequence[tuple[float, float]]
 ) -> None:
-    """Names points by the ends of their paths, those with most time first; points that touch have one name."""
+    """Names points by the ends of their paths, the slowest first; points that touch share one name."""
     points = [
         (kernel.seconds / run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
         for run, kernels in runs

@@ -39,7 +39,7 @@ def servers(title: str, subtitle: str, answer: Servers, limits: Limits) -> Figur
 
 
 def shown_index(answer: Servers) -> int:
-    """The chosen server; without one that of the front's last point, which has the most tokens/s of a device."""
+    """Returns the index of the chosen server; if there is none, of the server with the most tokens/s per device."""
     return answer.front[-1][0] if answer.chosen is None else answer.chosen.index
 
 

@@ -52,7 +52,7 @@ class CostOptions:
 
 
 def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
-    """Computes what a training run or a number of requests costs.
+    """Computes days, energy and money of a training run or of a number of requests.
 
     Raises `InputError` for options that contradict each other, and where no layout fits.
     """
@@ -122,7 +122,7 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
-    """The question as training, with the usual length where none is given; and what was assumed."""
+    """Returns the question as training, with the usual length if none is given; and a note of the assumption."""
     settings, assumed = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model

@@ -52,7 +52,7 @@ class EngineQuestion:
             raise InputError(f"{self.launch.at}: {error}") from None
 
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
-        """Yields what each engine does. Raises `InputError` without an accelerator and for an unknown flag."""
+        """Yields the memory of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             unknown = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
             raise InputError(
@@ -166,7 +166,7 @@ def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuesti
 
 
 def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
-    """Computes what engines do with the memory of an accelerator. `.ok` says whether all of them start."""
+    """Computes the terms of engines' memory on an accelerator. `.ok` says whether all of them start."""
     from ..reports.engine import memory_report
 
     uses = list(question.uses())
@@ -263,7 +263,7 @@ def for_users(change: Change, users: int) -> Change:
 
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
-    """Removes the length that a launch file gives, in whose place the users' length stands."""
+    """Removes the length that a launch file sets, so that the users' length replaces it."""
     length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)

@@ -1,4 +1,4 @@
-"""Questions about logs: what a start-up log or an out-of-memory message prints, beside what is computed."""
+"""Questions about logs: the terms that a start-up log or an out-of-memory message prints, beside computed ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Run:
         return preset
 
     def hardware(self) -> Hardware | None:
-        """The accelerator: the user's, or that of the log, with the memory that the log states."""
+        """The accelerator that the user names, else the log's, with the memory that the log states."""
         total, name = self.reading.total, self.question.hardware
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
         if hardware is None and total and total >= 2**20:
@@ -146,7 +146,7 @@ def ask_log(question: LogQuestion) -> ReportedAnswer:
 
 
 def explained_log(question: LogQuestion) -> ExplainedLog:
-    """Returns a log with what is computed for its run."""
+    """Returns a log with the computed terms of its run."""
     reading = read_log(question.file, read_log_text(question.file))
     run = _Run(reading, question)
     preset = run.preset()
@@ -220,7 +220,7 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
 
 
 def in_use_before(reading: LogReading, hardware: Hardware) -> dict[str, int]:
-    """Returns the term of the memory that was in use before loading; empty where the log does not say what was free."""
+    """Returns the term of memory that was in use before loading; empty if the log does not state the free memory."""
     return {} if reading.free is None else {"non_torch": hardware.capacity_bytes - reading.free}
 
 
@@ -280,7 +280,7 @@ def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:
 
 
 def _off(reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
-    """Returns the term that is off or in the way, and what changes it.
+    """Returns the term that differs most or prevents the run, and the flag that changes it.
 
     change: the change with which the engine starts, where it refused to.
     """

@@ -116,7 +116,7 @@ def _measured_run(
 
 
 def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
-    """The question of a row: that of the command line, with the row's cells."""
+    """Returns the question of the command line with the values of a row's cells."""
     settings, layout = _checked(Settings, row), _checked(LayoutRequest, row)
     if "users" in row:
         users = whole("--users", length_of("--users", row["users"]))

@@ -38,7 +38,7 @@ class ReceiptFile:
 
     @cached_property
     def reading(self) -> LogReading:
-        """What the log says. Raises `InputError` for one of another engine, and for one that measures nothing."""
+        """The reading of the log. Raises `InputError` for a log of another engine or without measured terms."""
         reading = read_log(self.file, read_log_text(self.file))
         if reading.program != self.engine.name:
             raise InputError(f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}")
@@ -88,11 +88,11 @@ class ReceiptFile:
         return {**flags, FIELD: Receipt(self.file, self._in_use_before(hardware) | self.terms, memory.settings)}
 
     def _in_use_before(self, hardware: Hardware) -> dict[str, int]:
-        """The memory in use before loading, for an engine whose budget is a share of what is free then."""
+        """The memory in use before loading, for an engine whose budget is a share of the memory that is free then."""
         return in_use_before(self.reading, hardware) if self.engine.budgets_free_memory else {}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
-        """Yields remarks: terms that are not used and why, and what the log does not state."""
+        """Yields remarks: terms that are not used, with the reason, and terms that the log does not state."""
         measured_terms = {term.name for term in memory.terms if term.status == "measured"}
         dropped = [name for name in self.terms if name not in measured_terms]
         if self.other_model:

@@ -1,4 +1,4 @@
-"""The question of `llmcalc serve`: which server keeps limits of time for so many requests, and what its tokens cost."""
+"""The question of `llmcalc serve`: the cheapest server that keeps limits of time under a load of requests."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _calibration(
 def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
-    """The study of `ask_serve`. Raises `InputError` as that does."""
+    """Returns the study of `ask_serve`. Raises `InputError` for the same reasons."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.serving import Limits, ServeStudy, SizesRequest
     from ..timing.batching import Requests

@@ -43,7 +43,7 @@ def draft_data(draft: Draft) -> dict[str, Any]:
 
 
 def note(draft: Draft, counted: bool = False) -> str:
-    """Writes what the draft adds: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
+    """Writes the size of the draft: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
     parts = [
         f"{units.exact(draft.params)} parameters",
         f"{units.memory(draft.cache.bytes_per_token)} of cache per token",

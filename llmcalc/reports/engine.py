@@ -191,7 +191,7 @@ def _launch_aside(use: EngineUse) -> str:
 
 
 def _launch_notes(use: EngineUse) -> list[str]:
-    """Returns the notes on a launch file: defaults for what it leaves open, and changes to its values."""
+    """Returns the notes on a launch file: defaults of values that it does not state, and changes to its values."""
     launch = use.launch
     if launch is None:
         return []

@@ -312,7 +312,7 @@ def _sequences(fitting: Fitting) -> str:
 
 
 def _notes(fitting: Fitting) -> list[str]:
-    """Returns notes about how the numbers were determined."""
+    """Returns notes on the search for the numbers."""
     fit, memory_use = fitting.fit, fitting.memory.states
     nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [

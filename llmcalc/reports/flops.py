@@ -274,7 +274,7 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
 
 
 def _recompute_note(recompute: Recompute) -> str:
-    """Writes what is recomputed in the backward pass."""
+    """Writes the modules that are recomputed in the backward pass."""
     if recompute.core:
         return "recomputation: the attention scores and their products with values, once more"
     if recompute.nodes:

@@ -124,7 +124,7 @@ def term_name(term: Term) -> str:
 
 
 def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
-    """Returns the names and bytes of what the allocator and the runtime add to the tensors, as estimates."""
+    """Returns names and bytes of the estimated terms that the allocator and the runtime add to the tensors."""
     estimates = [term for term in device.terms if term.status == "estimate"]
     return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
 
@@ -170,7 +170,7 @@ def memory_data(preset: Preset, memory: Memory, fits: Sequence[Fit]) -> dict[str
 
 
 def host_data(device: DeviceMemory) -> dict[str, Any]:
-    """Returns the bytes on the host and their terms; empty where nothing is on the host."""
+    """Returns the bytes on the host and their terms; empty if nothing is on the host."""
     if not device.host:
         return {}
     terms = [
@@ -180,7 +180,7 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
-    """Writes what is on the host, with its sources. ranks: ranks of one host with as much each; default 1."""
+    """Writes the terms of host memory, with their sources. ranks: ranks of one host with as much each; default 1."""
     if not device.host:
         return []
     parts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
@@ -472,7 +472,7 @@ PRECISION_TEXTS = {
 
 
 def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
-    """Writes a run with what was assumed: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
+    """Writes a run with its assumed settings: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
     memory_use = memory.states
     if memory_use.phase != "training":
         return run_text(memory_use)
@@ -487,7 +487,7 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
 
 
 def _pure_note(memory: Memory) -> str:
-    """Writes what stays in memory in pure bf16; empty for another precision than the default."""
+    """Writes the tensors that pure bf16 keeps; empty for another precision than the default."""
     if memory.states.precision != "bf16-master":
         return ""
     try:

@@ -96,7 +96,7 @@ def as_warnings(preset: Preset, notes: Sequence[str]) -> list[str]:
 
 
 def identity_experts(tree: Node) -> str:
-    """Returns how tokens with identity experts are counted; empty for a model without them."""
+    """Returns a note about the count of tokens with identity experts; empty for a model without them."""
     ops = (place.node.op for place in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SPARED)
     counts = ", ".join(

@@ -1,4 +1,4 @@
-"""`llmcalc time`: the range of an estimate, its class, the parts of the time, and what bounds each part."""
+"""`llmcalc time`: the range of an estimate, its class, and the parts of the time with the bound of each."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def _run_text(run: TimedRun) -> str:
 
 
 def _part_rows(run: TimedRun) -> list[Row]:
-    """Returns the parts of the run, and the shares of what bounds each."""
+    """Returns the parts of the run, with the shares of their bounds."""
     unit = unit_of(run.seconds)
     parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
     bounds = sorted(run.bounds.items(), key=lambda item: -item[1])

@@ -120,7 +120,7 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
 
 
 def _count_notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
-    """Returns how many checks of one model failed, or how many of several models pass all checks."""
+    """Returns the number of failed checks of one model, or of several models the number that pass all checks."""
     checks = sum(len(v.checks) for v in verdicts)
     if len(verdicts) + len(skipped) > 1:
         passed = sum(v.ok for v in verdicts)
@@ -144,7 +144,7 @@ def _legend(verdicts: list[Verdict]) -> str:
 
 
 def _witness_notes(verdicts: list[Verdict]) -> list[str]:
-    """Returns what the closed forms are compared with."""
+    """Returns notes on the witnesses that the closed forms are compared with."""
     witness = verdicts[0].witness if verdicts else ""
     if witness.startswith("reference"):
         return _reference_notes(verdicts)
@@ -190,7 +190,7 @@ def _explained_differences(verdicts: list[Verdict]) -> list[str]:
 
 
 def _bounds(checks: list[Check]) -> str:
-    """Writes how far quantities may be from their closed forms."""
+    """Writes the tolerance of each quantity."""
     by_bound: dict[float, dict[str, None]] = {}
     for check in checks:
         name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
@@ -233,7 +233,7 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
 
 
 def _coverage(verdicts: list[Verdict]) -> str:
-    """Writes how many parts with parameters are compared individually, and which are not."""
+    """Writes the number of parts with parameters that are compared individually, and lists the others."""
     covered = [(v, v.coverage) for v in verdicts if v.coverage is not None]
     single, summed = sum(len(c.alone) for _, c in covered), sum(len(c.summed) for _, c in covered)
     missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered for path in c.missing]

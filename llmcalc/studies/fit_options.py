@@ -59,7 +59,7 @@ def _over_ranks(cluster: Cluster) -> _Divided:
 def hardware_options(
     memory: Memory, accelerators: Iterable[Hardware], request: LayoutRequest, runtime_of: RuntimeOf
 ) -> tuple[HardwareOption, ...]:
-    """Returns the fewest of each accelerator on which a run fits, those that fit first, then by total memory.
+    """Returns the fewest devices of each accelerator on which a run fits; sorted by fit, then by total memory.
 
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.

@@ -209,7 +209,7 @@ class TimedRun:
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
-        """Returns the matrix products of a pass of inference by their paths in the model, those of all layers together.
+        """Returns the matrix products of a pass of inference by path; equal layers are summed.
 
         Raises `InputError` for a training step.
         """
@@ -410,7 +410,7 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
 
 
 def _adapters(memory: Memory) -> Adapters | None:
-    """The low-rank adapters of a run. Raises `InputError` for those whose time is not modelled."""
+    """Returns the low-rank adapters of a run. Raises `InputError` for adapters whose time is not modelled."""
     low_rank = memory.states.adapters
     if low_rank is None:
         return None

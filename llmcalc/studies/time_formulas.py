@@ -204,7 +204,7 @@ def _reads_cache(pricing: Pricing, kernel: Kernel) -> bool:
 
 
 def _source_of(generation: Generation, field: str) -> FigureSource | None:
-    """The source of a figure: the generation's own, or that of the one that it is like."""
+    """Returns the source of a figure: the generation's own, or the source of the similar generation."""
     for source in generation.sources:
         if field in source.fields:
             return source

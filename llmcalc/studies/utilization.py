@@ -92,7 +92,7 @@ def utilization(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """The measured run of a question; None for what is not given.
+    """The measured run of a question; a field that is not given is None.
 
     tokens_per_second: of all devices together, as text such as `12k`, or a number.
     hardware: the accelerator, by name. devices: number of them, 1 by default.

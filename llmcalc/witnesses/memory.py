@@ -170,7 +170,7 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def reference_settings(settings: Settings) -> Settings:
-    """Returns the settings with what the reference runs where they choose nothing.
+    """Returns the settings, with the reference's own choice for every setting that is not given.
 
     That is its own attention, its norms step by step, and the optimizer's step as its library chooses.
     """
@@ -186,7 +186,7 @@ def reference_settings(settings: Settings) -> Settings:
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run of these settings, where they choose nothing as in `reference_settings`."""
+    """Returns the run of these settings, completed by `reference_settings`."""
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
@@ -236,7 +236,7 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
-    """Whether heads of values have another size than those of queries and keys, as in latent attention."""
+    """Whether heads of values differ in size from heads of queries and keys, as in latent attention."""
     cores = [place.node.op for place in spec.tree().walk() if isinstance(place.node.op, AttentionCore)]
     return any(core.qk_dim != core.v_dim for core in cores)
 
@@ -309,7 +309,7 @@ class TrainingBytes(NamedTuple):
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns quantity → bytes; of the first step only its own peak."""
+        """Returns quantity → bytes; of the first step only the peak."""
         second_step = self.second
         saved = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {

@@ -123,8 +123,9 @@ class _Search:
                         )
 
     def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """Index of a layer → its modules, in a list with exactly as many modules as there are layers with parameters of
-        their own. A layer with another layer's parameters has its module too, but is not matched to it.
+        """Returns index of a layer → its modules, in the list whose length is the number of layers with parameters.
+
+        A layer that uses another layer's parameters is not counted, and is not matched to its module.
         """
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
@@ -202,8 +203,9 @@ class _Search:
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
-        """The modules of that name below the first parent that has one; a name with a leading dot is searched in
-        `outer`.
+        """Returns the modules of that name below the first parent that has such a module.
+
+        A name with a leading dot is searched in `outer`.
         """
         if name.startswith("&"):  # one of the modules of a layer
             return [module for module in outer_modules if name[1:] in module.split(".")][:1]

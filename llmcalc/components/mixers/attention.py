@@ -268,7 +268,7 @@ class Attention(TokenMixer):
         adapter: Adapter | None = None,
         value_input: Value | None = None,
     ) -> Value:
-        """memory: the input of keys and values where it is not x. out: the axes of the output, x's by default.
+        """Records attention. memory: the input of keys and values, default x. out: axes of the output, default x's.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
@@ -663,7 +663,7 @@ def _reference() -> type[nn.Module]:
             return torch.cat(outputs, 2)[:, :, order]
 
         def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
-            """value_input: the input of the values where it is not x."""
+            """Computes the attention of x. value_input: the input of the values; default x."""
             q = self._normed_and_rotated(self._split_heads(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
             k, v = self._local_or_shared(x, run, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)

@@ -163,7 +163,7 @@ def _attention() -> type[nn.Module]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class GroupedProjectionReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Attention with grouped projections. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedProjectionAttention, hidden: int) -> None:
             super().__init__()
@@ -191,7 +191,7 @@ def _network() -> type[nn.Module]:
     from torch import nn
 
     class GroupedFeedForwardReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Two grouped projections. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedFeedForward, hidden: int) -> None:
             super().__init__()

@@ -45,7 +45,7 @@ class Fields:
             raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed)))
 
     def must(self, name: str, *allowed: Any, absent: Any = None) -> None:
-        """Raises `InputError` if the field has a value that is not supported."""
+        """Checks that a field has a supported value. Raises `InputError` if not."""
         self.one_of(name, self.get(name, absent), *allowed)
 
     def texts(self, *names: str) -> list[str]:

@@ -63,7 +63,7 @@ def auto_round(c: Fields) -> Scheme:
 
 
 def hqq(c: Fields) -> Scheme:
-    """Reads an HQQ config: one format for all layers but those that it skips."""
+    """Reads an HQQ config: one format for all layers except the skipped ones."""
     table = c.table("quant_config")
     weights = c if table is None else table.table("weight_quant_params") or table
     if table is not None:

@@ -1,4 +1,4 @@
-"""Flags of serving engines: their names, how their values are read, and how a command line is split into them."""
+"""Flags of serving engines: names, values, and the split of a command line into flags of llmcalc and of the engine."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class EngineRank:
 
     @cached_property
     def scheme(self) -> str | None:
-        """The scheme of the weights; None for that of the checkpoint's config, or none."""
+        """The scheme of the weights; None for the scheme of the checkpoint's config, or none."""
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
         table, published = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
@@ -117,7 +117,7 @@ class EngineRank:
         return self._weights(self.model, "none") - saved // (self.layout.tp * self.layout.pp)
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
-        """Bytes of a model's weights under a scheme; None for that of the checkpoint."""
+        """Returns bytes of a model's weights under a scheme. scheme: None for the checkpoint's own."""
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             scheme_fields["dtype"] = self.dtype

@@ -85,7 +85,7 @@ def read_python(text: str, source: Source) -> Launch:
 
 
 def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Returns the keys of a run: those of the file, of configurations among the words, and of `--key=value`."""
+    """Returns the keys of a run, from the file, from configurations among the words, and from `--key=value`."""
     values = dict(names)
     for word in words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", word, re.DOTALL)

@@ -1,4 +1,4 @@
-"""Reads the config of a torchtune recipe: its components and how they are trained.
+"""Reads the config of a torchtune recipe: the model, the optimizer and the settings of training.
 
 Source: torchtune 0.7.0 (bd2a0fc7c), recipes/{full,lora}_finetune_{single_device,distributed}.py, and
 torchtune/modules/loss/cross_entropy_loss.py.

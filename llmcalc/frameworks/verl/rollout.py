@@ -1,4 +1,4 @@
-"""Reads what verl runs on the devices of the actor beside it: the engine of the rollouts, the reference, the critic.
+"""Reads the other models on the actor's devices: the engine of the rollouts, the reference, the critic.
 
 Source: as of `command.py`, with trainer/config/{rollout/rollout,ref/ref,ref/dp_ref,critic/dp_critic}.yaml.
 """
@@ -93,7 +93,7 @@ def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
 
 
 def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any]:
-    """Further flags of the engine (`engine_kwargs`): those that its record knows to change memory."""
+    """Returns flags of the engine in `engine_kwargs` that change its memory by its record."""
     section = f"{ROLLOUT}.engine_kwargs.{name}."
     flag_by_field = {flag.field: flag for flag in engine(name).known_flags()}
     flags: dict[str, Any] = {}
@@ -109,7 +109,7 @@ def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any
 
 
 def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens: int) -> tuple[int, int]:
-    """The sequences of a micro-batch of log-probabilities, and the tokens of each; default those of the update."""
+    """Returns sequences and tokens of each, of a micro-batch of log-probabilities; default: as in the update."""
     divided = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if reading.flag(data, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reading.flag(data, f"{ACTOR}.use_dynamic_bsz")):
         longest = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"

@@ -26,7 +26,7 @@ def drawable(report: Report, out: IO[str]) -> bool:
 
 
 def width_of_terminal() -> int:
-    """Returns the width of the terminal as rich does: COLUMNS, else that of a standard stream, else 80."""
+    """Returns the width of the terminal as rich does: COLUMNS, else the width of a standard stream, else 80."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns):
         return int(columns)

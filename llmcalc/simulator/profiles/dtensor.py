@@ -181,8 +181,7 @@ class Divided(Eager):
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
-        """Runs `funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is one product's
-        result."""
+        """Runs `funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is a product."""
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
         results = self.graph.results
@@ -465,8 +464,7 @@ def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, St
 
 
 def check_divided(program: RankFlow) -> None:
-    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks, which torch cannot
-    shard."""
+    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks."""
     layout = program.rank_axes.layout
     for step in program.root.steps():
         if step.verb == "experts":

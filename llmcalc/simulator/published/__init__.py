@@ -29,7 +29,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A published kernel.
+    """A published kernel: its library, source file and witness.
 
     name: its name in the library. library: the name of the library. where: its file and class.
     known: how its memory is known. note: what else a reader should know.
