@@ -1,7 +1,9 @@
 """Vision and audio encoders beside a text model, and projectors from their output to its width.
 
-Their parameters are counted. Their FLOPs are not, because most of them process as many patches or frames as the input
-has.
+Their parameters are counted, and their FLOPs for the images and the audio that a question gives.
+
+An encoder may be changed without reading the text model: what it gives to the model is its projector's output. How many
+patches or frames it reads is decided in `components/inputs`.
 """
 
 from __future__ import annotations
