@@ -21,14 +21,7 @@ def with_draft(report: Report, draft: Draft | None, counted: bool = False) -> Re
     if draft is None or not isinstance(report.data, dict):
         return report
     text = note(draft, counted)
-    first, *other_tables = report.tables
-    data = {**report.data, "draft": draft_data(draft)}
-    if "notes" in data:
-        data["notes"] = [text, *data["notes"]]
-    warnings = [text, *report.warnings]
-    return report._replace(
-        data=data, tables=[first._replace(notes=[text, *first.notes]), *other_tables], warnings=warnings
-    )
+    return report.with_entry("draft", draft_data(draft), text)._replace(warnings=[text, *report.warnings])
 
 
 def draft_data(draft: Draft) -> dict[str, Any]:

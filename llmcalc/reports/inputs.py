@@ -13,12 +13,7 @@ def with_inputs(report: Report, inputs: EncodedInputs | None) -> Report:
     """Returns the report with the tokens of images and audio in its document and in a note of its first table."""
     if inputs is None or not isinstance(report.data, dict):
         return report
-    text = note(inputs)
-    first, *other_tables = report.tables
-    data = {**report.data, "inputs": inputs_data(inputs)}
-    if "notes" in data:
-        data["notes"] = [text, *data["notes"]]
-    return report._replace(data=data, tables=[first._replace(notes=[text, *first.notes]), *other_tables])
+    return report.with_entry("inputs", inputs_data(inputs), note(inputs))
 
 
 def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
