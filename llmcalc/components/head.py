@@ -164,7 +164,7 @@ class Classifier(Component):
 
     def flow(self, f: Flow, x: Value) -> Value:
         change, rows = self.transform, self._rows()
-        y = x.seen(*x.axes, rows=rows)
+        y = x.view(*x.axes, rows=rows)
         if change is not None:
             y = f.act(f.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
             y = y if change.norm is None else f.part("norm", change.norm, y)

@@ -65,7 +65,7 @@ class Proposal(OutputPart):
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
         """Records the part. x: the hidden states. vocab, proposed: the tokens that are read, and that are proposed."""
-        x = x.seen(*x.axes, rows=LOGITS)
+        x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
             token = self._bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)

@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_NAMED = len(SERIES)
-"""Largest number of servers with a colour; the others are grey."""
-
 
 def servers(title: str, subtitle: str, answer: Servers, limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the TPOT of the chosen one by its users.

@@ -60,7 +60,7 @@ def share_notes(share: RankShare | None, *notes: str) -> list[str]:
     """Returns the reason why this rank is counted, and further notes; empty for a full model."""
     if share is None:
         return []
-    return [f"rank {share.rank:,} is {share.why}" if share.why else "", *notes]
+    return [f"rank {share.rank:,} is {share.reason}" if share.reason else "", *notes]
 
 
 def copies_text(copied: dict[str, Number]) -> str:

@@ -128,7 +128,3 @@ class MeasuredRun:
         if self.dtype is None and dtype not in hardware.peak_flops and "float16" in hardware.peak_flops:
             dtype = "float16"
         return utilization(model_count, kernel_count, hardware, self.devices or 1, dtype, rate)
-
-
-NOT_MEASURED = MeasuredRun()
-"""No measured run."""

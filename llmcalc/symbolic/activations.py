@@ -18,7 +18,7 @@ from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
 from ..simulator.choices import Choices
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
-from ..simulator.strides import forget
+from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
 from .explain import Explanation, Section, check_kinds, components
@@ -98,7 +98,7 @@ class Activations:
             return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), side)
         finally:
             if side == "letters":
-                forget()
+                clear_caches()
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
         """Returns the formula of a layer or of a part of it, with all repeats of the part in the layer."""

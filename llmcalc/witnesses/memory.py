@@ -441,8 +441,8 @@ class CpuStorageTracker(StorageTracker):
     def _follow(self, tensor: Tensor, func: Any) -> None:
         if self.set_up and func is torch.ops.aten.lift_fresh.default and not tensor.dim():
             storage = tensor.untyped_storage()
-            self.seen.add(storage._cdata)
-            weakref.finalize(storage, self.seen.discard, storage._cdata)
+            self.tracked.add(storage._cdata)
+            weakref.finalize(storage, self.tracked.discard, storage._cdata)
         else:
             super()._follow(tensor, func)
 

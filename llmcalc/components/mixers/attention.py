@@ -347,7 +347,7 @@ class Attention(TokenMixer):
             _, keys, values = next(
                 shareable, computed[-1] if computed else placeholder
             )  # nothing: the layer is recorded alone
-            return keys.seen(*f.rank_part((heads, dim))), values.seen(*f.rank_part((heads, size)))
+            return keys.view(*f.rank_part((heads, dim))), values.view(*f.rank_part((heads, size)))
         with f.function():
             raw = _projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
             f.hold(raw=raw)

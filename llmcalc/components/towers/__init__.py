@@ -82,7 +82,7 @@ def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     for name, tower, readable in below(towers):
         own_input = tower.input_value()
         source = _source(own_input, [outputs[read_name] for read_name in readable])
-        outputs[name] = f.part(name, tower, own_input if source is None else source.seen(*own_input.axes))
+        outputs[name] = f.part(name, tower, own_input if source is None else source.view(*own_input.axes))
     return outputs
 
 

@@ -76,7 +76,7 @@ def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
     it.
     """
     has_exclusions = any(c.get(name) is not None for name in names)
-    return replace(scheme, head=has_exclusions, everywhere=True, kept=_excluded_modules(c, *names))
+    return replace(scheme, head=has_exclusions, everywhere=True, excluded=_excluded_modules(c, *names))
 
 
 def _fp8(c: Fields) -> Scheme:
@@ -158,7 +158,7 @@ def _awq(c: Fields) -> Scheme:
         named.AWQ_SOURCE,
         (),
         (Group(AWQ(group)),),
-        kept=ModuleList(c.texts("modules_to_not_convert"), "awq"),
+        excluded=ModuleList(c.texts("modules_to_not_convert"), "awq"),
     )
 
 
@@ -223,7 +223,7 @@ def _gptq(c: Fields) -> Scheme:
         (named.ZERO_BIASES,),
         groups,
         head=head,
-        kept=excluded,
+        excluded=excluded,
     )
 
 
@@ -277,7 +277,7 @@ def _bitsandbytes(c: Fields) -> Scheme:
 
 def _mxfp4(c: Fields) -> Scheme:
     c.ignore("dequantize")
-    return replace(named.mxfp4("mxfp4"), kept=_excluded_modules(c, "modules_to_not_convert"))
+    return replace(named.mxfp4("mxfp4"), excluded=_excluded_modules(c, "modules_to_not_convert"))
 
 
 def _bitnet(c: Fields) -> Scheme | None:

@@ -58,7 +58,11 @@ def auto_round(c: Fields) -> Scheme:
     default_format = stored(c, "bits", bits, group)
     label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
     return LinearScheme(
-        label, "auto-round", (), (*groups, Group(default_format)), kept=ModuleList(c.union("modules_to_not_convert"))
+        label,
+        "auto-round",
+        (),
+        (*groups, Group(default_format)),
+        excluded=ModuleList(c.union("modules_to_not_convert")),
     )
 
 
@@ -80,7 +84,7 @@ def hqq(c: Fields) -> Scheme:
     skipped = ModuleList(c.texts("skip_modules") or ["lm_head"], field="skip_modules")
     return LinearScheme(
         f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
-        kept=skipped,
+        excluded=skipped,
     )  # fmt: skip
 
 
@@ -107,7 +111,7 @@ def quark(c: Fields) -> Scheme:
         raise c.wrong("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
         "+".join(dict.fromkeys(label for label in labels if label)), "Quark", remarks, tuple(groups), head=True,
-        everywhere=True, kept=ModuleList(c.texts("exclude"), "modelopt", "exclude"),
+        everywhere=True, excluded=ModuleList(c.texts("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
 
@@ -153,7 +157,7 @@ def torchao(c: Fields) -> Scheme:
         raise c.wrong("quant_type", stated, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
     label, stored = formats[word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(stored),), everywhere=True)
-    return replace(scheme, kept=ModuleList(c.union("modules_to_not_convert")))
+    return replace(scheme, excluded=ModuleList(c.union("modules_to_not_convert")))
 
 
 def quanto(c: Fields) -> Scheme:
@@ -165,7 +169,7 @@ def quanto(c: Fields) -> Scheme:
     }  # fmt: skip
     c.one_of("weights", word, *formats)
     scheme = LinearScheme(f"quanto-{word}", "quanto", (), (Group(formats[word]),), everywhere=True)
-    return replace(scheme, kept=ModuleList(c.union("modules_to_not_convert")))
+    return replace(scheme, excluded=ModuleList(c.union("modules_to_not_convert")))
 
 
 def aqlm(c: Fields) -> Scheme:
@@ -176,7 +180,9 @@ def aqlm(c: Fields) -> Scheme:
     names = [name.removesuffix(".weight") for name in c.texts("linear_weights_not_to_quantize")]
     skipped = ModuleList(names, field="linear_weights_not_to_quantize")
     stored = AQLM(columns, rows, books, bits)
-    return LinearScheme(f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, kept=skipped)
+    return LinearScheme(
+        f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, excluded=skipped
+    )
 
 
 def exl2(c: Fields) -> Scheme:

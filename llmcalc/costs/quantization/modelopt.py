@@ -80,7 +80,7 @@ def modelopt(c: Fields) -> Scheme:
     if any(name in WITH_INPUT_SCALES for name in labels):
         remarks.append(SMOOTHED)
     label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in labels))
-    return LinearScheme(label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, kept=excluded)
+    return LinearScheme(label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, excluded=excluded)
 
 
 def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:

@@ -146,6 +146,6 @@ class MixingVerbs(Recorder):
 
 def _readable(keys: Value) -> Value:
     """Returns a view of keys or values, of which a kernel may read only some."""
-    output = keys.seen(*keys.axes)
+    output = keys.view(*keys.axes)
     output.once = keys.once
     return output

@@ -222,7 +222,7 @@ class WeightVerbs(Recorder):
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
-        return self.step("resumed", "", (first,), first.seen(*first.axes), state=state, index=index)
+        return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
 
     def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
         """Records a buffer that is stored in the checkpoint and not trained. indices: whether it has integers."""

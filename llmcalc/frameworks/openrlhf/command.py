@@ -72,8 +72,6 @@ REFUSED = {
 }
 """Argument → the only value that is modelled, and why."""
 
-READ_TEXT = ("ds.attn_implementation", "ds.param_dtype", "ds.grad_accum_dtype")
-
 ACTOR_TRAININGS = ("train_ppo_ray", "train_sft")
 
 
