@@ -31,6 +31,7 @@ from .arguments import (
     preset_of,
     require_model,
     run_of,
+    run_question_of,
     selection_of,
     spec_of,
     tokens_of,
@@ -347,21 +348,10 @@ def memory(
         _check_engine_options(receipt=receipt if servers else None)
         return ask_servers(engine_questions_of(model, engine, hardware, options, launch, receipt), ask_engine_memory)
     _require_no_receipt(receipt)
-    from .questions.runs import ask_memory, memory_question
+    from .questions.runs import ask_memory
 
     parsed = options_of(options, run=True, layout=True)
-    question = memory_question(
-        model,
-        parsed.read,
-        run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace),
-        launch_file=launch,
-        is_given=parsed.gives(phase),
-        allow_unknown=parsed.reading.get("allow_unknown", False),
-        set=parsed.reading.get("set"),
-        head=parsed.reading.get("head"),
-        with_mtp=with_mtp,
-        with_towers=with_towers,
-    )
+    question = run_question_of(parsed, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
     return ask_memory(question, parsed.read_draft(draft))
 
 
@@ -515,22 +505,10 @@ def time(
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.
     """
-    from .questions.runs import memory_question
     from .questions.times import TimeOptions, ask_time
 
     parsed = options_of(options, run=True, layout=True)
-    is_given = parsed.gives(phase)
-    question = memory_question(
-        model,
-        parsed.read,
-        run_of(parsed, hardware, phase, included(with_mtp), None),
-        launch_file=launch,
-        is_given=is_given,
-        allow_unknown=parsed.reading.get("allow_unknown", False),
-        set=parsed.reading.get("set"),
-        head=parsed.reading.get("head"),
-        with_mtp=with_mtp,
-    )
+    question = run_question_of(parsed, model, launch, hardware, phase, None, with_mtp)
     time_options = TimeOptions(
         global_batch=number("--global-batch", global_batch),
         stack=optional_text("--stack", stack, "maxtext"),
@@ -543,7 +521,7 @@ def time(
         measured=measured,
         calibrate=calibrate,
     )
-    return ask_time(question, time_options, is_given, parsed.read)
+    return ask_time(question, time_options, parsed.gives(phase), parsed.read)
 
 
 def serve(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import InputError, shown, suggest
 from .model import ModelSpec
+from .optional import included
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
@@ -19,7 +20,7 @@ from .workload.validation import LARGEST, one_of, text, whole
 if TYPE_CHECKING:
     from .parallel.counted_rank import RankRequest
     from .questions.engines import EngineQuestion
-    from .questions.runs import RunOptions
+    from .questions.runs import RunOptions, RunQuestion
     from .studies.selection import Selection
 
 Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
@@ -269,6 +270,33 @@ def run_of(
         include=include,
         accelerators=tuple(find_all(_hardware_names(hardware))),
         workspace=workspace,
+    )
+
+
+def run_question_of(
+    options: Options,
+    model: Model | None,
+    launch: str | Path | None,
+    hardware: Any,
+    phase: Any,
+    workspace: str | None,
+    with_mtp: bool,
+    with_towers: bool = False,
+) -> RunQuestion:
+    """Returns the question about a run of a model, or of a launch file. hardware, phase, workspace: as in `run_of`."""
+    from .questions.runs import memory_question
+
+    return memory_question(
+        model,
+        options.read,
+        run_of(options, hardware, phase, included(with_mtp, with_towers), workspace),
+        launch_file=launch,
+        is_given=options.gives(phase),
+        allow_unknown=options.reading.get("allow_unknown", False),
+        set=options.reading.get("set"),
+        head=options.reading.get("head"),
+        with_mtp=with_mtp,
+        with_towers=with_towers,
     )
 
 

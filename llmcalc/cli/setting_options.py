@@ -25,6 +25,12 @@ class OptionOfCommand(NamedTuple):
     default: Any
 
 
+def optional(kind: Any, option: Any) -> OptionOfCommand:
+    """Returns the parameter of an option whose default is None. kind: its type. option: typer's option."""
+    annotated: Any = Annotated
+    return OptionOfCommand(annotated[kind | None, option], None)
+
+
 def option_of(declaration: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
     """Returns the option of a setting.
 

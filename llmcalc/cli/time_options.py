@@ -19,7 +19,7 @@ from .hardware import complete_name
 from .layout_options import layout_options
 from .options import TargetOrNone, WithMtp, is_given, size
 from .run_options import settings_options
-from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
+from .setting_options import CommandFunction, OptionOfCommand, optional, replace_parameter
 from .target_options import OPTIONS, Reading
 
 if TYPE_CHECKING:
@@ -74,56 +74,41 @@ Calibrate: TypeAlias = Annotated[
 ]
 
 TIME_OPTIONS = {
-    "hardware": OptionOfCommand(
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME",
-                help="The accelerator: a name (h100) or a .toml file with peaks and a bandwidth.",
-                autocompletion=complete_name,
-                show_default=False,
-                rich_help_panel="What runs",
-            ),
-        ],
-        None,
+    "hardware": optional(
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The accelerator: a name (h100) or a .toml file with peaks and a bandwidth.",
+            autocompletion=complete_name,
+            show_default=False,
+            rich_help_panel="What runs",
+        ),
     ),
-    "launch": OptionOfCommand(
-        Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FILE",
-                help=f"The file that starts a run, as of memory. Files that are read: {launch_files()}.",
-                rich_help_panel="What runs",
-                show_default=False,
-            ),
-        ],
-        None,
+    "launch": optional(
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help=f"The file that starts a run, as of memory. Files that are read: {launch_files()}.",
+            rich_help_panel="What runs",
+            show_default=False,
+        ),
     ),
-    "engine": OptionOfCommand(
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME[==VERSION]",
-                help="The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
-                show_default=False,
-                rich_help_panel="What runs",
-            ),
-        ],
-        None,
+    "engine": optional(
+        str,
+        typer.Option(
+            metavar="NAME[==VERSION]",
+            help="The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
+            show_default=False,
+            rich_help_panel="What runs",
+        ),
     ),
-    "global_batch": OptionOfCommand(
-        Annotated[
-            int | None,
-            size("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
-        ],
-        None,
+    "global_batch": optional(
+        int,
+        size("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
     ),
-    "cached": OptionOfCommand(
-        Annotated[
-            int | None,
-            size("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
-        ],
-        None,
+    "cached": optional(
+        int,
+        size("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
     ),
     "server": OptionOfCommand(
         Annotated[bool, typer.Option("--server", help="In prefill, add a server's time before the first token.")],

@@ -96,43 +96,25 @@ def engine_questions(
     receipt: str | None = None,
     allow_unknown: bool = False,
 ) -> list[EngineQuestion]:
-    """Returns the questions about the servers of a launch file, or without a file about engines with TARGET.
+    """Returns the questions about the servers that a launch file starts, or without a file about engines with TARGET.
 
-    Parameters as of `_launched_questions` and `EngineQuestion`. Raises `InputError` for a file that starts no server.
+    target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
+    engines: with a file, engines that were typed beside it, whose versions replace the file's.
+    values: flags that were typed. hardware: the accelerator; None for the file's. Others as of `EngineQuestion`.
+    Raises `InputError`, which names file, place and field, and for a file without such servers.
     """
     if launch is None:
         return [EngineQuestion(read_model(target), tuple(engines), values, hardware, quantize, receipt)]
-    questions = _launched_questions(launch, read_model, target, engines, values, hardware, quantize, allow_unknown)
-    if not questions:
-        raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
-    return questions
-
-
-def _launched_questions(
-    file: str | Path,
-    read_model: Callable[[Any], Preset],
-    target: Any,
-    engines: Sequence[str],
-    values: Mapping[str, Any],
-    hardware: str | None,
-    quantize: str | None,
-    allow_unknown: bool,
-) -> list[EngineQuestion]:
-    """Returns the questions about the servers that a launch file starts; none for a file of another kind.
-
-    target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
-    engines: engines that were typed beside the file, whose versions replace the file's. values: flags that were typed.
-    hardware: the accelerator; None for the file's. Other parameters as of `EngineQuestion`.
-    Raises `InputError`, which names file, place and field, and for an engine that no server of the file has.
-    """
     from ..frameworks.launch.record import Override
     from ..frameworks.server_files.read import servers_of
     from .runs import model_of_file
 
     named = engines[0].partition("==")[0].strip().lower() if engines else ""
-    servers = servers_of(file, allow_unknown, values, named)
+    servers = servers_of(launch, allow_unknown, values, named)
     if engines and not servers:
-        raise InputError(f"--engine {engines[0]}: {file} starts no such server; remove the option")
+        raise InputError(f"--engine {engines[0]}: {launch} starts no such server; remove the option")
+    if not servers:
+        raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
     questions = []
     for server in servers:
         overridden = {
