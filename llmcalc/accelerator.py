@@ -161,11 +161,13 @@ class Hardware(Record):
         """
         if dtype in self.peak_flops:
             return self.peak_flops[dtype]
-        known = [DTYPE_NAMES.get(d, d) for d in PEAK_DTYPES if d in self.peak_flops]
-        wanted = DTYPE_NAMES.get(dtype, dtype)
-        if not known:
+        formats = [DTYPE_NAMES.get(d, d) for d in PEAK_DTYPES if d in self.peak_flops]
+        requested_format = DTYPE_NAMES.get(dtype, dtype)
+        if not formats:
             raise InputError(f"{self.title}: no peak FLOP/s is known; {self._how_to_set('peak_flops')}")
-        raise InputError(f"{self.title}: no peak FLOP/s is known for {wanted}; expected one of {', '.join(known)}")
+        raise InputError(
+            f"{self.title}: no peak FLOP/s is known for {requested_format}; expected one of {', '.join(formats)}"
+        )
 
     def bandwidth(self) -> int:
         """Returns the memory bandwidth in bytes/s.

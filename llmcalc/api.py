@@ -13,19 +13,25 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from .arguments import (
     READING,
     Model,
     batch_or_users,
     cache_format_of,
+    engine_questions_of,
     inputs_of,
     load,
     number,
+    optional_count,
+    optional_text,
+    optional_word,
     options_of,
     preset_of,
+    require_model,
     run_of,
+    run_question_of,
     selection_of,
     spec_of,
     tokens_of,
@@ -45,7 +51,6 @@ if TYPE_CHECKING:
     from .page_server import PageServer
     from .plots.pictures import Picture
     from .questions.counts import PassPhase, Quantity
-    from .questions.engines import EngineQuestion
     from .questions.listings import Written
     from .reports.answer import ReportedAnswer
     from .reports.flops import Flops
@@ -175,7 +180,7 @@ def flops(
     from .studies.utilization import MeasuredRun
 
     parsed = options_of(options, rank=True)
-    phase = None if phase is None else one_of("--phase", phase, Phase)
+    phase = optional_word("--phase", phase, Phase)
     question = FlopsQuestion(
         batch_or_users(batch, users, phase or "forward"),
         tokens_of(seq),
@@ -227,11 +232,11 @@ def kv(
     Raises `InputError` for an encoder-only model and for an unknown format.
     """
     if engine is not None:
-        from .questions.engines import ask_engine_cache
+        from .questions.engines import ask_engine_cache, ask_servers
 
         inputs = {"image": image, "images": images, "audio": audio}
         _check_engine_options(batch=batch, users=users, seq=seq, source=source, draft=draft, **inputs)
-        return ask_engine_cache(_engine_question(model, engine, hardware, options))
+        return ask_servers(engine_questions_of(model, engine, hardware, options), ask_engine_cache)
     if hardware is not None:
         raise InputError("--hardware: only applies to the cache of an engine; add --engine, such as --engine vllm")
     from .questions.counts import CacheQuestion
@@ -288,8 +293,6 @@ def explain(
         kv_dtype = dtype(text("--kv-dtype", kv_dtype, "bf16"))
     except InputError as error:
         raise InputError(f"--kv-dtype: {error}") from None
-    if attn_implementation is not None:
-        attn_implementation = one_of("--attn-implementation", attn_implementation, AttentionImplementation)
     question = ExplainQuestion(
         node,
         one_of("--quantity", quantity, Quantity),
@@ -297,14 +300,14 @@ def explain(
         one_of("--pairs", pairs, Pairs),
         kv_dtype,
         number("--batch", batch),
-        attn_implementation,
-        None if recompute is None else one_of("--recompute", recompute, RecomputeChoice),
+        optional_word("--attn-implementation", attn_implementation, AttentionImplementation),
+        optional_word("--recompute", recompute, RecomputeChoice),
         latex,
         bibtex,
         included(with_mtp),
         parsed.rank_request(),
         hardware,
-        None if phase is None else one_of("--phase", phase, PassPhase),
+        optional_word("--phase", phase, PassPhase),
         stack,
     )
     return question.answer(parsed.read(model))
@@ -340,39 +343,19 @@ def memory(
     draft: a draft of speculative decoding beside the model, in any form, which the bytes count too.
     Raises `InputError` for an unknown setting, and for one that does not apply to the phase or the model.
     """
-    if launch is not None and (engine is not None or _starts_servers(launch)):
+    servers = launch is not None and (engine is not None or _starts_servers(launch))
+    if servers or engine is not None:
         from .questions.engines import ask_engine_memory, ask_servers
 
-        _check_engine_options(phase=phase, receipt=receipt, with_mtp=with_mtp, with_towers=with_towers, draft=draft)
-        return ask_servers(_launched_questions(launch, model, engine, hardware, options), ask_engine_memory)
-    if engine is not None:
-        from .questions.engines import ask_engine_memory
-
         _check_engine_options(phase=phase, with_mtp=with_mtp, with_towers=with_towers, draft=draft)
-        return ask_engine_memory(_engine_question(_require_model(model), engine, hardware, options, receipt))
+        _check_engine_options(receipt=receipt if servers else None)
+        return ask_servers(engine_questions_of(model, engine, hardware, options, launch, receipt), ask_engine_memory)
     _require_no_receipt(receipt)
-    from .questions.runs import ask_memory, memory_question
+    from .questions.runs import ask_memory
 
     parsed = options_of(options, run=True, layout=True)
-    question = memory_question(
-        model,
-        parsed.read,
-        run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace),
-        launch_file=launch,
-        is_given=parsed.gives(phase),
-        allow_unknown=parsed.reading.get("allow_unknown", False),
-        set=parsed.reading.get("set"),
-        head=parsed.reading.get("head"),
-        with_mtp=with_mtp,
-        with_towers=with_towers,
-    )
+    question = run_question_of(parsed, model, launch, hardware, phase, cublas_workspace, with_mtp, with_towers)
     return ask_memory(question, parsed.read_draft(draft))
-
-
-def _require_model(model: Model | None) -> Model:
-    if model is None:
-        raise InputError("model: missing; expected a preset's name, a path or a config")
-    return model
 
 
 def _check_engine_options(**options: Any) -> None:
@@ -393,64 +376,6 @@ def _starts_servers(launch: str | Path) -> bool:
     from .frameworks.server_files.read import starts_any
 
     return starts_any(launch)
-
-
-def _launched_questions(
-    launch: str | Path, model: Model | None, engine: Any, hardware: Any, options: dict[str, Any]
-) -> list[EngineQuestion]:
-    """The questions about the servers of a launch file. Parameters as of `_engine_question`."""
-    from .questions.engines import launched_questions
-
-    reading = {name: options.pop(name) for name in READING if name in options}
-    chosen = _engine_options(engine or (), hardware, options)
-    questions = launched_questions(
-        launch,
-        lambda name: preset_of(name, **reading),
-        target=model,
-        engines=chosen.engines,
-        values=options,
-        hardware=chosen.hardware,
-        quantize=chosen.quantize,
-        allow_unknown=bool(reading.get("allow_unknown")),
-    )
-    if not questions:
-        raise InputError(f"launch {launch}: starts no server of an engine")
-    return questions
-
-
-class _EngineOptions(NamedTuple):
-    """Options of a question about engines."""
-
-    engines: tuple[str, ...]
-    hardware: str | None
-    quantize: str | None
-
-
-def _engine_options(engine: Any, hardware: Any, options: dict[str, Any]) -> _EngineOptions:
-    """The engines, the accelerator and the scheme; takes the scheme out of `options`."""
-    quantize = options.pop("quantize", None)
-    names = [hardware] if hardware is None or isinstance(hardware, str) else list(hardware)
-    if len(names) > 1:
-        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
-    engines = (engine,) if isinstance(engine, str) else tuple(engine)
-    if not all(isinstance(name, str) for name in engines):
-        raise InputError("--engine: expected a name such as vllm or vllm==0.19")
-    chosen = text("--hardware", names[0], "h100") if names and names[0] is not None else None
-    return _EngineOptions(engines, chosen, quantize)
-
-
-def _engine_question(
-    model: Model, engine: Any, hardware: Any, options: dict[str, Any], receipt: str | Path | None = None
-) -> EngineQuestion:
-    """The question about engines. options: those of reading a model, and the engines' own flags."""
-    from .questions.engines import EngineQuestion
-
-    reading = {name: options.pop(name) for name in READING if name in options}
-    chosen = _engine_options(engine, hardware, options)
-    if not chosen.engines:
-        raise InputError("--engine: expected a name such as vllm or vllm==0.19")
-    file = None if receipt is None else str(receipt)
-    return EngineQuestion(preset_of(model, **reading), chosen.engines, options, chosen.hardware, chosen.quantize, file)
 
 
 def fit(
@@ -483,14 +408,11 @@ def fit(
         users = number("--users", options.pop("users", None))
         seq, devices = tokens_of(options.pop("seq", None)), options.pop("devices", None)
         devices = None if devices is None else whole("--devices", devices)
-        if launch is not None:
-            _check_engine_options(receipt=receipt)
-            questions = _launched_questions(launch, model, engine, hardware, options)
-        else:
-            questions = [_engine_question(_require_model(model), engine, hardware, options, receipt)]
+        _check_engine_options(receipt=None if launch is None else receipt)
+        questions = engine_questions_of(model, engine, hardware, options, launch, receipt)
         return ask_servers(questions, lambda question: ask_engine_fit(question, users, seq, devices))
     _require_no_receipt(receipt)
-    model = _require_model(model)
+    model = require_model(model)
     from .questions.runs import RunQuestion, ask_fit, with_implied_phase
 
     parsed = options_of(options, run=True, layout=True)
@@ -534,10 +456,10 @@ def plan(
     run = run_of(parsed, hardware, phase, included(with_mtp, with_towers), cublas_workspace)
     settings = plan_settings(run.settings, parsed.gives(phase))
     question = RunQuestion(**vars(run) | {"settings": settings}, preset=parsed.read(model))
-    by = None if by is None else one_of("--by", by, Order)
+    by = optional_word("--by", by, Order)
     time_options = TimeOptions(
-        stack=None if stack is None else text("--stack", stack, "maxtext"),
-        overlap=None if overlap is None else text("--overlap", overlap, "none"),
+        stack=optional_text("--stack", stack, "maxtext"),
+        overlap=optional_text("--overlap", overlap, "none"),
         nic=nic,
         calibrate=calibrate,
     )
@@ -547,7 +469,7 @@ def plan(
         number("--global-batch", global_batch),
         whole("--rows", rows),
         by,
-        None if where is None else text("--where", where, "tp=8"),
+        optional_text("--where", where, "tp=8"),
         parsed.read,
     )
 
@@ -586,35 +508,23 @@ def time(
     options: as of `memory`.
     Raises `InputError` for what is not modelled, and for an accelerator without peaks or bandwidth.
     """
-    from .questions.runs import memory_question
     from .questions.times import TimeOptions, ask_time
 
     parsed = options_of(options, run=True, layout=True)
-    is_given = parsed.gives(phase)
-    question = memory_question(
-        model,
-        parsed.read,
-        run_of(parsed, hardware, phase, included(with_mtp), None),
-        launch_file=launch,
-        is_given=is_given,
-        allow_unknown=parsed.reading.get("allow_unknown", False),
-        set=parsed.reading.get("set"),
-        head=parsed.reading.get("head"),
-        with_mtp=with_mtp,
-    )
+    question = run_question_of(parsed, model, launch, hardware, phase, None, with_mtp)
     time_options = TimeOptions(
         global_batch=number("--global-batch", global_batch),
-        stack=None if stack is None else text("--stack", stack, "maxtext"),
-        overlap=None if overlap is None else text("--overlap", overlap, "none"),
+        stack=optional_text("--stack", stack, "maxtext"),
+        overlap=optional_text("--overlap", overlap, "none"),
         nic=nic,
-        engine=None if engine is None else text("--engine", engine, "vllm"),
+        engine=optional_text("--engine", engine, "vllm"),
         context=number("--context", context, least=0),
         server=server,
         by_node=None if by_node is None else whole("--by-node", by_node),
         measured=measured,
         calibrate=calibrate,
     )
-    return ask_time(question, time_options, is_given, parsed.read)
+    return ask_time(question, time_options, parsed.gives(phase), parsed.read)
 
 
 def serve(
@@ -669,7 +579,7 @@ def serve(
     sizes = {"devices": devices, "tp": tp, "pp": pp, "dp": dp, "ep": ep}
     texts = {"engine": engine, "quantize": quantize, "kv_dtype": kv_dtype, "stack": stack}
     checked: dict[str, Any] = {name: number(f"--{name}", value, most=1024) for name, value in sizes.items()}
-    checked |= {name: None if value is None else text(option(name), value, "auto") for name, value in texts.items()}
+    checked |= {name: optional_text(option(name), value, "auto") for name, value in texts.items()}
     serve_options = ServeOptions(
         number("--input", input),
         number("--output", output),
@@ -728,8 +638,8 @@ def cost(
     run = run_of(parsed, text("--hardware", hardware, "h100"), phase, frozenset(), None)
     texts = {"engine": engine, "stack": stack, "overlap": overlap}
     cost_options = CostOptions(
-        tokens=_count_of("--tokens", tokens),
-        requests=_count_of("--requests", requests),
+        tokens=optional_count("--tokens", tokens),
+        requests=optional_count("--requests", requests),
         input=number("--input", input),
         output=number("--output", output),
         concurrency=number("--concurrency", concurrency),
@@ -738,16 +648,9 @@ def cost(
         step=step,
         global_batch=number("--global-batch", global_batch),
         nic=nic,
-        **{name: None if value is None else text(option(name), value, "none") for name, value in texts.items()},
+        **{name: optional_text(option(name), value, "none") for name, value in texts.items()},
     )
     return ask_cost(RunQuestion(**vars(run), preset=parsed.read(model)), cost_options)
-
-
-def _count_of(where: str, value: Any) -> int | None:
-    """A count such as 15T; None for none."""
-    from .units import parse_count
-
-    return None if value is None else parse_count(str(value), where)
 
 
 def compare(

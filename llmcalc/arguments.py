@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .errors import InputError, shown, suggest
 from .model import ModelSpec
+from .optional import included
 from .sources.preset import Preset
 from .sources.target import load as load_target
 from .sources.target import load_config
@@ -18,7 +19,8 @@ from .workload.validation import LARGEST, one_of, text, whole
 
 if TYPE_CHECKING:
     from .parallel.counted_rank import RankRequest
-    from .questions.runs import RunOptions
+    from .questions.engines import EngineQuestion
+    from .questions.runs import RunOptions, RunQuestion
     from .studies.selection import Selection
 
 Model: TypeAlias = str | Path | Mapping[str, Any] | Preset | ModelSpec | Any
@@ -132,29 +134,48 @@ def options_of(
 
     Raises `InputError` for an option that the function does not take.
     """
-    known: list[Iterable[str]] = [READING, (), (), ()]
+    names_by_subject: list[Iterable[str]] = [READING, (), (), ()]
     if rank and not options_by_name.keys() <= {*READING}:
         from .parallel.counted_rank import rank_settings
 
-        known[1] = rank_settings()
+        names_by_subject[1] = rank_settings()
     if run:
         from .device_memory.settings import SHORTHANDS, Settings
 
-        known[2] = [*declared(Settings), *SHORTHANDS]
+        names_by_subject[2] = [*declared(Settings), *SHORTHANDS]
     if layout:
         from .parallel.layout_request import LayoutRequest
 
-        known[3] = declared(LayoutRequest)
-    names = [name for group in known for name in group]
+        names_by_subject[3] = declared(LayoutRequest)
+    names = [name for group in names_by_subject for name in group]
     for name in options_by_name:
         if name not in names:
             raise InputError(f"{name}: there is no such option.{suggest(name, names)}")
-    return Options(*({name: value for name, value in options_by_name.items() if name in group} for group in known))
+    return Options(
+        *({name: value for name, value in options_by_name.items() if name in group} for group in names_by_subject)
+    )
 
 
 def number(option: str, value: Any, least: int = 1, most: int = LARGEST) -> int | None:
     """Returns a number of sequences or tokens, also from text such as `32k`; None for None."""
     return None if value is None else whole(option, length_of(option, value), least, most)
+
+
+def optional_text(option: str, value: Any, example: str) -> str | None:
+    """Returns None, or what `text` returns."""
+    return None if value is None else text(option, value, example)
+
+
+def optional_word(option: str, value: Any, words: Any) -> Any:
+    """Returns None, or what `one_of` returns."""
+    return None if value is None else one_of(option, value, words)
+
+
+def optional_count(option: str, value: Any) -> int | None:
+    """Returns a count such as `15T`; None for None."""
+    from .units import parse_count
+
+    return None if value is None else parse_count(str(value), option)
 
 
 def batch_or_users(batch: Any, users: Any, phase: str) -> int:
@@ -182,6 +203,53 @@ def cache_format_of(value: Any) -> str:
     return str(value)
 
 
+def _hardware_names(hardware: Any) -> list[str]:
+    """Returns the names of accelerators, of one name, several or None."""
+    names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
+    return [text("--hardware", name, "h100") for name in names if name is not None]
+
+
+def require_model(model: Model | None) -> Model:
+    if model is None:
+        raise InputError("model: missing; expected a preset's name, a path or a config")
+    return model
+
+
+def engine_questions_of(
+    model: Model | None,
+    engine: Any,
+    hardware: Any,
+    options: dict[str, Any],
+    launch: str | Path | None = None,
+    receipt: str | Path | None = None,
+) -> list[EngineQuestion]:
+    """Returns the questions about the servers of a launch file, or about engines with a model.
+
+    options: those of reading a model, the scheme of the weights, and the engines' own flags.
+    """
+    from .questions.engines import engine_questions
+
+    reading = {name: options.pop(name) for name in READING if name in options}
+    quantize = options.pop("quantize", None)
+    names = _hardware_names(hardware)
+    if len(names) > 1:
+        raise InputError("--hardware: with --engine the answer is for one accelerator; expected it once")
+    engines = (engine,) if isinstance(engine, str) else tuple(engine or ())
+    if not all(isinstance(name, str) for name in engines) or not (engines or launch):
+        raise InputError("--engine: expected a name such as vllm or vllm==0.19")
+    return engine_questions(
+        launch,
+        lambda name: preset_of(name, **reading),
+        target=require_model(model) if launch is None else model,
+        engines=engines,
+        values=options,
+        hardware=names[0] if names else None,
+        quantize=quantize,
+        receipt=None if receipt is None else str(receipt),
+        allow_unknown=bool(reading.get("allow_unknown")),
+    )
+
+
 def run_of(
     options: Options,
     hardware: Any,
@@ -195,21 +263,45 @@ def run_of(
     from .questions.runs import RunOptions
     from .sources.hardware import find_all
 
-    names = [hardware] if isinstance(hardware, str) or not isinstance(hardware, Iterable) else list(hardware)
     options_by_name = options.settings | ({} if phase is None else {"phase": phase})
     return RunOptions(
         settings=settings_of(**options_by_name),
         layout=LayoutRequest(**checked_values(declared(LayoutRequest), options.layout)),
         include=include,
-        accelerators=tuple(find_all(text("--hardware", name, "h100") for name in names if name is not None)),
+        accelerators=tuple(find_all(_hardware_names(hardware))),
         workspace=workspace,
+    )
+
+
+def run_question_of(
+    options: Options,
+    model: Model | None,
+    launch: str | Path | None,
+    hardware: Any,
+    phase: Any,
+    workspace: str | None,
+    with_mtp: bool,
+    with_towers: bool = False,
+) -> RunQuestion:
+    """Returns the question about a run of a model, or of a launch file. hardware, phase, workspace: as in `run_of`."""
+    from .questions.runs import memory_question
+
+    return memory_question(
+        model,
+        options.read,
+        run_of(options, hardware, phase, included(with_mtp, with_towers), workspace),
+        launch_file=launch,
+        is_given=options.gives(phase),
+        allow_unknown=options.reading.get("allow_unknown", False),
+        set=options.reading.get("set"),
+        head=options.reading.get("head"),
+        with_mtp=with_mtp,
+        with_towers=with_towers,
     )
 
 
 def selection_of(kind: Any, attention: Any, moe: Any, min_params: Any, max_params: Any) -> Selection:
     from .studies.selection import Selection
-    from .units import parse_count
 
-    bounds = (("--min-params", min_params), ("--max-params", max_params))
-    least, most = (None if value is None else parse_count(str(value), option) for option, value in bounds)
+    least, most = optional_count("--min-params", min_params), optional_count("--max-params", max_params)
     return Selection(kind, attention, moe, least, most)

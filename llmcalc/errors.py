@@ -60,16 +60,16 @@ def _requirement(extra: str) -> str:
     return f"'{name} @ {url}'" if url else f"'{name}'"
 
 
-def suggest(wrong: str, known: list[str] | dict[str, str], limit: int = 3) -> str:
+def suggest(wrong: str, names: list[str] | dict[str, str], limit: int = 3) -> str:
     """Returns ` Did you mean a, b?` with the nearest known names, or an empty string if no name is near.
 
     Names that begin with the given text come first, then names that contain it, then names with the fewest differing
     letters: `t5` finds t5-base, `layers` finds num_hidden_layers.
-    known: the known names, or a mapping from other spellings to the names that the message prints.
+    names: the known names, or a mapping from other spellings to the names that the message prints.
     """
     import difflib
 
-    names_by_spelling = known if isinstance(known, dict) else {name: name for name in known}
+    names_by_spelling = names if isinstance(names, dict) else {name: name for name in names}
     key = _letters(wrong[:100])
     sorted_names = sorted((name for name in set(names_by_spelling.values())), key=lambda name: (len(name), name))
     matching_names = [name for name in sorted_names if len(key) > 1 and _letters(name).startswith(key)]
@@ -86,7 +86,7 @@ def _letters(name: str) -> str:
     return "".join(c for c in name.lower() if c.isalnum())
 
 
-def near_to(name: str, known: Iterable[str]) -> str:
+def near_to(name: str, names: Iterable[str]) -> str:
     """Returns the known name within at most two typing errors of `name`; empty if there is none.
 
     A short name may have fewer errors: at most one for every three letters.
@@ -95,7 +95,7 @@ def near_to(name: str, known: Iterable[str]) -> str:
     nearest = min(
         (
             (edits(name.lower(), candidate.lower()), candidate)
-            for candidate in known
+            for candidate in names
             if abs(len(candidate) - len(name)) <= max_edits
         ),
         default=None,

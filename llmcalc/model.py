@@ -196,8 +196,8 @@ class ModelSpec(Part):
     def _check_encoder(self, encoder: Stack) -> None:
         """Raises `ValueError` if the encoder of an encoder-decoder has no input of its width."""
         has_own_input = encoder.vocab_size is not None or encoder.stem is not None
-        both = (encoder.position, None if self.decoder is None else self.decoder.position)
-        if self.shared_positions and (both[0] != both[1] or getattr(both[0], "type", "") != "learned"):
+        positions = (encoder.position, None if self.decoder is None else self.decoder.position)
+        if self.shared_positions and (positions[0] != positions[1] or getattr(positions[0], "type", "") != "learned"):
             raise ValueError("shared_positions: expected the same learned positions in encoder and decoder")
         if encoder.input_size is not None:
             raise ValueError(
@@ -227,11 +227,11 @@ class ModelSpec(Part):
 
     def stacks(self) -> list[tuple[Literal["encoder", "decoder"], Stack]]:
         """The stacks of layers, in the order in which they run."""
-        both: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [
+        both_stacks: list[tuple[Literal["encoder", "decoder"], Stack | None]] = [
             ("encoder", self.encoder),
             ("decoder", self.decoder),
         ]
-        return [(side, stack) for side, stack in both if stack is not None]
+        return [(side, stack) for side, stack in both_stacks if stack is not None]
 
     @property
     def source_tokens(self) -> int | None:
@@ -374,8 +374,8 @@ class ModelSpec(Part):
             x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
         f.result = x
         if isinstance(self.head, Classifier):
-            seen = read.get("pooler", x) if self.head.over == "sequence" else x
-            f.result = f.part("classifier", self.head, seen)
+            pooled = read.get("pooler", x) if self.head.over == "sequence" else x
+            f.result = f.part("classifier", self.head, pooled)
         if isinstance(self.head, LMHead):
             output = table if self.tie_word_embeddings else None
             if self.mtp is not None and output is None:
@@ -406,7 +406,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class ModelReference(nn.Module):
-        """ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
+        """The whole model. ids: [batch, tokens] → logits [batch, tokens, vocab_size], or hidden states without a head.
 
         source: the input of an encoder-decoder's encoder, ids or frames [batch, bins, frames].
         store: a dict for the cache; with `past` tokens in it, `ids` are the tokens that follow.

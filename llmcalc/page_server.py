@@ -53,8 +53,8 @@ class Handler(SimpleHTTPRequestHandler):
                 raise ValueError("a NUL in the path")
             if os.path.isdir(file):
                 file = os.path.join(file, "index.html")
-            inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
-            exists = inside and os.path.isfile(file)
+            is_inside = Path(os.path.realpath(file)).is_relative_to(os.path.realpath(self.directory))
+            exists = is_inside and os.path.isfile(file)
         except ValueError:  # a lone surrogate is one too
             return self._refuse(HTTPStatus.BAD_REQUEST, "expected the path of a file")
         return super().send_head() if exists else self._refuse(HTTPStatus.NOT_FOUND, "no such file")
@@ -147,6 +147,6 @@ def export_page(page: Path, folder: Path) -> None:
 
 def _older(page: Path, web: Path) -> bool:
     """Whether a source has changed since the page was built."""
-    written = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
+    page_time = (page / "index.html").stat().st_ctime  # copies keep the time of their original as st_mtime
     kinds = (web.parent / "llmcalc", "*.py"), (web.parent / "presets", "*.toml"), (web / "src", "*")
-    return any(path.stat().st_mtime > written for folder, kind in kinds for path in folder.rglob(kind))
+    return any(path.stat().st_mtime > page_time for folder, kind in kinds for path in folder.rglob(kind))

@@ -55,8 +55,8 @@ def dtype(name: str) -> str:
     plain = name.strip().lower().removeprefix("torch.")
     full = _DTYPE_ALIASES.get(plain, plain)
     if full not in DTYPE_BITS:
-        known = [DTYPE_NAMES.get(d, d) for d in DTYPE_BITS]
-        raise InputError(f"unknown dtype '{name}': expected one of {', '.join(known)}.{suggest(name, known)}")
+        formats = [DTYPE_NAMES.get(d, d) for d in DTYPE_BITS]
+        raise InputError(f"unknown dtype '{name}': expected one of {', '.join(formats)}.{suggest(name, formats)}")
     return full
 
 
@@ -222,8 +222,8 @@ def exact_number(digits: str, shown: str) -> Fraction:
     from fractions import Fraction
 
     if len(digits) > LONGEST_NUMBER:
-        cut = shown if len(shown) <= 60 else f"{shown[:57]}…"
-        raise InputError(f"{cut}: a number of {len(digits):,} letters; expected at most {LONGEST_NUMBER}")
+        shortened = shown if len(shown) <= 60 else f"{shown[:57]}…"
+        raise InputError(f"{shortened}: a number of {len(digits):,} letters; expected at most {LONGEST_NUMBER}")
     return Fraction(digits.replace("_", "").replace(",", ""))
 
 
@@ -234,13 +234,13 @@ def _whole(digits: str, factor: int, shown: str) -> int:
     return int(value)
 
 
-def parse_count(text: str, what: str = "") -> int:
+def parse_count(text: str, quantity: str = "") -> int:
     """Parses a positive count, where k is 1,000: `8e9`, `8B`, `8_000_000_000` → 8000000000.
 
-    what: name of the option, for the error message.
+    quantity: name of the option, for the error message.
     Raises `InputError` for any other text, zero and negative numbers included.
     """
-    named = f"{what}: '{text}'" if what else f"'{text}'"
+    named = f"{quantity}: '{text}'" if quantity else f"'{text}'"
     match = re.match(_NUMBER, text)
     factor = _COUNT_FACTORS.get(match.group(2).lower()) if match else None
     if match is None or factor is None:

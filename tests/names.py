@@ -22,7 +22,29 @@ PACKAGE = Path(__file__).parents[1] / "llmcalc"
 DRAWN = 60
 
 VAGUE = frozenset(
-    ("one", "each", "found", "told", "asked", "given", "own", "how", "again", "held", "made", "kept", "said", "those")
+    [
+        "one",
+        "each",
+        "found",
+        "told",
+        "asked",
+        "given",
+        "own",
+        "how",
+        "again",
+        "held",
+        "made",
+        "kept",
+        "said",
+        "those",
+        "wanted",
+        "taken",
+        "seen",
+        "fewer",
+        "why",
+        "near",
+        "meant",
+    ]
 )
 """Identifiers that leave the noun out: a variable, parameter or attribute has the name of the thing."""
 

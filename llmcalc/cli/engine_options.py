@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -143,30 +144,23 @@ def show_servers(
 
     ask: the question that is asked of each. values: the engine's flags. The others are the command's options.
     """
-    from ..questions.engines import EngineQuestion, ask_servers, launched_questions
+    from ..questions.engines import ask_servers, engine_questions
     from ..sources.preset import name_in_errors
 
-    if launch is not None:
-        questions = launched_questions(
-            launch,
-            reading.load,
-            target=target,
-            engines=engines,
-            values=values,
-            hardware=hardware,
-            quantize=quantize,
-            allow_unknown=reading.allow_unknown,
-        )
-        if not questions:
-            raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
+    questions = engine_questions(
+        launch,
+        reading.load,
+        target=target,
+        engines=engines,
+        values=values,
+        hardware=hardware,
+        quantize=quantize,
+        receipt=receipt,
+        allow_unknown=reading.allow_unknown,
+    )
+    with nullcontext() if launch is not None else name_in_errors(questions[0].preset):
         answer = ask_servers(questions, ask)
         report = answer.report()
-    else:
-        assert target is not None
-        preset = reading.load(target)
-        with name_in_errors(preset):
-            answer = ask(EngineQuestion(preset, tuple(engines), values, hardware, quantize, receipt))
-            report = answer.report()
     writing.show(report, table)
     if not answer.ok:
         raise typer.Exit(1)

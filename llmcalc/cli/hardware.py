@@ -15,7 +15,7 @@ def complete_name(incomplete: str) -> list[str]:
 
 
 def accelerator_option(default: str = "") -> Any:
-    """Returns the option `--hardware` for one accelerator. default: what holds without it, as a sentence."""
+    """Returns the option `--hardware` for one accelerator. default: a sentence for the help that states the default."""
     return typer.Option(
         "--hardware",
         metavar="NAME",

@@ -10,13 +10,14 @@ from ..workload.setting import declared
 from .setting_options import OptionOfCommand, option_of, options_of, replace_parameter
 
 
+def layout_options() -> dict[str, OptionOfCommand]:
+    """Returns the options of a layout."""
+    return {**options_of(LayoutRequest), "framework": _framework()}
+
+
 def takes_layout(command: Callable[..., None]) -> Callable[..., None]:
     """Replaces a command's parameter `layout_request` by the options of a layout."""
-    return replace_parameter(
-        "layout_request",
-        {**options_of(LayoutRequest), "framework": _framework()},
-        lambda chosen: LayoutRequest(**chosen),
-    )(command)
+    return replace_parameter("layout_request", layout_options(), lambda chosen: LayoutRequest(**chosen))(command)
 
 
 def _framework() -> OptionOfCommand:

@@ -227,9 +227,9 @@ def _usage(error: Any) -> str:
     where = f" ({context.command_path} --help explains)" if context is not None else ""
     parameter, message = getattr(error, "param", None), error.format_message().rstrip(".")
     if parameter is None and context is not None:
-        typed, known = getattr(error, "option_name", None), _options(context)
+        typed, options = getattr(error, "option_name", None), _options(context)
         option = OTHER_NAMES.get(typed or "", "")
-        if option.partition(" ")[0] in known:
+        if option.partition(" ")[0] in options:
             message = f"No such option: {typed}; expected {option}"
         elif typed == "--model" and any(
             parameter.param_type_name == "argument" for parameter in context.command.params

@@ -84,16 +84,16 @@ def typed_name(option: Any) -> str:
     return next((name for name in names if name in words), max(names, key=len))
 
 
-def _cache_option(metavar: str, known: Callable[[str], str], text: str) -> Any:
+def _cache_option(metavar: str, canonical_name: Callable[[str], str], text: str) -> Any:
     """Returns the option for the format of the KV cache.
 
-    known: function that returns the name that the command uses; raises `InputError` without the option's name.
+    canonical_name: function that returns the name that the command uses; raises `InputError` without the option's name.
     text: help text.
     """
 
     def checked(option: typer.CallbackParam, name: str | None) -> str | None:
         try:
-            return None if name is None else known(name)
+            return None if name is None else canonical_name(name)
         except InputError as error:
             raise InputError(f"{typed_name(option)}: {error}") from None
 
@@ -122,13 +122,13 @@ CacheDtype: TypeAlias = Annotated[str, cache_format_option(f"Format of the KV ca
 ElementDtype: TypeAlias = Annotated[str, cache_number_format("Number format of the KV cache: bf16, fp8, int8, int4, …")]
 
 
-def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST) -> Any:
-    """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M. text: help text."""
+def size(name: str, *others: str, text: str, least: int = 1, most: int = LARGEST, panel: str | None = None) -> Any:
+    """Returns an option for a number of sequences or tokens, such as 4096, 32k or 1M. text, panel: of the help."""
 
-    def known(option: typer.CallbackParam, number: int | None) -> int | None:
+    def checked(option: typer.CallbackParam, number: int | None) -> int | None:
         return maybe_whole(typed_name(option), number, least, most)
 
-    return typer.Option(name, *others, metavar="N", parser=_length, callback=known, help=text)
+    return typer.Option(name, *others, metavar="N", parser=_length, callback=checked, help=text, rich_help_panel=panel)
 
 
 def _length(value: str | int) -> int:
@@ -220,7 +220,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
     Typer's own check of a `Literal` would refuse `train`, so the callback checks the value.
     """
 
-    def known(value: str | None) -> Any:
+    def checked(value: str | None) -> Any:
         return None if value is None else one_of("--phase", value, words)
 
     def complete(incomplete: str) -> list[str]:
@@ -231,7 +231,7 @@ def phase_option(words: Any, text: str, show_default: bool = True) -> Any:
         "--phase",
         metavar=shown,
         parser=str,
-        callback=known,
+        callback=checked,
         help=text,
         autocompletion=complete,
         show_default=show_default,

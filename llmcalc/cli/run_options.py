@@ -8,7 +8,7 @@ from typing import Annotated, TypeAlias
 import typer
 
 from ..device_memory.settings import SHORTHANDS, Settings, settings_with_shorthands
-from .setting_options import option_of, options_of, replace_parameter
+from .setting_options import OptionOfCommand, option_of, options_of, replace_parameter
 
 CublasWorkspace: TypeAlias = Annotated[
     str | None,
@@ -23,12 +23,13 @@ CublasWorkspace: TypeAlias = Annotated[
 ]
 
 
-def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
-    """Replaces the parameter `settings` of a command by the options of `Settings`.
-
-    A phase that is not given follows from the other options.
-    """
-    shorthands = {name: option_of(setting) for name, setting in SHORTHANDS.items()}
+def settings_options() -> dict[str, OptionOfCommand]:
+    """Returns the options of `Settings` and their shorthands. A phase that is not given follows from the others."""
     options = options_of(Settings)
     options["phase"] = options["phase"]._replace(default=None)
-    return replace_parameter("settings", {**options, **shorthands}, settings_with_shorthands)(command)
+    return options | {name: option_of(setting) for name, setting in SHORTHANDS.items()}
+
+
+def takes_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Replaces the parameter `settings` of a command by the options of `Settings`."""
+    return replace_parameter("settings", settings_options(), settings_with_shorthands)(command)

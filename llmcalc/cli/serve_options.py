@@ -10,7 +10,7 @@ import typer
 
 from .hardware import OneAccelerator
 from .options import size
-from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
+from .setting_options import CommandFunction, OptionOfCommand, optional, replace_parameter
 from .target_options import Reading
 from .time_options import Calibrate, NicRate, Stack
 
@@ -18,11 +18,6 @@ if TYPE_CHECKING:
     from ..reports.answer import ReportedAnswer
 
 LOAD, LAYOUT = "Inference", "Layout"
-
-
-def _panel(option: Any, panel: str) -> Any:
-    option.rich_help_panel = panel
-    return option
 
 
 def _text(name: str, metavar: str, text: str, panel: str | None = None) -> Any:
@@ -40,124 +35,58 @@ EngineName = Annotated[
 Price = Annotated[str | None, _text("--price", "MONEY", "Price of a device and hour, in any currency.")]
 
 
+def _at_most_1024(name: str, text: str) -> OptionOfCommand:
+    return optional(int, size(name, text=text, most=1024, panel=LAYOUT))
+
+
 SERVER_OPTIONS = {
     "hardware": OptionOfCommand(OneAccelerator, inspect.Parameter.empty),
     "input": OptionOfCommand(InputTokens, None),
     "output": OptionOfCommand(OutputTokens, None),
-    "trace": OptionOfCommand(
-        Annotated[
-            Path | None,
-            typer.Option(
-                "--trace",
-                metavar="FILE",
-                help="Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.",
-                show_default=False,
-                rich_help_panel=LOAD,
-            ),
-        ],
-        None,
+    "trace": optional(
+        Path,
+        _text(
+            "--trace",
+            "FILE",
+            "Requests to simulate, in place of equal ones: CSV or JSON lines of arrival, input, output.",
+            LOAD,
+        ),
     ),
     "engine": OptionOfCommand(EngineName, None),
-    "quantize": OptionOfCommand(
-        Annotated[
-            str | None,
-            _text("--quantize", "SCHEMES", "Schemes of the weights to try (auto,fp8-dynamic); default as published."),
-        ],
-        None,
+    "quantize": optional(
+        str, _text("--quantize", "SCHEMES", "Schemes of the weights to try (auto,fp8-dynamic); default as published.")
     ),
-    "kv_dtype": OptionOfCommand(
-        Annotated[
-            str | None, _text("--kv-dtype", "FORMATS", "Formats of the cache to try (auto,fp8); default the engine's.")
-        ],
-        None,
+    "kv_dtype": optional(
+        str, _text("--kv-dtype", "FORMATS", "Formats of the cache to try (auto,fp8); default the engine's.")
     ),
     "price": OptionOfCommand(Price, None),
-    "concurrency": OptionOfCommand(
-        Annotated[
-            int | None,
-            _panel(
-                size("--concurrency", "--users", text="Requests in the server at any time; default as many as fit."),
-                LOAD,
-            ),
-        ],
-        None,
+    "concurrency": optional(
+        int,
+        size(
+            "--concurrency", "--users", text="Requests in the server at any time; default as many as fit.", panel=LOAD
+        ),
     ),
-    "rate": OptionOfCommand(
-        Annotated[
-            str | None, _text("--rate", "R", "Requests per second that arrive, in place of --concurrency.", LOAD)
-        ],
-        None,
+    "rate": optional(str, _text("--rate", "R", "Requests per second that arrive, in place of --concurrency.", LOAD)),
+    "ttft": optional(str, _text("--ttft", "SECONDS", "Most time to the first token (1s, 300ms).", LOAD)),
+    "tpot": optional(str, _text("--tpot", "SECONDS", "Most time of each further token (30ms).", LOAD)),
+    "prefix_hit": optional(
+        str, _text("--prefix-hit", "P", "Share of each prompt that the prefix cache has (0.5); default 0.", LOAD)
     ),
-    "ttft": OptionOfCommand(
-        Annotated[str | None, _text("--ttft", "SECONDS", "Most time to the first token (1s, 300ms).", LOAD)], None
+    "draft": optional(
+        str,
+        _text("--draft", "TARGET", "Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", LOAD),
     ),
-    "tpot": OptionOfCommand(
-        Annotated[str | None, _text("--tpot", "SECONDS", "Most time of each further token (30ms).", LOAD)], None
+    "acceptance": optional(
+        str, _text("--acceptance", "P", "Chance that a drafted token is accepted (0.7); with --draft.", LOAD)
     ),
-    "prefix_hit": OptionOfCommand(
-        Annotated[
-            str | None,
-            _text("--prefix-hit", "P", "Share of each prompt that the prefix cache has (0.5); default 0.", LOAD),
-        ],
-        None,
+    "draft_tokens": optional(
+        int, size("--draft-tokens", text="Tokens that are drafted in a step; default 3.", most=64, panel=LOAD)
     ),
-    "draft": OptionOfCommand(
-        Annotated[
-            str | None,
-            _text(
-                "--draft", "TARGET", "Drafts tokens: a model, the model's own modules (mtp), or its text (ngram).", LOAD
-            ),
-        ],
-        None,
-    ),
-    "acceptance": OptionOfCommand(
-        Annotated[
-            str | None, _text("--acceptance", "P", "Chance that a drafted token is accepted (0.7); with --draft.", LOAD)
-        ],
-        None,
-    ),
-    "draft_tokens": OptionOfCommand(
-        Annotated[
-            int | None,
-            _panel(size("--draft-tokens", text="Tokens that are drafted in a step; default 3.", most=64), LOAD),
-        ],
-        None,
-    ),
-    "devices": OptionOfCommand(
-        Annotated[
-            int | None,
-            _panel(
-                size("--devices", text="Devices of the server; default as few as keep the limits.", most=1024), LAYOUT
-            ),
-        ],
-        None,
-    ),
-    "tp": OptionOfCommand(
-        Annotated[
-            int | None,
-            _panel(
-                size("--tp", text="Ranks that divide heads and widths. A given layout is the only one.", most=1024),
-                LAYOUT,
-            ),
-        ],
-        None,
-    ),
-    "pp": OptionOfCommand(
-        Annotated[int | None, _panel(size("--pp", text="Stages of a pipeline.", most=1024), LAYOUT)], None
-    ),
-    "dp": OptionOfCommand(
-        Annotated[
-            int | None,
-            _panel(
-                size("--dp", text="Replicas; with --ep above --tp, ranks with attention of their own.", most=1024),
-                LAYOUT,
-            ),
-        ],
-        None,
-    ),
-    "ep": OptionOfCommand(
-        Annotated[int | None, _panel(size("--ep", text="Ranks that divide the experts.", most=1024), LAYOUT)], None
-    ),
+    "devices": _at_most_1024("--devices", "Devices of the server; default as few as keep the limits."),
+    "tp": _at_most_1024("--tp", "Ranks that divide heads and widths. A given layout is the only one."),
+    "pp": _at_most_1024("--pp", "Stages of a pipeline."),
+    "dp": _at_most_1024("--dp", "Replicas; with --ep above --tp, ranks with attention of their own."),
+    "ep": _at_most_1024("--ep", "Ranks that divide the experts."),
     "stack": OptionOfCommand(Stack, None),
     "nic": OptionOfCommand(NicRate, None),
     "calibrate": OptionOfCommand(Calibrate, None),

@@ -25,16 +25,22 @@ class OptionOfCommand(NamedTuple):
     default: Any
 
 
-def option_of(found: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
+def optional(kind: Any, option: Any) -> OptionOfCommand:
+    """Returns the parameter of an option whose default is None. kind: its type. option: typer's option."""
+    annotated: Any = Annotated
+    return OptionOfCommand(annotated[kind | None, option], None)
+
+
+def option_of(declaration: Declared, default: Any = None, **changes: Any) -> OptionOfCommand:
     """Returns the option of a setting.
 
     default: default of the parameter.
     changes: fields of `Setting` that differ in this command.
     """
-    setting: Setting = found.setting._replace(**changes)
-    found = found._replace(setting=setting)
+    setting: Setting = declaration.setting._replace(**changes)
+    declaration = declaration._replace(setting=setting)
     help = f"{setting.help} [default: {setting.default}]" if setting.default else setting.help
-    names = (found.option, *setting.spellings)
+    names = (declaration.option, *setting.spellings)
     common: dict[str, Any] = {
         "help": help,
         "show_default": False,
@@ -43,14 +49,14 @@ def option_of(found: Declared, default: Any = None, **changes: Any) -> OptionOfC
     }
 
     def checked(option: typer.CallbackParam, value: Any) -> Any:
-        return found.checked(value, typed_name(option))
+        return declaration.checked(value, typed_name(option))
 
-    if found.kind is bool:
-        names = (f"{found.option}/{setting.off}",) if setting.off else names
+    if declaration.kind is bool:
+        names = (f"{declaration.option}/{setting.off}",) if setting.off else names
         return OptionOfCommand(Annotated[bool | None, typer.Option(*names, **common)], default)
-    placeholder = {int: "N", float: "P"}.get(found.kind, "TEXT")
-    metavar = setting.metavar or "|".join(found.words) or placeholder
-    words: Iterable[str] = found.words
+    placeholder = {int: "N", float: "P"}.get(declaration.kind, "TEXT")
+    metavar = setting.metavar or "|".join(declaration.words) or placeholder
+    words: Iterable[str] = declaration.words
     complete = setting.complete or (lambda: words)
     typed = typer.Option(
         *names,

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ..device_memory.settings import Settings
+from ..device_memory.settings import Settings, settings_with_shorthands
 from ..frameworks.launch.kinds import launch_files
 from ..optional import included
 from ..parallel.layout_request import LayoutRequest
 from .hardware import complete_name
-from .options import is_given, size
-from .setting_options import CommandFunction, OptionOfCommand, replace_parameter
-from .target_options import Reading
+from .layout_options import layout_options
+from .options import TargetOrNone, WithMtp, is_given, size
+from .run_options import settings_options
+from .setting_options import CommandFunction, OptionOfCommand, optional, replace_parameter
+from .target_options import OPTIONS, Reading
 
 if TYPE_CHECKING:
     from ..questions.runs import RunQuestion
+    from ..reports.answer import ReportedAnswer
+    from ..sources.preset import Preset
 
 STACK_HELP = (
     "Software whose fusion, overlap and host times are priced (maxtext, gpt-fast, …; a wrong name lists all). Default "
@@ -66,60 +73,42 @@ Calibrate: TypeAlias = Annotated[
     ),
 ]
 
-TimeValues: TypeAlias = dict[str, Any]
-"""The options of `takes_time` by name."""
-
 TIME_OPTIONS = {
-    "hardware": OptionOfCommand(
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME",
-                help="The accelerator: a name (h100) or a .toml file with peaks and a bandwidth.",
-                autocompletion=complete_name,
-                show_default=False,
-                rich_help_panel="What runs",
-            ),
-        ],
-        None,
+    "hardware": optional(
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="The accelerator: a name (h100) or a .toml file with peaks and a bandwidth.",
+            autocompletion=complete_name,
+            show_default=False,
+            rich_help_panel="What runs",
+        ),
     ),
-    "launch": OptionOfCommand(
-        Annotated[
-            Path | None,
-            typer.Option(
-                metavar="FILE",
-                help=f"The file that starts a run, as of memory. Files that are read: {launch_files()}.",
-                rich_help_panel="What runs",
-                show_default=False,
-            ),
-        ],
-        None,
+    "launch": optional(
+        Path,
+        typer.Option(
+            metavar="FILE",
+            help=f"The file that starts a run, as of memory. Files that are read: {launch_files()}.",
+            rich_help_panel="What runs",
+            show_default=False,
+        ),
     ),
-    "engine": OptionOfCommand(
-        Annotated[
-            str | None,
-            typer.Option(
-                metavar="NAME[==VERSION]",
-                help="The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
-                show_default=False,
-                rich_help_panel="What runs",
-            ),
-        ],
-        None,
+    "engine": optional(
+        str,
+        typer.Option(
+            metavar="NAME[==VERSION]",
+            help="The serving engine: vllm, vllm==0.6, sglang, tensorrt-llm, llama.cpp; default vllm.",
+            show_default=False,
+            rich_help_panel="What runs",
+        ),
     ),
-    "global_batch": OptionOfCommand(
-        Annotated[
-            int | None,
-            size("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
-        ],
-        None,
+    "global_batch": optional(
+        int,
+        size("--global-batch", text="Sequences per step of all devices; default one micro-batch per replica."),
     ),
-    "cached": OptionOfCommand(
-        Annotated[
-            int | None,
-            size("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
-        ],
-        None,
+    "cached": optional(
+        int,
+        size("--context", text="In prefill, tokens of each sequence cached before the prompt.", least=0),
     ),
     "server": OptionOfCommand(
         Annotated[bool, typer.Option("--server", help="In prefill, add a server's time before the first token.")],
@@ -132,59 +121,78 @@ TIME_OPTIONS = {
 }
 
 
-def takes_time(command: CommandFunction) -> CommandFunction:
-    """Replaces the parameter `values` of a command by the options of a run whose time is estimated."""
-    return replace_parameter("values", TIME_OPTIONS, dict)(command)
+@dataclass(frozen=True)
+class TimedRun:
+    """A run whose time is estimated, as the command line describes it.
 
+    settings, layout: the run and its layout.
+    values: the options of `TIME_OPTIONS` by name.
+    target: the TARGET; None where the launch file names the model.
+    include: optional parts of the model that count.
+    reading: options for reading the TARGET.
+    is_given: whether the user typed the option of a parameter.
+    """
 
-def timed_question(
-    context: typer.Context,
-    target: str | None,
-    settings: Settings,
-    layout_request: LayoutRequest,
-    values: TimeValues,
-    with_mtp: bool,
-    reading: Reading,
-    command: str = "time",
-) -> RunQuestion:
-    """Returns the run whose time is asked for. command: name of the command, for its errors."""
-    from ..questions.runs import RunOptions, memory_question
-    from ..sources.hardware import find_all
+    settings: Settings
+    layout: LayoutRequest
+    values: Mapping[str, Any]
+    target: str | None
+    include: frozenset[str]
+    reading: Reading
+    is_given: Callable[[str], bool]
 
-    include, hardware = included(with_mtp), values["hardware"]
-    return memory_question(
-        target,
-        lambda name: reading.load(name, include),
-        RunOptions(
-            settings=settings,
-            layout=layout_request,
-            include=include,
-            accelerators=tuple(find_all([] if hardware is None else [hardware])),
-        ),
-        launch_file=values["launch"],
-        is_given=lambda name: is_given(context, name),
-        allow_unknown=reading.allow_unknown,
-        command=command,
-        set=reading.overrides,
-        head=reading.head,
-        with_mtp=with_mtp,
-    )
+    def load(self, target: str) -> Preset:
+        """Reads a model with the parts that count."""
+        return self.reading.load(target, self.include)
 
+    def question(self) -> RunQuestion:
+        """Returns the question about the run."""
+        from ..questions.runs import RunOptions, memory_question
+        from ..sources.hardware import find_all
 
-def time_ask(
-    context: typer.Context, values: TimeValues, include: frozenset[str], reading: Reading, **more: Any
-) -> Callable[[RunQuestion], Any]:
-    """Returns the function that answers a question with these options. more: further fields of `TimeOptions`."""
-    from ..questions.times import TimeOptions, ask_time
-    from ..sources.preset import name_in_errors
+        hardware = self.values["hardware"]
+        accelerators = tuple(find_all([] if hardware is None else [hardware]))
+        return memory_question(
+            self.target,
+            self.load,
+            RunOptions(settings=self.settings, layout=self.layout, include=self.include, accelerators=accelerators),
+            launch_file=self.values["launch"],
+            is_given=self.is_given,
+            allow_unknown=self.reading.allow_unknown,
+            command="time",
+            set=self.reading.overrides,
+            head=self.reading.head,
+            with_mtp=bool(self.include),
+        )
 
-    names = ("global_batch", "stack", "overlap", "nic", "engine", "server", "calibrate")
-    options = TimeOptions(**{name: values[name] for name in names}, context=values["cached"], **more)
+    def ask(self, question: RunQuestion, **more: Any) -> ReportedAnswer:
+        """Answers the question. more: further fields of `TimeOptions`."""
+        from ..questions.times import TimeOptions, ask_time
+        from ..sources.preset import name_in_errors
 
-    def ask(question: RunQuestion) -> Any:
+        names = ("global_batch", "stack", "overlap", "nic", "engine", "server", "calibrate")
+        options = TimeOptions(**{name: self.values[name] for name in names}, context=self.values["cached"], **more)
         with name_in_errors(question.preset):
-            return ask_time(
-                question, options, lambda name: is_given(context, name), lambda name: reading.load(name, include)
-            )
+            return ask_time(question, options, self.is_given, self.load)
 
-    return ask
+
+def takes_timed_run(command: CommandFunction) -> CommandFunction:
+    """Replaces the parameter `run` of a command by the options of a run whose time is estimated."""
+    settings, layout = settings_options(), layout_options()
+    reading, read = OPTIONS["reading"]
+    context = {"context": OptionOfCommand(typer.Context, inspect.Parameter.empty)}
+    model = {"target": OptionOfCommand(TargetOrNone, None), "with_mtp": OptionOfCommand(WithMtp, False)}
+    options = {**context, **settings, **layout, **TIME_OPTIONS, **model, **reading}
+
+    def timed_run(chosen: dict[str, Any]) -> TimedRun:
+        return TimedRun(
+            settings_with_shorthands({name: chosen[name] for name in settings}),
+            LayoutRequest(**{name: chosen[name] for name in layout}),
+            {name: chosen[name] for name in TIME_OPTIONS},
+            chosen["target"],
+            included(chosen["with_mtp"]),
+            read(chosen),
+            partial(is_given, chosen["context"]),
+        )
+
+    return replace_parameter("run", options, timed_run)(command)

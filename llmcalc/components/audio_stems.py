@@ -63,8 +63,8 @@ class SubsamplingStem(Stem):
         for i, size in enumerate(self.conv_kernel_sizes):
             half: Shape = (Axis("channels", exact_div(self.conv_channels, 2)),) if i < last else width or x.axes
             rows = SOURCE if i == last else Multiple(of=SOURCE, by=2 ** (last - i))
-            both = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
-            values, gate = f.split(both, half, half)
+            gated_features = f.conv(f"conv{i}", y, Beside((half, half)), kernel=size, bias=True, rows=rows)
+            values, gate = f.split(gated_features, half, half)
             y = f.mul(values, f.act(gate, "sigmoid"))
         return y
 
@@ -120,7 +120,7 @@ def _subsampling() -> type[nn.Module]:
     from torch import nn
 
     class SubsamplingReference(nn.Module):
-        """frames: [batch, frames, num_mel_bins] → [batch, frames / 2^layers, hidden]."""
+        """Strided convolutions. frames: [batch, frames, num_mel_bins] → [batch, frames / 2^layers, hidden]."""
 
         def __init__(self, spec: SubsamplingStem, hidden: int) -> None:
             super().__init__()
@@ -145,7 +145,7 @@ def _waveform() -> type[nn.Module]:
     from torch import nn
 
     class WaveformReference(nn.Module):
-        """samples: [batch, samples] → [batch, positions, hidden]."""
+        """Convolutions of a waveform. samples: [batch, samples] → [batch, positions, hidden]."""
 
         def __init__(self, hidden: int) -> None:
             super().__init__()

@@ -430,6 +430,19 @@ class Network(Component):
         )
 
 
+class SingleWidthNetwork(Network):
+    """A network with one width between its projections, its field `intermediate_size`."""
+
+    if TYPE_CHECKING:
+        intermediate_size: int
+
+    def active_width(self) -> int:
+        return self.intermediate_size
+
+    def widened(self, change: Callable[[Any], Any]) -> Self:
+        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
+
+
 class Nothing(Part):
     """`{ type = "none" }`: an absent part. A layer must say so explicitly, so that no part is forgotten."""
 

@@ -35,7 +35,7 @@ class Dropout(Record):
 
     def with_probability(self, probability: float) -> Dropout:
         """Returns the same places with another probability."""
-        return Dropout(**{place: probability for place, known in self if known is not None})
+        return Dropout(**{place: probability for place, place_probability in self if place_probability is not None})
 
 
 ATTENTION_ALONE = Dropout(attention=0.0)

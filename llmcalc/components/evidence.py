@@ -24,7 +24,7 @@ def in_words(name: str) -> str:
 
 
 def parts_below(value: Any, include: frozenset[str] = frozenset()) -> Iterator[Part]:
-    """Yields every part inside a value, and the value itself if it is a part; not those of type `none`.
+    """Yields every part inside a value, and the value itself if it is a part; parts of type `none` are left out.
 
     include: the names of optional parts (`llmcalc.optional`) that count too; none by default.
     """

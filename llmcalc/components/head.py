@@ -110,9 +110,9 @@ class LMHead(Component):
         if not self.more_columns:
             return f.linear("decoder", y, vocab, bias=self.bias, weight=output, rows=LOGITS)
         first = x.axes if width is None else (width,)
-        embedded, rest = f.split(y, first, (Axis("rest", x.width - f.n(first)),))
+        embedded, other_features = f.split(y, first, (Axis("rest", x.width - f.n(first)),))
         logits = f.linear("decoder", embedded, vocab, bias=self.bias, weight=output, rows=LOGITS)
-        return f.add(logits, f.linear("more_columns", rest, vocab, rows=LOGITS))
+        return f.add(logits, f.linear("more_columns", other_features, vocab, rows=LOGITS))
 
     def reference(self, context: Context, vocab_size: int = 1, width: int | None = None) -> nn.Module:
         """Builds a head with separate weights; a model that ties them replaces `output.weight`."""
@@ -164,7 +164,7 @@ class Classifier(Component):
 
     def flow(self, f: Flow, x: Value) -> Value:
         change, rows = self.transform, self._rows()
-        y = x.seen(*x.axes, rows=rows)
+        y = x.view(*x.axes, rows=rows)
         if change is not None:
             y = f.act(f.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
             y = y if change.norm is None else f.part("norm", change.norm, y)
@@ -203,9 +203,9 @@ def _reference() -> Callable[..., nn.Module]:
             super().__init__()
             assert spec.transform is not None
             self.act, width = spec.transform.hidden_act, spec.transform.size or width
-            self.embedded, rest = width, context.hidden_size - width
+            self.embedded, other_features = width, context.hidden_size - width
             if spec.more_columns:
-                self.more_columns = nn.Linear(rest, vocab_size, bias=False)
+                self.more_columns = nn.Linear(other_features, vocab_size, bias=False)
             inner = context.hidden_size if spec.more_columns else width
             bottleneck, bias = spec.transform.bottleneck_size, spec.transform.bias
             if bottleneck is not None:
@@ -220,10 +220,10 @@ def _reference() -> Callable[..., nn.Module]:
             x = activate(self.act, self.dense(x))
             x = self.norm(x) if hasattr(self, "norm") else x
             if hasattr(self, "more_columns"):
-                embedded, rest = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
-                both: Tensor = self.decoder(embedded) + self.more_columns(rest)
-                return both
-            logits: Tensor = self.decoder(x)
+                embedded, other_features = x.split((self.embedded, x.shape[-1] - self.embedded), -1)
+                logits: Tensor = self.decoder(embedded) + self.more_columns(other_features)
+            else:
+                logits = self.decoder(x)
             return logits
 
     def build(spec: LMHead, context: Context, vocab_size: int, width: int) -> nn.Module:

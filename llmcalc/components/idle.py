@@ -44,8 +44,9 @@ class UnusedEmbedding(Component):
 
 
 class SecondStream(StackPart):
-    """An initial vector that stands beside the tokens: XLNet's query stream, used only in pretraining, or HRM-Text's
-    low-level state.
+    """An initial vector beside the tokens, of a second stream.
+
+    XLNet's query stream, used only in pretraining, or HRM-Text's low-level state.
     """
 
     witness = BY_TORCH

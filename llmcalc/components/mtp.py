@@ -102,7 +102,7 @@ class MultiTokenPrediction(OutputPart):
 
     def _module(self, f: Flow, x: Value, block: Layer, vocab: Axis, table: Weight, output: Weight) -> Value:
         """Records one module. x: the hidden states of the model, or of the previous module."""
-        embedded = f.look_up(table, x.rows).seen(*x.axes)
+        embedded = f.look_up(table, x.rows).view(*x.axes)
         f.hold(embedded=embedded)
         normed = f.part("enorm", self.norm, embedded), f.part("hnorm", self.norm, x)
         joined = f.linear("eh_proj", f.cat(*normed, axes=(Beside((x.axes, x.axes)),)), *x.axes)

@@ -47,7 +47,7 @@ class Pooler(OutputPart):
 
     def flow(self, f: Flow, x: Value, stack: Component | None = None, rows: Rows = SEQUENCES) -> Value:
         """Records the pooler and returns the vector of each sequence. x: the hidden states. rows: one per sequence."""
-        pooled = x.seen(*x.axes, rows=rows)
+        pooled = x.view(*x.axes, rows=rows)
         if self.dense:
             pooled = f.act(f.linear("dense", pooled, *x.axes, bias=True), "tanh")
         if self.num_labels is not None:

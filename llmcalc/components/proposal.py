@@ -1,4 +1,4 @@
-"""What a block's draft adds to its logits, token by token, and the score of how likely a proposal is accepted.
+"""A term that a block draft adds to its logits per token, and the predicted chance that a proposal is accepted.
 
 DSpark adds a bias of low rank that the previous token selects; Domino runs a GRU over the tokens proposed so far.
 Sources: specforge/modeling/draft/dspark.py and domino.py of sgl-project/SpecForge.
@@ -65,7 +65,7 @@ class Proposal(OutputPart):
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE, proposed: Axis = ONE) -> Value:
         """Records the part. x: the hidden states. vocab, proposed: the tokens that are read, and that are proposed."""
-        x = x.seen(*x.axes, rows=LOGITS)
+        x = x.view(*x.axes, rows=LOGITS)
         token: Value | None = None
         if self.markov_rank is not None:
             token = self._bias(f, x, Axis("rank", self.markov_rank), vocab, proposed)
@@ -98,7 +98,7 @@ class Proposal(OutputPart):
         return token
 
     def reference(self, context: Context, vocab_size: int = 1, proposed: int = 1) -> nn.Module:
-        """Builds the part: hidden states [batch, tokens, hidden], ids → what is added to the logits."""
+        """Builds the part: hidden states [batch, tokens, hidden], ids → the term of the logits."""
         return _reference()(self, context.hidden_size, vocab_size, proposed)
 
     @classmethod
@@ -139,7 +139,7 @@ def _reference() -> type[nn.Module]:
                 self.confidence = nn.Linear(width, 1)
 
         def _gated(self, x: Tensor, token: Tensor) -> Tensor:
-            """Returns what the bias is projected from: the token's row, gated or through a recurrence."""
+            """Returns the input of the bias projection: the token's row, gated or through a recurrence."""
             if self.spec.markov == "gated":
                 gate: Tensor = self.gate_proj(torch.cat([x, token], -1)).sigmoid()
                 return gate * token

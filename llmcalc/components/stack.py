@@ -160,7 +160,7 @@ class Stack(Component):
         return self
 
     def _check_sharing(self) -> None:
-        """Raises `ValueError` if layers cannot share parameters, or if a layer reuses what no lower layer computes."""
+        """Raises `ValueError` if layers cannot share parameters, or if a layer reuses a result of no lower layer."""
         for name in self.shared_layers:
             self.layer(name).check_shared(name)
         sharing_keys: set[object] = set()
@@ -267,7 +267,7 @@ class Stack(Component):
         f.memo["embedded"] = x
         f.keep(embedded=x)
         f.hold(x=x)
-        x = x.seen(*x.axes)  # layers that read the embeddings again tell them from their input
+        x = x.view(*x.axes)  # layers that read the embeddings again tell them from their input
         x = x if self.streams is None else self.streams.record_split(f, x)
         if self.side_convolution is not None:
             f.part("side_convolution", self.side_convolution, x, after=Value(x.rows, x.axes))
@@ -292,7 +292,7 @@ class Stack(Component):
             x = f.part("stem", self.stem, x, width=hidden)
         if self.vocab_size is not None:
             x, _ = f.table("embed_tokens", Axis("vocab", self.vocab_size), *hidden, of=x.rows, kind="embedding")
-        x = x.seen(*embedding_axes)
+        x = x.view(*embedding_axes)
         x = x if self.input_features is None else f.part("input_features", self.input_features, x)
         if positions is not None:
             with f.function():

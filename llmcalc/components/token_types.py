@@ -48,11 +48,11 @@ class TokenTypes(StackPart):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Returns the token embeddings plus a row of each table. x: the token embeddings."""
-        others = ((f"embed_other_{i}", size) for i, size in enumerate(self.other_vocab_sizes))
+        other_tables = ((f"embed_other_{i}", size) for i, size in enumerate(self.other_vocab_sizes))
         for name, types in (
             ("embed_types", self.type_vocab_size),
             ("embed_tasks", self.task_type_vocab_size),
-            *others,
+            *other_tables,
         ):
             if types is not None:
                 row, _ = f.table(name, Axis("types", types), *x.axes, of=x.rows, by="types", kind=self.kind)

@@ -89,20 +89,20 @@ class LowRank:
         return weights, stored
 
     def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
-        """Yields the linear layers inside layers; those that run as one product in one list."""
+        """Yields lists of linear layers inside transformer layers; layers of one list run as one product."""
         fused = self.fused_qkv or self.library == "litgpt"
-        waiting: list[tuple[Place, Linear]] = []
+        pending_products: list[tuple[Place, Linear]] = []
         for place, op in _linears(tree, include):
             joins = fused and place.node.name in PROJECTIONS
-            if waiting and not (joins and waiting[0][0].above is place.above):
-                yield waiting
-                waiting = []
+            if pending_products and not (joins and pending_products[0][0].above is place.above):
+                yield pending_products
+                pending_products = []
             if joins:
-                waiting.append((place, op))
+                pending_products.append((place, op))
             else:
                 yield [(place, op)]
-        if waiting:
-            yield waiting
+        if pending_products:
+            yield pending_products
 
 
 def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterator[tuple[Place, Linear]]:
@@ -128,9 +128,9 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
                 f"--lora-targets {name}: no linear layer has that name; expected some of {', '.join(layer_names)}, or "
                 f"{ALL_LINEAR}.{suggest(name, layer_names)}"
             )
-    outside = [place.node.name for place in tree.walk() if place.node.op is not None and not is_in_layer(place)]
+    outside_layers = [place.node.name for place in tree.walk() if place.node.op is not None and not is_in_layer(place)]
     for name in sorted(adapters.copies):
-        if name not in outside:
-            modules = ", ".join(dict.fromkeys(outside))
+        if name not in outside_layers:
+            modules = ", ".join(dict.fromkeys(outside_layers))
             raise InputError(f"--modules-to-save {name}: no such module; expected some of {modules}")
     return replace(adapters, targets=frozenset(names))

@@ -147,9 +147,9 @@ class CacheSize:
     def what_if(self) -> list[WhatIf]:
         """Yields the caches of the same model with other key/value heads or without windows."""
         changed = [
-            (what, replace(self, spec=spec, tree=_cached_tree(spec))) for what, spec in changed_models(self.spec)
+            (change, replace(self, spec=spec, tree=_cached_tree(spec))) for change, spec in changed_models(self.spec)
         ]
-        return [WhatIf(what, cache, cache.bytes / self.bytes) for what, cache in changed]
+        return [WhatIf(change, cache, cache.bytes / self.bytes) for change, cache in changed]
 
     @property
     def contexts(self) -> list[int]:

@@ -106,9 +106,9 @@ def _rule(spec: ModelSpec, field: str, read: str) -> tuple[str, Any]:
     Raises `InputError` where there is none.
     """
     encoders = [name for name, tower in spec.towers.items() if field in type(tower).model_fields]
-    known = next((name for name in encoders if getattr(spec.towers[name], field) is not None), None)
-    if known is not None:
-        return known, getattr(spec.towers[known], field)
+    encoder_name = next((name for name in encoders if getattr(spec.towers[name], field) is not None), None)
+    if encoder_name is not None:
+        return encoder_name, getattr(spec.towers[encoder_name], field)
     if encoders:
         raise InputError(
             f"--{field}: how the model's processor cuts {read} is not known; expected no --{field}, and its tokens in "

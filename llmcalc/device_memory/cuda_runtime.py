@@ -83,4 +83,4 @@ def workspace_bytes(config: str) -> int:
     if not _CONFIG.fullmatch(config):
         raise InputError(f"--cublas-workspace {config}: not understood; expected :SIZE_IN_KIB:COUNT, such as :4096:8")
     numbers = [int(number) for number in config.split(":")[1:]]
-    return sum(size * many * KIB for size, many in zip(numbers[::2], numbers[1::2], strict=True))
+    return sum(size * count * KIB for size, count in zip(numbers[::2], numbers[1::2], strict=True))

@@ -178,17 +178,17 @@ def device_memory(
     runtime: Runtime,
     unreplayed: Sequence[UnreplayedBytes],
     tensors: Term,
-    every: int = 1,
+    recompute_period: int = 1,
     encoders: Sequence[EncoderPeak] = (),
 ) -> DeviceMemory:
     """Replays a run and returns the memory of the device.
 
     unreplayed: bytes that the replay does not see.
     tensors: the term of its tensors, with their evidence.
-    every: recompute treats one layer in `every` differently; 1 (default) if all layers run alike.
+    recompute_period: recompute treats one layer in `recompute_period` differently; 1 (default) if all layers run alike.
     encoders: the peaks of encoders that run before a prompt; default none.
     """
-    stacks = layer_stacks(spec, every)
+    stacks = layer_stacks(spec, recompute_period)
     result, whole = _replay(run, runtime, stacks)
     _add_unreplayed(result, unreplayed)
     _add_encoders(result, unreplayed, encoders)
@@ -262,9 +262,11 @@ def _replay(run: Run, runtime: Runtime, stacks: list[LayerStack]) -> tuple[Repla
     `MOST_REPLAYED_LAYERS` layers, two shorter runs are replayed on the allocator, and its overhead is extrapolated.
     """
     repeating = [i for i, stack in enumerate(stacks) if stack.can_extrapolate]
-    few = {i: stacks[i].kind_repeats(RECORDED_REPEATS) for i in repeating}
+    recorded_repeats = {i: stacks[i].kind_repeats(RECORDED_REPEATS) for i in repeating}
     try:
-        analyses = [RepeatAnalysis(recorded, stacks, repeating) for recorded in run(few, runtime.workspace)]
+        analyses = [
+            RepeatAnalysis(recorded, stacks, repeating) for recorded in run(recorded_repeats, runtime.workspace)
+        ]
     except NotRepeating:
         repeating = []
         layers = sum(stack.layers for stack in stacks)

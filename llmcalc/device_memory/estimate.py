@@ -125,12 +125,12 @@ class Memory:
             run = self._training(runtime)
         else:
             run = self._inference(attention, runtime)
-        every = self.settings.recomputed().every
+        recompute_period = self.settings.recomputed().every
         unreplayed, encoders = self._unreplayed(), self._encoders(attention)
-        device = device_memory(self.spec, run, runtime, unreplayed, self.tensors(attention), every, encoders)
+        device = device_memory(self.spec, run, runtime, unreplayed, self.tensors(attention), recompute_period, encoders)
         if self.settings.phase != "training":
             return device
-        return replace(device, host=host_terms(self.spec, self.states, self.training(), every))
+        return replace(device, host=host_terms(self.spec, self.states, self.training(), recompute_period))
 
     @property
     def _runs_encoders(self) -> bool:
@@ -195,9 +195,9 @@ class Memory:
         use, count = self.states, self.states.count
         if TOWERS.name not in count.include:
             return []
-        rest = count.include - {TOWERS.name}
+        other_parts = count.include - {TOWERS.name}
         tensors = list(trained_tensors(count.tree, count.include))
-        towers = [tensor for tensor in tensors if tensor not in list(trained_tensors(count.tree, rest))]
+        towers = [tensor for tensor in tensors if tensor not in list(trained_tensors(count.tree, other_parts))]
         n = elements_of(towers)
         weights = [UnreplayedBytes("weights", bytes_of(n, use.dtype))]
         if use.optimizer is None or use.adapters is not None:

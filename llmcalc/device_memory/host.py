@@ -21,11 +21,14 @@ def pinned_bytes(size: int) -> int:
     return 1 << (size - 1).bit_length() if size else 0
 
 
-def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, every: int) -> tuple[Term, ...]:
-    """Returns the terms of host memory in training. use: its persistent memory. every: as in `device_memory`."""
+def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, recompute_period: int) -> tuple[Term, ...]:
+    """Returns the terms of host memory in training. use: its persistent memory.
+
+    recompute_period: as in `device_memory`.
+    """
     terms: list[Term] = []
     if training.offload:
-        size = offloaded_bytes(spec, training, every)
+        size = offloaded_bytes(spec, training, recompute_period)
         source = "torchtune/training/_activation_offloading.py, OffloadActivations, with pinned tensors"
         terms.append(Term("activations (pinned)", size, "source", source))
     if use.optimizer is not None and use.optimizer.paged:
@@ -34,9 +37,9 @@ def host_terms(spec: ModelSpec, use: MemoryUse, training: Training, every: int) 
     return tuple(terms)
 
 
-def offloaded_bytes(spec: ModelSpec, training: Training, every: int) -> int:
+def offloaded_bytes(spec: ModelSpec, training: Training, recompute_period: int) -> int:
     """Returns the pinned bytes of the activations of one micro-batch, which are linear in the equal layers."""
-    stacks = layer_stacks(spec, every)
+    stacks = layer_stacks(spec, recompute_period)
     short = {i: SHORT_RUN_REPEATS for i, stack in enumerate(stacks) if stack.can_extrapolate}
     base = _offload_bytes(spec, training, short)
     return base + sum(

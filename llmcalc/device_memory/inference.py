@@ -181,12 +181,12 @@ class InferenceRun:
 
     def _prepare(self, lowering: Eager) -> None:
         """Allocates the parameters. Which ones they are depends on no size of the run."""
-        inference, known = self.inference, _known_parameters.setdefault(self.program, {})
+        inference, parameters_by_name = self.inference, _known_parameters.setdefault(self.program, {})
         key = tuple(self.layers.items()), inference.dtype, inference.choices, inference.mla, inference.include
-        lowering.known_parameters = known.get(key)
+        lowering.known_parameters = parameters_by_name.get(key)
         lowering.prepare(self.program)
         assert lowering.known_parameters is not None
-        known[key] = lowering.known_parameters
+        parameters_by_name[key] = lowering.known_parameters
 
     def fill_cache(self, chunks: int) -> None:
         """Allocates the cache after the first chunks of the prompt, without the other tensors of these passes.

@@ -32,15 +32,15 @@ def extrapolate_layers(run: Callable[[Mapping[int, int]], ReplayResult], stacks:
     slopes: dict[Place, int] = {}
     last_peaks: dict[Place, Peak] = {}
     runs = {i: run({**short, i: SHORT_RUN_REPEATS + 1}) for i in short}
-    for i, longer in runs.items():
+    for i, longer_run in runs.items():
         times = stacks[i].repeats - SHORT_RUN_REPEATS
-        result.set_up += times * (longer.set_up - base.set_up)
-        result.after += times * (longer.after - base.after)
+        result.set_up += times * (longer_run.set_up - base.set_up)
+        result.after += times * (longer_run.after - base.after)
         for place, peak in result.peaks.items():
-            _extrapolate(peak, base.peaks[place], longer.peaks[_place_in_longer_run(place, stacks[i], 1)], times)
-    for i, longer in runs.items():
+            _extrapolate(peak, base.peaks[place], longer_run.peaks[_place_in_longer_run(place, stacks[i], 1)], times)
+    for i, longer_run in runs.items():
         for place in [place for place in result.peaks if stacks[i].is_second(place)]:
-            second, third = longer.peaks[place], longer.peaks[stacks[i].in_later_repeat(place, 1)]
+            second, third = longer_run.peaks[place], longer_run.peaks[stacks[i].in_later_repeat(place, 1)]
             slopes[place] = third.bytes - second.bytes
             last_peaks[stacks[i].in_later_repeat(place, stacks[i].repeats - SHORT_RUN_REPEATS)] = peak = _copy(
                 result.peaks[place]
@@ -60,14 +60,14 @@ def highest_pass(result: ReplayResult) -> ReplayResult:
     for place, peak in result.peaks.items():
         name = place.phase.partition(" ")[0]
         highest[name] = max(highest.get(name, (0, "")), (peak.bytes, place.phase))
-    chosen = {name: phase for name, (_, phase) in highest.items()}
-    if all(name == phase for name, phase in chosen.items()):
+    phase_by_name = {name: phase for name, (_, phase) in highest.items()}
+    if all(name == phase for name, phase in phase_by_name.items()):
         return result
 
     def under_phase_name(place: Place) -> Place | None:
         """Returns the place under the phase's name; None if the highest pass has a peak of the same module."""
         name = place.phase.partition(" ")[0]
-        highest_place = place._replace(phase=chosen[name])
+        highest_place = place._replace(phase=phase_by_name[name])
         return place._replace(phase=name) if highest_place == place or highest_place not in result.peaks else None
 
     peaks: dict[Place, Peak] = {}

@@ -26,7 +26,7 @@ COMPUTED = ("bfloat16", "float16", "float32", "float64")
 
 
 def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImplementation | None = None) -> Choices:
-    """Returns the kernels that run. attention: the default implementation of attention; default that of the phase."""
+    """Returns the kernels that run. attention: the implementation if none is set; default: the default of the phase."""
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa" if settings.phase == "training" else "eager"
     return Choices(
@@ -83,10 +83,10 @@ def default_attention(settings: Settings, spec: ModelSpec) -> AttentionImplement
     Training runs sdpa, as transformers does, or eager for a model whose scores sdpa does not take or is not modelled
     with.
     """
-    chosen = kernel_choices(settings, spec).attention
-    if settings.attn_implementation is None and chosen == "sdpa" and not supports_sdpa(spec):
+    implementation = kernel_choices(settings, spec).attention
+    if settings.attn_implementation is None and implementation == "sdpa" and not supports_sdpa(spec):
         return "eager"
-    return chosen
+    return implementation
 
 
 def training_run(
@@ -94,7 +94,7 @@ def training_run(
 ) -> Training:
     """Returns the training configuration of the replay. use: the persistent memory under these settings.
 
-    attention: the implementation if the settings choose none; default that of the phase.
+    attention: the implementation if the settings choose none; default: the default of the phase.
 
     Raises `InputError` for settings of another framework, and for number formats that no pass computes in.
     """
@@ -103,8 +103,8 @@ def training_run(
         raise InputError("--precision-aware-optimizer: torch's optimizers keep no formats of their own; expected none")
     record = optimizer(use.optimizer.name)
     if settings.optimizer_impl is not None and settings.optimizer_impl not in record.implementations:
-        known = ", ".join(record.implementations)
-        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {record.name} has {known}")
+        names = ", ".join(record.implementations)
+        raise InputError(f"--optimizer-impl {settings.optimizer_impl}: {record.name} has {names}")
     states = use.optimizer.dtype
     updated = use.adapter_dtype or ("float32" if use.has_master else use.dtype)
     usual_formats = ("", record.state_format, updated)
@@ -207,11 +207,10 @@ def activation_format(use: MemoryUse) -> str:
 
 
 def computing_format(name: str, option: str) -> str:
-    """Returns the number format in which a pass computes. Raises `InputError`, which names the option, for a format
-    that passes cannot compute in."""
+    """Returns the number format in which a pass computes. Raises `InputError`, which names the option, for others."""
     if name not in COMPUTED:
-        known = ", ".join(map(short_dtype, COMPUTED))
-        raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {known}")
+        formats = ", ".join(map(short_dtype, COMPUTED))
+        raise InputError(f"{option} {short_dtype(name)}: no pass computes in it; expected one of {formats}")
     return name
 
 

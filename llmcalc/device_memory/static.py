@@ -228,8 +228,8 @@ def _inference(
     workload = Workload(batch, seq, source=settings.source, phase="prefill")
     if spec.kind == "encoder":
         return MemoryUse(count, settings.phase, weights, workload, quantized=stored, inputs=inputs)
-    usual = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
-    cache = cache_format(settings.kv_dtype or usual).name
+    activation_format = weights if settings.phase != "inference" and DTYPE_BITS[weights] >= 16 else "bfloat16"
+    cache = cache_format(settings.kv_dtype or activation_format).name
     return MemoryUse(count, settings.phase, weights, workload, kv_dtype=cache, quantized=stored, inputs=inputs)
 
 
@@ -292,8 +292,8 @@ def _checked_optimizer(settings: Settings) -> Optimizer:
     """Returns the optimizer's record. Raises `InputError` for settings that the optimizer does not have."""
     record, momentum = optimizer(settings.optimizer or DEFAULT), bool(settings.momentum)
     if settings.momentum is not None and not record.has_momentum:
-        known = " or ".join(other.name for other in optimizers() if other.has_momentum)
-        raise InputError(f"--momentum: for --optimizer {known}, not {record.name}")
+        with_momentum = " or ".join(other.name for other in optimizers() if other.has_momentum)
+        raise InputError(f"--momentum: for --optimizer {with_momentum}, not {record.name}")
     if settings.optimizer_dtype is not None and (record.state_format or (record.has_momentum and not momentum)):
         raise InputError(f"--optimizer-dtype: not for --optimizer {record.name}: {record.state_format_note}")
     return record
@@ -349,7 +349,7 @@ def _precision_name(settings: Settings, weights: str, has_master: bool) -> str:
 
 def _float_format(name: str | None, option: str, default: str) -> str:
     """Returns the full name of a floating-point format; raises `InputError` for an integer format."""
-    chosen = dtype(name or default)
-    if chosen.startswith("int"):
+    number_format = dtype(name or default)
+    if number_format.startswith("int"):
         raise InputError(f"{option} {name}: integers take no gradient; expected a floating-point format such as bf16")
-    return chosen
+    return number_format

@@ -155,8 +155,7 @@ class TrainingRun:
     # --- a step -----------------------------------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Allocates the parameters in the order in which the program uses them, then master weights and gradient
-        buffers."""
+        """Allocates the parameters in the program's order of use, then master weights and gradient buffers."""
         self.meter.place = Place("set-up")
         self.lowering.prepare(self.program)
         self.prepare_training()
@@ -196,8 +195,8 @@ class TrainingRun:
         path = ".".join(part.strip(".") for part in key if type(part) is str and part)
         if self.training.adapters is None:
             return path in self._layer_matrices
-        inside = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
-        return inside and not path.endswith("modules_to_save.weight")
+        is_in_layer = any(path.startswith(f"{layer}.") for layer in layers_of(self.program.node()))
+        return is_in_layer and not path.endswith("modules_to_save.weight")
 
     def step(self) -> None:
         """Runs one training step."""

@@ -121,7 +121,7 @@ class Recorder:
         split: whether each module reads its own slice of x's first axis instead of all of x, false by default.
         """
         indices = range(over.size) if isinstance(over.size, int) else None
-        module_input = x.seen(*x.axes[1:]) if split else x
+        module_input = x.view(*x.axes[1:]) if split else x
         with self.scope(name, repeat=over.size, indices=indices, **node_fields) as scope:
             scope.over, scope.reads, scope.slice = over, x, module_input if split else None
             output = scope.gives = run(module_input)

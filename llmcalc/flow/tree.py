@@ -209,20 +209,20 @@ class Use:
         """Whether the primitive has this effect in these roles."""
         return effect in self.op.effects and effect not in _excluded_effects(self.roles)
 
-    def _of(self, effect: str, *arguments: Any) -> Number:
+    def _effect(self, effect: str, *arguments: Any) -> Number:
         return getattr(self.op, effect)(*arguments) if self.has(effect) else 0
 
     def params(self) -> Number:
-        return self._of("params")
+        return self._effect("params")
 
     def active_params(self) -> Number:
-        return self._of("active_params")
+        return self._effect("active_params")
 
     def tensors(self) -> tuple[Any, ...]:
-        return self._of("tensors") or ()
+        return self._effect("tensors") or ()
 
     def buffers(self) -> Number:
-        return self._of("buffers")
+        return self._effect("buffers")
 
     def forward_flops(self) -> Number:
         return self._flops("forward_flops")
@@ -231,17 +231,17 @@ class Use:
         return self._flops("backward_flops")
 
     def _flops(self, effect: str) -> Number:
-        flops = self._of(effect, self.run_config)
+        flops = self._effect(effect, self.run_config)
         return flops if self.run_config is None else self.run_config.rank_share(flops)
 
     def cache_bits(self, kv_bits: Number) -> Number:
-        return self._of("cache_bits", self.run_config, kv_bits)
+        return self._effect("cache_bits", self.run_config, kv_bits)
 
     def spared_at_most(self) -> Number:
-        return self._of("spared_at_most")
+        return self._effect("spared_at_most")
 
     def spared_evenly(self) -> Number:
-        return self._of("spared_evenly")
+        return self._effect("spared_evenly")
 
 
 def _primitive_use(node: Node, roles: frozenset[Role], run_config: RunConfig | None) -> Use | None:

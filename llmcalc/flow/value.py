@@ -32,7 +32,7 @@ class Value:
             self._width = extent(self.axes)
         return self._width
 
-    def seen(self, *axes: Axis | Beside, rows: Rows | None = None) -> Value:
+    def view(self, *axes: Axis | Beside, rows: Rows | None = None) -> Value:
         """Returns a view of the same storage with other axes."""
         return Value(self.rows if rows is None else rows, axes, self, self.fixed, self.cache)
 

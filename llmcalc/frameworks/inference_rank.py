@@ -49,7 +49,7 @@ def rank_memory(memory: Memory) -> DeviceMemory:
         layer = re.sub(r"^layers\.(\d+)", lambda path: f"layers.{int(path[1]) + start}", point.node)
         return point._replace(node=layer)
 
-    tensors, *others = device.terms
+    tensors, *other_terms = device.terms
     if tensors.status == "untested":
         pass
     elif not has_plan(model):
@@ -60,7 +60,7 @@ def rank_memory(memory: Memory) -> DeviceMemory:
             tensors = replace(tensors, status="source", witness=NOT_COMPARED)
     return replace(
         device,
-        terms=(tensors, *others),
+        terms=(tensors, *other_terms),
         peak_at=with_model_numbers(device.peak_at),
         timeline=tuple(map(with_model_numbers, device.timeline)) if start else device.timeline,
     )

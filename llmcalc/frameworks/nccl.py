@@ -56,7 +56,7 @@ def communicator_bytes(ranks: int, torch: str = "") -> int:
 
 
 def communicators(layout: Layout, framework: Framework) -> list[int]:
-    """Returns the number of ranks of each communicator of a rank, without those of a pipeline.
+    """Returns the number of ranks of each communicator of a rank, except pipeline communicators.
 
     They are the group of all ranks and a copy of it, or one for each axis of the device mesh.
     """

@@ -39,7 +39,7 @@ STACKS = "encoder", "decoder"
 
 
 def in_layers(path: str) -> bool:
-    """Whether a module's path is that of a layer or of a module in one."""
+    """Whether a module is a layer or inside a layer. path: its path."""
     return "layers" in path.split(".")
 
 
@@ -52,17 +52,19 @@ class PeakByPath(NamedTuple):
     by_path: Mapping[str, int]
 
     @staticmethod
-    def since_restart(meter: Meter, before: int) -> PeakByPath:
-        """Returns the peaks since the meter's last restart. before: bytes at the restart, which are subtracted."""
+    def since_restart(meter: Meter, bytes_before: int) -> PeakByPath:
+        """Returns the peaks since the meter's last restart, less `bytes_before`, the bytes at that restart."""
         peaks: dict[str, int] = {}
         for place, peak in meter.peaks.items():
-            peaks[place.path] = max(peaks.get(place.path, 0), peak.bytes - before)
+            peaks[place.path] = max(peaks.get(place.path, 0), peak.bytes - bytes_before)
         return PeakByPath(peaks)
 
     def with_more_layers(self, next_longer: PeakByPath, count: int) -> PeakByPath:
         """Returns the peaks with `count` more layers. next_longer: the peaks with one more layer."""
-        longer = next_longer.by_path
-        return PeakByPath({path: peak + count * (longer.get(path, peak) - peak) for path, peak in self.by_path.items()})
+        bytes_by_path = next_longer.by_path
+        return PeakByPath(
+            {path: peak + count * (bytes_by_path.get(path, peak) - peak) for path, peak in self.by_path.items()}
+        )
 
     def plus(self, bytes: int) -> PeakByPath:
         """Returns the peaks with a constant added to each."""
@@ -100,8 +102,8 @@ class MicroBatchBytes(NamedTuple):
     @property
     def loss(self) -> int:
         """The peak around the loss: of the forward pass outside the layers, and of the loss's backward pass."""
-        outside = (bytes for path, bytes in self.forward.by_path.items() if not in_layers(path))
-        return max(self.backward.by_path.get("loss", 0), *outside, 0)
+        outside_layers = (bytes for path, bytes in self.forward.by_path.items() if not in_layers(path))
+        return max(self.backward.by_path.get("loss", 0), *outside_layers, 0)
 
     @property
     def between_layers_and_head(self) -> int:
@@ -207,7 +209,7 @@ class PeakEstimate:
 
     @cached_property
     def kinds(self) -> list[Scope]:
-        """The kind of each layer, those of the encoder first."""
+        """The kind of each layer, the encoder's layers first."""
         root = self.spec.shared_program.root
         parents = [root, *(item for item in root.items if isinstance(item, Scope) and item.name in STACKS)]
         stacks = [
@@ -374,18 +376,18 @@ class PeakEstimate:
         `SHORT_RUN_REPEATS` + 2 equal layers stand for any number of them.
         """
         start, end = stage.layers.start, stage.layers.stop
-        wanted, kinds = SHORT_RUN_REPEATS + 2, self.kinds
+        window, kinds = SHORT_RUN_REPEATS + 2, self.kinds
         if end == start or any(kinds[i] is not kinds[start] for i in range(start, end)):
             repeats = find_pattern([kinds[i] for i in range(start, end)]).repeats
             return start, end, repeats if repeats > 2 * SHORT_RUN_REPEATS + 1 else None  # two numbers are measured
         count = end - start
-        while end - start > wanted:
+        while end - start > window:
             start, end = (start + 1, end) if stage.last else (start, end - 1)
-        while end - start < wanted and not stage.last and end < len(kinds) and kinds[end] is kinds[start]:
+        while end - start < window and not stage.last and end < len(kinds) and kinds[end] is kinds[start]:
             end += 1
-        while end - start < wanted and not stage.first and start > 0 and kinds[start - 1] is kinds[start]:
+        while end - start < window and not stage.first and start > 0 and kinds[start - 1] is kinds[start]:
             start -= 1
-        return start, end, count if end - start == wanted else None
+        return start, end, count if end - start == window else None
 
     def _layout_of_layers(self, layout: Layout, start: int, end: int, stage: Stage) -> tuple[Layout, Stage]:
         """Returns a layout with a stage of these layers. Its ranks have two experts, which changes no pass."""
@@ -473,13 +475,13 @@ def torch_passes(spec: ModelSpec, training: Training) -> MeasurePasses:
             if not measured:
                 chunk.set_up()
                 after_set_up = meter.now
-            before = meter.now
+            bytes_before = meter.now
             meter.restart()
             flight = chunk.forward_of()
-            saved, forward = meter.now - before, PeakByPath.since_restart(meter, before)
+            saved, forward = meter.now - bytes_before, PeakByPath.since_restart(meter, bytes_before)
             meter.restart()
             chunk.backward_of(flight)
-            backward = PeakByPath.since_restart(meter, before)
+            backward = PeakByPath.since_restart(meter, bytes_before)
             del flight
             gradients = [(weight.grad, weight) for weight in chunk.parameters if weight.grad is not None]
             if not measured:  # tables, and tensors that live until the next micro-batch

@@ -213,7 +213,7 @@ class Cluster:
 
 def _contains(chunks: list[Counter[str]], smaller_chunks: list[Counter[str]]) -> bool:
     """Whether each chunk has the layers of the chunk in its place, or more."""
-    return all(layers >= fewer for layers, fewer in zip(chunks, smaller_chunks, strict=True))
+    return all(layers >= smaller for layers, smaller in zip(chunks, smaller_chunks, strict=True))
 
 
 def attention_of(memory: Memory, framework: Framework) -> AttentionImplementation:

@@ -185,9 +185,9 @@ def _step_peak(
     weight_type = FLOAT32 if training.master else DTYPES[training.dtype]
     trained = [OptimizedParameter(empty(meter, shape, weight_type), is_matrix and not flat) for _ in range(count)]
     gradients = [empty(meter, shape, gradient_type) for _ in trained]
-    before = 0
+    bytes_before = 0
     for _ in range(2):  # the first step allocates the optimizer's states
-        before = meter.now
+        bytes_before = meter.now
         meter.restart()
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.gradient = empty(meter, shape, FLOAT32) if has_copies else gradient
@@ -202,4 +202,4 @@ def _step_peak(
         )
         for parameter in trained:
             parameter.gradient = None
-    return meter.peak - before
+    return meter.peak - bytes_before

@@ -144,9 +144,9 @@ def _pairs_in_squares(run: RunConfig, side: Number) -> Number:
         raise TypeError("squares of patches: an image is read by an encoder's pass")
     pairs: Number = 1
     for patches in (image.rows, image.columns):
-        whole = floor_div(patches, side)
-        rest = patches - whole * side
-        pairs = pairs * (whole * side * side + rest * rest)
+        whole_squares = floor_div(patches, side)
+        last_rows = patches - whole_squares * side
+        pairs = pairs * (whole_squares * side * side + last_rows * last_rows)
     return pairs
 
 

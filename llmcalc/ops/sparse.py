@@ -48,10 +48,10 @@ class BlockCore(AttentionCore):
         own block up to the token.
         """
         unlimited = minimum(n, self.block * self.blocks)
-        later = n - unlimited
-        whole_blocks = floor_div(later, self.block)
-        own_block_pairs = whole_blocks * triangle(self.block) + triangle(later - whole_blocks * self.block)
-        return triangle(unlimited) + later * (self.blocks - 1) * self.block + own_block_pairs
+        limited_tokens = n - unlimited
+        whole_blocks = floor_div(limited_tokens, self.block)
+        own_block_pairs = whole_blocks * triangle(self.block) + triangle(limited_tokens - whole_blocks * self.block)
+        return triangle(unlimited) + limited_tokens * (self.blocks - 1) * self.block + own_block_pairs
 
     def pairs(self, run: RunConfig) -> Number:
         past, new = run.past(self.rows), run.new(self.rows)

@@ -41,11 +41,11 @@ class RankRequest:
         """Whether any option was given."""
         return bool(self.sizes) or self.rank is not None
 
-    def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], most: str) -> RankShare | None:
+    def share(self, spec: ModelSpec, cost: Callable[[RankModel], Number], quantity: str) -> RankShare | None:
         """The requested rank's share of a model; None without options.
 
         cost: the cost whose maximum selects the rank if no rank number was given.
-        most: that cost in words.
+        quantity: that cost in words.
         Raises `InputError` for a layout that the model cannot have, and for a rank that it does not have.
         """
         if not self.has_options:
@@ -59,7 +59,7 @@ class RankRequest:
         with suggest_nearest_layouts(spec, request):
             layout = request.layout()
             if self.rank is None:
-                reason = f"the first rank that {most} the most" if layout.world > 1 else ""
+                reason = f"the first rank that {quantity} the most" if layout.world > 1 else ""
                 return RankShare(heaviest_rank(spec, layout, cost), reason)
             if self.rank >= layout.world:
                 raise InputError(f"--rank {self.rank}: expected a number below {layout.world:,}, the number of devices")

@@ -87,11 +87,11 @@ class Layout:
             raise InputError(f"--etp: {self.etp}; expected a positive whole number")
         if self.zero not in get_args(Zero):
             raise InputError(f"--zero: {self.zero}; expected 1, 2 or 3")
-        inside = self.tp * self.cp * self.dp
-        if inside % (self.ep * self.expert_tp):
+        stage_ranks = self.tp * self.cp * self.dp
+        if stage_ranks % (self.ep * self.expert_tp):
             raise ImpossibleLayout(
                 f"--ep {self.ep} with --etp {self.expert_tp}: {self.ep * self.expert_tp} does not divide "
-                f"tp · cp · dp = {inside}; expected a divisor"
+                f"tp · cp · dp = {stage_ranks}; expected a divisor"
             )
         if self.dp % self.hsdp_replicas:
             raise ImpossibleLayout(

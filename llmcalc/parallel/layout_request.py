@@ -152,7 +152,7 @@ class LayoutRequest:
 
     @property
     def is_undivided(self) -> bool:
-        """Whether the number of devices was given and no option says how they divide the model."""
+        """Whether the number of devices was given without any option that divides the model."""
         names = {field.name for field in fields(self)} - {"devices", "framework", "framework_version"}
         return self.devices is not None and all(getattr(self, name) is None for name in names)
 

@@ -115,9 +115,9 @@ def _candidates(spec: ModelSpec, request: LayoutRequest, layers: int) -> Iterato
                     yield _distance(request, target, candidate, layout), layout
 
 
-def _nearest_sizes(size: int, possible: Iterable[int], *more: int) -> list[int]:
+def _nearest_sizes(size: int, possible: Iterable[int], *extra_sizes: int) -> list[int]:
     """Returns the `FEW` possible sizes nearest to a size, and some additional ones."""
-    return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *more})
+    return sorted({*sorted(possible, key=lambda n: (abs(log2(n / size)), n))[:FEW], *extra_sizes})
 
 
 def _tensor_sizes(axes: set[Axis], size: int) -> Iterable[int]:

@@ -127,13 +127,13 @@ class RankModel(ModelSpec):
 
 
 class RankShare(NamedTuple):
-    """A rank's model, and the reason why this rank was chosen.
+    """A rank's model, and the reason for choosing this rank.
 
-    why: the reason in words; empty if the user named the rank.
+    reason: the reason in words; empty if the user named the rank.
     """
 
     model: RankModel
-    why: str
+    reason: str
 
     @property
     def layout(self) -> Layout:

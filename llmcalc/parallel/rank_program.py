@@ -209,7 +209,7 @@ class RankFlow(Flow):
             raise self._not_modelled(verb, name, "reads divided values and makes divided ones")
 
     def _not_modelled(self, verb: str, name: str, reason: str) -> InputError:
-        """Creates the error for a step. reason: what the step does."""
+        """Creates the error for a step that is not modelled. reason: the verb phrase that follows its path."""
         step_path = ".".join(path_part for path_part in (*self.path, name or verb) if path_part)
         return InputError(
             f"--tp {self.rank_axes.layout.tp}: {step_path} {reason}, which is not modelled; expected --tp 1"

@@ -1,4 +1,4 @@
-"""Plot of the time of a run: its parts, the nodes of the model, and what bounds each."""
+"""Plot of the time of a run by parts and by nodes of the model, coloured by the bound of each."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ HEIGHT = 0.62
 """Height of a bar, in rows."""
 
 
-def breakdown(title: str, aside: str, run: TimedRun, depth: int = 3) -> Figure:
-    """Draws two panels: the parts of the time with the estimate's range, and the nodes by what bounds them.
+def breakdown(title: str, subtitle: str, run: TimedRun, depth: int = 3) -> Figure:
+    """Draws two panels: the parts of the time with the estimate's range, and the nodes coloured by their bounds.
 
     depth: levels of the model's tree that nodes are listed by.
     """
@@ -38,7 +38,7 @@ def breakdown(title: str, aside: str, run: TimedRun, depth: int = 3) -> Figure:
         draw_parts(parts_axes, run, parts)
         draw_nodes(node_axes, run, bars)
         figure.suptitle(label(title), x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-        parts_axes.set_title(label(aside), color=INK, fontsize=9)
+        parts_axes.set_title(label(subtitle), color=INK, fontsize=9)
     return figure
 
 
@@ -48,7 +48,7 @@ def _parts(run: TimedRun) -> list[tuple[str, float]]:
 
 
 def _bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
-    """The nodes with their names, longest first; those beyond the largest number together."""
+    """Returns the nodes with their names, longest first; nodes after the first `MOST_NODES` are summed."""
     nodes = run.nodes(depth)
     paths = [node.path for node in nodes]
     bars = [
@@ -57,10 +57,10 @@ def _bars(run: TimedRun, depth: int) -> list[tuple[str, Node]]:
     ]
     if len(bars) <= MOST_NODES:
         return bars
-    others = [node for _, node in bars[MOST_NODES - 1 :]]
-    by_bound = {bound: sum(node.by_bound[bound] for node in others) for bound in others[0].by_bound}
-    total = others[0]._replace(seconds=sum(by_bound.values()), by_bound=by_bound)
-    return [*bars[: MOST_NODES - 1], (f"{len(others)} others", total)]
+    small_parts = [node for _, node in bars[MOST_NODES - 1 :]]
+    by_bound = {bound: sum(node.by_bound[bound] for node in small_parts) for bound in small_parts[0].by_bound}
+    total = small_parts[0]._replace(seconds=sum(by_bound.values()), by_bound=by_bound)
+    return [*bars[: MOST_NODES - 1], (f"{len(small_parts)} others", total)]
 
 
 def _time_axis(ax: Axes, names: list[str], unit: str) -> None:
@@ -90,7 +90,7 @@ def draw_parts(ax: Axes, run: TimedRun, parts: list[tuple[str, float]]) -> None:
 
 
 def draw_nodes(ax: Axes, run: TimedRun, bars: list[tuple[str, Node]]) -> None:
-    """Draws a bar for each node of the model and each part of the run, by what bounds it."""
+    """Draws a bar for each node of the model and each part of the run, coloured by its bounds."""
     unit = unit_of(bars[0][1].seconds)
     factor = FACTORS[unit]
     for row, (_, node) in enumerate(bars):

@@ -102,7 +102,7 @@ def place_names(
     radius: of the drawn points, which no name may touch, in points (1/72 inch); default 0.
     The figure's layout must not change afterwards.
     """
-    taken: list[Box] = []
+    placed_boxes: list[Box] = []
     frame = ax.get_window_extent()
     dot = radius * ax.figure.dpi / 72
     dots = [ax.transData.transform(point) for point in (*points, *other_points)]
@@ -124,7 +124,7 @@ def place_names(
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
             box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
-            inside = (
+            is_inside = (
                 frame.x0 + EDGE <= box.left
                 and box.right <= frame.x1 - EDGE
                 and frame.y0 + EDGE <= box.bottom
@@ -135,7 +135,7 @@ def place_names(
                 for x, y in dots
                 if (x, y) != tuple(own_point)
             )
-            if inside and not covers and not any(box.overlaps(text_box) for text_box in taken):
+            if is_inside and not covers and not any(box.overlaps(text_box) for text_box in placed_boxes):
                 if (right, up, alignment) not in PLACES:
                     line = {
                         "arrowstyle": "-",
@@ -146,7 +146,7 @@ def place_names(
                         "shrinkB": 2,
                     }
                     ax.annotate("", point, xytext=(right, up), textcoords="offset points", arrowprops=line, zorder=1)
-                taken.append(box)
+                placed_boxes.append(box)
                 annotations.append(text)
                 break
         else:

@@ -128,10 +128,10 @@ def schedule_timetable(layout: Layout, num_microbatches: int) -> Timetable:
 
     max_microbatches = MOST_PASSES // (layout.pp * layout.vpp)
     if num_microbatches > max_microbatches:
-        fewer = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
+        expected = f"at most {max_microbatches}" if max_microbatches else "fewer stages"
         raise InputError(
             f"--num-microbatches: {num_microbatches} on {layout.pp * layout.vpp} stages are more than can be drawn; "
-            f"expected {fewer}"
+            f"expected {expected}"
         )
     return timetable(pipeline(layout, num_microbatches))
 
@@ -145,7 +145,7 @@ def schedule_picture(layout: Layout, timetable: Timetable) -> Figure:
 
 
 def time_picture(ask: Callable[[], ReportedAnswer], depth: int = 3) -> Figure:
-    """Draws the time of a run by its parts and by what bounds them. ask: returns the answer of `time`.
+    """Draws the time of a run by its parts and by their bounds. ask: returns the answer of `time`.
 
     depth: levels of the model's tree that are drawn.
     """

@@ -90,19 +90,19 @@ def _roof(ax: Axes, run: TimedRun, intensities: Sequence[float]) -> list[tuple[f
     device, product_format = run.device, run.formats.dtype
     pricing = Pricing(device, run.stack, run.formats, run.passes[0].rank_pass)
     ridge = run.peak / device.bandwidth
-    ends = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
-    steps = [ends[0] * (ends[1] / ends[0]) ** (step / SAMPLES) for step in range(SAMPLES + 1)]
+    limits = (min(0.5 * min(intensities), ridge / 4), max(4 * max(intensities), 4 * ridge))
+    steps = [limits[0] * (limits[1] / limits[0]) ** (step / SAMPLES) for step in range(SAMPLES + 1)]
     drawn_points = []
     for peak, bandwidth, line, words in (
         (run.peak, device.bandwidth, "-", f"roof of the datasheet: {_roof_text(run, ridge)}"),
         (pricing.rate(product_format), device.bandwidth * device.generation.memory, "--", "reached by large kernels"),
     ):
-        x = [ends[0], peak / bandwidth, ends[1]]
+        x = [limits[0], peak / bandwidth, limits[1]]
         y = [min(peak, value * bandwidth) / 1e12 for value in x]
         ax.plot(x, y, color=INK, linewidth=1.1, linestyle=line, label=words, zorder=0)
         drawn_points += [(value, min(peak, value * bandwidth) / 1e12) for value in steps]
     ax.axvline(ridge, color=FAINT, linewidth=0.8, zorder=0)
-    ax.set_xlim(*ends)
+    ax.set_xlim(*limits)
     ax.margins(y=0.12)
     return drawn_points
 
@@ -120,7 +120,7 @@ def _roof_text(run: TimedRun, ridge: float) -> str:
 def _name_points(
     ax: Axes, runs: Sequence[tuple[TimedRun, dict[str, Traffic]]], roofs: Sequence[tuple[float, float]]
 ) -> None:
-    """Names points by the ends of their paths, those with most time first; points that touch have one name."""
+    """Names points by the ends of their paths, the slowest first; points that touch share one name."""
     points = [
         (kernel.seconds / run.seconds, (kernel.intensity, kernel.rate / 1e12), path)
         for run, kernels in runs
@@ -129,9 +129,12 @@ def _name_points(
     points.sort(key=lambda point: -point[0])
     names: dict[tuple[float, float], list[str]] = {}
     for _, point, path in points:
-        near = next((other for other in names if _distance(point, other) < NEAR), point)
-        names.setdefault(near, []).append(".".join(path.split(".")[-2:]))
-    words = [first if not others else f"{first} and {len(others)} more" for first, *others in names.values()]
+        neighbour = next((other for other in names if _distance(point, other) < NEAR), point)
+        names.setdefault(neighbour, []).append(".".join(path.split(".")[-2:]))
+    words = [
+        first if not other_points else f"{first} and {len(other_points)} more"
+        for first, *other_points in names.values()
+    ]
     place_names(ax, list(names), words, roofs, (*PLACES, *FAR_PLACES))
 
 

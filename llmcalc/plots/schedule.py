@@ -61,21 +61,21 @@ def passes(ax: Axes, timetable: Timetable, inches: float) -> None:
         is_lower_half = False
         for (kind, chunk, micro_batch, overlapped), start, end in spans:
             tall = HEIGHT / 2 if overlapped or is_lower_half else HEIGHT
-            bottom = float(rank) if is_lower_half else rank - HEIGHT / 2
-            bars.setdefault((kind, chunk, bottom, tall), []).append((start, end - start))
+            lower_edge = float(rank) if is_lower_half else rank - HEIGHT / 2
+            bars.setdefault((kind, chunk, lower_edge, tall), []).append((start, end - start))
             label_text = str(micro_batch)
             if (end - start) * inches > DIGIT * len(label_text):
-                x, y, size = (start + end) / 2, bottom + tall / 2, 8 if tall == HEIGHT else 7
+                x, y, size = (start + end) / 2, lower_edge + tall / 2, 8 if tall == HEIGHT else 7
                 text_background = TEXT_BACKGROUND if palette.HATCHES[kind] else None
                 ax.text(x, y, label_text, ha="center", va="center", size=size, color=palette.INK, bbox=text_background)
             is_lower_half = overlapped
     paler = 0.6 / max(1, timetable.pipeline.chunks - 1)
-    for (kind, chunk, bottom, tall), time_ranges in bars.items():
+    for (kind, chunk, lower_edge, tall), time_ranges in bars.items():
         colour = tuple(channel + (1 - channel) * paler * chunk for channel in to_rgb(palette.PASSES[kind]))
         has_room = time_ranges[0][1] * inches > LINE
         hatch, edge_colour, line = (palette.HATCHES[kind], "white", 0.6) if has_room else (None, None, 0)
         ax.broken_barh(
-            time_ranges, (bottom, tall), facecolor=colour, edgecolor=edge_colour, hatch=hatch, linewidth=line
+            time_ranges, (lower_edge, tall), facecolor=colour, edgecolor=edge_colour, hatch=hatch, linewidth=line
         )
     ranks = range(timetable.pipeline.ranks)
     ax.set_yticks(ranks, [f"rank {rank}" for rank in ranks])

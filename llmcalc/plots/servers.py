@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MOST_NAMED = len(SERIES)
-"""Largest number of servers with a colour; the others are grey."""
 
-
-def servers(title: str, aside: str, answer: Servers, limits: Limits) -> Figure:
+def servers(title: str, subtitle: str, answer: Servers, limits: Limits) -> Figure:
     """Draws two panels: the Pareto front of all servers, and the TPOT of the chosen one by its users.
 
     limits: limits that are drawn as lines. Without a chosen server the second panel has the one of most tokens/s.
@@ -34,12 +31,12 @@ def servers(title: str, aside: str, answer: Servers, limits: Limits) -> Figure:
         draw_front(front_axes, answer, limits)
         draw_load(load_axes, answer, limits)
         figure.suptitle(f"{label(title)}\n", x=0.01, ha="left", color=INK, fontsize=12, fontweight="bold")
-        figure.text(0.01, 0.925, label(aside), ha="left", color=INK, fontsize=9)
+        figure.text(0.01, 0.925, label(subtitle), ha="left", color=INK, fontsize=9)
     return figure
 
 
 def shown_index(answer: Servers) -> int:
-    """The chosen server; without one that of the front's last point, which has the most tokens/s of a device."""
+    """Returns the index of the chosen server; if there is none, of the server with the most tokens/s per device."""
     return answer.front[-1][0] if answer.chosen is None else answer.chosen.index
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ..studies.run_time import TimedRun
 
 
-def check_compared(targets: bool, everything: bool, selection: Selection) -> None:
+def check_compared(targets: bool, all_presets: bool, selection: Selection) -> None:
     """Raises `InputError` unless models or `--all` are given. targets: whether models are given."""
-    if everything and targets:
+    if all_presets and targets:
         raise InputError("--all: compares all presets; expected --all or TARGETs, not both")
-    if not everything and not targets:
+    if not all_presets and not targets:
         raise InputError("missing argument TARGET; expected one or more, or --all (llmcalc compare --help explains)")
-    if not everything and selection != EVERY_MODEL:
+    if not all_presets and selection != EVERY_MODEL:
         raise InputError("compare: filters are for --all; expected --all, or no filter")
 
 

@@ -52,7 +52,7 @@ class CostOptions:
 
 
 def ask_cost(question: RunQuestion, options: CostOptions) -> ReportedAnswer:
-    """Computes what a training run or a number of requests costs.
+    """Computes days, energy and money of a training run or of a number of requests.
 
     Raises `InputError` for options that contradict each other, and where no layout fits.
     """
@@ -101,8 +101,8 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
         cost = Cost(step.times(steps), devices, power, price)
         return RunCost(cost, options.tokens, None, steps, step, step_tokens, measured=True, assumed=tuple(assumed))
     planned = _plan(question, options, batch)
-    chosen = planned.plan.feasible[0]
-    seconds = planned.range(chosen)
+    fastest = planned.plan.feasible[0]
+    seconds = planned.range(fastest)
     assert seconds is not None
     assert planned.times is not None
     step = seconds.amount
@@ -122,7 +122,7 @@ def _training(question: RunQuestion, options: CostOptions, power: float | None, 
 
 
 def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQuestion, list[str]]:
-    """The question as training, with the usual length where none is given; and what was assumed."""
+    """Returns the question as training, with the usual length if none is given; and a note of the assumption."""
     settings, assumed = question.settings.with_(phase="training"), []
     if settings.seq is None:
         spec = question.preset.model
@@ -134,10 +134,10 @@ def _with_usual_step(question: RunQuestion, options: CostOptions) -> tuple[RunQu
 
 def _usual_batch(seq: int, devices: int) -> int:
     """Sequences of a step: about 4M tokens, in equal parts for all devices, or for the most replicas of equal size."""
-    wanted = max(1, USUAL_STEP_TOKENS // seq)
-    if devices <= wanted:
-        return round(wanted / devices) * devices
-    return next(number for number in range(wanted, 0, -1) if devices % number == 0)
+    target_sequences = max(1, USUAL_STEP_TOKENS // seq)
+    if devices <= target_sequences:
+        return round(target_sequences / devices) * devices
+    return next(number for number in range(target_sequences, 0, -1) if devices % number == 0)
 
 
 def _plan(question: RunQuestion, options: CostOptions, batch: int) -> LayoutPlan:

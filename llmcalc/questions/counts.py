@@ -102,7 +102,7 @@ def _refuse_rank_of_draft(draft: Preset | None, rank: RankRequest | None) -> Non
 def params_of_file(
     target: str, measure: bool, *, changed: bool, rank: RankRequest | None = None
 ) -> StoredParams | MeasuredParams | None:
-    """Counts the parameters in a checkpoint's header, or with `measure` those of a class of transformers.
+    """Counts the parameters in a checkpoint's header, or with `measure` the parameters of a class of transformers.
 
     changed: whether options change the model, which is an error here.
     Returns None if the target is neither.
@@ -126,9 +126,9 @@ def params_of_file(
     return StoredParams(Path(target).name, read_checkpoint(Path(target)))
 
 
-def _refused(why: str) -> InputError:
+def _refused(reason: str) -> InputError:
     options = ["--set", "--head", *(part.option for part in OPTIONAL_PARTS.values())]
-    return InputError(f"{why}; expected no {', '.join(options[:-1])} or {options[-1]}")
+    return InputError(f"{reason}; expected no {', '.join(options[:-1])} or {options[-1]}")
 
 
 def _measured(target: str) -> MeasuredParams:

@@ -52,7 +52,7 @@ class EngineQuestion:
             raise InputError(f"{self.launch.at}: {error}") from None
 
     def uses(self, with_changes: bool = True) -> Iterator[EngineUse]:
-        """Yields what each engine does. Raises `InputError` without an accelerator and for an unknown flag."""
+        """Yields the memory of each engine. Raises `InputError` without an accelerator and for an unknown flag."""
         if self.hardware is None:
             unknown = "" if self.launch is None or not self.launch.gpu else f"; '{self.launch.gpu}' is not known"
             raise InputError(
@@ -68,10 +68,10 @@ class EngineQuestion:
                 flags = receipt.with_receipt(flags, hardware)
             with self.place_in_errors():
                 memory = record.memory_on(self.preset, hardware, version, flags)
-                more = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
+                changes = record.changes_on(self.preset, hardware, version, flags) if with_changes else ()
             if receipt is not None:
                 memory = replace(memory, notes=(*memory.notes, *receipt.notes(memory)))
-            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(more), launch=self.launch)
+            yield EngineUse(self.preset, record, version, hardware, flags, memory, tuple(changes), launch=self.launch)
 
     def receipt_of(self, record: Engine, version: EngineVersion) -> ReceiptFile | None:
         """Returns the receipt for an engine; None for none."""
@@ -84,32 +84,37 @@ class EngineQuestion:
         return flags | ({} if self.quantize is None else {"quantize": self.quantize})
 
 
-def launched_questions(
-    file: str | Path,
+def engine_questions(
+    launch: str | Path | None,
     read_model: Callable[[Any], Preset],
     *,
-    target: Any = None,
-    engines: Sequence[str] = (),
+    target: Any,
+    engines: Sequence[str],
     values: Mapping[str, Any],
-    hardware: str | None = None,
-    quantize: str | None = None,
+    hardware: str | None,
+    quantize: str | None,
+    receipt: str | None = None,
     allow_unknown: bool = False,
 ) -> list[EngineQuestion]:
-    """Returns the questions about the servers that a launch file starts; none for a file of another kind.
+    """Returns the questions about the servers that a launch file starts, or without a file about engines with TARGET.
 
     target: the TARGET, which replaces the models that the file names; None without one. read_model: reads a model.
-    engines: engines that were typed beside the file, whose versions replace the file's. values: flags that were typed.
-    hardware: the accelerator; None for the file's. Other parameters as of `EngineQuestion`.
-    Raises `InputError`, which names file, place and field, and for an engine that no server of the file has.
+    engines: with a file, engines that were typed beside it, whose versions replace the file's.
+    values: flags that were typed. hardware: the accelerator; None for the file's. Others as of `EngineQuestion`.
+    Raises `InputError`, which names file, place and field, and for a file without such servers.
     """
+    if launch is None:
+        return [EngineQuestion(read_model(target), tuple(engines), values, hardware, quantize, receipt)]
     from ..frameworks.launch.record import Override
     from ..frameworks.server_files.read import servers_of
     from .runs import model_of_file
 
     named = engines[0].partition("==")[0].strip().lower() if engines else ""
-    servers = servers_of(file, allow_unknown, values, named)
+    servers = servers_of(launch, allow_unknown, values, named)
     if engines and not servers:
-        raise InputError(f"--engine {engines[0]}: {file} starts no such server; remove the option")
+        raise InputError(f"--engine {engines[0]}: {launch} starts no such server; remove the option")
+    if not servers:
+        raise InputError(f"--launch {launch}: starts no server of an engine; expected memory --launch for training")
     questions = []
     for server in servers:
         overridden = {
@@ -143,7 +148,7 @@ def ask_servers(questions: Sequence[EngineQuestion], ask: Callable[[EngineQuesti
 
 
 def ask_engine_memory(question: EngineQuestion) -> ReportedAnswer:
-    """Computes what engines do with the memory of an accelerator. `.ok` says whether all of them start."""
+    """Computes the terms of engines' memory on an accelerator. `.ok` says whether all of them start."""
     from ..reports.engine import memory_report
 
     uses = list(question.uses())
@@ -173,11 +178,11 @@ def ask_engine_fit(
     if len(question.engines) != 1:
         raise InputError("--engine: fit answers for one engine; expected it once")
     record, version = engine_and_version(question.engines[0])
-    wanted = users or 1
+    user_count = users or 1
     flags = question.flags(record)
     if seq is not None and question.launch is not None:
         _drop_length_of_file(record, question.launch, flags)
-    flags = _flags_for_users(record, question.preset, flags, wanted, seq)
+    flags = _flags_for_users(record, question.preset, flags, user_count, seq)
     names: Iterable[Hardware] = (
         map(load_hardware, COMMON_HARDWARE)
         if question.hardware is None
@@ -188,12 +193,12 @@ def ask_engine_fit(
     def flags_on(hardware: Hardware) -> dict[str, Any]:
         return flags if receipt is None else receipt.with_receipt(flags, hardware)
 
-    most = devices or MOST_DEVICES
+    max_devices = devices or MOST_DEVICES
     options = [
         option
         for hardware in names
         if record.runs_on(hardware)
-        for option in _fewest(question.preset, record, version, hardware, flags_on(hardware), wanted, most)
+        for option in _fewest(question.preset, record, version, hardware, flags_on(hardware), user_count, max_devices)
     ]
     if not options:
         raise InputError("--devices: no layout divides the model over so many; expected another number")
@@ -202,11 +207,21 @@ def ask_engine_fit(
     if question.hardware is not None:
         hardware = options[0].hardware
         layout = options[0].flags if options[0].memory.devices > 1 else {}  # what a single device lacks is a change
-        used = {**flags_on(hardware), **layout}
-        unchanged = record.memory_on(question.preset, hardware, version, used)
-        changes = [for_users(change, wanted) for change in record.changes_on(question.preset, hardware, version, used)]
+        flags_of_devices = {**flags_on(hardware), **layout}
+        unchanged = record.memory_on(question.preset, hardware, version, flags_of_devices)
+        changes = [
+            for_users(change, user_count)
+            for change in record.changes_on(question.preset, hardware, version, flags_of_devices)
+        ]
         use = EngineUse(
-            question.preset, record, version, hardware, used, unchanged, tuple(changes), launch=question.launch
+            question.preset,
+            record,
+            version,
+            hardware,
+            flags_of_devices,
+            unchanged,
+            tuple(changes),
+            launch=question.launch,
         )
     else:
         use = EngineUse(
@@ -215,7 +230,7 @@ def ask_engine_fit(
     if receipt is not None:
         options[0] = _with_notes(options[0], receipt)
     serves = options[0].serves
-    return ReportedAnswer(options, lambda: fit_report(use, options, wanted, question.hardware is not None), serves)
+    return ReportedAnswer(options, lambda: fit_report(use, options, user_count, question.hardware is not None), serves)
 
 
 def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:
@@ -230,7 +245,7 @@ def for_users(change: Change, users: int) -> Change:
 
 
 def _drop_length_of_file(record: Engine, launch: LaunchedServer, flags: dict[str, Any]) -> None:
-    """Removes the length that a launch file gives, in whose place the users' length stands."""
+    """Removes the length that a launch file sets, so that the users' length replaces it."""
     length_field = record.instead["--seq"].lstrip("-").replace("-", "_")
     if length_field not in launch.overridden:
         flags.pop(length_field, None)
@@ -265,7 +280,7 @@ def _fewest(
     hardware: Hardware,
     flags: Mapping[str, Any],
     users: int,
-    most: int,
+    max_devices: int,
 ) -> list[EngineOption]:
     """Returns the layout with the fewest devices that holds all users, else the largest; none if none is possible.
 
@@ -273,7 +288,7 @@ def _fewest(
     """
     serving: list[EngineOption] = []
     largest: list[EngineOption] = []
-    for layout_flags, memory in record.layouts(preset, hardware, version, flags, most):
+    for layout_flags, memory in record.layouts(preset, hardware, version, flags, max_devices):
         serves = memory.starts and memory.max_concurrency >= users
         if serving and memory.devices > serving[0].memory.devices:
             break

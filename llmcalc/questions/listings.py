@@ -75,8 +75,8 @@ def ask_presets(
     from ..sources.search import search_presets
 
     if sort not in SORTS:
-        near = suggest(sort, list(SORTS))
-        raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{near}".rstrip("."))
+        suggestion = suggest(sort, list(SORTS))
+        raise InputError(f"--sort: '{sort}' is not known; expected one of {', '.join(SORTS)}.{suggestion}".rstrip("."))
     matching, exact = search_presets(list(names))
     if stale:
         day = date.today() if today is None else today

@@ -1,4 +1,4 @@
-"""Questions about logs: what a start-up log or an out-of-memory message prints, beside what is computed."""
+"""Questions about logs: the terms that a start-up log or an out-of-memory message prints, beside computed ones."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class _Run:
         return preset
 
     def hardware(self) -> Hardware | None:
-        """The accelerator: the user's, or that of the log, with the memory that the log states."""
+        """The accelerator that the user names, else the log's, with the memory that the log states."""
         total, name = self.reading.total, self.question.hardware
         hardware = find_hardware(name) if name else _named_hardware(self.reading.device)
         if hardware is None and total and total >= 2**20:
@@ -86,14 +86,14 @@ class _Run:
 
 def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], list[str]]:
     """Returns the flags of a log that the engine's record knows, and a note for each that it refuses."""
-    known = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
+    flag_by_field = {flag.field: flag for flag in record.known_flags() if not flag.is_idle}
     flags: dict[str, Any] = {}
     notes: list[str] = []
     for name, value in reading.flags.items():
-        if name not in known or value in ("auto", ""):
+        if name not in flag_by_field or value in ("auto", ""):
             continue
         try:
-            flags[name] = known[name].read(value)
+            flags[name] = flag_by_field[name].read(value)
         except InputError as error:
             if value is not False:
                 notes.append(f"computed without {error}")
@@ -146,7 +146,7 @@ def ask_log(question: LogQuestion) -> ReportedAnswer:
 
 
 def explained_log(question: LogQuestion) -> ExplainedLog:
-    """Returns a log with what is computed for its run."""
+    """Returns a log with the computed terms of its run."""
     reading = read_log(question.file, read_log_text(question.file))
     run = _Run(reading, question)
     preset = run.preset()
@@ -220,16 +220,16 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
 
 
 def in_use_before(reading: LogReading, hardware: Hardware) -> dict[str, int]:
-    """Returns the term of the memory that was in use before loading; empty where the log does not say what was free."""
+    """Returns the term of memory that was in use before loading; empty if the log does not state the free memory."""
     return {} if reading.free is None else {"non_torch": hardware.capacity_bytes - reading.free}
 
 
 def _fp8_word(record: Engine, flags: Mapping[str, Any]) -> str:
     """The word of the flag for a cache in fp8; empty where the format is known, or where there is no such flag."""
-    known = {flag.field: flag for flag in record.known_flags()}
-    if "kv_cache_dtype" in flags or "kv_cache_dtype" not in known:
+    flag_by_field = {flag.field: flag for flag in record.known_flags()}
+    if "kv_cache_dtype" in flags or "kv_cache_dtype" not in flag_by_field:
         return ""
-    return next((word for word in known["kv_cache_dtype"].words if word.startswith("fp8")), "")
+    return next((word for word in flag_by_field["kv_cache_dtype"].words if word.startswith("fp8")), "")
 
 
 def _halves_the_cache(reading: LogReading, memory: EngineMemory) -> bool:
@@ -280,7 +280,7 @@ def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:
 
 
 def _off(reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> tuple[str, str]:
-    """Returns the term that is off or in the way, and what changes it.
+    """Returns the term that differs most or prevents the run, and the flag that changes it.
 
     change: the change with which the engine starts, where it refused to.
     """
@@ -292,8 +292,8 @@ def _off(reading: LogReading, terms: tuple[ComparedTerm, ...], change: str) -> t
         off = "kv_cache"
     if not off:
         return "", ""
-    known = engine(reading.program).flag_of if reading.program in FOLDERS else {}
-    return off, change or known.get(off, "")
+    flags = engine(reading.program).flag_of if reading.program in FOLDERS else {}
+    return off, change or flags.get(off, "")
 
 
 def _by_size(terms: list[ComparedTerm]) -> Iterator[str]:

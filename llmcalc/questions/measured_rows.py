@@ -72,12 +72,12 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True)
         reader.fieldnames = [name.strip().replace("-", "_") for name in reader.fieldnames or ()]
-        known = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
+        columns = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
         for name in reader.fieldnames:
             if reader.fieldnames.count(name) > 1:
                 raise InputError(f"{path}: column {shown(name)} is there twice; expected one")
-            if name not in known:
-                raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), known)}")
+            if name not in columns:
+                raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), columns)}")
         if "seconds" not in reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
         for count, row in enumerate(reader):
@@ -119,7 +119,7 @@ def _measured_run(
 
 
 def _question(row: Mapping[str, str], question: RunQuestion, read_model: Callable[[str], Preset]) -> RunQuestion:
-    """The question of a row: that of the command line, with the row's cells."""
+    """Returns the question of the command line with the values of a row's cells."""
     settings, layout = _checked(Settings, row), _checked(LayoutRequest, row)
     if "users" in row:
         users = whole("--users", length_of("--users", row["users"]))

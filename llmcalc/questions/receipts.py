@@ -38,7 +38,7 @@ class ReceiptFile:
 
     @cached_property
     def reading(self) -> LogReading:
-        """What the log says. Raises `InputError` for one of another engine, and for one that measures nothing."""
+        """The reading of the log. Raises `InputError` for a log of another engine or without measured terms."""
         reading = read_log(self.file, read_log_text(self.file))
         if reading.program != self.engine.name:
             raise InputError(f"--receipt {self.file}: is a log of {reading.title}; expected one of {self.engine.title}")
@@ -47,8 +47,8 @@ class ReceiptFile:
     @cached_property
     def other_model(self) -> str:
         """The log's model where it is known to be another one; else empty."""
-        known = known_model(self.reading.model)
-        return "" if known is None or known.model == self.preset.model else known.name
+        known_name = known_model(self.reading.model)
+        return "" if known_name is None or known_name.model == self.preset.model else known_name.name
 
     @cached_property
     def other_version(self) -> str:
@@ -66,8 +66,10 @@ class ReceiptFile:
         ]
         terms = {term.name: term.value for term in self.reading.terms if term.name in names and term.value >= 0}
         if not terms:
-            of = " and ".join(filter(None, (self.other_model, self.other_version and f"version {self.other_version}")))
-            reason = f"is of {of}" if of else f"has none of {', '.join(MEASURED)}"
+            other_parts = " and ".join(
+                filter(None, (self.other_model, self.other_version and f"version {self.other_version}"))
+            )
+            reason = f"is of {other_parts}" if other_parts else f"has none of {', '.join(MEASURED)}"
             raise InputError(f"--receipt {self.file}: {reason}; expected a log of this model and version")
         return terms
 
@@ -86,13 +88,13 @@ class ReceiptFile:
         return {**flags, FIELD: Receipt(self.file, self._in_use_before(hardware) | self.terms, memory.settings)}
 
     def _in_use_before(self, hardware: Hardware) -> dict[str, int]:
-        """The memory in use before loading, for an engine whose budget is a share of what is free then."""
+        """The memory in use before loading, for an engine whose budget is a share of the memory that is free then."""
         return in_use_before(self.reading, hardware) if self.engine.budgets_free_memory else {}
 
     def notes(self, memory: EngineMemory) -> Iterator[str]:
-        """Yields remarks: terms that are not used and why, and what the log does not state."""
-        used = {term.name for term in memory.terms if term.status == "measured"}
-        dropped = [name for name in self.terms if name not in used]
+        """Yields remarks: terms that are not used, with the reason, and terms that the log does not state."""
+        measured_terms = {term.name for term in memory.terms if term.status == "measured"}
+        dropped = [name for name in self.terms if name not in measured_terms]
         if self.other_model:
             yield f"{self.file} is of {self.other_model}: only {', '.join(self.terms)} of it is used"
         if self.other_version:

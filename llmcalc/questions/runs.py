@@ -254,8 +254,10 @@ def check_precision(settings: Settings, record: Framework) -> None:
     if precision in NARROW_PRODUCTS and precision not in record.narrow_precisions:
         from ..frameworks.registry import NAMES, framework
 
-        known = [name for name in NAMES if precision in framework(name).narrow_precisions]
-        expected = f"--framework {' or '.join(known)}" if known else "llmcalc time, which has it, or bf16-master"
+        frameworks = [name for name in NAMES if precision in framework(name).narrow_precisions]
+        expected = (
+            f"--framework {' or '.join(frameworks)}" if frameworks else "llmcalc time, which has it, or bf16-master"
+        )
         raise InputError(
             f"--precision {precision}: the memory of its products is not modelled under {record.title}; "
             f"expected {expected}"

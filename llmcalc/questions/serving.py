@@ -1,4 +1,4 @@
-"""The question of `llmcalc serve`: which server keeps limits of time for so many requests, and what its tokens cost."""
+"""The question of `llmcalc serve`: the cheapest server that keeps limits of time under a load of requests."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _calibration(
 def serve_study(
     preset: Preset, hardware: Hardware, options: ServeOptions, read_model: Callable[[str], Preset] = load
 ) -> ServeStudy:
-    """The study of `ask_serve`. Raises `InputError` as that does."""
+    """Returns the study of `ask_serve`. Raises `InputError` for the same reasons."""
     from ..frameworks.engines.registry import FOLDERS, engine, engine_and_version
     from ..studies.serving import Limits, ServeStudy, SizesRequest
     from ..timing.batching import Requests
@@ -145,9 +145,9 @@ def serve_study(
         raise InputError("--rate: --concurrency says the load already; expected one of the two")
     record, version = engine_and_version(options.engine or DEFAULT_ENGINE)
     if record.layout_flags is None:
-        known = [name for name in FOLDERS if engine(name).layout_flags is not None]
+        engines = [name for name in FOLDERS if engine(name).layout_flags is not None]
         raise InputError(
-            f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(known)}"
+            f"--engine {options.engine}: its servers under load are not modelled; expected one of {', '.join(engines)}"
         )
     if not record.runs_on(hardware):
         raise InputError(

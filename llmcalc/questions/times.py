@@ -1,4 +1,4 @@
-"""The question of `llmcalc time`: how long a training step, a prompt or a token takes, and how sure that is."""
+"""The question of `llmcalc time`: the seconds of a training step, a prompt or a token, with their range."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def ask_time(
 def calibrated(
     question: RunQuestion, options: TimeOptions, read_model: Callable[[str], Preset] = load
 ) -> tuple[TimeOptions, Calibration | None]:
-    """Returns the options with what `--calibrate` fits, and the fit; None without the option."""
+    """Returns the options with the fitted stack of `--calibrate`, and the fit; None without the option."""
     if options.calibrate is None:
         return options, None
     from .measured_rows import calibration_of
@@ -270,7 +270,7 @@ def _inference(question: RunQuestion, options: TimeOptions) -> TimedRun:
 
 
 def serving_layout(question: RunQuestion) -> Layout:
-    """The layout of a pass: the given one; of devices alone, that of most replicas that fit, as of `memory`."""
+    """Returns the layout of a pass: the given one; of devices alone, as many replicas as fit, as in `memory`."""
     from ..studies.fit_serving import serving_replicas
 
     assert question.hardware is not None
@@ -297,10 +297,10 @@ def stack_of_engine(engine: str | None) -> str:
     if name not in FOLDERS and engine is not None and "==" not in engine and name in stack_names("inference"):
         return name
     if name not in FOLDERS:
-        known = sorted({*FOLDERS, *stack_names("inference")})
+        names = sorted({*FOLDERS, *stack_names("inference")})
         raise InputError(
             f"--engine {shown(engine)}: not known; expected NAME or NAME==VERSION of {', '.join(FOLDERS)}, "
-            f"or one of {', '.join(known)}"
+            f"or one of {', '.join(names)}"
         )
     record, version = engine_and_version(engine or DEFAULT_ENGINE)
     return record.stack(numbers_of(version.version))

@@ -13,7 +13,13 @@ from ..errors import InputError
 from ..sources.preset import Preset
 
 if TYPE_CHECKING:
+    from ..parallel.rank_model import RankShare
+    from ..studies.draft import Draft
     from .document import Report, Table
+
+
+MODEL_FIELD: Any = field(default_factory=lambda: Preset.model_construct(name="model"), repr=False, compare=False)
+"""Default of the field `preset` of a count: a model without a name."""
 
 
 class Answer(ABC):
@@ -65,6 +71,20 @@ class Answer(ABC):
 
 
 @dataclass(frozen=True, repr=False)
+class CountedAnswer(Answer):
+    """An answer with the counts of one model.
+
+    preset: the model.
+    share: the rank that is counted; None (default) for the whole model.
+    draft: a draft beside the model; None (default) without one.
+    """
+
+    preset: Preset = MODEL_FIELD
+    share: RankShare | None = field(default=None, repr=False, compare=False)
+    draft: Draft | None = field(default=None, repr=False, compare=False)
+
+
+@dataclass(frozen=True, repr=False)
 class ReportedAnswer(Answer):
     """An answer that is mainly read as a document.
 
@@ -84,7 +104,3 @@ class ReportedAnswer(Answer):
 def _heading(tables: Any) -> str:
     table: Table = next((candidate for candidate in tables if candidate.answer), tables[0])
     return table.heading
-
-
-MODEL_FIELD: Any = field(default_factory=lambda: Preset.model_construct(name="model"), repr=False, compare=False)
-"""Default of the field `preset` of a count: a model without a name."""

@@ -16,9 +16,11 @@ def with_calibration(report: Report, calibration: Calibration | None) -> Report:
     """Returns the report with the calibration as data and as notes; unchanged without one."""
     if calibration is None or isinstance(report.data, list):
         return report
-    first, *others = report.tables
+    first, *other_tables = report.tables
     first = first._replace(notes=[*_notes(calibration), *first.notes])
-    return report._replace(data=report.data | {"calibration": calibration_data(calibration)}, tables=[first, *others])
+    return report._replace(
+        data=report.data | {"calibration": calibration_data(calibration)}, tables=[first, *other_tables]
+    )
 
 
 def calibration_data(calibration: Calibration) -> dict[str, Any]:

@@ -137,18 +137,18 @@ def report(
     if len(fits) == 1:
         answer += f": {VERDICTS[fits[0].verdict]} {fits[0].hardware.title}"
     devices = f"{plural(layout.world, 'device')}: {layout_text(layout)}"
-    aside = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launched)}"
-    chosen = (
+    settings_line = f"{settings_text(cluster.memory, cluster.attention)}; {devices}{_override_text(launched)}"
+    layout_note = (
         "" if chosen_for is None else f"layout: the most replicas that fit on {chosen_for.title}; --tp, --pp divide"
     )
     host = host_notes(largest.device, layout.world)
-    notes = without_repetitions([*warnings, chosen, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
+    notes = without_repetitions([*warnings, layout_note, *host, *_notes(cluster, assumed), *_launch_notes(launched)])
     part_columns, part_rows = phase_parts(largest.device) if cluster.trains else (PART_COLUMNS, _part_rows(largest))
-    parts = Table(preset.display, part_columns, part_rows, aside, notes, answer, name="parts")
+    parts = Table(preset.display, part_columns, part_rows, settings_line, notes, answer, name="parts")
     by_phase = []
     if rollout:
         engine = engine_note(None if launched is None else launched.rollout)
-        by_phase = [phases_table(rollout, preset.display, aside, answer, list(filter(None, (engine, *notes))))]
+        by_phase = [phases_table(rollout, preset.display, settings_line, answer, list(filter(None, (engine, *notes))))]
         parts = Table(f"The update on rank {largest.rank}", part_columns, part_rows, name="parts")
     columns = RANK_COLUMNS if cluster.trains else [_after_pass(column) for column in RANK_COLUMNS]
     has_stages = layout.pp > 1

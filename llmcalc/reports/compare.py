@@ -290,7 +290,7 @@ def _shape_data(shape: StackShape) -> dict[str, Any]:
 
 
 def _data(q: Quantities, load: Load | None = None) -> dict[str, Any]:
-    """Returns raw values. The shape is that of the output's stack; `stacks` has both of an encoder-decoder."""
+    """Returns raw values. The shape is of the stack before the head; `stacks` has both stacks of an encoder-decoder."""
     return {
         "parameters": q.parameters,
         "active": q.active,

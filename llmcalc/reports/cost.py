@@ -47,8 +47,10 @@ def report(preset: Preset, hardware: Hardware, answer: RunCost) -> Report:
         for name, amount in amounts.items()
         if amount is not None
     ]
-    what = f"{units.count(answer.tokens)} tokens" if answer.tokens else f"{units.count(answer.requests or 0)} requests"
-    title = f"{preset.display}, {what}"
+    subject = (
+        f"{units.count(answer.tokens)} tokens" if answer.tokens else f"{units.count(answer.requests or 0)} requests"
+    )
+    title = f"{preset.display}, {subject}"
     table = Table(
         title, COLUMNS, rows, _aside(hardware, answer), _notes(hardware, answer), _answer(answer), name="cost"
     )

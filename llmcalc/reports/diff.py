@@ -1,4 +1,4 @@
-"""`llmcalc diff`: what changes between two models, as tables, as data, and as Markdown for a comment."""
+"""`llmcalc diff`: the changes between two models as tables, as data, and as Markdown for a comment."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def _row(quantity: Quantity) -> Row:
 
 
 def _pair(quantity: Quantity) -> list[str]:
-    """Writes both values in one unit: that of the larger value, if the smaller is at least a tenth of it."""
+    """Writes both values in the unit of the larger value, if the smaller is at least a tenth of it."""
     values = [value for value in (quantity.before, quantity.after) if value]
     if not values:
         return ["–" if value is None else WRITE[quantity.unit](value) for value in (quantity.before, quantity.after)]

@@ -169,6 +169,14 @@ class Report(NamedTuple):
             raise InputError(f"--table: there is no table '{name}'; {known_names}")
         return self._replace(tables=[table for table in self.tables if table.name == name])
 
+    def with_entry(self, name: str, entry: Any, note: str) -> Report:
+        """Returns the report with an entry in its document, and a note before those of its first table."""
+        first, *other_tables = self.tables
+        data = {**self.data, name: entry}  # type: ignore[dict-item]
+        if "notes" in data:
+            data["notes"] = [note, *data["notes"]]
+        return self._replace(data=data, tables=[first._replace(notes=[note, *first.notes]), *other_tables])
+
     def document(self) -> dict[str, Any] | list[dict[str, Any]]:
         """Returns the JSON document, with `schema_version` and all notes of the tables."""
         data = self.with_notes()

@@ -21,12 +21,7 @@ def with_draft(report: Report, draft: Draft | None, counted: bool = False) -> Re
     if draft is None or not isinstance(report.data, dict):
         return report
     text = note(draft, counted)
-    first, *others = report.tables
-    data = {**report.data, "draft": draft_data(draft)}
-    if "notes" in data:
-        data["notes"] = [text, *data["notes"]]
-    warnings = [text, *report.warnings]
-    return report._replace(data=data, tables=[first._replace(notes=[text, *first.notes]), *others], warnings=warnings)
+    return report.with_entry("draft", draft_data(draft), text)._replace(warnings=[text, *report.warnings])
 
 
 def draft_data(draft: Draft) -> dict[str, Any]:
@@ -41,7 +36,7 @@ def draft_data(draft: Draft) -> dict[str, Any]:
 
 
 def note(draft: Draft, counted: bool = False) -> str:
-    """Writes what the draft adds: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
+    """Writes the size of the draft: `draft eagle3: 424,689,664 parameters, 4.00 KiB of cache per token`."""
     parts = [
         f"{units.exact(draft.params)} parameters",
         f"{units.memory(draft.cache.bytes_per_token)} of cache per token",
@@ -50,7 +45,7 @@ def note(draft: Draft, counted: bool = False) -> str:
         parts.append(f"{units.memory(draft.cache.bytes)} in all")
     if draft.count is not None:
         parts.append(units.flops(draft.count.total))
-    taken = " and ".join(NAMES[name] for name in draft.shared)
-    shares = f"; its {taken} {'is' if len(draft.shared) == 1 else 'are'} the target's" if taken else ""
+    shared_parts = " and ".join(NAMES[name] for name in draft.shared)
+    shares = f"; its {shared_parts} {'is' if len(draft.shared) == 1 else 'are'} the target's" if shared_parts else ""
     where = "counted in" if counted else "beside the numbers above"
     return f"draft {draft.preset.name}, {where}: {', '.join(parts)}{shares}"

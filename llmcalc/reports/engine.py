@@ -191,15 +191,19 @@ def _launch_aside(use: EngineUse) -> str:
 
 
 def _launch_notes(use: EngineUse) -> list[str]:
-    """Returns the notes on a launch file: defaults for what it leaves open, and changes to its values."""
+    """Returns the notes on a launch file: defaults of values that it does not state, and changes to its values."""
     launch = use.launch
     if launch is None:
         return []
     defaults = ", ".join(f"{flag} {value}" for flag, value in use.memory.assumed.items())
     filled = [f"defaults of {_engine_name(use)}: {defaults}"] if defaults else []
-    fewer = launch.gpus is not None and launch.gpus < use.memory.devices
-    gpus = [f"the file has {launch.gpus} accelerators, and the layout needs {use.memory.devices}"] if fewer else []
-    return [*filled, *gpus, *launch.notes, *(f"{flag}: {why}" for flag, why in launch.unknown.items())]
+    has_fewer_gpus = launch.gpus is not None and launch.gpus < use.memory.devices
+    gpus = (
+        [f"the file has {launch.gpus} accelerators, and the layout needs {use.memory.devices}"]
+        if has_fewer_gpus
+        else []
+    )
+    return [*filled, *gpus, *launch.notes, *(f"{flag}: {reason}" for flag, reason in launch.unknown.items())]
 
 
 def _launch_data(use: EngineUse) -> dict[str, Any]:

@@ -303,12 +303,12 @@ def _heading(section: Section) -> str:
 
 def _paths_text(section: Section) -> str:
     """Writes every path of the node, and its total over the model."""
-    inside = [p for p in section.places if not p.optional]
-    times = sum(p.times for p in inside)
-    paths = ", ".join(p.path or "model" for p in inside or section.places)
-    outside = ", ".join(p.path for p in section.places if p.optional) if inside else ""
-    left_out = f"; not counted: {outside}" if outside else ""
-    if not inside or times == 1:
+    counted_places = [p for p in section.places if not p.optional]
+    times = sum(p.times for p in counted_places)
+    paths = ", ".join(p.path or "model" for p in counted_places or section.places)
+    left_out_paths = ", ".join(p.path for p in section.places if p.optional) if counted_places else ""
+    left_out = f"; not counted: {left_out_paths}" if left_out_paths else ""
+    if not counted_places or times == 1:
         return f"at {paths}{left_out}"
     totals = [
         f"{units.exact(f.value.numerator * times)} {QUANTITIES[f.quantity][1]}"

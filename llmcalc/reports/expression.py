@@ -146,12 +146,12 @@ def _product(expression: Any, style: Style) -> str:
     elif coefficient_value != 1 or not numerator_factors:
         numerator_factors.insert(0, style.number(coefficient_value))
     dot = r"\cdot " if style.latex and style.values else r"\," if style.latex else "·"
-    top, bottom = dot.join(numerator_factors), dot.join(denominator_factors)
+    numerator, denominator = dot.join(numerator_factors), dot.join(denominator_factors)
     if not denominator_factors:
-        return top
+        return numerator
     if style.latex:
-        return rf"\frac{{{top}}}{{{bottom}}}"
-    return f"{top}/{bottom}" if len(denominator_factors) == 1 else f"{top}/({bottom})"
+        return rf"\frac{{{numerator}}}{{{denominator}}}"
+    return f"{numerator}/{denominator}" if len(denominator_factors) == 1 else f"{numerator}/({denominator})"
 
 
 def _power(base: Any, exponent: int, style: Style) -> str:

@@ -131,8 +131,8 @@ def report(preset: Preset, fitting: Fitting, options: Sequence[HardwareOption] =
     data = _data(preset, fitting) | {"options": options_data(options), "decoding": _decoding_data(fitting)}
     if fitting.decoding:
         screen = screen._replace(more=[_decoding_table(fitting.decoding)])
-    more = [_more_devices(option) for option in options if option.devices > 1 and option.fit.verdict != "no"]
-    return screen.report(preset, fitting.memory, fitting.fit, [*more, *fitting.changes], data, CHANGES_NOTE)
+    device_changes = [_more_devices(option) for option in options if option.devices > 1 and option.fit.verdict != "no"]
+    return screen.report(preset, fitting.memory, fitting.fit, [*device_changes, *fitting.changes], data, CHANGES_NOTE)
 
 
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)
@@ -209,8 +209,8 @@ def serving_report(preset: Preset, serving: ServingFitting) -> Report:
         "kernels of torch; the layout with most replicas that fits, or the one that requires least",
         "each maximum changes one number of the run, with this layout",
     ]
-    needed, share, verdict = CHANGE_COLUMNS[1:]
-    columns = [Column("layout", "layout", justify="left"), needed, share, verdict]
+    needed_column, share, verdict = CHANGE_COLUMNS[1:]
+    columns = [Column("layout", "layout", justify="left"), needed_column, share, verdict]
     timed = any(replica.decoding for replica in serving.tried)
     if timed:
         columns[-1:] = [*DECODING_COLUMNS, verdict]
@@ -288,12 +288,12 @@ class _Screen(NamedTuple):
         warnings = too_long(memory.spec, memory.states.workload) + list(
             () if fit.hardware.sources else fit.hardware.notes
         )
-        aside = (
+        settings_line = (
             f"{self.aside}: {units.GIB.write(fit.needed)} of {units.GIB.write(fit.capacity)} {units.GIB.name} "
             f"({units.percent(fit.share)})"
         )
         notes = without_repetitions([*warnings, *self.notes])
-        tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, aside, notes, self.answer, name="largest")]
+        tables = [Table(preset.display, LARGEST_COLUMNS, self.rows, settings_line, notes, self.answer, name="largest")]
         tables += self.more
         if changes:
             rows = [
@@ -312,7 +312,7 @@ def _sequences(fitting: Fitting) -> str:
 
 
 def _notes(fitting: Fitting) -> list[str]:
-    """Returns notes about how the numbers were determined."""
+    """Returns notes on the search for the numbers."""
     fit, memory_use = fitting.fit, fitting.memory.states
     nominal = "; *: of the nominal memory, since the usable memory is not known" if fit.nominal else ""
     notes = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import units
@@ -19,7 +19,7 @@ from ..studies.utilization import Utilization
 from ..workload.execution import Execution
 from ..workload.recompute import Recompute
 from . import bars, conventions, palette, utilization
-from .answer import MODEL_FIELD, Answer
+from .answer import CountedAnswer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
@@ -44,7 +44,6 @@ from .summary import model_data
 
 if TYPE_CHECKING:
     from ..parallel.rank_model import RankShare
-    from ..studies.draft import Draft
 
 PASSES = {"forward": "forward pass of", "training": "training step of", "prefill": "prefill of", "decode": "decoding"}
 OTHER = {"full": "causal", "causal": "full"}
@@ -274,7 +273,7 @@ def _execution_data(execution: Execution) -> dict[str, Any]:
 
 
 def _recompute_note(recompute: Recompute) -> str:
-    """Writes what is recomputed in the backward pass."""
+    """Writes the modules that are recomputed in the backward pass."""
     if recompute.core:
         return "recomputation: the attention scores and their products with values, once more"
     if recompute.nodes:
@@ -295,21 +294,16 @@ def _figures(include: frozenset[str]) -> Figures:
 
 
 @dataclass(frozen=True, repr=False)
-class Flops(Answer, FlopCount):
+class Flops(CountedAnswer, FlopCount):
     """FLOPs of one pass of a model.
 
-    preset: the model.
-    share: the rank that is counted; None (default) for the whole model.
+    preset, share, draft: as in `CountedAnswer`.
     rules: rules of thumb to compare with; default none.
     utilization: MFU and HFU of a measured run; None (default) without one.
-    draft: a draft beside the model; None (default) without one.
     """
 
-    preset: Preset = MODEL_FIELD
-    share: RankShare | None = field(default=None, repr=False, compare=False)
     rules: Sequence[Rule] = ()
     utilization: Utilization | None = None
-    draft: Draft | None = field(default=None, repr=False, compare=False)
 
     def report(self) -> Report:
         answer = report(self.preset, self, self.rules, self.share, self.utilization)

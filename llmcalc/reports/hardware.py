@@ -40,15 +40,17 @@ DETAIL_COLUMNS = (
 )
 
 
-def report(chosen: Sequence[Hardware], details: bool) -> Report:
+def report(accelerators: Sequence[Hardware], details: bool) -> Report:
     """Returns the answer as data and as tables: one row per accelerator, or with `details` one table each."""
-    data = {"hardware": [hardware_data(hardware) for hardware in chosen]}
-    return Report(data, [_detail_table(hardware) for hardware in chosen] if details else [_list_table(chosen)])
+    data = {"hardware": [hardware_data(hardware) for hardware in accelerators]}
+    return Report(
+        data, [_detail_table(hardware) for hardware in accelerators] if details else [_list_table(accelerators)]
+    )
 
 
-def _list_table(chosen: Sequence[Hardware]) -> Table:
+def _list_table(accelerators: Sequence[Hardware]) -> Table:
     rows = []
-    for hardware in chosen:
+    for hardware in accelerators:
         link = hardware.interconnect.bandwidth_per_direction if hardware.interconnect is not None else None
         cells = [
             hardware.name,

@@ -13,12 +13,7 @@ def with_inputs(report: Report, inputs: EncodedInputs | None) -> Report:
     """Returns the report with the tokens of images and audio in its document and in a note of its first table."""
     if inputs is None or not isinstance(report.data, dict):
         return report
-    text = note(inputs)
-    first, *others = report.tables
-    data = {**report.data, "inputs": inputs_data(inputs)}
-    if "notes" in data:
-        data["notes"] = [text, *data["notes"]]
-    return report._replace(data=data, tables=[first._replace(notes=[text, *first.notes]), *others])
+    return report.with_entry("inputs", inputs_data(inputs), note(inputs))
 
 
 def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
@@ -29,8 +24,8 @@ def inputs_data(inputs: EncodedInputs) -> dict[str, Any]:
 def note(inputs: EncodedInputs) -> str:
     """Writes `of each sequence, 2,508 tokens are images and 750 are audio`."""
     parts = [
-        f"{units.exact(tokens)} {what}"
-        for tokens, what in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
+        f"{units.exact(tokens)} {kind}"
+        for tokens, kind in ((inputs.image_tokens, "of images"), (inputs.audio_tokens, "of audio"))
         if tokens
     ]
     where = "tokens of each sequence" if inputs.in_sequence else "positions of the encoder, which the decoder reads"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from .. import units
@@ -12,7 +12,7 @@ from ..costs.cache_formats import cache_format
 from ..sources.preset import Preset
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
-from .answer import MODEL_FIELD, Answer
+from .answer import CountedAnswer
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
 from .inputs import with_inputs
@@ -22,7 +22,6 @@ from .summary import model_data
 
 if TYPE_CHECKING:
     from ..parallel.rank_model import RankShare
-    from ..studies.draft import Draft
 
 DTYPES = ("bfloat16", "float8", "int8", "int4")
 """Number formats of the columns of what-ifs; the user's format is added before them."""
@@ -177,17 +176,8 @@ def _notes(cache: CacheSize) -> list[str]:
 
 
 @dataclass(frozen=True, repr=False)
-class Cache(Answer, CacheSize):
-    """The cache of a model.
-
-    preset: the model.
-    share: the rank that is counted; None for the whole model.
-    draft: a draft beside the model; None (default) without one.
-    """
-
-    preset: Preset = MODEL_FIELD
-    share: RankShare | None = field(default=None, repr=False, compare=False)
-    draft: Draft | None = field(default=None, repr=False, compare=False)
+class Cache(CountedAnswer, CacheSize):
+    """The cache of a model."""
 
     def report(self) -> Report:
         return with_inputs(with_draft(report(self.preset, self, self.share), self.draft), self.inputs)

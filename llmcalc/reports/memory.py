@@ -105,12 +105,12 @@ def report(preset: Preset, memory: Memory, fits: Sequence[Fit], assumed: str = "
     warnings += untested_notes(device)
     answer = f"{units.GIB.write(device.device_bytes)} {units.GIB.name} required"
     parameters = "" if memory_use.phase == "training" else f", {units.count(memory_use.count.total)} parameters"
-    aside = settings_text(memory, memory.attention) + parameters
+    settings_line = settings_text(memory, memory.attention) + parameters
     notes = without_repetitions([*warnings, *_notes(preset, memory, assumed)])
     columns, rows = (
         phase_parts(device, memory_use) if memory_use.phase == "training" else (COLUMNS, _rows(memory_use, device))
     )
-    parts = Table(preset.display, columns, rows, aside, notes, answer, name="parts")
+    parts = Table(preset.display, columns, rows, settings_line, notes, answer, name="parts")
     phases = Table("Over time", PHASE_COLUMNS, phase_rows(device), name="phases")
     fitting = fits_table(fits, f"On one accelerator, in {units.GIB.name}")
     return Report(
@@ -124,7 +124,7 @@ def term_name(term: Term) -> str:
 
 
 def estimated_parts(device: DeviceMemory) -> list[tuple[str, int]]:
-    """Returns the names and bytes of what the allocator and the runtime add to the tensors, as estimates."""
+    """Returns names and bytes of the estimated terms that the allocator and the runtime add to the tensors."""
     estimates = [term for term in device.terms if term.status == "estimate"]
     return [(f"{term_name(term)} (estimate)", term.bytes) for term in estimates[-2:]]
 
@@ -170,7 +170,7 @@ def memory_data(preset: Preset, memory: Memory, fits: Sequence[Fit]) -> dict[str
 
 
 def host_data(device: DeviceMemory) -> dict[str, Any]:
-    """Returns the bytes on the host and their terms; empty where nothing is on the host."""
+    """Returns the bytes on the host and their terms; empty if nothing is on the host."""
     if not device.host:
         return {}
     terms = [
@@ -180,13 +180,13 @@ def host_data(device: DeviceMemory) -> dict[str, Any]:
 
 
 def host_notes(device: DeviceMemory, ranks: int = 1) -> list[str]:
-    """Writes what is on the host, with its sources. ranks: ranks of one host with as much each; default 1."""
+    """Writes the terms of host memory, with their sources. ranks: ranks of one host with as much each; default 1."""
     if not device.host:
         return []
     parts = ", ".join(f"{units.memory(term.bytes)} {term.name}" for term in device.host)
     sources = dict.fromkeys(f"{STATUS.get(term.status, term.status)} ({term.witness})" for term in device.host)
-    every = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
-    return [f"host: {parts}{every}; {'; '.join(sources)}"]
+    ranks_note = f"; each of {ranks} ranks has as much" if ranks > 1 else ""
+    return [f"host: {parts}{ranks_note}; {'; '.join(sources)}"]
 
 
 def fits_data(fits: Sequence[Fit]) -> list[dict[str, Any]]:
@@ -339,10 +339,10 @@ def _weight_rows(memory_use: MemoryUse, row: Callable[..., Row]) -> list[Row]:
     return [row(name, formats.get(name, ""), stored, 1) for name, stored in size.by_part.data().items() if stored]
 
 
-def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
+def phase_parts(device: DeviceMemory, device_use: MemoryUse | None = None) -> tuple[list[Column], list[Row]]:
     """Returns the kinds of memory at the peak of each phase of a training step, as columns and rows.
 
-    whole: the run on one device, with the formats and the optimizer's states; None (default) for a rank of a layout.
+    device_use: the run on one device, with the formats and the optimizer's states; None (default) for a rank.
     The allocator's rounding and free blocks and the context are those of the highest phase.
     """
     phases = {phase: kinds for phase, kinds in device.moments.items() if kinds}
@@ -359,10 +359,10 @@ def phase_parts(device: DeviceMemory, whole: MemoryUse | None = None) -> tuple[l
     for kind in device.by_kind:
         sizes = [kinds.get(kind, 0) for kinds in phases.values()]
         if any(sizes):
-            name = KIND_NAMES[kind] if whole is None else _kind_text(whole, kind)
+            name = KIND_NAMES[kind] if device_use is None else _kind_text(device_use, kind)
             rows.append(Row([name, *(size or None for size in sizes)]))
-            if kind == "optimizer" and whole is not None:
-                rows += _optimizer_rows(whole, list(phases.values()))
+            if kind == "optimizer" and device_use is not None:
+                rows += _optimizer_rows(device_use, list(phases.values()))
     rows.append(Row(["peak", *(sum(kinds.values()) for kinds in phases.values())], strong=True, is_sum=True))
     rows += [Row([name, *at_peak(size)]) for name, size in estimated_parts(device)]
     rows.append(Row(["required", *at_peak(device.device_bytes)], strong=True, is_sum=True))
@@ -432,7 +432,7 @@ def untested_notes(device: DeviceMemory) -> list[str]:
     for term in device.terms:
         if term.status == "untested":
             names.setdefault(term.witness, []).append(term.name)
-    return [f"untested: {', '.join(terms)} ({why})" for why, terms in names.items()]
+    return [f"untested: {', '.join(terms)} ({reason})" for reason, terms in names.items()]
 
 
 # --- notes ------------------------------------------------------------------------------------------------------------
@@ -472,7 +472,7 @@ PRECISION_TEXTS = {
 
 
 def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
-    """Writes a run with what was assumed: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
+    """Writes a run with its assumed settings: `training of 2,048 tokens: sdpa, fused adamw, pure bf16`."""
     memory_use = memory.states
     if memory_use.phase != "training":
         return run_text(memory_use)
@@ -487,7 +487,7 @@ def settings_text(memory: Memory, attention: AttentionImplementation) -> str:
 
 
 def _pure_note(memory: Memory) -> str:
-    """Writes what stays in memory in pure bf16; empty for another precision than the default."""
+    """Writes the tensors that pure bf16 keeps; empty for another precision than the default."""
     if memory.states.precision != "bf16-master":
         return ""
     try:

@@ -52,9 +52,9 @@ def cache_per_token_note(dtype: str) -> str:
     return f"KV cache per token: summed over all layers, before any sliding window fills, in {units.short_dtype(dtype)}"
 
 
-def against(difference: float, what: str) -> str:
+def against(difference: float, reference: str) -> str:
     """Writes a relative error: `−6.7 % against the exact count` or `equal to the exact count`."""
-    return f"equal to {what}" if difference == 0 else f"{units.signed_percent(difference)} against {what}"
+    return f"equal to {reference}" if difference == 0 else f"{units.signed_percent(difference)} against {reference}"
 
 
 def plural(number: int, noun: str) -> str:
@@ -96,7 +96,7 @@ def as_warnings(preset: Preset, notes: Sequence[str]) -> list[str]:
 
 
 def identity_experts(tree: Node) -> str:
-    """Returns how tokens with identity experts are counted; empty for a model without them."""
+    """Returns a note about the count of tokens with identity experts; empty for a model without them."""
     ops = (place.node.op for place in tree.walk())
     identity_ops: Any = dict.fromkeys(op for op in ops if op is not None and op.effects >= SPARED)
     counts = ", ".join(

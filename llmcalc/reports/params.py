@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
@@ -13,7 +13,7 @@ from ..optional import OPTIONAL_PARTS
 from ..sources.preset import Preset
 from ..sources.presets import model_names
 from . import bars, palette
-from .answer import MODEL_FIELD, Answer
+from .answer import CountedAnswer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
 from .draft import with_draft
@@ -24,7 +24,6 @@ from .summary import headline, model_data
 
 if TYPE_CHECKING:
     from ..parallel.rank_model import RankShare
-    from ..studies.draft import Draft
 
 CONVENTION = "trainable parameters: tied weights are counted once, buffers are not counted"
 
@@ -224,17 +223,8 @@ def _figures(include: frozenset[str]) -> Figures:
 
 
 @dataclass(frozen=True, repr=False)
-class Params(Answer, ParameterCount):
-    """Parameters of a model.
-
-    preset: the model.
-    share: the rank that is counted; None for the whole model.
-    draft: a draft beside the model; None (default) without one.
-    """
-
-    preset: Preset = MODEL_FIELD
-    share: RankShare | None = field(default=None, repr=False, compare=False)
-    draft: Draft | None = field(default=None, repr=False, compare=False)
+class Params(CountedAnswer, ParameterCount):
+    """Parameters of a model."""
 
     def report(self) -> Report:
         return with_draft(report(self.preset, self, self.share), self.draft)

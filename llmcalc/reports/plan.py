@@ -81,7 +81,7 @@ def _place_text(place: dict[str, Any]) -> str:
 
 
 def _answer(planned: LayoutPlan) -> str:
-    """Writes how many layouts fit, of all or of the replayed ones if some were not, and the time of the fastest."""
+    """Writes the number of layouts that fit, of all or of the replayed layouts, and the time of the fastest."""
     plan = planned.plan
     fastest = planned.range(plan.feasible[0]) if plan.feasible else None
     time_text = "" if fastest is None else f"; the fastest takes {range_text(fastest)} a step"
@@ -108,7 +108,7 @@ def _row(planned: LayoutPlan, candidate: Candidate, tie: bool = False) -> Row:
 
 
 def _order_notes(planned: LayoutPlan) -> list[str]:
-    """Returns how layouts are ordered, and how sure that order is."""
+    """Returns notes on the order of layouts and its uncertainty."""
     if planned.times is None:
         untimed = f"; no time: {planned.untimed}" if planned.untimed else ""
         return [

@@ -45,17 +45,17 @@ DETAIL_COLUMNS = (
 )
 
 
-def report(chosen: Sequence[Counted], details: bool) -> Report:
+def report(presets: Sequence[Counted], details: bool) -> Report:
     """Returns the answer as data and as tables: one row per model, or with `details` one table per model."""
-    data = {"presets": [preset_data(preset, count) for preset, count in chosen]}
+    data = {"presets": [preset_data(preset, count) for preset, count in presets]}
     return Report(
-        data, [_detail_table(preset, count) for preset, count in chosen] if details else [_list_table(chosen)]
+        data, [_detail_table(preset, count) for preset, count in presets] if details else [_list_table(presets)]
     )
 
 
-def _list_table(chosen: Sequence[Counted]) -> Table:
+def _list_table(presets: Sequence[Counted]) -> Table:
     rows = []
-    for preset, count in chosen:
+    for preset, count in presets:
         active = None if count.active == count.total else count.active
         rows.append(
             Row([preset.name, preset.model.kind, preset.released, count.total, active, _verdict(preset, count)])

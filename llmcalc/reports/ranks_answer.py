@@ -80,8 +80,8 @@ class RanksUse(MemoryAnswer, Cluster):
 
     def _over_phases(self, fit: Fit) -> Fit:
         """Returns the fit of the phase that needs most."""
-        most = max((phase.bytes for phase in self.phases_on(fit.hardware)), default=0)
-        return fit if most <= fit.needed else Fit(fit.hardware, most)
+        peak_bytes = max((phase.bytes for phase in self.phases_on(fit.hardware)), default=0)
+        return fit if peak_bytes <= fit.needed else Fit(fit.hardware, peak_bytes)
 
     @property
     def states(self) -> MemoryUse:

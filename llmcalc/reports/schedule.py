@@ -112,8 +112,8 @@ def _notes(timetable: Timetable, in_flight: Sequence[InFlight], chart: Chart) ->
         yield f"every stage is on two ranks; micro-batches from {pipeline.micro_batches // 2} on enter at the last rank"
     if chart.left_out:
         gap_start, gap_end = chart.left_out
-        cut = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
-        yield f"…: left out to fit the width, {cut}; -o FILE draws all"
+        skipped_time = f"from {gap_start:g} to {gap_end:g} of the time {timetable.time:g}"
+        yield f"…: left out to fit the width, {skipped_time}; -o FILE draws all"
 
 
 class Chart(NamedTuple):

@@ -1,4 +1,4 @@
-"""`llmcalc time`: the range of an estimate, its class, the parts of the time, and what bounds each part."""
+"""`llmcalc time`: the range of an estimate, its class, and the parts of the time with the bound of each."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ FACTORS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 def unit_of(seconds: float) -> str:
     """Returns the largest unit in which a duration is at least 1; hours and minutes from 2 on."""
-    for unit, least in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
-        if seconds >= least:
+    for unit, minimum in (("h", 7200.0), ("min", 120.0), ("s", 1.0), ("ms", 1e-3)):
+        if seconds >= minimum:
             return unit
     return "us"
 
@@ -161,7 +161,7 @@ def _run_text(run: TimedRun) -> str:
 
 
 def _part_rows(run: TimedRun) -> list[Row]:
-    """Returns the parts of the run, and the shares of what bounds each."""
+    """Returns the parts of the run, with the shares of their bounds."""
     unit = unit_of(run.seconds)
     parts = [(name, seconds) for name, seconds in run.parts.items() if seconds or name in ("work", "kernels")]
     bounds = sorted(run.bounds.items(), key=lambda item: -item[1])
@@ -185,10 +185,9 @@ def _measured_notes(run: TimedRun, measured: tuple[float, list[str]] | None) -> 
     if measured is None:
         return []
     seconds, lines = measured
-    inside = run.range.low <= seconds <= run.range.high
-    return [
-        f"measured {duration(seconds, digits=3)}: {'inside' if inside else 'outside'} the range; {'; '.join(lines)}"
-    ]
+    is_in_range = run.range.low <= seconds <= run.range.high
+    place = "inside" if is_in_range else "outside"
+    return [f"measured {duration(seconds, digits=3)}: {place} the range; {'; '.join(lines)}"]
 
 
 def _notes(run: TimedRun) -> list[str]:
@@ -254,6 +253,6 @@ def _data(preset: Preset, run: TimedRun, nodes: list[Node], measured: tuple[floa
     }
     if measured is not None:
         seconds, lines = measured
-        inside = bool(run.range.low <= seconds <= run.range.high)
-        data["measured"] = {"seconds": seconds, "inside": inside, "lines": lines}
+        is_in_range = bool(run.range.low <= seconds <= run.range.high)
+        data["measured"] = {"seconds": seconds, "inside": is_in_range, "lines": lines}
     return data

@@ -145,7 +145,7 @@ def _aside(study: ServeStudy) -> str:
 
 
 def _server_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """The servers: the chosen one, then those that keep the limits, the cheapest first, then the others."""
+    """Returns rows of servers: the chosen one, then others that keep the limits, the cheapest first, then the rest."""
     chosen = servers.chosen
     order = sorted(range(len(servers.servers)), key=lambda index: _order(servers, index))
     rows = []
@@ -166,7 +166,7 @@ def _order(servers: Servers, index: int) -> tuple[bool, float, int]:
 
 
 def _trace_rows(study: ServeStudy, servers: Servers) -> list[Row]:
-    """The servers of a trace: those that keep the limits, the fewest devices first, then the others."""
+    """Returns rows of a trace's servers: servers that keep the limits, the fewest devices first, then the others."""
     chosen = servers.chosen
     rows = []
     for index in sorted(range(len(servers.servers)), key=lambda index: _order(servers, index)):
@@ -204,8 +204,8 @@ def _range_cell(seconds: Range | Amount) -> str:
     """Writes `0.42-12 s`, in the unit of its upper end."""
     low, high = float(seconds.low), float(seconds.high)
     unit = unit_of(high)
-    ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
-    return f"{'-'.join(ends)} {unit}"
+    range_ends = (duration(end, unit).removesuffix(f" {unit}") for end in (low, high))
+    return f"{'-'.join(range_ends)} {unit}"
 
 
 def _curve_cells(point: Point, study: ServeStudy) -> list[Any]:
@@ -241,7 +241,7 @@ def _notes(study: ServeStudy, servers: Servers) -> list[str]:
 
 
 def speculation_text(speculation: Speculation) -> str:
-    """Writes what drafts tokens, and how many a step gives."""
+    """Writes the draft of speculative decoding, and the tokens of a step."""
     return (
         f"{plural(speculation.tokens, 'token')} drafted in a step, each accepted with the chance "
         f"{speculation.acceptance:g} after those before it: {speculation.tokens_per_step:.2f} tokens a step; this was "
@@ -250,7 +250,7 @@ def speculation_text(speculation: Speculation) -> str:
 
 
 def _speculation_data(study: ServeStudy) -> dict[str, Any] | None:
-    """What drafts tokens, as plain data; None for nothing."""
+    """Returns the draft of speculative decoding as plain data; None without one."""
     speculation = study.speculation
     if speculation is None:
         return None

@@ -42,9 +42,9 @@ def share_data(share: RankShare | None) -> dict[str, Any]:
     return {} if share is None else {"layout": share.layout.data(), "rank": share.rank}
 
 
-def with_rank(aside: str, share: RankShare | None) -> str:
+def with_rank(subtitle: str, share: RankShare | None) -> str:
     """Adds the rank to a text: `decoder, 32 layers, …; rank 0 of 16 devices (tp 8 · dp 2)`."""
-    return aside if share is None else f"{aside}; {rank_text(share)}"
+    return subtitle if share is None else f"{subtitle}; {rank_text(share)}"
 
 
 def rank_text(share: RankShare) -> str:
@@ -56,11 +56,11 @@ def rank_text(share: RankShare) -> str:
     return f"{rank_description}, layers {spans(chunks.layers)}" if chunks.layers else f"{rank_description}, no layers"
 
 
-def share_notes(share: RankShare | None, *more: str) -> list[str]:
+def share_notes(share: RankShare | None, *notes: str) -> list[str]:
     """Returns the reason why this rank is counted, and further notes; empty for a full model."""
     if share is None:
         return []
-    return [f"rank {share.rank:,} is {share.why}" if share.why else "", *more]
+    return [f"rank {share.rank:,} is {share.reason}" if share.reason else "", *notes]
 
 
 def copies_text(copied: dict[str, Number]) -> str:

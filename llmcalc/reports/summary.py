@@ -35,7 +35,9 @@ def _merge_texts(texts: list[str]) -> list[str]:
         if longer_text.startswith(f"{base_text}, ")
     }
     additions_by_base = {
-        longer_text: [addition for longer, addition in additions.items() if longer == f"{longer_text}, {addition}"]
+        longer_text: [
+            addition for longer_name, addition in additions.items() if longer_name == f"{longer_text}, {addition}"
+        ]
         for longer_text in texts
     }
     return [

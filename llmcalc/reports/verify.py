@@ -41,7 +41,7 @@ MOST_MISSING = 5
 def report(verdicts: list[Verdict], skipped: dict[str, str]) -> Report:
     """Returns one row per model, then one row per mismatch. skipped: model → why it could not be compared."""
     data = [v.data() for v in verdicts] + [
-        {"model": {"name": name}, "checks": [], "ok": None, "skipped": why} for name, why in skipped.items()
+        {"model": {"name": name}, "checks": [], "ok": None, "skipped": reason} for name, reason in skipped.items()
     ]
     return Report(
         single_or_list(data), [_summary(verdicts, skipped), *_failures(verdicts)], warnings=_untested_warnings(verdicts)
@@ -61,17 +61,17 @@ def _untested_warnings(verdicts: list[Verdict]) -> list[str]:
 
 def _summary(verdicts: list[Verdict], skipped: dict[str, str]) -> Table:
     checked_groups = {_group(c) for v in verdicts for c in v.checks}
-    seen = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
+    compared = [q for q in (*QUANTITIES, MEMORY, LOSS) if q != "buffers" and q in checked_groups]
     columns = [
         Column("target", "model", justify="left"),
-        *(Column(q.strip("."), SHORT[q], verdict=True) for q in seen),
+        *(Column(q.strip("."), SHORT[q], verdict=True) for q in compared),
     ]
     columns += [Column("checks", "checks", units.exact), Column("seconds", "time", units.seconds)]
-    shown = len(columns) - (MEMORY in seen)  # all of them would not fit 80 columns
-    rows = [[v.target, *(_verdict(v, q) for q in seen), len(v.checks), round(v.seconds, 3)] for v in verdicts]
-    rows += [[name, *(["skipped"] + [None] * (len(seen) - 1) if seen else []), None, None] for name in skipped]
+    column_count = len(columns) - (MEMORY in compared)  # all of them would not fit 80 columns
+    rows = [[v.target, *(_verdict(v, q) for q in compared), len(v.checks), round(v.seconds, 3)] for v in verdicts]
+    rows += [[name, *(["skipped"] + [None] * (len(compared) - 1) if compared else []), None, None] for name in skipped]
     notes = _notes(verdicts, skipped)
-    return Table("", columns[:shown], [Row(row[:shown]) for row in rows], notes=notes, name="checks")
+    return Table("", columns[:column_count], [Row(row[:column_count]) for row in rows], notes=notes, name="checks")
 
 
 def _speed(measured: dict[str, Any]) -> str:
@@ -120,7 +120,7 @@ def _notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
 
 
 def _count_notes(verdicts: list[Verdict], skipped: dict[str, str]) -> list[str]:
-    """Returns how many checks of one model failed, or how many of several models pass all checks."""
+    """Returns the number of failed checks of one model, or of several models the number that pass all checks."""
     checks = sum(len(v.checks) for v in verdicts)
     if len(verdicts) + len(skipped) > 1:
         passed = sum(v.ok for v in verdicts)
@@ -135,16 +135,16 @@ def _legend(verdicts: list[Verdict]) -> str:
     texts = ["=: all checks pass"]
     if any(v.ok and any(c.explained for c in v.checks) for v in verdicts):
         texts.append("±: they differ, explained above")
-    near = [c for v in verdicts for c in v.checks if c.within]
-    if near:
-        texts.append(f"≈: {_bounds(near)}")
+    within_tolerance = [c for v in verdicts for c in v.checks if c.within]
+    if within_tolerance:
+        texts.append(f"≈: {_bounds(within_tolerance)}")
     if not all(v.ok for v in verdicts):
         texts.append("≠: number of mismatching nodes; difference: measured − closed form")
     return "; ".join(texts)
 
 
 def _witness_notes(verdicts: list[Verdict]) -> list[str]:
-    """Returns what the closed forms are compared with."""
+    """Returns notes on the witnesses that the closed forms are compared with."""
     witness = verdicts[0].witness if verdicts else ""
     if witness.startswith("reference"):
         return _reference_notes(verdicts)
@@ -174,7 +174,7 @@ def _reference_notes(verdicts: list[Verdict]) -> list[str]:
 def _skipped_notes(skipped: dict[str, str]) -> list[str]:
     """Returns one note per reason, with the models that are skipped for it."""
     return [
-        f"skipped, {reason}: {', '.join(name for name, why in skipped.items() if why == reason)}"
+        f"skipped, {reason}: {', '.join(name for name, skip_reason in skipped.items() if skip_reason == reason)}"
         for reason in dict.fromkeys(skipped.values())
     ]
 
@@ -190,7 +190,7 @@ def _explained_differences(verdicts: list[Verdict]) -> list[str]:
 
 
 def _bounds(checks: list[Check]) -> str:
-    """Writes how far quantities may be from their closed forms."""
+    """Writes the tolerance of each quantity."""
     by_bound: dict[float, dict[str, None]] = {}
     for check in checks:
         name = check.quantity.rpartition("_bytes")[0].rpartition("_")[2] or check.quantity
@@ -209,9 +209,9 @@ def _memory(verdicts: list[Verdict]) -> list[str]:
         notes = [f"memory of {plural(len(notes), 'model')}: training, prefill and decoding of as many tokens"]
     for name, memory in compared:
         reasons: dict[str, list[str]] = {}
-        for phase, why in memory["left_out"].items():
-            reasons.setdefault(why, []).append(phase)
-        notes += [f"{name}: memory of {', '.join(phases)} not compared: {why}" for why, phases in reasons.items()]
+        for phase, reason in memory["left_out"].items():
+            reasons.setdefault(reason, []).append(phase)
+        notes += [f"{name}: memory of {', '.join(phases)} not compared: {reason}" for reason, phases in reasons.items()]
     return notes
 
 
@@ -222,7 +222,7 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
     degrees = {"tp": "ranks of tensor parallelism", "pp": "stages of a pipeline"}
     degrees["dp"] = "shards" if layout["zero"] == 3 else "replicas"
     scratch = sorted({pair for verdict in verdicts for pair in verdict.info["scratch_bytes"].items()})
-    kinds = ", ".join(f"{layout[name]} {what}" for name, what in degrees.items() if layout[name] > 1)
+    kinds = ", ".join(f"{layout[name]} {degree_name}" for name, degree_name in degrees.items() if layout[name] > 1)
     return [
         f"against {layout['world']} gloo processes that run llmcalc's PyTorch reference ({kinds}): two steps with "
         f"AdamW in {info['dtype']}, {info['microbatches']} micro-batches of {info['batch']} × {info['seq']} tokens per "
@@ -233,15 +233,19 @@ def _distributed_note(verdicts: list[Verdict]) -> list[str]:
 
 
 def _coverage(verdicts: list[Verdict]) -> str:
-    """Writes how many parts with parameters are compared individually, and which are not."""
+    """Writes the number of parts with parameters that are compared individually, and lists the others."""
     covered = [(v, v.coverage) for v in verdicts if v.coverage is not None]
-    alone, summed = sum(len(c.alone) for _, c in covered), sum(len(c.summed) for _, c in covered)
+    single, summed = sum(len(c.alone) for _, c in covered), sum(len(c.summed) for _, c in covered)
     missing = [path if len(verdicts) == 1 else f"{v.target} {path}" for v, c in covered for path in c.missing]
-    shown = ", ".join(missing[:MOST_MISSING]) + (", … (--format json lists all)" if len(missing) > MOST_MISSING else "")
+    more = ", … (--format json lists all)" if len(missing) > MOST_MISSING else ""
     return (
-        f"{alone:,} of {plural(alone + summed + len(missing), 'part')} that hold parameters are compared individually"
+        f"{single:,} of {plural(single + summed + len(missing), 'part')} that hold parameters are compared individually"
         + (f", {summed:,} as sums, where the class fuses several modules into one" if summed else "")
-        + (f", {len(missing):,} only within the totals above them: {shown}" if missing else "")
+        + (
+            f", {len(missing):,} only within the totals above them: {', '.join(missing[:MOST_MISSING])}{more}"
+            if missing
+            else ""
+        )
     )
 
 
@@ -255,7 +259,7 @@ def _node_or_moment(check: Check) -> str:
 
 def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
     """Yields a table of the nodes that differ, for each quantity of each model."""
-    left = MOST_FAILURES
+    remaining = MOST_FAILURES
     columns = (
         Column("node", "node", justify="left"),
         Column("closed_form", "closed form", units.exact),
@@ -265,7 +269,7 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
     for verdict in verdicts:
         for quantity, group in groupby(verdict.failures, key=_group):
             checks = list(group)
-            shown, left = checks[:left], left - len(checks[:left])
+            listed_checks, remaining = checks[:remaining], remaining - len(checks[:remaining])
             rows = [
                 Row(
                     [
@@ -275,9 +279,13 @@ def _failures(verdicts: list[Verdict]) -> Iterator[Table]:
                         c.explanation(verdict.sizes),
                     ]
                 )
-                for c in shown
+                for c in listed_checks
             ]
-            notes = [f"{len(checks) - len(shown):,} more (--format json lists all)"] if len(shown) < len(checks) else []
+            notes = (
+                [f"{len(checks) - len(listed_checks):,} more (--format json lists all)"]
+                if len(listed_checks) < len(checks)
+                else []
+            )
             yield Table(
                 verdict.target,
                 columns,

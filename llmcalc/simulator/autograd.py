@@ -174,7 +174,7 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
     torch's engine), nothing by default.
     """
     assert out.node is not None
-    waiting = _uses_of_leaves(out.node)
+    pending_uses = _uses_of_leaves(out.node)
     gradients: dict[tuple[int, int], Tensor] = {(id(out.node), out.output): gradient}
     queue, queued = [(-out.node.number, out.node)], {id(out.node)}
     attributes: list[object] = []  # the caller's loss holds the graph, and the graph its nodes' attributes
@@ -207,8 +207,8 @@ def backward(graph: Graph, out: Tensor, gradient: Tensor, at_end: Callable[[], N
                 del incoming
                 if isinstance(target, Tensor):
                     attributes.append(target)  # by the node that accumulates its gradient
-                    waiting[key[0]] -= 1
-                    if not waiting[key[0]] and key in gradients:
+                    pending_uses[key[0]] -= 1
+                    if not pending_uses[key[0]] and key in gradients:
                         _accumulate(graph, target, gradients.pop(key))
             del edges, target
         if at_end is not None:

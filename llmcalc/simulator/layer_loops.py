@@ -109,11 +109,11 @@ def program_stacks(root: Scope, recompute_interval: int = 1, first_layer_index: 
 def _shares_tensors(kind: Scope) -> bool:
     """Whether layers of a kind share a tensor: an encoder's output, a position bias, or weights."""
     assert kind.takes is not None
-    inside = {id(kind.takes.storage)}
+    inner_storages = {id(kind.takes.storage)}
     for step in kind.steps():
-        if any(id(value.storage) not in inside for value in step.ins):
+        if any(id(value.storage) not in inner_storages for value in step.ins):
             return True
-        inside |= {id(value.storage) for value in step.outs}
+        inner_storages |= {id(value.storage) for value in step.outs}
     return kind.about.get("role") == "shared"
 
 

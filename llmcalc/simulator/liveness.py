@@ -94,9 +94,9 @@ def last_readers(
                 visit(item.items, item if item.takes is not None else layer)
                 if item.over is not None:  # each of its runs reads what comes from outside
                     steps = list(item.steps())
-                    inside = {id(value) for step in steps for value in step.outs}
+                    inner_values = {id(value) for step in steps for value in step.outs}
                     storages_read = {id(value.storage) for step in steps for value in step.ins}
-                    last_reader.update(dict.fromkeys(storages_read - inside, id(item)))
+                    last_reader.update(dict.fromkeys(storages_read - inner_values, id(item)))
 
     visit(root.items, root)
     for scope in root.scopes():

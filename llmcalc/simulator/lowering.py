@@ -77,13 +77,13 @@ class Lowering(ProgramLowering):
     def _recomputed_module(self, scope: Scope, root: Scope) -> RecomputedModule:
         """Returns the inputs and outputs of a module that is recomputed."""
         steps = list(scope.steps(idle=False))
-        inside, outputs = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
+        step_ids, outputs = {id(step) for step in steps}, {id(out) for step in steps for out in step.outs}
         values_read = {id(value): value for step in steps for value in step.ins if base_among(value, outputs) is None}
-        outside_reads = (value for step in root.steps(idle=False) if id(step) not in inside for value in step.ins)
+        outside_reads = (value for step in root.steps(idle=False) if id(step) not in step_ids for value in step.ins)
         return RecomputedModule(
             tuple(value for value in values_read.values() if not is_view_of(value, scope.reads)),
             frozenset(base_among(value, outputs) or 0 for value in outside_reads) - {0, id(scope.gives)},
-            tuple(value for value in values_read.values() if self.last.get(id(value.storage)) in inside),
+            tuple(value for value in values_read.values() if self.last.get(id(value.storage)) in step_ids),
         )
 
     def _checkpointed_module(self, scope: Scope, recomputed: RecomputedModule) -> None:
@@ -96,14 +96,14 @@ class Lowering(ProgramLowering):
         assert scope.gives is not None
         module_input, module_output = scope.reads, scope.gives
         outer_frames, memo = self._frames_copy(), self.memo
-        outside = {key: self.values[key] for key in self.shared_values if key in self.values}
-        outside |= {
+        shared_values = {key: self.values[key] for key in self.shared_values if key in self.values}
+        shared_values |= {
             id(bound): self.values[id(bound)] for value in recomputed.reads if (bound := self._bound(value)) is not None
         }
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
             caller_state = self.values, self.bound, self.frames, self.memo
-            self.values, self.bound = {**outside, id(module_input): arguments[0]}, {}
+            self.values, self.bound = {**shared_values, id(module_input): arguments[0]}, {}
             self.frames, self.memo = list(outer_frames), memo
             try:
                 self._module(Frame(scope))
@@ -139,7 +139,7 @@ class Lowering(ProgramLowering):
             self.memo,
         )
         carried_keys, is_first_run = tuple(self.carried), True
-        outside = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
+        shared_values = {key: self.values[key] for key in self.reads[id(frame.scope)] if key in self.values}
         shared_outputs = (self.shared_values & self.makes[id(frame.scope)]) - {id(layer_output.storage)}
 
         def run(arguments: Sequence[Tensor]) -> Tensor:
@@ -147,7 +147,7 @@ class Lowering(ProgramLowering):
             nonlocal is_first_run
             caller_state = self.values, self.bound, self.frames, self.memo
             self.values, self.bound, self.frames, self.memo = (
-                {**outside, id(layer_input): arguments[0]},
+                {**shared_values, id(layer_input): arguments[0]},
                 {},
                 list(outer_frames),
                 memo,

@@ -46,12 +46,12 @@ class ParameterTensors(ValueTensors):
 
     def _shared_weight(self, weight: Weight, name: str, shape: Shape) -> Tensor:
         """Returns a parameter that steps of a layer or of the model may share."""
-        outside = ("", id(weight))
-        inside = (*outside, *(frame.layer_index for frame in self.frames if frame.layer_index is not None))
-        for key in (outside, inside):
+        model_key = ("", id(weight))
+        layer_key = (*model_key, *(frame.layer_index for frame in self.frames if frame.layer_index is not None))
+        for key in (model_key, layer_key):
             if key in self.weights:
                 return self.weights[key]
-        self.weights[inside] = parameter = self.weight(f"{name}.weight", shape)
+        self.weights[layer_key] = parameter = self.weight(f"{name}.weight", shape)
         return parameter
 
     def parameter(self, key: Path, shape: Shape, dtype: Dtype, trained: bool) -> Tensor:

@@ -42,10 +42,10 @@ def scratch_bytes(outputs: int, rows: int, multiprocessors: int) -> tuple[int, i
         return 0, 0
     values = ceil_div(values, height)
     grid = ceil_div(outputs // vector, width)
-    wanted = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (width * height))
-    if values < MOST_VALUES or grid > wanted:
+    target_blocks = multiprocessors * (THREADS_OF_MULTIPROCESSOR // (width * height))
+    if values < MOST_VALUES or grid > target_blocks:
         return 0, 0
-    blocks = max(min(ceil_div(wanted, grid), ceil_div(values, FEWEST_VALUES)), ceil_div(values, MOST_VALUES))
+    blocks = max(min(ceil_div(target_blocks, grid), ceil_div(values, FEWEST_VALUES)), ceil_div(values, MOST_VALUES))
     return (SUM_BYTES * outputs * blocks * width * vector, COUNTER_BYTES * grid) if blocks > 1 else (0, 0)
 
 

@@ -316,11 +316,13 @@ class RepeatAnalysis:
             for x, size, _ in events:
                 if size != PLACED and x in self.twins and self.twins[x][1] == inner_repeat:
                     raise NotRepeating
-        outside: set[tuple[int, int, int]] = set()
+        outside_events: set[tuple[int, int, int]] = set()
         for part in (part for parts in self.parts.values() for part in parts):
             for events in (part.repeats[0], part.repeats[LAST]) if isinstance(part, Sweep) else (part,):
-                outside |= {(*self.twins[x], size) for x, size, _ in events if size in NAMING and x in self.twins}
-        if any((x, 2, size) in outside for x, repeat, size in outside if repeat == 1):
+                outside_events |= {
+                    (*self.twins[x], size) for x, size, _ in events if size in NAMING and x in self.twins
+                }
+        if any((x, 2, size) in outside_events for x, repeat, size in outside_events if repeat == 1):
             raise NotRepeating
 
     def _inner_place(self, x: Place, y: Place) -> InnerEvent:

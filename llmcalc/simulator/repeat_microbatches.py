@@ -125,7 +125,7 @@ class EventMeter(Meter):
 
 
 class SummedPeak(Peak):
-    """A peak whose bytes by kind are summed lazily: those before a pass, and those that the pass adds."""
+    """A peak whose bytes by kind are summed when read: the bytes before a pass, plus the bytes that the pass adds."""
 
     __slots__ = ("_by_kind", "added", "before")
 

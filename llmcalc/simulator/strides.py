@@ -203,7 +203,7 @@ def _order(operands: Sequence[Strides], shape: Shape) -> list[int]:
     return order
 
 
-def forget() -> None:
+def clear_caches() -> None:
     """Clears the cache of strides, whose symbolic sizes are useless to other runs."""
-    for remembered in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
-        remembered.cache_clear()
+    for cached_function in (contiguous, is_contiguous, is_dense, view_strides, elementwise):
+        cached_function.cache_clear()

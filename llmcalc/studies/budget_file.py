@@ -1,4 +1,4 @@
-"""Reads a budget: bounds on what models cost, in a TOML file.
+"""Reads a budget: bounds on costs of models, in a TOML file.
 
 [[model]]
 target = "configs/small.json"

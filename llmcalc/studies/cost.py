@@ -42,7 +42,7 @@ class Cost:
 
     @property
     def money(self) -> Amount | None:
-        """None without a price."""
+        """Money of the run; None without a price."""
         return None if self.price is None else self.device_hours.times(self.price)
 
     @property

@@ -35,7 +35,7 @@ class Draft:
 
     @property
     def params(self) -> int:
-        """Its parameters, without those that are the target's."""
+        """Parameters of the draft, without the parameters that it shares with the target."""
         return int(params(self.preset.model).total)
 
     @property

@@ -73,9 +73,9 @@ def fit(memory: Memory, hardware: Hardware) -> Fitting:
 
 def with_decoding(fitting: Fitting, hardware: Hardware) -> Fitting:
     """Returns the answer with the time of a token of every user: of the run, if it fits, and of the most that fit."""
-    memory, most = fitting.memory, fitting.batch
+    memory, max_batch = fitting.memory, fitting.batch
     users = [int(memory.states.workload.batch)] if fitting.fit.verdict != "no" else []
-    users += [most] if most and most not in users else []
+    users += [max_batch] if max_batch and max_batch not in users else []
     runs = (decoded_token(memory, hardware, users=number) for number in users)
     return replace(fitting, decoding=tuple(run for run in runs if run is not None))
 
@@ -92,25 +92,25 @@ def largest_run(
     longest = learned_positions(memory.spec) or MOST_SEQ
     longest = longest if most_seq is None else min(longest, most_seq)
 
-    def needed(name: str, number: int) -> int:
+    def needed_bytes(name: str, number: int) -> int:
         run = memory if number == getattr(workload, name) else memory.with_(**{name: number})
         return run.device.device_bytes
 
     first_batch, largest_batch = (workload.batch, MOST_BATCH) if most_batch is None else (most_batch, most_batch)
-    batch = largest(partial(needed, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
+    batch = largest(partial(needed_bytes, "batch"), capacity, first_batch, largest_batch) if largest_batch else 0
     if not longest:
         return batch, 0
     block = cache_block(memory.settings, memory.states) or 1  # memory grows mostly by whole blocks of the cache
     all_blocks = -(-longest // block)
     blocks = largest(
-        lambda number: needed("seq", min(number * block, longest)),
+        lambda number: needed_bytes("seq", min(number * block, longest)),
         capacity,
         workload.seq // block if most_seq is None else all_blocks,
         all_blocks,
     )
     seq = min(blocks * block, longest)
     if seq < longest:
-        seq += largest(lambda number: needed("seq", seq + number), capacity, 1, min(block, longest - seq))
+        seq += largest(lambda number: needed_bytes("seq", seq + number), capacity, 1, min(block, longest - seq))
     return batch, seq
 
 

@@ -134,11 +134,11 @@ def _fewest_halves(question: DevicesQuestion, devices: int, best: Candidate) -> 
     halvings, impossible = 0, (devices & -devices).bit_length()
     while halvings + 1 < impossible:
         next_halvings = halvings + 1 if question.global_batch is not None else (halvings + impossible) // 2
-        fewer = question.feasible(devices >> next_halvings)
-        if fewer is None:
+        halved = question.feasible(devices >> next_halvings)
+        if halved is None:
             impossible = next_halvings
         else:
-            halvings, best = next_halvings, fewer
+            halvings, best = next_halvings, halved
     return devices >> halvings, best
 
 
@@ -170,7 +170,7 @@ def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit:
 
     fitting, too_large, margin = (start, best.device_bytes - tensor_bytes(start)), (start, 0), 0
 
-    def needed(number: int) -> int:
+    def needed_bytes(number: int) -> int:
         overhead, distance = fitting[1], max(0, number - fitting[0])
         if too_large[0] > fitting[0]:
             overhead += (too_large[1] - overhead) * distance // (too_large[0] - fitting[0])
@@ -179,7 +179,7 @@ def _largest_number(question: DevicesQuestion, best: Candidate, name: str, unit:
     replays = 0
     while replays < REPLAYS or fitting[0] == start:
         candidate = unit * largest(
-            lambda number: needed(unit * number), capacity, max(1, start // unit), maximum // unit
+            lambda number: needed_bytes(unit * number), capacity, max(1, start // unit), maximum // unit
         )
         if candidate <= fitting[0]:
             break

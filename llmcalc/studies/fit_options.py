@@ -59,7 +59,7 @@ def _over_ranks(cluster: Cluster) -> _Divided:
 def hardware_options(
     memory: Memory, accelerators: Iterable[Hardware], request: LayoutRequest, runtime_of: RuntimeOf
 ) -> tuple[HardwareOption, ...]:
-    """Returns the fewest of each accelerator on which a run fits, those that fit first, then by total memory.
+    """Returns the fewest devices of each accelerator on which a run fits; sorted by fit, then by total memory.
 
     Accelerators on which it fits on none of the numbers tried come last, with the number that needs least.
     request: parallelism options; group sizes in it apply to every number, and `devices` is the only number if given.
@@ -86,24 +86,26 @@ def hardware_options(
     )
 
 
-def _option(divided: Iterable[_Divided], hardware: Hardware, usual: Runtime, runtime: Runtime) -> HardwareOption:
+def _option(
+    divided: Iterable[_Divided], hardware: Hardware, default_runtime: Runtime, runtime: Runtime
+) -> HardwareOption:
     """Returns the fewest accelerators of a kind on which the run fits.
 
-    usual: a runtime under which each run is known, by which those that surely do not fit are passed over.
+    default_runtime: a runtime under which each run is known, by which those that surely do not fit are passed over.
     """
-    least: HardwareOption | None = None
+    smallest: HardwareOption | None = None
     for run in divided:
-        fit = run.on(usual).fit_on(hardware)
-        if fit.needed - (usual.context + fit.fragmentation) <= fit.capacity:
+        fit = run.on(default_runtime).fit_on(hardware)
+        if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
             fit = run.on(runtime).fit_on(hardware)
         option = HardwareOption(run.devices, run.layout, fit)
         if fit.verdict == "fits":
             return option
-        if least is None or fit.needed < least.fit.needed:
-            least = option
-    if least is None:
+        if smallest is None or fit.needed < smallest.fit.needed:
+            smallest = option
+    if smallest is None:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
-    return least
+    return smallest
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:

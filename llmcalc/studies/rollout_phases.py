@@ -81,7 +81,7 @@ class _Phases:
         self.engine = self._engine(hardware)
 
     def _engine(self, hardware: Hardware) -> EngineMemory | None:
-        """The engine's memory; its budget is a share of the device, or of what the training leaves free."""
+        """Returns the engine's memory. Its budget is a share of the device, or of the memory that training leaves."""
         if not self.rollout.engine:
             return None
         record, version = engine_and_version(self.rollout.engine)
@@ -106,11 +106,11 @@ class _Phases:
         return [RolloutPhase(name, tuple(_present(terms()))) for name, terms in names.items() if name not in left_out]
 
     def _between(self) -> list[PhaseTerm]:
-        """What the training keeps on the device while it computes nothing."""
+        """Returns the bytes that training keeps on the device while no pass of it runs."""
         return list(_present([*self._trained(()), *self._others(), self._context()]))
 
     def _trained(self, loaded: Iterable[str]) -> Iterator[PhaseTerm]:
-        """States of the trained model. loaded: those that are loaded from the host in this phase."""
+        """Yields states of the trained model. loaded: states that this phase loads from the host."""
         for kind in TRAINED:
             if kind not in self.rollout.offloaded or kind in loaded:
                 yield PhaseTerm(kind, self.states[kind], "source", self.rollout.source)
@@ -137,7 +137,7 @@ class _Phases:
         return PhaseTerm("context", processes * self.context, "estimate", "the CUDA context of each process")
 
     def _engine_terms(self, *names: str) -> Iterator[PhaseTerm]:
-        """Terms of the engine but its budget; those that are named, or all."""
+        """Returns terms of the engine except its budget: the named terms, or all."""
         assert self.engine is not None
         for term in self.engine.terms:
             if term.name != "budget" and (not names or term.name in names):

@@ -253,7 +253,7 @@ def _kaplan_n(p: ParameterCount) -> int:
 
 
 def _parameters(p: ParameterCount) -> Iterator[tuple[str, str, str, str, int]]:
-    """Yields the common choices of N: (key, name, what it counts, source, N)."""
+    """Yields the common definitions of N: (key, name, counted parameters in words, source, N)."""
     active = p.active != p.total
     yield (
         "kaplan",

@@ -153,7 +153,7 @@ class TimedRun:
         With low-rank adapters, the frozen weights have no gradients, so that a step has about 4ND in place of 6ND.
         """
         if self.plan is not None and self.plan.adapters is not None:
-            whole = RankPass(
+            full_pass = RankPass(
                 self.sequences,
                 self.seq,
                 phase="training",
@@ -161,7 +161,7 @@ class TimedRun:
                 include=self.include,
                 adapters=self.plan.adapters,
             )
-            work = rank_work(self.spec, whole)
+            work = rank_work(self.spec, full_pass)
             return int(work.forward_flops + work.backward_flops)
         workload = Workload(self.sequences, self.seq, self.context, phase=self.phase)
         run_config = RunConfig(workload, Counting(pairs), Execution())
@@ -209,7 +209,7 @@ class TimedRun:
         return sorted((node for node in nodes if node.seconds), key=lambda node: -node.seconds)
 
     def traffic(self) -> dict[str, Traffic]:
-        """Returns the matrix products of a pass of inference by their paths in the model, those of all layers together.
+        """Returns the matrix products of a pass of inference by path; equal layers are summed.
 
         Raises `InputError` for a training step.
         """
@@ -410,7 +410,7 @@ def recomputed_share(recompute: Recompute) -> tuple[float, bool]:
 
 
 def _adapters(memory: Memory) -> Adapters | None:
-    """The low-rank adapters of a run. Raises `InputError` for those whose time is not modelled."""
+    """Returns the low-rank adapters of a run. Raises `InputError` for adapters whose time is not modelled."""
     low_rank = memory.states.adapters
     if low_rank is None:
         return None
@@ -546,8 +546,8 @@ def explain_measured(run: TimedRun, seconds: float) -> list[str]:
             "format and what is recomputed"
         ]
     lines = [f"{seconds / run.seconds:.1f} times the estimate; the whole range is faster"]
-    near = sorted(run.alternatives.items(), key=lambda item: abs(item[1] - seconds))
-    lines += [f"{words}: {value:.2g} s" for words, value in near if value > 1.03 * run.seconds]
+    alternatives = sorted(run.alternatives.items(), key=lambda item: abs(item[1] - seconds))
+    lines += [f"{words}: {value:.2g} s" for words, value in alternatives if value > 1.03 * run.seconds]
     if run.phase != "training":
         lines.append("no captured graphs: the host launches every kernel (--stack vllm-eager)")
     return [*lines, f"not counted: {', '.join(NOT_COUNTED[run.phase])}"]

@@ -112,8 +112,8 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
     numbered = LAYERS.fullmatch(node or "")
     if numbered is None:
         return node is None or f".{node}." in f".{kernel.path}."
-    stack, numbers, rest = numbered.groups()
-    if kernel.layer < 0 or f".{stack}{rest}." not in f".{kernel.path}.":
+    stack, numbers, condition = numbered.groups()
+    if kernel.layer < 0 or f".{stack}{condition}." not in f".{kernel.path}.":
         return False
     ranges = [(int(low), int(high or low)) for low, high in re.findall(r"(\d{1,9})(?:-(\d{1,9}))?", numbers)]
     return any(low <= i <= high for low, high in ranges for i in work.layer_kinds[kernel.layer].indices)
@@ -122,9 +122,9 @@ def _is_below(kernel: Kernel, node: str | None, work: RankWork) -> bool:
 def _formulas(pricing: Pricing, kernel: Kernel, repeat: int) -> Iterator[TimeFormula]:
     for line in pricing.kernel_lines(kernel):
         compute, memory = _compute(pricing, kernel, line), _memory(pricing, kernel, line)
-        both = [term for term in (compute, memory) if term]
-        slower = both[0] if len(both) == 1 else NOTHING
-        if len(both) > 1:
+        bounds = [term for term in (compute, memory) if term]
+        slower = bounds[0] if len(bounds) == 1 else NOTHING
+        if len(bounds) > 1:
             slower = _Term(
                 f"max({compute.symbolic}, {memory.symbolic})", f"max({compute.substituted}, {memory.substituted})"
             )
@@ -178,8 +178,8 @@ def _memory(pricing: Pricing, kernel: Kernel, line: Line) -> _Term:
     rate = f"({_number(device.bandwidth)} · {_number(share)})"
     if kernel.kind == "attention" and pricing.rank_pass.phase == "decode":
         bytes = float(kernel.cache_elements) * pricing.formats.cache_bits / 8
-        alone = seconds * device.bandwidth * share / bytes if bytes else 1.0
-        units = 1 / (alone - 1)
+        bandwidth_share = seconds * device.bandwidth * share / bytes if bytes else 1.0
+        units = 1 / (bandwidth_share - 1)
         return _Term("B / (W · w) · (1 + 1 / b)", f"{_number(bytes)} / {rate} · (1 + 1 / {_number(units)})")
     return _Term("B / (W · w)", f"{_number(seconds * device.bandwidth * share)} / {rate}")
 
@@ -204,7 +204,7 @@ def _reads_cache(pricing: Pricing, kernel: Kernel) -> bool:
 
 
 def _source_of(generation: Generation, field: str) -> FigureSource | None:
-    """The source of a figure: the generation's own, or that of the one that it is like."""
+    """Returns the source of a figure: the generation's own, or the source of the similar generation."""
     for source in generation.sources:
         if field in source.fields:
             return source

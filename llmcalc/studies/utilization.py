@@ -92,7 +92,7 @@ def utilization(
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
-    """The measured run of a question; None for what is not given.
+    """The measured run of a question; a field that is not given is None.
 
     tokens_per_second: of all devices together, as text such as `12k`, or a number.
     hardware: the accelerator, by name. devices: number of them, 1 by default.
@@ -128,7 +128,3 @@ class MeasuredRun:
         if self.dtype is None and dtype not in hardware.peak_flops and "float16" in hardware.peak_flops:
             dtype = "float16"
         return utilization(model_count, kernel_count, hardware, self.devices or 1, dtype, rate)
-
-
-NOT_MEASURED = MeasuredRun()
-"""No measured run."""

@@ -18,7 +18,7 @@ from ..model import ModelSpec
 from ..optional import OPTIONAL_PARTS
 from ..simulator.choices import Choices
 from ..simulator.layer_loops import SHORT_RUN_REPEATS, layer_stacks
-from ..simulator.strides import forget
+from ..simulator.strides import clear_caches
 from ..simulator.tensor import DTYPES
 from ..workload.recompute import MODES
 from .explain import Explanation, Section, check_kinds, components
@@ -100,7 +100,7 @@ class Activations:
             return SavedSums(self.formulas.root, saved_blocks(spec, training_pass, self.kernels), side)
         finally:
             if side == "letters":
-                forget()
+                clear_caches()
 
     def section(self, node: FormulaNode, depth: int = 0) -> Section:
         """Returns the formula of a layer or of a part of it, with all repeats of the part in the layer."""
@@ -239,12 +239,14 @@ def group_by_token(expression: Any) -> Any:
     import sympy
 
     token = sequences() * keys()
-    inside: list[Any] = []
+    token_terms: list[Any] = []
     other_terms: list[Any] = []
     for term in sympy.Add.make_args(sympy.expand(expression)):
         per_token_term = term / token
-        (other_terms if per_token_term.as_numer_denom()[1].has(sequences(), keys()) else inside).append(per_token_term)
-    per_token = sympy.Add(*inside)
+        (other_terms if per_token_term.as_numer_denom()[1].has(sequences(), keys()) else token_terms).append(
+            per_token_term
+        )
+    per_token = sympy.Add(*token_terms)
     return sympy.Add(sequences() * keys() * per_token, *(per_token_term * token for per_token_term in other_terms))
 
 

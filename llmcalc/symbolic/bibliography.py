@@ -51,7 +51,7 @@ class Paper(NamedTuple):
 
 
 @cache
-def known() -> dict[str, Paper]:
+def paper_of_source() -> dict[str, Paper]:
     """Returns source that a formula names → paper."""
     tables = parse_toml(read_text(Path(__file__).with_name("papers.toml")), "papers.toml")
     return {source: Paper(**table) for source, table in tables.items()}
@@ -62,8 +62,8 @@ def papers(sources: Iterable[str]) -> tuple[list[Paper], list[str]]:
     known_papers, other_sources = dict[str, Paper](), dict[str, None]()
     for source in sources:
         name = source.partition(", §")[0]
-        if name in known():
-            known_papers.setdefault(known()[name].key, known()[name])
+        if name in paper_of_source():
+            known_papers.setdefault(paper_of_source()[name].key, paper_of_source()[name])
         else:
             other_sources.setdefault(name)
     return list(known_papers.values()), list(other_sources)

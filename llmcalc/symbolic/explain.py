@@ -1,4 +1,4 @@
-"""Selects the formulas of `llmcalc explain`: those of the requested nodes, or of all components and the whole model."""
+"""Selects the formulas of `llmcalc explain`, for the requested nodes or for all components and the whole model."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def check_kinds(spec: ModelSpec) -> None:
 
 
 def _nonzero(formulas: tuple[Formula, ...]) -> tuple[Formula, ...]:
-    """Returns the formulas that are not 0, and that of active parameters, which may be 0."""
+    """Returns the formulas that are not 0, and the formula of active parameters, which may be 0."""
     return tuple(f for f in formulas if f.value or f.quantity == "active")
 
 

@@ -134,9 +134,9 @@ class PlacedEager(Eager):
 
     def layer(self, frame: Frame, x: Tensor) -> Tensor:
         meter = self.graph.meter
-        outside, meter.place = meter.place, self.at([*self.frames[1:], frame])
+        outer_place, meter.place = meter.place, self.at([*self.frames[1:], frame])
         out = super().layer(frame, x)
-        meter.place = outside
+        meter.place = outer_place
         for block in {id(t.storage.block): t.storage.block for t in _tensors(self.memo.values())}.values():
             block.ends += 1
         return out

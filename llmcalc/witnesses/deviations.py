@@ -60,7 +60,7 @@ def total(
 
 
 def additions_by_path(kind: str, quantity: str, spec: ModelSpec) -> Callable[[str], Number]:
-    """Returns a function: path of a node → what the classes have in addition to the count of its subtree."""
+    """Returns a function: path of a node → amount that the classes have in addition to the count of its subtree."""
     additions = {deviation.at: deviation.more(spec) for deviation in _deviations(kind, quantity, spec) if deviation.at}
     return lambda path: sum(
         size

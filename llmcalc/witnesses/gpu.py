@@ -142,16 +142,16 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
     statistics.begin()
     measured.before_bytes = statistics.read().allocated
 
-    def seen(phase: str, _: Tensor | None = None) -> None:
+    def record_phase(phase: str, _: Tensor | None = None) -> None:
         measured.take(phase, statistics.read())
         statistics.restart()
 
     if isinstance(run, Training):
         loop = TrainingLoop(spec, run, statistics.device)
         statistics.begin()
-        seen("set-up")
+        record_phase("set-up")
         for _ in range(STEPS):
-            loop.step(seen)
+            loop.step(record_phase)
         measured.beside_bytes = statistics.outside_bytes()
         return measured
     shapes = cache_shapes(spec, run) if run.phase == "decode" else {}
@@ -159,9 +159,9 @@ def measure(spec: ModelSpec, settings: Settings, statistics: Statistics) -> Meas
     statistics.begin()
     if run.phase == "decode":
         passes.cache_of(shapes)
-    seen("set-up")
+    record_phase("set-up")
     (passes.decode if run.phase == "decode" else passes.prefill)()
-    seen(run.phase)
+    record_phase(run.phase)
     measured.beside_bytes = statistics.outside_bytes()
     return measured
 

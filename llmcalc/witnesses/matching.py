@@ -30,7 +30,7 @@ def compare_modules(
 
 
 def coverage(tree: Node, modules_of_nodes: ModulesByNode, params: Cost, include: frozenset[str]) -> Coverage:
-    """Returns how the leaves with parameters are compared.
+    """Returns the kind of comparison of each leaf with parameters.
 
     params: the parameters of one op in the class. include: the optional parts that the class has.
     """

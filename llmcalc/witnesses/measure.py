@@ -172,13 +172,13 @@ class BackwardOwners:
         self._claim(outputs, "")
         loss: Any = sum(out.float().sum() for out in outputs)
         flops_by_owner: dict[str, int] = {}
-        running, before = "", total()
+        running, bytes_before = "", total()
 
         def settle(following: str) -> None:
-            nonlocal running, before
-            now = total()
-            flops_by_owner[running] = flops_by_owner.get(running, 0) + now - before
-            running, before = following, now
+            nonlocal running, bytes_before
+            current_bytes = total()
+            flops_by_owner[running] = flops_by_owner.get(running, 0) + current_bytes - bytes_before
+            running, bytes_before = following, current_bytes
 
         for node, path in self.owner.items():
             node.register_prehook(lambda _, path=path: settle(path))

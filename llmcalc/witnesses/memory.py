@@ -170,7 +170,7 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 
 
 def reference_settings(settings: Settings) -> Settings:
-    """Returns the settings with what the reference runs where they choose nothing.
+    """Returns the settings, with the reference's own choice for every setting that is not given.
 
     That is its own attention, its norms step by step, and the optimizer's step as its library chooses.
     """
@@ -186,7 +186,7 @@ def reference_settings(settings: Settings) -> Settings:
 
 
 def configured_run(spec: ModelSpec, settings: Settings) -> Training | Inference:
-    """Returns the run of these settings, where they choose nothing as in `reference_settings`."""
+    """Returns the run of these settings, completed by `reference_settings`."""
     settings = reference_settings(settings)
     memory_use = memory(spec, settings).states
     if settings.phase == "training":
@@ -236,7 +236,7 @@ def _recurrent_module(spec: ModelSpec) -> str:
 
 
 def _values_differ_in_size(spec: ModelSpec) -> bool:
-    """Whether heads of values have another size than those of queries and keys, as in latent attention."""
+    """Whether heads of values differ in size from heads of queries and keys, as in latent attention."""
     cores = [place.node.op for place in spec.tree().walk() if isinstance(place.node.op, AttentionCore)]
     return any(core.qk_dim != core.v_dim for core in cores)
 
@@ -309,7 +309,7 @@ class TrainingBytes(NamedTuple):
     second: StepBytes
 
     def named(self) -> dict[str, int]:
-        """Returns quantity → bytes; of the first step only its own peak."""
+        """Returns quantity → bytes; of the first step only the peak."""
         second_step = self.second
         saved = {} if second_step.saved is None else {"saved_bytes": second_step.saved}
         return {
@@ -441,8 +441,8 @@ class CpuStorageTracker(StorageTracker):
     def _follow(self, tensor: Tensor, func: Any) -> None:
         if self.set_up and func is torch.ops.aten.lift_fresh.default and not tensor.dim():
             storage = tensor.untyped_storage()
-            self.seen.add(storage._cdata)
-            weakref.finalize(storage, self.seen.discard, storage._cdata)
+            self.tracked.add(storage._cdata)
+            weakref.finalize(storage, self.tracked.discard, storage._cdata)
         else:
             super()._follow(tensor, func)
 
@@ -457,11 +457,13 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
     peaks: dict[str, int] = {}
     after_forward: dict[str, Any] = {}
 
-    def seen(phase: str, loss: Tensor | None) -> None:
+    def record_phase(phase: str, loss: Tensor | None) -> None:
         peaks[phase], mode.peak = max(peaks.get(phase, 0), mode.peak), mode.now
         if loss is not None:
-            outside = {tensor.untyped_storage()._cdata for tensor in loop.outside}
-            after_forward["saved"] = None if training.recompute is not NONE else saved_bytes(loss, outside, device)
+            outside_storages = {tensor.untyped_storage()._cdata for tensor in loop.outside}
+            after_forward["saved"] = (
+                None if training.recompute is not NONE else saved_bytes(loss, outside_storages, device)
+            )
             after_forward["live"] = mode.now
 
     with ShapeCache(), mode:
@@ -473,7 +475,7 @@ def measure_steps(spec: ModelSpec, training: Training, device: str, step_count: 
         for _ in range(step_count):
             peaks.clear()
             mode.peak = mode.now
-            loop.step(seen)
+            loop.step(record_phase)
             steps.append(StepBytes(**peaks, after=mode.now, **after_forward))
     return TrainingBytes(set_up, steps[0], steps[-1])
 
@@ -491,12 +493,12 @@ def measure_event_passes(spec: ModelSpec, training: Training) -> dict[str, int]:
     ):
         phase_context.enter_context(record_function(FORWARD))
 
-        def seen(phase: str, loss: Tensor | None) -> None:
+        def record_phase(phase: str, loss: Tensor | None) -> None:
             phase_context.close()
             if phase == "forward":
                 phase_context.enter_context(record_function(BACKWARD))
 
-        loop.micro_batch(seen)
+        loop.micro_batch(record_phase)
     events = read_events(run)
     return _event_quantities(events.passes(), events.sums)
 

@@ -123,8 +123,9 @@ class _Search:
                         )
 
     def _layers(self, stack_name: str, layers: Sequence[Node], roots: tuple[str, ...]) -> dict[int, tuple[str, ...]]:
-        """Index of a layer → its modules, in a list with exactly as many modules as there are layers with parameters of
-        their own. A layer with another layer's parameters has its module too, but is not matched to it.
+        """Returns index of a layer → its modules, in the list whose length is the number of layers with parameters.
+
+        A layer that uses another layer's parameters is not counted, and is not matched to its module.
         """
         layer_indices = sorted(i for layer in layers if layer.role != "shared" for i in layer.indices or ())
         for name in self.family_names.get(f"{stack_name}layers", self.names["layers"]).split(" | "):
@@ -158,11 +159,11 @@ class _Search:
             paths_and_modules = [(path, node_modules.modules)]
         else:
             paths_and_modules = list(self._members(path, node.indices, node_modules.modules[0]))
-            yield from ((place, NodeModules(at)) for place, at in paths_and_modules)
-        for place, inside in paths_and_modules:
+            yield from ((place, NodeModules(paths)) for place, paths in paths_and_modules)
+        for place, module_paths in paths_and_modules:
             for child in node.children:
                 deeper = (*(f"{key}.{child.name}" for key in keys), child.name)
-                yield from self._node(f"{place}.{child.name}", child, inside, outer_modules, deeper)
+                yield from self._node(f"{place}.{child.name}", child, module_paths, outer_modules, deeper)
 
     def _search_names(
         self, node: Node, parents: tuple[str, ...], outer_modules: tuple[str, ...], keys: tuple[str, ...]
@@ -178,7 +179,7 @@ class _Search:
     def _members(self, path: str, indices: Sequence[int], whole_path: str) -> Iterator[tuple[str, tuple[str, ...]]]:
         """Finds the repeats of a node: each is the member of a module list with its index."""
         members = self._matching(f"{whole_path}.*")
-        containing_members = [at for at in members if any(path.startswith(f"{at}.") for path in self.known)]
+        containing_members = [member for member in members if any(path.startswith(f"{member}.") for path in self.known)]
         members = containing_members or members  # Zamba 2's lists have placeholders
         for i in indices:
             if i < len(members):
@@ -202,8 +203,9 @@ class _Search:
         return None
 
     def _below(self, name: str, parents: tuple[str, ...], outer_modules: tuple[str, ...]) -> list[str]:
-        """The modules of that name below the first parent that has one; a name with a leading dot is searched in
-        `outer`.
+        """Returns the modules of that name below the first parent that has such a module.
+
+        A name with a leading dot is searched in `outer`.
         """
         if name.startswith("&"):  # one of the modules of a layer
             return [module for module in outer_modules if name[1:] in module.split(".")][:1]
@@ -247,13 +249,13 @@ def without_shared(modules_of_nodes: ModulesByNode, params: Mapping[str, int]) -
     layers = tuple(
         f"{s.modules[0]}." for path, s in modules_of_nodes.items() if re.fullmatch(r"(\w+\.)?layers\.\d+", path)
     )
-    outside = {
+    other_paths = {
         tensor
         for path, node_modules in modules_of_nodes.items()
         if "layers." not in path
         for tensor in node_modules.modules
     }
-    for module in outside:
+    for module in other_paths:
         parent_path = module.rpartition(".")[0] if module.startswith(layers) else ""
         while parent_path:
             remaining_params[parent_path] -= params.get(module, 0)

@@ -82,8 +82,9 @@ def _makes_tensors(func: Any) -> bool:
 
 
 def _is_new(out: Any, args: tuple[Any, ...]) -> bool:
-    """Whether all results are on meta, and none is an input (as that of `dropout` outside training) or a view of one
-    (as that of `_unsafe_view`, whose schema does not say so).
+    """Whether all results are on meta, and none is an input or a view of an input.
+
+    `dropout` outside training returns its input; `_unsafe_view` returns a view, which its schema does not say.
     """
     tensors = [tensor for tensor in (out if isinstance(out, tuple) else (out,)) if tensor is not None]
     input_storages = {arg.untyped_storage()._cdata for arg in args if isinstance(arg, torch.Tensor)}

@@ -44,10 +44,10 @@ class StorageTracker(TorchDispatchMode):
     device: type of the device; default meta.
     """
 
-    def __init__(self, known: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
+    def __init__(self, known_tensors: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
         self.device = device
-        self.seen = {tensor.untyped_storage()._cdata for tensor in known}
+        self.tracked = {tensor.untyped_storage()._cdata for tensor in known_tensors}
         self.now = self.peak = 0
         self.log: list[str] | None = [] if log else None
 
@@ -71,17 +71,17 @@ class StorageTracker(TorchDispatchMode):
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key, size = storage._cdata, storage.nbytes()
-        if key in self.seen:
+        if key in self.tracked:
             return
-        self.seen.add(key)
-        weakref.finalize(storage, self._gone, key, size)
+        self.tracked.add(key)
+        weakref.finalize(storage, self._release, key, size)
         self.now += size
         self.peak = max(self.peak, self.now)
         if self.log is not None:
             self.log.append(f"+{size:>12,} {self.now:>12,} {func} {list(tensor.shape)} {tensor.dtype}")
 
-    def _gone(self, key: int, size: int) -> None:
-        self.seen.discard(key)
+    def _release(self, key: int, size: int) -> None:
+        self.tracked.discard(key)
         self.now -= size
         if self.log is not None:
             self.log.append(f"-{size:>12,} {self.now:>12,}")

@@ -19,5 +19,5 @@ def untested(spec: ModelSpec) -> tuple[Evidence, ...]:
         evidence for name in NAMES for evidence in framework(name).evidence_for(ONE_DEVICE, True).run((), None)
     ]
     optimizers = map(evidence_of_optimizer, OPTIMIZERS)
-    everything = [*evidence_of_run(spec, EAGER, None, include), *optimizers, *frameworks]
-    return tuple(dict.fromkeys(item for item in everything if item.status == "untested"))
+    all_evidence = [*evidence_of_run(spec, EAGER, None, include), *optimizers, *frameworks]
+    return tuple(dict.fromkeys(item for item in all_evidence if item.status == "untested"))

@@ -228,7 +228,7 @@ def output_layer(module: Any) -> Any:
 
 
 def loss_of(module: Any, choices: Choices, out: Any, ids: Any, ahead: Any = ()) -> Any:
-    """Returns the loss of logits (or of hidden states for a chunked loss), plus that of each extra prediction."""
+    """Returns the loss of logits (or of hidden states for a chunked loss), plus the loss of each extra prediction."""
     labels = ids.flatten()
     if choices.cross_entropy == "chunked":
         layer = output_layer(module)
@@ -329,11 +329,11 @@ def _checkpoint_with_router_state(
     """
 
     def once(x: Any, routed: Any) -> Any:
-        outside, run.routed = run.routed, routed
+        saved_routing, run.routed = run.routed, routed
         try:
             return forward(x, run), run.routed
         finally:
-            run.routed = outside
+            run.routed = saved_routing
 
     out, run.routed = run_checkpointed(once, x, run.routed)
     return out

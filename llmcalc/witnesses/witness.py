@@ -25,8 +25,9 @@ values on meta.
 
 
 def witness_of(model_type: str) -> str:
-    """The model type whose `transformers` class implements this one: itself, or for a family without a class, its
-    `like`.
+    """Returns the model type whose `transformers` class implements this one.
+
+    It is the model type itself, or for a family without a class its `like`.
     """
     kind = usual_name(model_type)
     similar_family = family_of(kind).like if kind in model_types() else None
@@ -61,8 +62,9 @@ def _names_by_lower_case() -> dict[str, list[str]]:
 
 
 def class_of(config: Mapping[str, Any]) -> str:
-    """Returns the class that `architectures` names, case-insensitively (hubs have `MPTForCausalLM`, the library
-    `MptForCausalLM`).
+    """Returns the class that `architectures` names, in any case.
+
+    Hubs have `MPTForCausalLM`, the library `MptForCausalLM`.
 
     If it names none, or one that exists only as code on a hub (`RWForCausalLM`), it is the language model of the model
     type. Raises `InputError` if there is none.

@@ -96,9 +96,9 @@ def recompute_of(text: str) -> Recompute:
     raise InputError(f"--recompute {text}: not known; expected {EXPECTED}")
 
 
-def check_nodes(nodes: Iterable[str], known: Iterable[str]) -> None:
-    """Raises `InputError` for the path of a module that no layer has. known: the existing paths."""
-    there = list(dict.fromkeys(known))
+def check_nodes(nodes: Iterable[str], names: Iterable[str]) -> None:
+    """Raises `InputError` for the path of a module that no layer has. names: the existing paths."""
+    there = list(dict.fromkeys(names))
     for name in sorted(nodes):
         if name not in there:
             raise InputError(

@@ -174,17 +174,18 @@ def _without_none(kind: Any) -> Any:
     return other_type
 
 
-def checked_values(known: Mapping[str, Declared], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the checked values of settings by name. known: all declared settings, by name.
+def checked_values(declarations: Mapping[str, Declared], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the checked values of settings by name. declarations: all declared settings, by name.
 
     Raises `InputError` for a name that no setting has, and for a value that it does not take.
     """
     for name in values:
-        if name not in known:
+        if name not in declarations:
             raise InputError(
-                f"{name}: there is no such setting.{suggest(name, list(known))} (llmcalc memory --help-all lists all)"
+                f"{name}: there is no such setting.{suggest(name, list(declarations))} "
+                "(llmcalc memory --help-all lists all)"
             )
-    return {name: known[name].checked(value) for name, value in values.items()}
+    return {name: declarations[name].checked(value) for name, value in values.items()}
 
 
 def training_option(settings: Any) -> str:
@@ -203,13 +204,13 @@ def check_phase(settings: Any, phase: str) -> None:
         if getattr(settings, name) is None:
             continue
         if phase not in declaration.setting.phases:
-            wanted = (
+            meaningful_phases = (
                 "training" if declaration.setting.phases == TRAINING else " or ".join(declaration.setting.phases[::-1])
             )
             asked_by = training_option(settings) if phase == "training" else ""
             reason = f", and {asked_by} is for training only" if asked_by else ""
             raise InputError(
-                f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {wanted}"
+                f"{declaration.option}: it is not for the phase {phase}{reason}; expected --phase {meaningful_phases}"
             )
         needs = declaration.setting.needs
         if needs and getattr(settings, needs) is None:

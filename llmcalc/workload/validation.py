@@ -46,11 +46,11 @@ def one_of(option: str, value: Any, words: Any) -> Any:
 
     Raises `InputError`, naming the option, for any other value.
     """
-    known: Sequence[str] = get_args(words)
-    meant = SPELLED.get(value, value) if isinstance(value, str) else value
-    if meant not in known:
-        near = suggest(value, list(known)) if isinstance(value, str) else ""
+    accepted: Sequence[str] = get_args(words)
+    word = SPELLED.get(value, value) if isinstance(value, str) else value
+    if word not in accepted:
+        suggestion = suggest(value, list(accepted)) if isinstance(value, str) else ""
         raise InputError(
-            f"{option}: {shown(value)} is not known; expected one of {', '.join(known)}.{near}".rstrip(".")
+            f"{option}: {shown(value)} is not known; expected one of {', '.join(accepted)}.{suggestion}".rstrip(".")
         )
-    return meant
+    return word

@@ -7,7 +7,7 @@ import re
 import pytest
 
 import llmcalc
-from llmcalc.symbolic.bibliography import WITHOUT_PAPER, known, papers
+from llmcalc.symbolic.bibliography import WITHOUT_PAPER, paper_of_source, papers
 from tests.builders import family_shapes, spec_of
 
 
@@ -19,14 +19,14 @@ def sources() -> set[str]:
 
 def test_every_source_is_known() -> None:
     named = sources()
-    assert named <= {*known(), *WITHOUT_PAPER}
+    assert named <= {*paper_of_source(), *WITHOUT_PAPER}
     # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL, and
     # Arctic, whose class is code of its repository
-    assert {*known(), *WITHOUT_PAPER} - named <= {"Dai et al. 2019", "Touvron et al. 2021", "Snowflake Arctic 2024"}
+    assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {"Dai et al. 2019", "Touvron et al. 2021", "Snowflake Arctic 2024"}
 
 
 def test_entries_are_whole() -> None:
-    for paper in known().values():
+    for paper in paper_of_source().values():
         assert re.fullmatch(r"[a-z0-9]+", paper.key)
         assert paper.authors
         assert paper.title

@@ -10,7 +10,7 @@ import pytest
 import sympy
 
 from llmcalc.algebra import ceil_div, exact_div, floor_div, minimum, triangle
-from llmcalc.simulator.strides import broadcast, count, forget, view_strides
+from llmcalc.simulator.strides import broadcast, clear_caches, count, view_strides
 from llmcalc.symbolic.symbolic_int import SymbolicInt, formula_of
 
 X, Y = sympy.symbols("x y", positive=True, integer=True)
@@ -74,7 +74,7 @@ def test_shapes_keep_formulas_and_strides_are_forgotten() -> None:
     wide = broadcast((rows, 3, width), (3, 1))
     assert [formula_of(size) for size in wide] == [X, 3, Y]
     view_strides((rows, width), (width, 1), (rows * width,))
-    forget()
+    clear_caches()
     plain = view_strides((1, 5), (5, 1), (5,))
     assert plain is not None
     assert [type(stride) for stride in plain] == [int]

@@ -259,12 +259,12 @@ class Modelled(StorageTracker):
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key not in self.seen:
-            self.seen.add(key)
+        if key not in self.tracked:
+            self.tracked.add(key)
             weakref.finalize(storage, self._freed, key, self.allocator.allocate(storage.nbytes()))
 
     def _freed(self, key: int, handle: Any) -> None:
-        self.seen.discard(key)
+        self.tracked.discard(key)
         self.allocator.free(handle)
 
     def begin(self) -> None:

@@ -42,10 +42,10 @@ class Canvas(ImageRule):
     def encode(self, height: int, width: int, patch_size: int) -> Encoded:
         down, across = self._grid(height, width)
         side, tiles = self.size // patch_size, down * across
-        whole = 3 + self.tokens
+        image_tokens = 3 + self.tokens
         if tiles == 1:
-            return Encoded(1, side, side, whole)
-        return Encoded(tiles + 1, side, side, tiles * self.tokens + down * across + whole)
+            return Encoded(1, side, side, image_tokens)
+        return Encoded(tiles + 1, side, side, tiles * self.tokens + down * across + image_tokens)
 
 
 def _single(value: float) -> float:

@@ -154,21 +154,21 @@ def _reference() -> type[nn.Module]:
         def __init__(self, spec: BottleneckLayer, context: Context) -> None:
             super().__init__()
             wide, narrow = context.hidden_size, spec.bottleneck_size
-            inside = Context(narrow, context.causal)
-            self._add_into("bottleneck", spec.norm, wide, inside)
-            self._add_into("attention_bottleneck", spec.norm, wide, inside)
+            inner_context = Context(narrow, context.causal)
+            self._add_into("bottleneck", spec.norm, wide, inner_context)
+            self._add_into("attention_bottleneck", spec.norm, wide, inner_context)
             self.self_attn = spec.attention.reference(Context(narrow, context.causal, value_size=wide))
-            self.self_attn_post_norm = spec.norm.reference(inside)
+            self.self_attn_post_norm = spec.norm.reference(inner_context)
             inner = InnerNetwork(feed_forward=spec.feed_forward, norm=spec.norm)
-            self.inner = nn.ModuleList(inner.reference(inside) for _ in range(spec.num_feedforward_networks - 1))
-            self.mlp = spec.feed_forward.reference(inside)
-            self.mlp_post_norm = spec.norm.reference(inside)
+            self.inner = nn.ModuleList(inner.reference(inner_context) for _ in range(spec.num_feedforward_networks - 1))
+            self.mlp = spec.feed_forward.reference(inner_context)
+            self.mlp_post_norm = spec.norm.reference(inner_context)
             self.output_bottleneck = nn.Linear(narrow, wide)
             self.output_bottleneck_norm = spec.norm.reference(context)
 
-        def _add_into(self, name: str, norm: Component, wide: int, inside: Context) -> None:
-            self.add_module(name, nn.Linear(wide, inside.hidden_size))
-            self.add_module(f"{name}_norm", norm.reference(inside))
+        def _add_into(self, name: str, norm: Component, wide: int, inner_context: Context) -> None:
+            self.add_module(name, nn.Linear(wide, inner_context.hidden_size))
+            self.add_module(f"{name}_norm", norm.reference(inner_context))
 
         def _into(self, name: str, x: Tensor) -> Tensor:
             out: Tensor = self.get_submodule(f"{name}_norm")(self.get_submodule(name)(x))

@@ -308,7 +308,7 @@ class Attention(TokenMixer):
         adapter: Adapter | None = None,
         value_input: Value | None = None,
     ) -> Value:
-        """memory: the input of keys and values where it is not x. out: the axes of the output, x's by default.
+        """Records attention. memory: the input of keys and values, default x. out: axes of the output, default x's.
 
         adapter: computes a term that is added to the output of each query, key and value projection.
         value_input: the input of the values where it is not that of the keys.
@@ -404,7 +404,7 @@ class Attention(TokenMixer):
             _, keys, values = next(
                 shareable, computed[-1] if computed else placeholder
             )  # nothing: the layer is recorded alone
-            return keys.seen(*f.rank_part((heads, dim))), values.seen(*f.rank_part((heads, size)))
+            return keys.view(*f.rank_part((heads, dim))), values.view(*f.rank_part((heads, size)))
         with f.function():
             raw = _projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
             f.hold(raw=raw)
@@ -730,7 +730,7 @@ def _reference() -> type[nn.Module]:
             return torch.cat(outputs, 2)[:, :, order]
 
         def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
-            """value_input: the input of the values where it is not x."""
+            """Computes the attention of x. value_input: the input of the values; default x."""
             low = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
             q = self._normed_and_rotated(self._split_heads(self.q_proj(low), self.head_dim), "q_norm", run, run.past)
             k, v = self._local_or_shared(x, run, value_input)

@@ -126,7 +126,7 @@ class CompressedConvAttention(WindowedMixer):
         assert isinstance(kv_heads, Axis)
         mean = f.scale(f.add(q, f.repeat(k, heads)), 0.5)
         group = Axis("group", exact_div(heads.size, kv_heads.size))
-        mean_of_keys = f.sum(mean.seen(kv_heads, group, dim), *k.axes, mean=True)  # over the queries that share a key
+        mean_of_keys = f.sum(mean.view(kv_heads, group, dim), *k.axes, mean=True)  # over the queries that share a key
         f.hold(mean_q=mean, mean_k=mean_of_keys)
         after_q, after_k = f.split(joined, q.axes, k.axes)
         return f.add(after_q, mean), f.add(after_k, mean_of_keys)

@@ -51,7 +51,7 @@ def _reference() -> type[nn.Module]:
     from torch import nn
 
     class FourierReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Fourier mixing. x: [batch, tokens, hidden] → same shape."""
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             mixed: Tensor = torch.fft.fft2(x.float()).real.to(x.dtype)

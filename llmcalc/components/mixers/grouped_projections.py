@@ -6,17 +6,16 @@ the inputs of a group reach the outputs of that group alone. transformers: model
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from ...algebra import Number, exact_div, same
+from ...algebra import exact_div, same
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import Context, Heads, HeadSizes, Network, Standing, TokenMixer, Unscalable, Width
+from ..base import Context, Heads, HeadSizes, SingleWidthNetwork, Standing, TokenMixer, Unscalable, Width
 from ..networks.feed_forward import Activation, activate
 from ..runtime import Run, apply_dropout, attention_mask
 
@@ -96,7 +95,7 @@ class GroupedProjectionAttention(TokenMixer):
         ]
 
 
-class GroupedFeedForward(Network):
+class GroupedFeedForward(SingleWidthNetwork):
     """Two projections in groups, each with a bias, and an activation between them.
 
     intermediate_size: the width between them.
@@ -115,12 +114,6 @@ class GroupedFeedForward(Network):
 
     def activation(self) -> str:
         return self.hidden_act
-
-    def active_width(self) -> int:
-        return self.intermediate_size
-
-    def widened(self, change: Callable[[int], Number]) -> Self:
-        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
 
     def source(self) -> str:
         return SOURCE
@@ -170,7 +163,7 @@ def _attention() -> type[nn.Module]:
             return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
 
     class GroupedProjectionReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Attention with grouped projections. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedProjectionAttention, hidden: int) -> None:
             super().__init__()
@@ -198,7 +191,7 @@ def _network() -> type[nn.Module]:
     from torch import nn
 
     class GroupedFeedForwardReference(nn.Module):
-        """x: [batch, tokens, hidden] → same shape."""
+        """Two grouped projections. x: [batch, tokens, hidden] → same shape."""
 
         def __init__(self, spec: GroupedFeedForward, hidden: int) -> None:
             super().__init__()

@@ -100,10 +100,10 @@ class Mamba(TokenMixer):
                 )
             return f.linear("dt_proj", step, inner, bias=True), b, c
         heads, channels = Axis("heads", a), Axis("channels", exact_div(self.intermediate_size, a))
-        head_rows = u.seen(channels, rows=Routed(of=u.rows, top_k=a))
+        head_rows = u.view(channels, rows=Routed(of=u.rows, top_k=a))
         step, b, c = f.split(f.experts("x_proj", head_rows, heads, a, Beside(shapes)), *shapes)
         step = f.experts("dt_proj", step, heads, a, channels, bias=True)
-        return step.seen(inner, rows=u.rows), b.seen(heads, state, rows=u.rows), c.seen(heads, state, rows=u.rows)
+        return step.view(inner, rows=u.rows), b.view(heads, state, rows=u.rows), c.view(heads, state, rows=u.rows)
 
     def describe(self, hidden_size: int) -> str:
         heads = "" if self.num_heads is None else f", {self.num_heads} heads"

@@ -200,7 +200,7 @@ class MLA(TokenMixer):
             q = f.cat(f.absorb("kv_b_proj", q_nope, weight, latent), q_rope, axes=(heads, latent_key))
             k = f.cat(c, k_rope, axes=(Axis("one", 1), latent_key))
             f.hold(q=q, k=k)
-            y = f.attention("core", q, k, c.seen(Axis("one", 1), latent), **options)
+            y = f.attention("core", q, k, c.view(Axis("one", 1), latent), **options)
             return f.absorb("", y, weight, size)
 
         y = f.alternatives(expanded=expanded, absorbed=absorbed)

@@ -83,13 +83,13 @@ class MixtureOfAttention(TokenMixer):
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         kv_heads, dim = Axis("kv_heads", self.num_key_value_heads), Axis("head_dim", self.head_dim)
         heads = Axis("heads", top_k * self.num_key_value_heads)
-        weights, chosen = f.route(f.linear("router", x, experts, kind="router"), top_k, "softmax of chosen")
-        f.hold(weights=weights, chosen=chosen)
-        rows = f.dispatch(x, chosen, experts, top_k)
+        weights, top_experts = f.route(f.linear("router", x, experts, kind="router"), top_k, "softmax of chosen")
+        f.hold(weights=weights, chosen=top_experts)
+        rows = f.dispatch(x, top_experts, experts, top_k)
         f.hold(rows=rows)
         q = f.to_tokens(f.experts("q_proj", rows, experts, top_k, kv_heads, dim))
         f.hold(q=q)
-        q = f.rope(q.seen(heads, dim, rows=x.rows), self.position)
+        q = f.rope(q.view(heads, dim, rows=x.rows), self.position)
         f.hold(q=q)
         k = f.rope(f.linear("k_proj", x, kv_heads, dim), self.position)
         k, v = f.cache("cache", "full_attention", k, f.linear("v_proj", x, kv_heads, dim))
@@ -100,7 +100,7 @@ class MixtureOfAttention(TokenMixer):
         f.hold(v=v)
         y = f.attention("core", q, k, v)
         f.hold(out=y)
-        rows = f.dispatch(y.seen(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), chosen, experts, top_k)
+        rows = f.dispatch(y.view(kv_heads, dim, rows=Routed(of=x.rows, top_k=top_k)), top_experts, experts, top_k)
         f.hold(rows=rows)
         y = f.combine(f.experts("o_proj", rows, experts, top_k, *x.axes), weights, experts, top_k)
         f.hold(out=y)
@@ -150,11 +150,11 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             (batch, tokens, _), top_k = x.shape, self.spec.num_experts_per_tok
-            weights, chosen = self._route(x)
-            dispatch = dispatch_class()(chosen, run.grouped_experts)
+            weights, top_experts = self._route(x)
+            dispatch = dispatch_class()(top_experts, run.grouped_experts)
             rows = dispatch.rows(x)
-            ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
-            q = dispatch.to_tokens(self.q_proj(rows, dispatch.expert, ends)).view(batch, tokens, -1)
+            group_ends = ends_of_groups(dispatch.expert, self.spec.num_experts) if dispatch.grouped else None
+            q = dispatch.to_tokens(self.q_proj(rows, dispatch.expert, group_ends)).view(batch, tokens, -1)
             q = self._rotated(self._split_heads(q), run)
             k, v = self.cache(
                 run, self._rotated(self._split_heads(self.k_proj(x)), run), self._split_heads(self.v_proj(x))
@@ -165,13 +165,13 @@ def _reference() -> type[nn.Module]:
             mask = attention_mask(run, run.past + tokens, tokens, k.shape[-2], x.device, causal=True)
             out = self.core(q, k, v, mask).transpose(1, 2)
             rows = dispatch.to_experts(out.reshape(batch * tokens * top_k, -1))
-            out = dispatch.combined(self.o_proj(rows, dispatch.expert, ends), weights)
+            out = dispatch.combined(self.o_proj(rows, dispatch.expert, group_ends), weights)
             result: Tensor = out + self.o_bias.weight
             return result
 
         def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
-            scores, chosen = self.router(x).float().topk(self.spec.num_experts_per_tok, -1)
-            return scores.softmax(-1), chosen
+            scores, top_experts = self.router(x).float().topk(self.spec.num_experts_per_tok, -1)
+            return scores.softmax(-1), top_experts
 
     return MixtureOfAttentionReference

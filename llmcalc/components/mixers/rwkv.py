@@ -9,15 +9,13 @@ denominator and the largest exponent. transformers: models/rwkv.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
-from ...algebra import Number
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, PUBLISHED, Context, Network, TokenMixer, Width, symbol_of_size
+from ..base import BY_TORCH, PUBLISHED, Context, SingleWidthNetwork, TokenMixer, Width, symbol_of_size
 from ..runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
@@ -78,7 +76,7 @@ class RwkvTimeMix(TokenMixer):
         return [cls(attention_hidden_size=24), cls(attention_hidden_size=16)]
 
 
-class RwkvChannelMix(Network):
+class RwkvChannelMix(SingleWidthNetwork):
     """RWKV-4's channel mixing, σ(receptance) · value(relu(key)²), used instead of a feed-forward network.
 
     intermediate_size: the output width of key and input width of value.
@@ -90,12 +88,6 @@ class RwkvChannelMix(Network):
 
     type: Literal["rwkv_channel_mix"] = "rwkv_channel_mix"
     intermediate_size: Width
-
-    def active_width(self) -> int:
-        return self.intermediate_size
-
-    def widened(self, change: Callable[[int], Number]) -> Self:
-        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
 
     def source(self) -> str:
         return SOURCE

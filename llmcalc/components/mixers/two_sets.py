@@ -39,7 +39,7 @@ class TwoSetsMixer(WindowedMixer):
         return x if self.norm is None else f.norm(name, x, self.norm, (dim,))
 
     def _describe(self, keys: str) -> str:
-        """Describes heads and window. keys: says what it attends to."""
+        """Describes heads and window. keys: the tokens attended to, in words."""
         a, k = self.num_attention_heads, self.num_key_value_heads
         window = "" if self.sliding_window is None else f", window {self.sliding_window}"
         return f"{'MHA' if a == k else 'GQA'} {a if a == k else f'{a}/{k}'} × {self.head_dim}, {keys}{window}"

@@ -6,18 +6,16 @@ SwiGLU is `gated` with `silu`, GeGLU with `gelu`, ReGLU with `relu`; squared ReL
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 from math import pi
 from typing import TYPE_CHECKING, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import model_validator
 
-from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, Network, Width
+from ..base import BY_TORCH, Context, Flag, SingleWidthNetwork, Width
 from ..norm import Norm, norm_reference
 from ..runtime import Run, apply_dropout, vector
 
@@ -51,7 +49,7 @@ PLAIN_NAMES = {
 }
 
 
-class FeedForward(Network):
+class FeedForward(SingleWidthNetwork):
     """A feed-forward network: hidden → intermediate → hidden.
 
     A gated one multiplies the output of the up projection by the activated output of the gate projection.
@@ -90,12 +88,6 @@ class FeedForward(Network):
 
     def activation(self) -> str:
         return self.style
-
-    def active_width(self) -> int:
-        return self.intermediate_size
-
-    def widened(self, change: Callable[[int], Number]) -> Self:
-        return self.model_copy(update={"intermediate_size": change(self.intermediate_size)})
 
     def source(self) -> str:
         return "Shazeer 2020, §2" if self.gated else "Vaswani et al. 2017, §3.3"

@@ -118,8 +118,8 @@ class VisionExperts(Part):
         return "Shazeer et al. 2017, §2"
 
     def flow(self, f: Flow, x: Value, experts: Axis, top_k: Number) -> Value:
-        weights, chosen = self.router.flow(f, x, experts, top_k, experts.size)
-        rows = f.dispatch(x, chosen, experts, top_k)
+        weights, top_experts = self.router.flow(f, x, experts, top_k, experts.size)
+        rows = f.dispatch(x, top_experts, experts, top_k)
         with f.scope("experts", kind="experts", source=self.source()):
             y = _expert_networks(f, self.expert, rows, experts, top_k, x.axes)
         return f.combine(y, weights, experts, top_k)
@@ -218,12 +218,12 @@ class MoE(Network):
         top_k, experts = self.num_experts_per_tok, Axis("experts", self.num_experts)
         identities = 0 if self.identity_experts is None else self.identity_experts.zero_expert_num
         classes = add(self.num_experts, identities)
-        weights, chosen = self.router.flow(f, x if router_input is None else router_input, experts, top_k, classes)
+        weights, top_experts = self.router.flow(f, x if router_input is None else router_input, experts, top_k, classes)
         if self.vision_experts is not None:
             f.part("vision_experts", self.vision_experts, x, role="idle", experts=experts, top_k=top_k)
         expert_input = x if self.latent is None else self.latent.flow(f, x)
-        f.hold(weights=weights, chosen=chosen, y=expert_input)
-        rows = f.dispatch(expert_input, chosen, experts, top_k)
+        f.hold(weights=weights, chosen=top_experts, y=expert_input)
+        rows = f.dispatch(expert_input, top_experts, experts, top_k)
         with f.scope("experts", kind="experts", source=self.source()):
             f.hold(x=rows)
             y = _expert_networks(
@@ -444,12 +444,12 @@ def expert_map_class() -> type[nn.Module]:
             nn.init.normal_(self.weight, std=n_in**-0.5)
             self.bias = nn.Parameter(torch.zeros(experts, n_out)) if bias else None
 
-        def forward(self, x: Tensor, expert: Tensor | None, ends: Tensor | None = None) -> Tensor:
+        def forward(self, x: Tensor, expert: Tensor | None, group_ends: Tensor | None = None) -> Tensor:
             if expert is None:
                 out = x @ self.weight.transpose(1, 2)
                 return out if self.bias is None else out + self.bias[:, None]
-            if ends is not None:
-                out = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
+            if group_ends is not None:
+                out = nn.functional.grouped_mm(x, self.weight.transpose(1, 2), offs=group_ends)
                 return out if self.bias is None else out + self.bias.index_select(0, expert)
             if x.is_meta:  # without data rows cannot be grouped by expert: one product per row, of the same total size
                 out = torch.bmm(self.weight[expert], x[:, :, None])[:, :, 0]
@@ -496,10 +496,10 @@ def _routed_class() -> type[nn.Module]:
                 # rows of identity experts run the last real expert too, so that the computation does not depend on data
                 identity = expert >= self.count
                 expert = expert.masked_fill(identity, self.count - 1)
-            ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
-            y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, ends))
-            y = y * self.up_proj(x, expert, ends) if gated else y
-            y = self.down_proj(y, expert, ends)
+            group_ends = ends_of_groups(expert, self.count) if grouped and expert is not None else None
+            y = activate(self.act, (self.gate_proj if gated else self.up_proj)(x, expert, group_ends))
+            y = y * self.up_proj(x, expert, group_ends) if gated else y
+            y = self.down_proj(y, expert, group_ends)
             return y if identity is None else torch.where(identity[:, None], self.zero_experts(x), y)
 
     class Routed(nn.Module):
@@ -519,11 +519,11 @@ def _routed_class() -> type[nn.Module]:
             for name, module in routing.modules.items():
                 self.add_module(name, module)
 
-        def dispatch(self, weights: Tensor, chosen: Tensor, run: Run | None) -> Any:
+        def dispatch(self, weights: Tensor, top_experts: Tensor, run: Run | None) -> Any:
             """Returns the rows for each token's experts."""
             if run is not None and run.expert_capacity is not None:
-                return capped_class()(weights, chosen, self.experts.count, run.expert_capacity)
-            return dispatch_class()(chosen, run is not None and run.grouped_experts)
+                return capped_class()(weights, top_experts, self.experts.count, run.expert_capacity)
+            return dispatch_class()(top_experts, run is not None and run.grouped_experts)
 
     return Routed
 
@@ -542,8 +542,8 @@ def _vision_class() -> type[nn.Module]:
             )
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
-            weights, chosen = self.routing(x, run)
-            dispatch = self.dispatch(weights, chosen, run)
+            weights, top_experts = self.routing(x, run)
+            dispatch = self.dispatch(weights, top_experts, run)
             out: Tensor = dispatch.combined(self.experts(dispatch.rows(x), dispatch.expert, dispatch.grouped), weights)
             return out
 
@@ -584,10 +584,10 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run | None = None, router_input: Tensor | None = None) -> Tensor:
             """Runs the mixture. router_input: the router's input where it differs from the experts' input."""
-            weights, chosen = self.routing(x if router_input is None else router_input, run)
+            weights, top_experts = self.routing(x if router_input is None else router_input, run)
             y = self.latent_in(x) if hasattr(self, "latent_in") else x
             y = self.latent_norm(y) if hasattr(self, "latent_norm") else y
-            dispatch = self.dispatch(weights, chosen, run)
+            dispatch = self.dispatch(weights, top_experts, run)
             outputs = self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped)
             outputs = self.expert_norm(outputs) if hasattr(self, "expert_norm") else outputs
             y = dispatch.combined(outputs, weights)

@@ -78,12 +78,14 @@ class ProductKeyMoE(Network):
 
     def flow(self, f: Flow, x: Value) -> Value:
         keys, top_k = Axis("keys", self.num_keys), self.num_experts_per_tok
-        weights, chosen = f.product_keys(f.linear("router", x, Beside(((keys,), (keys,))), kind="router"), keys, top_k)
+        weights, top_units = f.product_keys(
+            f.linear("router", x, Beside(((keys,), (keys,))), kind="router"), keys, top_k
+        )
         rows = ops.ExpertRows(self.num_experts, top_k, x.width, x.rows)
-        f.hold(weights=weights, chosen=chosen)
+        f.hold(weights=weights, chosen=top_units)
         with f.scope("experts", kind="experts", source="He 2024, §2"):
-            units = f.act(f.core("down_embed", rows, x, chosen, axes=weights.axes), self.hidden_act)
-            y = f.core("up_embed", rows, f.mul(units, weights), chosen, axes=x.axes)
+            units = f.act(f.core("down_embed", rows, x, top_units, axes=weights.axes), self.hidden_act)
+            y = f.core("up_embed", rows, f.mul(units, weights), top_units, axes=x.axes)
         f.hold(y=y)
         return f.add(y, f.part("shared_expert", self.shared_expert, x, kind="shared_expert"))
 
@@ -119,14 +121,14 @@ def _reference() -> type[nn.Module]:
     class InputProducts(Rows):
         """Multiplies tokens by their experts' input vectors. x: [batch, tokens, hidden] → [batch, tokens, k]."""
 
-        def forward(self, x: Tensor, chosen: Tensor) -> Tensor:
-            return (nn.functional.embedding(chosen, self.weight) @ x[..., None])[..., 0]
+        def forward(self, x: Tensor, top_units: Tensor) -> Tensor:
+            return (nn.functional.embedding(top_units, self.weight) @ x[..., None])[..., 0]
 
     class OutputSums(Rows):
         """Sums the experts' output vectors, weighted by units [batch, tokens, k] → [batch, tokens, hidden]."""
 
-        def forward(self, units: Tensor, chosen: Tensor) -> Tensor:
-            return (units[..., None, :] @ nn.functional.embedding(chosen, self.weight))[..., 0, :]
+        def forward(self, units: Tensor, top_units: Tensor) -> Tensor:
+            return (units[..., None, :] @ nn.functional.embedding(top_units, self.weight))[..., 0, :]
 
     class ExpertsReference(nn.Module):
         def __init__(self, spec: ProductKeyMoE, hidden: int) -> None:
@@ -137,8 +139,8 @@ def _reference() -> type[nn.Module]:
                 OutputSums(spec.num_experts, hidden),
             )
 
-        def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-            out: Tensor = self.up_embed(activate(self.act, self.down_embed(x, chosen)) * weights, chosen)
+        def forward(self, x: Tensor, top_units: Tensor, weights: Tensor) -> Tensor:
+            out: Tensor = self.up_embed(activate(self.act, self.down_embed(x, top_units)) * weights, top_units)
             return out
 
     class ProductKeyReference(nn.Module):
@@ -152,15 +154,15 @@ def _reference() -> type[nn.Module]:
             self.shared_expert = spec.shared_expert.reference(context)
 
         def forward(self, x: Tensor, run: Run | None = None) -> Tensor:
-            weights, chosen = self.routing(x)
-            y = self.experts(x, chosen, weights)
+            weights, top_units = self.routing(x)
+            y = self.experts(x, top_units, weights)
             out: Tensor = y + self.shared_expert(x)
             return out
 
         def routing(self, x: Tensor) -> tuple[Tensor, Tensor]:
             """Returns the weights and indices of each token's experts, [batch, tokens, top_k]."""
             rows, columns = self.router(x).float().chunk(2, -1)
-            scores, chosen = (rows[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
-            return scores.softmax(-1).to(x.dtype), chosen
+            scores, top_units = (rows[..., None] + columns[..., None, :]).flatten(2).topk(self.top_k, -1)
+            return scores.softmax(-1).to(x.dtype), top_units
 
     return ProductKeyReference

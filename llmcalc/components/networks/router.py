@@ -239,8 +239,8 @@ def _references() -> dict[str, type[Any]]:
             correction: Any = self.modules.get("score_correction")
             return (scores if correction is None else scores + correction.bias).topk(self.top_k, -1).indices
 
-        def weights(self, scores: Tensor, chosen: Tensor) -> Tensor:
-            chosen_scores = scores.gather(-1, chosen)
+        def weights(self, scores: Tensor, top_experts: Tensor) -> Tensor:
+            chosen_scores = scores.gather(-1, top_experts)
             return chosen_scores / chosen_scores.sum(-1, keepdim=True) if self.top_k > 1 else chosen_scores
 
     class Linear(Routing):
@@ -257,10 +257,10 @@ def _references() -> dict[str, type[Any]]:
         def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
             normed = "router_norm" in self.modules
             scores = self.score_logits(self.modules["router"](self.modules["router_norm"](x) if normed else x))
-            chosen = self.top_experts(scores)
-            weights = self.weights(scores, chosen)
+            top_experts = self.top_experts(scores)
+            weights = self.weights(scores, top_experts)
             scale: Any = self.modules.get("expert_scale")
-            return (weights if scale is None else weights * scale.weight[chosen]), chosen
+            return (weights if scale is None else weights * scale.weight[top_experts]), top_experts
 
     class MLPRouting(Routing):
         def __init__(self, spec: RouterMLP, context: Context, experts: int, top_k: int, classes: int) -> None:
@@ -273,12 +273,12 @@ def _references() -> dict[str, type[Any]]:
 
         def __call__(self, x: Tensor, run: Run | None) -> tuple[Tensor, Tensor]:
             scores = self.score_logits(self.modules["router"](x, run))
-            chosen = self.top_experts(scores)
-            weights = self.weights(scores, chosen)
+            top_experts = self.top_experts(scores)
+            weights = self.weights(scores, top_experts)
             if self.none_of_them is not None:  # a token without experts runs expert 0 too, with weight 0
-                skipped = chosen == self.none_of_them
-                weights, chosen = weights.masked_fill(skipped, 0.0), chosen.masked_fill(skipped, 0)
-            return weights, chosen
+                skipped = top_experts == self.none_of_them
+                weights, top_experts = weights.masked_fill(skipped, 0.0), top_experts.masked_fill(skipped, 0)
+            return weights, top_experts
 
     class TableRouting(Routing):
         def __init__(self, spec: TokenTableRouter, context: Context, experts: int, top_k: int, classes: int) -> None:
@@ -291,7 +291,7 @@ def _references() -> dict[str, type[Any]]:
             assert run.ids is not None
             table: Any = self.modules["token_table"]
             scores = self.score_logits(self.modules["router"](x))
-            chosen = table.chosen[run.ids]
-            return self.weights(scores, chosen), chosen
+            top_experts = table.chosen[run.ids]
+            return self.weights(scores, top_experts), top_experts
 
     return {"linear": Linear, "mlp": MLPRouting, "token_table": TableRouting}

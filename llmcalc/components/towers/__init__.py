@@ -1,7 +1,9 @@
 """Vision and audio encoders beside a text model, and projectors from their output to its width.
 
-Their parameters are counted. Their FLOPs are not, because most of them process as many patches or frames as the input
-has.
+Their parameters are counted, and their FLOPs for the images and the audio that a question gives.
+
+An encoder may be changed without reading the text model: what it gives to the model is its projector's output. How many
+patches or frames it reads is decided in `components/inputs`.
 """
 
 from __future__ import annotations
@@ -80,7 +82,7 @@ def record(f: Flow, towers: Mapping[str, Tower]) -> dict[str, Value]:
     for name, tower, readable in below(towers):
         own_input = tower.input_value()
         source = _source(own_input, [outputs[read_name] for read_name in readable])
-        outputs[name] = f.part(name, tower, own_input if source is None else source.seen(*own_input.axes))
+        outputs[name] = f.part(name, tower, own_input if source is None else source.view(*own_input.axes))
     return outputs
 
 

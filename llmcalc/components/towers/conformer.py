@@ -104,7 +104,7 @@ class ConformerConvolution(Part):
         y = f.mul(value, f.act(gate, self.gate_act))
         conv_axes = (*hidden, Axis("multiplier", self.multiplier))
         y = f.conv("conv", y, *conv_axes, kernel=self.kernel_size, groups=y.width, bias=self.bias)
-        y = f.linear("pointwise", y, *hidden, bias=self.bias) if self.separable else y.seen(*hidden)
+        y = f.linear("pointwise", y, *hidden, bias=self.bias) if self.separable else y.view(*hidden)
         y = y if self.norm is None else f.part("norm", self.norm, y)
         return f.linear("out_proj", f.act(y, self.hidden_act), *hidden, bias=self.bias)
 

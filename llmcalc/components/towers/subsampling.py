@@ -86,7 +86,7 @@ class Subsampling(Component):
             mean, scale = f.split(f.buffer("standardize", Axis("statistics", 2), *x.axes), x.axes, x.axes)
             x = f.mul(f.add(x, mean), scale)
         out, frames, pitches = width or x.axes, x.rows, self.num_mel_bins
-        y = x.seen(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
+        y = x.view(Axis("channels", 1), rows=Multiple("spectrum", of=frames, by=pitches))
         for i, conv in enumerate(self.convolutions, 1):
             (time, pitch), channels = conv.kernel, Axis("channels", conv.channels)
             frames = Strided(of=frames, kernel=time, stride=conv.stride[0])
@@ -99,7 +99,7 @@ class Subsampling(Component):
                 y = f.conv(f"conv_{i}", y, channels, kernel=time * pitch, bias=conv.bias, rows=rows)
             y = y if self.norm is None else f.part(f"norm_{i}", self.norm, y)
             y = f.act(y, "relu")
-        return f.linear("proj", y.seen(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
+        return f.linear("proj", y.view(*y.axes, Axis("pitches", pitches), rows=frames), *out, bias=self.bias)
 
     def reference(self, context: Context) -> nn.Module:
         return _reference()(self, context.hidden_size)

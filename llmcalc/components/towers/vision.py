@@ -85,7 +85,7 @@ class AttentionPooling(Part):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Records the pooling head and returns one vector per image. x: the patches."""
-        probe = f.vector("probe", *x.axes).seen(*x.axes, rows=IMAGES)
+        probe = f.vector("probe", *x.axes).view(*x.axes, rows=IMAGES)
         pooled = f.part("attention", self.attention, probe, memory=x)
         return f.add(pooled, f.part("mlp", self.feed_forward, f.part("norm", self.norm, pooled)))
 
@@ -151,7 +151,7 @@ class VisionTower(TowerPart):
             x = f.add(x, positions)
         with f.apart(causal=False):
             x = self.stack.flow(f, x)
-        x = x.seen(hidden, rows=patches)
+        x = x.view(hidden, rows=patches)
         if self.clamps:
             f.buffer("clamps", Axis("layers", self.stack.num_hidden_layers), Axis("bounds", self.clamps))
         if self.standardize:

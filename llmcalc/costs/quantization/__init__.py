@@ -2,6 +2,8 @@
 
 `base` walks the model. `linear` and `formats` have the schemes that convert linear layers, `gguf` has llama.cpp's mixes
 and `mlx` has mlx-lm's formats. `config` reads a Hugging Face `quantization_config`, `named` the names of `--quantize`.
+
+A scheme may be changed or added without reading the others: all that the rest asks of it is `Scheme` of `base`.
 """
 
 from .base import PARTS, Parts, QuantizedSize, Scheme, quantized_size

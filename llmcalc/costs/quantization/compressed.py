@@ -64,7 +64,7 @@ def compressed_tensors(c: Fields) -> Scheme:
         tuple(groups),
         head=True,
         everywhere=True,
-        kept=excluded,
+        excluded=excluded,
     )
 
 

@@ -76,7 +76,7 @@ def _every_linear(c: Fields, scheme: LinearScheme, *names: str) -> LinearScheme:
     it.
     """
     has_exclusions = any(c.get(name) is not None for name in names)
-    return replace(scheme, head=has_exclusions, everywhere=True, kept=_excluded_modules(c, *names))
+    return replace(scheme, head=has_exclusions, everywhere=True, excluded=_excluded_modules(c, *names))
 
 
 def _fp8(c: Fields) -> Scheme:
@@ -92,11 +92,11 @@ def _fp8(c: Fields) -> Scheme:
     c.one_of("expert_dtype", experts, "fp8", "fp4")
     c.must("modules_to_convert", None)
     c.must("weight_per_tensor", False, None, *(() if block else (True,)))
-    further = c.table("quantized_layers")
+    listed_layers = c.table("quantized_layers")
     listed: tuple[Group, ...] = ()
-    if further is not None:
+    if listed_layers is not None:
         c.ignore("config_groups", "group_size", "ignore", "moe_quant_algo", "quant_algo", "kv_cache_quant_algo")
-        listed, _ = listed_groups(further)
+        listed, _ = listed_groups(listed_layers)
     in_bytes = scale == "ue8m0" and (experts == "fp4" or bool(listed))
     scale_bytes = 1 if in_bytes else 4
     linear_format = FP8(block or "tensor", scale_bytes if block else 4, 1 if scheme == "static" else 0)
@@ -158,7 +158,7 @@ def _awq(c: Fields) -> Scheme:
         named.AWQ_SOURCE,
         (),
         (Group(AWQ(group)),),
-        kept=ModuleList(c.texts("modules_to_not_convert"), "awq"),
+        excluded=ModuleList(c.texts("modules_to_not_convert"), "awq"),
     )
 
 
@@ -223,7 +223,7 @@ def _gptq(c: Fields) -> Scheme:
         (named.ZERO_BIASES,),
         groups,
         head=head,
-        kept=excluded,
+        excluded=excluded,
     )
 
 
@@ -277,7 +277,7 @@ def _bitsandbytes(c: Fields) -> Scheme:
 
 def _mxfp4(c: Fields) -> Scheme:
     c.ignore("dequantize")
-    return replace(named.mxfp4("mxfp4"), kept=_excluded_modules(c, "modules_to_not_convert"))
+    return replace(named.mxfp4("mxfp4"), excluded=_excluded_modules(c, "modules_to_not_convert"))
 
 
 def _bitnet(c: Fields) -> Scheme | None:

@@ -17,11 +17,11 @@ class Fields:
     """A table of a config. data: its fields. where: its name in error messages."""
 
     def __init__(self, data: Mapping[str, Any], origin: str) -> None:
-        self.data, self.where, self.asked = data, origin, set[str](COMMON)
+        self.data, self.where, self.read_names = data, origin, set[str](COMMON)
 
     def get(self, name: str, absent: Any = None) -> Any:
         """Returns the value of a field, or `absent` if the field is missing."""
-        self.asked.add(name)
+        self.read_names.add(name)
         return self.data.get(name, absent)
 
     def lower(self, name: str, absent: Any = None) -> Any:
@@ -31,7 +31,7 @@ class Fields:
 
     def ignore(self, *names: str) -> None:
         """Marks fields as ignored, because they change no size."""
-        self.asked.update(names)
+        self.read_names.update(names)
 
     def wrong(self, name: str, value: Any, expected: str) -> InputError:
         try:
@@ -45,7 +45,7 @@ class Fields:
             raise self.wrong(name, value, "one of " + ", ".join(map(repr, allowed)))
 
     def must(self, name: str, *allowed: Any, absent: Any = None) -> None:
-        """Raises `InputError` if the field has a value that is not supported."""
+        """Checks that a field has a supported value. Raises `InputError` if not."""
         self.one_of(name, self.get(name, absent), *allowed)
 
     def texts(self, *names: str) -> list[str]:
@@ -97,7 +97,7 @@ class Fields:
 
     def all_read(self) -> None:
         """Raises `InputError` for a field that was neither read nor ignored."""
-        unknown = sorted(str(name) for name in self.data if name not in self.asked)
+        unknown = sorted(str(name) for name in self.data if name not in self.read_names)
         if unknown:
-            known_fields = ", ".join(sorted(self.asked - COMMON))
+            known_fields = ", ".join(sorted(self.read_names - COMMON))
             raise InputError(f"{self.where}: {unknown[0][:60]}: not known; expected one of {known_fields}")

@@ -35,7 +35,7 @@ Whole: TypeAlias = Literal["row", "tensor"]
 class LinearFormat:
     """The storage format of a linear layer."""
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         """Bytes of the layer's tensors. plain_bytes: bytes per element of the model's own number format."""
         raise TypeError(f"{type(self).__name__} stores nothing")
 
@@ -77,7 +77,7 @@ class FP8(LinearFormat):
     static: int = 0
     static_zeros: int = 0
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         scale_bytes = plain_bytes if self.scale_bytes is None else self.scale_bytes
         if isinstance(self.over, tuple):
             rows, columns = self.over
@@ -111,7 +111,7 @@ class FP4(LinearFormat):
     static: int = 0
     scale_bytes: int = 1
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         blocks = n_out * ceil_div(n_in, self.block)
         return Parts(
             weights=n_out * ceil_div(n_in, 2),
@@ -135,7 +135,7 @@ class AWQ(LinearFormat):
     group: int | None
     bits: int = 4
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         groups = 1 if self.group is None else ceil_div(n_in, self.group)
         words = floor_div(n_out * self.bits, 32)  # int32 words per row of codes
         return Parts(weights=n_in * words * INT32, scales=groups * n_out * 2, zeros=groups * words * INT32)
@@ -158,7 +158,7 @@ class GPTQ(LinearFormat):
     group: int | None
     indexed: bool = True
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         groups = 1 if self.group is None else ceil_div(n_in, self.group)
         weights = floor_div(n_in * self.bits, 32) * n_out * INT32
         zeros = groups * floor_div(n_out * self.bits, 32) * INT32
@@ -183,7 +183,7 @@ class AWQInt4(LinearFormat):
     group: int
     static: int = 0
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         scales = n_out * ceil_div(n_in, self.group) * FP32
         return Parts(weights=floor_div(n_out, 2) * n_in, scales=scales, other=self.static * FP32)
 
@@ -203,7 +203,7 @@ class Bnb4(LinearFormat):
 
     double: bool = False
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         n = n_out * n_in
         blocks = ceil_div(n, BNB_BLOCK)
         scales = blocks + ceil_div(blocks, BNB_NESTED) * FP32 if self.double else blocks * FP32
@@ -220,7 +220,7 @@ class Bnb4(LinearFormat):
 class Bnb8(LinearFormat):
     """LLM.int8() of bitsandbytes."""
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         return Parts(weights=n_out * n_in, scales=n_out * FP32, other=1)
 
     def describe(self) -> str:
@@ -242,7 +242,7 @@ class PackedInt(LinearFormat):
     indexed: bool = False
     whole: bool = False
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         groups = 1 if self.group is None else ceil_div(n_in, self.group)
         rows: Number = 1 if self.whole else n_out
         weights = n_out * ceil_div(n_in * self.bits, 32) * INT32
@@ -270,7 +270,7 @@ class WholeInt(LinearFormat):
     static: Static = Static()
     scale_bytes: int | None = None
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         scales: Number = 1 if self.over == "tensor" else n_out
         if isinstance(self.over, int):
             scales = n_out * ceil_div(n_in, self.over)
@@ -297,7 +297,7 @@ class HQQ(LinearFormat):
     bits: int
     group: int
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         groups = floor_div(n_out * n_in, self.group)
         codes = ceil_div(groups, 10) * self.group * INT32 if self.bits == 3 else floor_div(n_out * n_in * self.bits, 8)
         return Parts(codes, groups * plain_bytes, groups * plain_bytes)
@@ -316,7 +316,7 @@ class Grouped(LinearFormat):
     bits: int
     group: int
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         scales = n_out * ceil_div(n_in, self.group) * plain_bytes
         return Parts(ceil_div(n_out * n_in * self.bits, 8), scales, scales)
 
@@ -387,7 +387,7 @@ class AQLM(LinearFormat):
     books: int
     bits: int
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         codes = floor_div(n_out, self.rows) * floor_div(n_in, self.columns) * self.books * (1 if self.bits <= 8 else 2)
         return Parts(
             codes, floor_div(n_out, self.rows) * 2, other=self.books * 2**self.bits * self.rows * self.columns * 2
@@ -410,7 +410,7 @@ class Averaged(LinearFormat):
     bits: Fraction
     vectors: bool
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         codes = ceil_div(n_out * n_in * self.bits.numerator, 8 * self.bits.denominator)
         return Parts(codes, (n_out + n_in) * 2 if self.vectors else 0)
 
@@ -422,7 +422,7 @@ class Averaged(LinearFormat):
 class Ternary(LinearFormat):
     """BitNet's ternary weights −1, 0 and 1: four rows per byte, one scale in the model's number format."""
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         return Parts(weights=floor_div(n_out, 4) * n_in, scales=plain_bytes)
 
     def refuses(self, n_out: Number, n_in: Number) -> str:

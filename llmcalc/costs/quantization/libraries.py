@@ -74,15 +74,19 @@ def auto_round(c: Fields) -> Scheme:
         other = stored(fields, "bits", fields.get("bits", bits), fields.group("group_size", group))
         entry = f"re:{name}" if set(name) & PATTERN else name
         groups.append(Group(other, ModuleList([entry], "compressed-tensors", "extra_config")))
-    usual = stored(c, "bits", bits, group)
+    default_format = stored(c, "bits", bits, group)
     label = f"auto-round-int{bits}" + ("" if group is None else f"-g{group}")
     return LinearScheme(
-        label, "auto-round", (), (*groups, Group(usual)), kept=ModuleList(c.union("modules_to_not_convert"))
+        label,
+        "auto-round",
+        (),
+        (*groups, Group(default_format)),
+        excluded=ModuleList(c.union("modules_to_not_convert")),
     )
 
 
 def hqq(c: Fields) -> Scheme:
-    """Reads an HQQ config: one format for all layers but those that it skips."""
+    """Reads an HQQ config: one format for all layers except the skipped ones."""
     table = c.table("quant_config")
     weights = c if table is None else table.table("weight_quant_params") or table
     if table is not None:
@@ -99,7 +103,7 @@ def hqq(c: Fields) -> Scheme:
     skipped = ModuleList(c.texts("skip_modules") or ["lm_head"], field="skip_modules")
     return LinearScheme(
         f"hqq-int{bits}-g{group}", "HQQ", (DESCRIBED,), (Group(HQQ(bits, group)),), head=True, everywhere=True,
-        kept=skipped,
+        excluded=skipped,
     )  # fmt: skip
 
 
@@ -126,7 +130,7 @@ def quark(c: Fields) -> Scheme:
         raise c.wrong("global_quant_config", None, "how weights are quantised")
     return LinearScheme(
         "+".join(dict.fromkeys(label for label in labels if label)), "Quark", remarks, tuple(groups), head=True,
-        everywhere=True, kept=ModuleList(c.texts("exclude"), "modelopt", "exclude"),
+        everywhere=True, excluded=ModuleList(c.texts("exclude"), "modelopt", "exclude"),
     )  # fmt: skip
 
 
@@ -172,7 +176,7 @@ def torchao(c: Fields) -> Scheme:
         raise c.wrong("quant_type", stated, "weights in int4, int8 or float8, such as Int4WeightOnlyConfig")
     label, stored = formats[word]
     scheme = LinearScheme(f"torchao-{label}", "torchao", (TORCHAO,), (Group(stored),), everywhere=True)
-    return replace(scheme, kept=ModuleList(c.union("modules_to_not_convert")))
+    return replace(scheme, excluded=ModuleList(c.union("modules_to_not_convert")))
 
 
 def quanto(c: Fields) -> Scheme:
@@ -184,7 +188,7 @@ def quanto(c: Fields) -> Scheme:
     }  # fmt: skip
     c.one_of("weights", word, *formats)
     scheme = LinearScheme(f"quanto-{word}", "quanto", (), (Group(formats[word]),), everywhere=True)
-    return replace(scheme, kept=ModuleList(c.union("modules_to_not_convert")))
+    return replace(scheme, excluded=ModuleList(c.union("modules_to_not_convert")))
 
 
 def aqlm(c: Fields) -> Scheme:
@@ -195,7 +199,9 @@ def aqlm(c: Fields) -> Scheme:
     names = [name.removesuffix(".weight") for name in c.texts("linear_weights_not_to_quantize")]
     skipped = ModuleList(names, field="linear_weights_not_to_quantize")
     stored = AQLM(columns, rows, books, bits)
-    return LinearScheme(f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, kept=skipped)
+    return LinearScheme(
+        f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, excluded=skipped
+    )
 
 
 def metal(c: Fields) -> Scheme:

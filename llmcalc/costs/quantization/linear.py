@@ -61,7 +61,7 @@ class LinearScheme(Scheme):
     head: whether output heads are converted; default False.
     everywhere: whether the gate of shared experts (n_out = 1) and every `nn.Linear` outside of layers are converted;
         default False.
-    kept: modules that stay unconverted.
+    excluded: modules that stay unconverted.
     stated: where the scheme is stated, in messages; default the option `--quantize`.
     """
 
@@ -69,7 +69,7 @@ class LinearScheme(Scheme):
     scope: Scope = "linear"
     head: bool = False
     everywhere: bool = False
-    kept: ModuleList = field(default_factory=lambda: ModuleList(()))
+    excluded: ModuleList = field(default_factory=lambda: ModuleList(()))
     stated: str = ""
 
     def _error(self, reason: str) -> InputError:
@@ -80,7 +80,7 @@ class LinearScheme(Scheme):
 
     @property
     def reads_names(self) -> bool:
-        return bool(self.kept.entries) or any(group.named is not None for group in self.groups)
+        return bool(self.excluded.entries) or any(group.named is not None for group in self.groups)
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         has_converted = False
@@ -94,7 +94,7 @@ class LinearScheme(Scheme):
             reason = linear_format.refuses(n_out, n_in)
             if reason:
                 raise self._error(f"{site.path}: {reason}; expected another scheme, or a model whose sizes it can hold")
-            yield site, linear_format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
+            yield site, linear_format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         if not has_converted:
             scope_text = "routed experts" if self.scope == "experts" else "linear layers that are not excluded"
             raise self._error(f"converts {scope_text}, and this model has none; expected another scheme")
@@ -109,7 +109,7 @@ class LinearScheme(Scheme):
         if (
             (output and not self.head)
             or (not self.everywhere and _is_skipped(site) and not output)
-            or site.names in self.kept
+            or site.names in self.excluded
         ):
             return None
         group = next(
@@ -126,9 +126,9 @@ class LinearScheme(Scheme):
         other_layers = ", attention" if self.scope == "experts" else ""
         texts.append(
             f"unconverted: embeddings{head}{other_layers}, norms, biases, routers"
-            + (" and the modules that the config lists" if self.kept.entries else "")
+            + (" and the modules that the config lists" if self.excluded.entries else "")
         )
-        unused = self.kept.unused
+        unused = self.excluded.unused
         if unused:
             unused_count_text = f" and {len(unused) - 3} more" if len(unused) > 3 else ""
             texts.append(

@@ -34,7 +34,7 @@ class MLXAffine(LinearFormat):
     bits: int
     group: int
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         scale_bytes = n_out * floor_div(n_in, self.group) * plain_bytes
         return Parts(weights=n_out * floor_div(n_in * self.bits, 32) * INT32, scales=scale_bytes, zeros=scale_bytes)
 
@@ -69,7 +69,7 @@ class MLXScheme(Scheme):
 
     def store(self, spec: ModelSpec, weight_sites: list[WeightSite], dtype: str) -> Iterator[tuple[WeightSite, Parts]]:
         for site in weight_sites:
-            module_format = self._of(site)
+            module_format = self._module_format(site)
             if module_format is None:
                 yield site, plain(site.tensor.size, dtype)
                 continue
@@ -79,7 +79,7 @@ class MLXScheme(Scheme):
             count: Number = 1
             for axis in stack:
                 count = count * axis
-            yield site, module_format.format.of(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
+            yield site, module_format.format.bytes_by_part(n_out, n_in, DTYPE_BITS[dtype] // 8) * count
         unused = [entry for modules, _ in self.others for entry in modules.entries if entry not in modules.used]
         if unused:
             raise InputError(
@@ -87,7 +87,7 @@ class MLXScheme(Scheme):
                 "counts without it)"
             )
 
-    def _of(self, site: WeightSite) -> ModuleFormat | None:
+    def _module_format(self, site: WeightSite) -> ModuleFormat | None:
         """The format of a tensor; None if it stays unconverted.
 
         Raises `InputError` if the config does not tell whether a tensor is converted.

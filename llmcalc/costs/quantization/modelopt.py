@@ -80,7 +80,7 @@ def modelopt(c: Fields) -> Scheme:
     if any(name in WITH_INPUT_SCALES for name in labels):
         remarks.append(SMOOTHED)
     label = "+".join(dict.fromkeys(ALGORITHMS[name][0] for name in labels))
-    return LinearScheme(label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, kept=excluded)
+    return LinearScheme(label, "ModelOpt", tuple(remarks), groups, head=True, everywhere=True, excluded=excluded)
 
 
 def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
@@ -90,16 +90,16 @@ def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
     """
     by_format: dict[LinearFormat | None, list[str]] = {}
     algorithms: dict[str, None] = {}
-    seen: dict[str, LinearFormat | None] = {}
+    format_by_module: dict[str, LinearFormat | None] = {}
     for name, (algorithm, stored) in _formats(listed):
         if algorithm:
             algorithms[algorithm] = None
         module = EXPERT.sub("0", name)
-        if module in seen:
-            if seen[module] != stored:
+        if module in format_by_module:
+            if format_by_module[module] != stored:
                 raise listed.wrong(name, algorithm, "the format of the layer's other experts")
             continue
-        seen[module] = stored
+        format_by_module[module] = stored
         by_format.setdefault(stored, []).append(module)
     groups = (Group(stored, ModuleList(names, "modelopt", "quantized_layers")) for stored, names in by_format.items())
     return tuple(groups), tuple(algorithms)
@@ -107,7 +107,7 @@ def listed_groups(listed: Fields) -> tuple[tuple[Group, ...], tuple[str, ...]]:
 
 def _formats(listed: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | None]]]:
     """Yields (module, (algorithm, its format)); the format is None for a module that stays unconverted."""
-    known: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
+    formats: dict[tuple[object, int | None], tuple[str, LinearFormat | None]] = {}
     for name in listed.data:
         fields = listed.table(name)
         if fields is None:
@@ -121,6 +121,6 @@ def _formats(listed: Fields) -> Iterator[tuple[str, tuple[str, LinearFormat | No
         if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
             raise fields.wrong("quant_algo", algorithm, f"one of {', '.join(ALGORITHMS)}")
         key = algorithm, group
-        if key not in known:
-            known[key] = algorithm, ALGORITHMS[algorithm][1](group)
-        yield name, known[key]
+        if key not in formats:
+            formats[key] = algorithm, ALGORITHMS[algorithm][1](group)
+        yield name, formats[key]

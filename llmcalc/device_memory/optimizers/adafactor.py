@@ -129,8 +129,8 @@ def _multi_tensor_adafactor(run: OptimizerStep, trained: Sequence[OptimizedParam
 def _by_dtype_and_factors(run: OptimizerStep, trained: Sequence[OptimizedParameter]) -> list[list[OptimizedParameter]]:
     """Returns the groups of `_group_tensors_by_device_dtype_and_is_multidim`."""
     groups: dict[tuple[Dtype, bool], list[OptimizedParameter]] = {}
-    for same in run.by_dtype(trained):
-        for parameter in same:
+    for same_dtype in run.by_dtype(trained):
+        for parameter in same_dtype:
             groups.setdefault((parameter.tensor.dtype, _is_factored(parameter)), []).append(parameter)
     return list(groups.values())
 

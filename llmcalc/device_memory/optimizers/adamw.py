@@ -72,8 +72,8 @@ def build_torch_optimizers(
     """Builds torch's optimizer. parameters: pairs of a parameter and whether it is the weight matrix of a layer."""
     import torch
 
-    every = [parameter for parameter, _ in parameters]
-    yield torch.optim.AdamW(every, foreach=implementation == "foreach", fused=implementation == "fused")
+    all_parameters = [parameter for parameter, _ in parameters]
+    yield torch.optim.AdamW(all_parameters, foreach=implementation == "foreach", fused=implementation == "fused")
 
 
 OPTIMIZER = Optimizer(

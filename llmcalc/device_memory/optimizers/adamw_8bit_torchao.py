@@ -31,10 +31,10 @@ def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of two states: n bytes with n/256 scales and a code map, or n numbers in the tensor's
     format."""
     codes = sum_over(tensors, lambda t: _is_quantized(t) * t.size)
-    others = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
+    other_states = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
     scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
     maps = 2 * 4 * MAP_ENTRIES * sum_over(tensors, _is_quantized)
-    return {"exp_avg": codes + others, "exp_avg_sq": codes + others, "scales": 2 * scales, "qmaps": maps}
+    return {"exp_avg": codes + other_states, "exp_avg_sq": codes + other_states, "scales": 2 * scales, "qmaps": maps}
 
 
 def step(run: OptimizerStep) -> None:

@@ -60,9 +60,9 @@ def bitsandbytes_optimizer(
     )
 
 
-def is_large(tensor: ParamTensor, least: int = LEAST_8BIT) -> Number:
+def is_large(tensor: ParamTensor, min_elements: int = LEAST_8BIT) -> Number:
     """Returns 1 for a tensor with at least this number of elements, else 0."""
-    return minimum(1, floor_div(tensor.size, least))
+    return minimum(1, floor_div(tensor.size, min_elements))
 
 
 def state_bytes(moments: int, eight: bool, tensors: Sequence[TrainedTensor], dtype: str) -> States:

@@ -25,8 +25,8 @@ ITERATIONS = 5
 def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
     """Returns the bytes of the matrices' momentum and of AdamW's states."""
     matrices = [parameter for parameter in tensors if parameter.is_layer_matrix]
-    others = [parameter for parameter in tensors if not parameter.is_layer_matrix]
-    return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(others, dtype)}
+    other_states = [parameter for parameter in tensors if not parameter.is_layer_matrix]
+    return {"momentum_buffer": bytes_of(elements_of(matrices), dtype), **adamw.states(other_states, dtype)}
 
 
 def step(run: OptimizerStep) -> None:
@@ -70,11 +70,11 @@ def build_torch_optimizers(
     import torch
 
     matrices = [parameter for parameter, matrix in parameters if matrix]
-    others = [(parameter, False) for parameter, matrix in parameters if not matrix]
+    other_parameters = [(parameter, False) for parameter, matrix in parameters if not matrix]
     if matrices:
         yield torch.optim.Muon(matrices)
-    if others:
-        yield from adamw.build_torch_optimizers(others, implementation, momentum)
+    if other_parameters:
+        yield from adamw.build_torch_optimizers(other_parameters, implementation, momentum)
 
 
 OPTIMIZER = Optimizer(

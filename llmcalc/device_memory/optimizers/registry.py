@@ -55,8 +55,7 @@ def optimizer(name: str, where: str = "--optimizer") -> Optimizer:
         return _record(hyphenated)
     record = next((record for record in optimizers() if hyphenated in record.aliases), None)
     if record is None:
-        near = suggest(hyphenated, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])
-        raise InputError(
-            f"{where}: {shown(name)} is not known; expected one of {', '.join(NAMES)}{'.' * bool(near)}{near}"
-        )
+        suggestion = suggest(hyphenated, [*NAMES, *(alias for record in optimizers() for alias in record.aliases)])
+        suggestion = suggestion and f".{suggestion}"
+        raise InputError(f"{where}: {shown(name)} is not known; expected one of {', '.join(NAMES)}{suggestion}")
     return record

@@ -30,9 +30,9 @@ def run_step(
     Raises `InputError` for an unknown optimizer, or an implementation that it does not have.
     """
     record = optimizer(name)
-    chosen = implementation or record.implementations[0]
-    if chosen not in record.implementations:
-        known = " or ".join(record.implementations)
-        raise InputError(f"--optimizer-impl {chosen}: {name} does not have it; expected {known}")
+    chosen_implementation = implementation or record.implementations[0]
+    if chosen_implementation not in record.implementations:
+        names = " or ".join(record.implementations)
+        raise InputError(f"--optimizer-impl {chosen_implementation}: {name} does not have it; expected {names}")
     with graph.no_grad():
-        record.step(OptimizerStep(Aten(graph), trained, chosen, momentum, dtype, torch))
+        record.step(OptimizerStep(Aten(graph), trained, chosen_implementation, momentum, dtype, torch))

@@ -101,13 +101,13 @@ class ElementwiseVerbs(Recorder):
 
     def split(self, x: Value, *shapes: Shape) -> tuple[Value, ...]:
         """Records a split of the last axis of a value into views."""
-        parts = tuple(x.seen(*shape) for shape in shapes)
+        parts = tuple(x.view(*shape) for shape in shapes)
         self.record("split", "", (x,), parts)
         return parts
 
     def take(self, x: Value, *axes: Axis | Beside) -> Value:
         """Records a slice of x's first axis: one index if the axes omit that axis, several indices otherwise."""
-        return self.step("take", "", (x,), x.seen(*axes))
+        return self.step("take", "", (x,), x.view(*axes))
 
     def flat(self, x: Value) -> Value:
         """Records x with all axes flattened into one; a copy if the axes are not stored in this order."""
@@ -115,7 +115,7 @@ class ElementwiseVerbs(Recorder):
 
     def copies(self, x: Value, over: Axis) -> Value:
         """Records an expansion of x along a new first axis, as a view."""
-        return self.step("copies", "", (x,), x.seen(over, *x.axes))
+        return self.step("copies", "", (x,), x.view(over, *x.axes))
 
     def cat(self, *parts: Value, axes: Shape, rows: Rows | None = None) -> Value:
         """Records a concatenation of values along the axes; with `rows`, along the rows."""

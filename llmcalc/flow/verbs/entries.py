@@ -29,13 +29,13 @@ class EntryVerbs(Recorder):
 
     def with_rest(self, *row_values: Value) -> tuple[Value, ...]:
         """Records x after the rows of earlier passes that do not fill an entry yet."""
-        output = tuple(value.seen(*value.axes) for value in row_values)
+        output = tuple(value.view(*value.axes) for value in row_values)
         self.record("with_rest", "", row_values, output)
         return output
 
     def keep_entries(self, op: Op, entries: Value, *pending: Value) -> Value:
         """Caches entries, and the rows that do not fill an entry yet. Returns all entries so far."""
-        output = entries.seen(*entries.axes)
+        output = entries.view(*entries.axes)
         self.record("keep_entries", "cache", (entries, *pending), (output,), op=op)
         return output
 
@@ -48,10 +48,10 @@ class EntryVerbs(Recorder):
         output = value_of_pairs(weights.rows, fixed=True, batched=True)
         return self.step("choose_entries", "", (scores, weights, mask), output, top_k=top_k)
 
-    def among(self, mask: Value, chosen: Value, entries: Value) -> tuple[Value, Value]:
+    def among(self, mask: Value, selected: Value, entries: Value) -> tuple[Value, Value]:
         """Records the mask of the selected entries. Returns it with the entries to read."""
-        output = Value(chosen.rows, (), fixed=True), entries.seen(*entries.axes)
-        self.record("among", "", (mask, chosen, entries), output)
+        output = Value(selected.rows, (), fixed=True), entries.view(*entries.axes)
+        self.record("among", "", (mask, selected, entries), output)
         return output
 
     def mask(self, q: Value, k: Value, *, causal: bool, window: Number = None, chunk: Number = None) -> None:

@@ -36,10 +36,12 @@ class ExpertVerbs(Recorder):
         optional_inputs = {"correction": correction, "scale": scale, "table": table}
         inputs = {name: value for name, value in optional_inputs.items() if value is not None}
         axis = Axis("top_k", top_k)
-        weights, chosen = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
+        weights, top_experts = Value(logits.rows, (axis,)), Value(logits.rows, (axis,), fixed=True)
         ins = (logits, *inputs.values())
-        self.record("route", "", ins, (weights, chosen), scoring=scoring, beside=tuple(inputs), skip=skip, top_k=top_k)
-        return weights, chosen
+        self.record(
+            "route", "", ins, (weights, top_experts), scoring=scoring, beside=tuple(inputs), skip=skip, top_k=top_k
+        )
+        return weights, top_experts
 
     def product_keys(self, scores: Value, side: Axis, top_k: Number) -> tuple[Value, Value]:
         """Records the selection of experts in a grid by product keys; returns their weights and their indices.
@@ -48,9 +50,9 @@ class ExpertVerbs(Recorder):
             its row's and its column's; a softmax over the chosen experts' scores gives the weights.
         """
         axis = Axis("top_k", top_k)
-        weights, chosen = Value(scores.rows, (axis,)), Value(scores.rows, (axis,), fixed=True)
-        self.record("product_keys", "", (scores,), (weights, chosen), side=side, top_k=top_k)
-        return weights, chosen
+        weights, top_units = Value(scores.rows, (axis,)), Value(scores.rows, (axis,), fixed=True)
+        self.record("product_keys", "", (scores,), (weights, top_units), side=side, top_k=top_k)
+        return weights, top_units
 
     def carry(self, name: str, x: Value, scale: Value | None = None) -> Value:
         """Passes x to the next layer under a name.
@@ -60,13 +62,13 @@ class ExpertVerbs(Recorder):
         """
         return self.step("carry", "", (x,) if scale is None else (x, scale), Value(x.rows, x.axes), slot=name)
 
-    def dispatch(self, x: Value, chosen: Value, experts: Axis, top_k: Number) -> Value:
+    def dispatch(self, x: Value, top_experts: Value, experts: Axis, top_k: Number) -> Value:
         """Records the sorting of rows by expert: one row per token and selected expert.
 
         x may have such rows already, in the order of the tokens.
         """
         rows = x.rows if isinstance(x.rows, Routed) else Routed(of=x.rows, top_k=top_k)
-        return self.step("dispatch", "", (x, chosen), Value(rows, x.axes), experts=experts, top_k=top_k)
+        return self.step("dispatch", "", (x, top_experts), Value(rows, x.axes), experts=experts, top_k=top_k)
 
     def to_tokens(self, routed: Value) -> Value:
         """Records the sorting of the experts' rows back into the order of the tokens."""

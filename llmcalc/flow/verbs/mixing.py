@@ -93,8 +93,7 @@ class MixingVerbs(Recorder):
         return self.step("strongest", "", (strength, q, k), output, keep=keep, causal=True, window=window)
 
     def select(self, scores: Value, k: Value, top_k: Number) -> None:
-        """Records the selection of each query's `top_k` keys with the highest scores, for this layer and those that
-        reuse it."""
+        """Records the selection of the `top_k` keys per query by score, for this layer and layers that reuse it."""
         self.record("select", "", (scores, k), top_k=top_k, causal=True)
 
     def selected(self, q: Value, *keys: Value) -> tuple[Value, ...]:
@@ -147,6 +146,6 @@ class MixingVerbs(Recorder):
 
 def _readable(keys: Value) -> Value:
     """Returns a view of keys or values, of which a kernel may read only some."""
-    output = keys.seen(*keys.axes)
+    output = keys.view(*keys.axes)
     output.once = keys.once
     return output

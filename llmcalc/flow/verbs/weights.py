@@ -204,12 +204,12 @@ class WeightVerbs(Recorder):
         op = ops.Weight(self.n(axes), None if heads is None else heads.size, many, frozen)
         return self.step("vector", name, (), Value(ONCE, axes), op=op, about=node_fields)
 
-    def padded(self, x: Value, more: Number, state: str) -> Value:
-        """Records x with `more` rows before the first: zeros, or rows of an earlier pass.
+    def padded(self, x: Value, padding: Number, state: str) -> Value:
+        """Records x with `padding` rows before the first: zeros, or rows of an earlier pass.
 
         state: the name of the state that keeps them.
         """
-        return self.step("padded", "", (x,), Value(_rows_padded(x.rows, more), x.axes), more=more, state=state)
+        return self.step("padded", "", (x,), Value(_rows_padded(x.rows, padding), x.axes), more=padding, state=state)
 
     def zeros(self, x: Value, state: str) -> Value:
         """Records one row of zeros per sequence, with x's axes; no row if an earlier pass has stored the state.
@@ -223,7 +223,7 @@ class WeightVerbs(Recorder):
 
         state: the name of the state that keeps it. index: which of the state's tensors it is.
         """
-        return self.step("resumed", "", (first,), first.seen(*first.axes), state=state, index=index)
+        return self.step("resumed", "", (first,), first.view(*first.axes), state=state, index=index)
 
     def buffer(self, name: str, *axes: Axis | Beside, indices: bool = False, **node_fields: Any) -> Value:
         """Records a buffer that is stored in the checkpoint and not trained. indices: whether it has integers."""
@@ -231,8 +231,8 @@ class WeightVerbs(Recorder):
         return self.step("buffer", name, (), value, op=ops.Buffer(self.n(axes)), about=node_fields, indices=indices)
 
 
-def _rows_padded(rows: Rows, more: Number) -> Rows:
-    """Returns rows with `more` rows before the first."""
+def _rows_padded(rows: Rows, padding: Number) -> Rows:
+    """Returns rows with `padding` rows before the first."""
     from ...workload.derived_rows import WithMore
 
-    return WithMore(of=rows, more=more)
+    return WithMore(of=rows, more=padding)

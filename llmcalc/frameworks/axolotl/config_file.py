@@ -129,9 +129,9 @@ def read_axolotl(data: Table, source: Source) -> Launch:
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
-        for name, why in REFUSED.items():
+        for name, reason in REFUSED.items():
             if data.get(name) not in (None, False, "", []):
-                reading.unknown[name] = why
+                reading.unknown[name] = reason
         for name in PARALLEL_SIZES:
             if data.get(name) not in (None, 1, 0):
                 reading.unknown[name] = "it is modelled as 1"

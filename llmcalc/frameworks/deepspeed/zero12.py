@@ -148,14 +148,14 @@ class PartitionedRun(ZeroRun):
         if not self.offloads:
             return ()
         size, width = self.partition_size, self.dtype.bytes
-        taken = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
+        host_bytes_of = pinned_bytes if self.settings.offload_optimizer_pin_memory else int
         buffers = [size * width, self.largest_parameter * width]  # param_buffer_of_bit16, temp_grad_buffer
         if self.training.microbatches > 1:
             buffers += [elements(weight) * width for weight in self.rank_parameters]
         return (
-            Term("fp32 weights and gradients", 2 * taken(size * FLOAT32.bytes), "source", SOURCE),
+            Term("fp32 weights and gradients", 2 * host_bytes_of(size * FLOAT32.bytes), "source", SOURCE),
             Term("optimizer states", self.host_state_bytes(size), "source", SOURCE),
-            Term("buffers", sum(map(taken, buffers)), "source", SOURCE),
+            Term("buffers", sum(map(host_bytes_of, buffers)), "source", SOURCE),
         )
 
     @property

@@ -104,18 +104,18 @@ class Stage3Run(ZeroRun):
         settings, terms = self.settings, list[Term]()
         groups = [sum(parameter.shard_elements for parameter in group) for group in self.groups]
         if self.offloads:
-            taken = pinned_bytes if settings.offload_optimizer_pin_memory else int
-            weights = sum(size * FLOAT32.bytes + taken(size * FLOAT32.bytes) for size in groups)
+            host_bytes_of = pinned_bytes if settings.offload_optimizer_pin_memory else int
+            weights = sum(size * FLOAT32.bytes + host_bytes_of(size * FLOAT32.bytes) for size in groups)
             terms = [
                 Term("fp32 weights and gradients", weights, "source", SOURCE),
                 Term("optimizer states", sum(map(self.host_state_bytes, groups)), "source", SOURCE),
-                Term("buffers", taken(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
+                Term("buffers", host_bytes_of(sum(groups) * self.accumulation_dtype.bytes), "source", SOURCE),
             ]
         if settings.offload_param != "none":
-            taken = pinned_bytes if settings.offload_param_pin_memory else int
+            host_bytes_of = pinned_bytes if settings.offload_param_pin_memory else int
             frozen = [parameter for parameter in self.coordinator.parameters if not parameter.full_param.leaf]
             shards = [parameter.shard_elements * parameter.full_param.dtype.bytes for parameter in frozen]
-            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(taken, shards))
+            size = pinned_bytes(sum(groups) * self.dtype.bytes) + sum(map(host_bytes_of, shards))
             terms.append(Term("parameters", size, "source", SOURCE))
         return tuple(terms)
 

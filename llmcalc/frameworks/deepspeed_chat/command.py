@@ -50,7 +50,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
     with reading_of(source) as reading:
         arguments = arguments_of(command.words, source.where)
-        step = next((why for pattern, why in OTHER_STEPS.items() if re.search(pattern, source.where.lower())), "")
+        step = next((reason for pattern, reason in OTHER_STEPS.items() if re.search(pattern, source.where.lower())), "")
         if "--actor_model_name_or_path" in arguments:
             step = OTHER_STEPS["step3|rlhf"]
         if step or "--num_padding_at_beginning" in arguments:

@@ -42,7 +42,7 @@ class Term(NamedTuple):
 
 
 class Change(NamedTuple):
-    """A change of the flags, with what the engine then does. flag: the flag with its value, as users type it."""
+    """A change of a flag, with the engine's memory under it. flag: the flag with its value, as users type it."""
 
     flag: str
     kv_tokens: int
@@ -171,7 +171,7 @@ class Engine:
     def changes_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
     ) -> list[Change]:
-        """Returns changes of one flag that may give more cache, the cheapest first, with what the engine then does."""
+        """Returns changes of one flag that may give more cache, the cheapest first, with the memory under each."""
         changes: list[Change] = []
         for typed, values in self.candidates(preset, hardware, version, flags):
             try:

@@ -1,4 +1,4 @@
-"""Flags of serving engines: their names, how their values are read, and how a command line is split into them."""
+"""Flags of serving engines: names, values, and the split of a command line into flags of llmcalc and of the engine."""
 
 from __future__ import annotations
 
@@ -119,14 +119,14 @@ def _amount(name: str, value: Any, share: bool) -> float:
     except ValueError:
         number = -1.0
     if not 0 <= number <= (1 if share else 10**6) or (share and number == 0):
-        wanted = "a share above 0, at most 1" if share else "GiB, 0 or more"
-        raise InputError(f"{name}: {shown(value)}; expected {wanted}")
+        expected = "a share above 0, at most 1" if share else "GiB, 0 or more"
+        raise InputError(f"{name}: {shown(value)}; expected {expected}")
     return number
 
 
-def refused_flags(what: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
-    """Returns flags that are not modelled, each by its name. what: the subject of the message."""
-    reason = f"{what}: not modelled; remove the flag"
+def refused_flags(feature: str, *names: str, switches: Sequence[str] = ()) -> list[Flag]:
+    """Returns flags that are not modelled, each by its name. feature: the subject of the message."""
+    reason = f"{feature}: not modelled; remove the flag"
     values = [Flag((name,), refused=reason) for name in names]
     return values + [Flag((name,), "switch", refused=reason) for name in switches]
 
@@ -189,15 +189,15 @@ def read_values(title: str, flags: Sequence[Flag], values: Mapping[str, Any]) ->
 
     Raises `InputError` for an unknown flag, with the nearest name.
     """
-    known = by_name(flags)
-    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in known.items()}
+    flags_by_name = by_name(flags)
+    fields = {name.lstrip("-").replace("-", "_"): flag for name, flag in flags_by_name.items()}
     read: dict[str, Any] = {}
     for name, value in values.items():
         if name not in fields:
             spellings = (spelling for flag in flags for spelling in flag.names)
-            near = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in spellings})
+            suggestion = suggest(name, {spelling.lstrip("-").replace("-", "_"): spelling for spelling in spellings})
             typed = name if name.isupper() else f"--{name.replace('_', '-')}"
-            raise InputError(f"{typed}: {title} has no such flag.{near}")
+            raise InputError(f"{typed}: {title} has no such flag.{suggestion}")
         if value is not None and value is not False:
             read[fields[name].field] = fields[name].read(value)
         elif value is False:
@@ -216,20 +216,22 @@ class FlagOf(NamedTuple):
     keys: tuple[str, ...] = ()
 
 
-def flag_named(known: Mapping[str, Flag], name: str) -> FlagOf | None:
+def flag_named(flags_by_name: Mapping[str, Flag], name: str) -> FlagOf | None:
     """Returns the flag of a name: its spelling, a beginning that no other flag has, or one with keys of a table.
 
-    known: spelling → flag.
+    flags_by_name: spelling → flag.
     """
-    flag = known.get(name) or known.get(spelled(name))
+    flag = flags_by_name.get(name) or flags_by_name.get(spelled(name))
     if flag is not None:
         return FlagOf(flag)
     start, mark, keys = name.partition(".")
-    table = known.get(start) or known.get(spelled(start))
+    table = flags_by_name.get(start) or flags_by_name.get(spelled(start))
     if mark and table is not None and (table.kind == "table" or table.is_idle or table.refused):
         return FlagOf(table, tuple(keys.split(".")[:MOST_KEYS]))
     if name.startswith("--") and len(name) > MOST_KEYS:
-        begun = {candidate.field: candidate for key, candidate in known.items() if key.startswith(spelled(name))}
+        begun = {
+            candidate.field: candidate for key, candidate in flags_by_name.items() if key.startswith(spelled(name))
+        }
         if len(begun) == 1:
             return FlagOf(next(iter(begun.values())))
     return None
@@ -243,18 +245,18 @@ def split_arguments(
     title: str,
     flags: Sequence[Flag],
     arguments: Sequence[str],
-    others: Mapping[str, bool],
+    other_arguments: Mapping[str, bool],
     instead: Mapping[str, str],
     unknown: dict[str, str] | None = None,
 ) -> tuple[list[str], dict[str, Any]]:
     """Splits arguments of a command line into those of llmcalc, and the values of an engine's flags by their fields.
 
-    others: options of llmcalc that stay → whether they take a value.
+    other_arguments: options of llmcalc that stay → whether they take a value.
     instead: option of llmcalc that the engine replaces → the engine's flag.
     unknown: takes the reasons of unknown flags, by their names; None (default) to raise.
     Raises `InputError` for an unknown flag, with the nearest name, and for a flag without its value.
     """
-    known = by_name(flags)
+    flags_by_name = by_name(flags)
     kept_arguments: list[str] = []
     values: dict[str, Any] = {}
     queue = deque(arguments)
@@ -264,45 +266,47 @@ def split_arguments(
             kept_arguments += [argument, *queue]
             break
         name, mark, value = argument.partition("=")
-        flag = known.get(name) or known.get(spelled(name))
+        flag = flags_by_name.get(name) or flags_by_name.get(spelled(name))
         if not argument.startswith("-") and flag is not None and mark:  # a variable of the environment: NAME=VALUE
             values[flag.field] = value
             continue
         if not argument.startswith("-") or argument == "-":
             kept_arguments.append(argument)
             continue
-        if name in others and name not in known and spelled(name) not in known:
+        if name in other_arguments and name not in flags_by_name and spelled(name) not in flags_by_name:
             kept_arguments.append(argument)
-            if others[name] and not mark and queue:
+            if other_arguments[name] and not mark and queue:
                 kept_arguments.append(queue.popleft())
             continue
-        match = flag_named(known, name)
-        turned_off = None if match is not None else _turned_off(known, flags, name)
+        match = flag_named(flags_by_name, name)
+        turned_off = None if match is not None else _turned_off(flags_by_name, flags, name)
         if turned_off is not None:
             values[turned_off.field] = False
             continue
         if match is None:
             if name in instead:
                 raise InputError(f"{name}: with --engine the flags are those of {title}; expected {instead[name]}")
-            names = {spelled(key): key for key in (*(key for flag in flags for key in flag.names), *others)}
-            near = suggest(spelled(name), names)
+            names = {spelled(key): key for key in (*(key for flag in flags for key in flag.names), *other_arguments)}
+            suggestion = suggest(spelled(name), names)
             if unknown is None:
-                raise InputError(f"{name}: {title} has no such flag.{near}")
+                raise InputError(f"{name}: {title} has no such flag.{suggestion}")
             unknown[name] = f"{title} has no such flag"
             _values_of(queue)
             continue
         flag = match.flag
-        taken = value if mark else _next_value(name, flag, queue)
+        flag_value = value if mark else _next_value(name, flag, queue)
         if match.keys:
-            _set_key(values, (flag.field, *match.keys), taken)
+            _set_key(values, (flag.field, *match.keys), flag_value)
         else:
-            values[flag.field] = f"{values[flag.field]},{taken}" if flag.repeats and flag.field in values else taken
+            values[flag.field] = (
+                f"{values[flag.field]},{flag_value}" if flag.repeats and flag.field in values else flag_value
+            )
     return kept_arguments, values
 
 
-def _turned_off(known: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
+def _turned_off(flags_by_name: Mapping[str, Flag], flags: Sequence[Flag], name: str) -> Flag | None:
     """Returns the switch that a spelling such as `--no-flag` turns off; None for none."""
-    flag = known.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
+    flag = flags_by_name.get("--" + spelled(name)[5:]) if spelled(name).startswith("--no-") else None
     if flag is not None and flag.kind == "switch":
         return flag
     return next((flag for flag in flags if name in flag.off), None)

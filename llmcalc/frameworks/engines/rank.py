@@ -94,7 +94,7 @@ class EngineRank:
 
     @cached_property
     def scheme(self) -> str | None:
-        """The scheme of the weights; None for that of the checkpoint's config, or none."""
+        """The scheme of the weights; None for the scheme of the checkpoint's config, or none."""
         if self.quantize is not None or self.dtype is not None:
             return self.quantize
         table, published = self.preset.stored_as, DTYPE_BITS.get(self.preset.dtype, 16)
@@ -112,17 +112,17 @@ class EngineRank:
 
     def _with_divided_blocks(self) -> int:
         """Bytes where experts are MXFP4: ranks divide their bytes evenly, though not always into whole blocks."""
-        whole = self.preset.model
-        saved = self._weights(whole, "none") - self._weights(whole, self.scheme)
+        full_model = self.preset.model
+        saved = self._weights(full_model, "none") - self._weights(full_model, self.scheme)
         return self._weights(self.model, "none") - saved // (self.layout.tp * self.layout.pp)
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
-        """Bytes of a model's weights under a scheme; None for that of the checkpoint."""
-        chosen: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
+        """Returns bytes of a model's weights under a scheme. scheme: None for the checkpoint's own."""
+        scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
-            chosen["dtype"] = self.dtype
+            scheme_fields["dtype"] = self.dtype
         include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
-        settings = Settings(phase="inference", **chosen)
+        settings = Settings(phase="inference", **scheme_fields)
         use = static_memory(model, settings, self.preset.dtype, include, self.preset.checkpoint)
         return int(use.weights)
 

@@ -23,8 +23,8 @@ FOLDERS = {
 def engine(name: str) -> Engine:
     """Returns the record of an engine. Raises `InputError` for an unknown name."""
     if name not in FOLDERS:
-        known = list(FOLDERS)
-        raise InputError(f"--engine: '{name}' is not known; expected one of {', '.join(known)}.{suggest(name, known)}")
+        names = list(FOLDERS)
+        raise InputError(f"--engine: '{name}' is not known; expected one of {', '.join(names)}.{suggest(name, names)}")
     record: Engine = import_module(f"..{FOLDERS[name]}.record", __package__).ENGINE
     return record
 

@@ -98,7 +98,7 @@ class EngineServer:
         return 1 if is_fp8 and self.reads_cache_scheme else self.element_bytes
 
     def scheme_of(self, word: str, schemes: Mapping[str, str]) -> str | None:
-        """The scheme of the weights of `--quantization`; None for that of the checkpoint.
+        """The scheme of the weights by `--quantization`; None for the checkpoint's own scheme.
 
         word: the flag's value. schemes: value → scheme of a checkpoint that states none.
         Raises `InputError` for a scheme that only the checkpoint knows.
@@ -117,8 +117,8 @@ class EngineServer:
     @property
     def longest_request(self) -> int:
         """Tokens of the longest request. Raises `InputError` where neither the flag nor the model says it."""
-        chosen = self.flags.get(self.length_field, AUTO[0])
-        length = longest_sequence(self.preset.model) if chosen in AUTO else chosen
+        flag_value = self.flags.get(self.length_field, AUTO[0])
+        length = longest_sequence(self.preset.model) if flag_value in AUTO else flag_value
         if not length:
             raise InputError(f"{option(self.length_field)}: missing; the model does not state its context length")
         return int(length)
@@ -130,7 +130,7 @@ class EngineServer:
 
     @property
     def assumed(self) -> dict[str, Any]:
-        """Flag, as users type it → default of those that are not given."""
+        """Returns the flags that were not given, as users type them → default."""
         record = engine(self.name)
         return {record.typed(name): value for name, value in self.defaults.items() if name not in self.flags}
 
@@ -154,11 +154,11 @@ class EngineServer:
         }
 
     def measured(self, name: str, computed: int) -> int:
-        """Returns the bytes of a term: those that the receipt has, else the computed ones."""
+        """Returns the bytes of a term: the receipt's if it has the term, else the computed ones."""
         return self.receipt_terms.get(name, computed)
 
     def with_receipt(self, terms: tuple[Term, ...]) -> tuple[Term, ...]:
-        """Returns the terms, where those of the receipt say so."""
+        """Returns the terms, with the receipt's values in place of computed ones."""
         if not self.receipt_terms:
             return terms
         file = self.flags[FIELD].file
@@ -172,5 +172,5 @@ class EngineServer:
 
 def _measured_origin(term: Term, file: str) -> str:
     """The origin of a measured term: the file, and whether it is outside of the budget."""
-    outside = "outside the budget, " if term.origin.startswith("outside") else ""
-    return f"{outside}measured in {file}"
+    prefix = "outside the budget, " if term.origin.startswith("outside") else ""
+    return f"{prefix}measured in {file}"

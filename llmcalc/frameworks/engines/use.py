@@ -1,4 +1,4 @@
-"""An engine on accelerators: what it does on one kind, and the layouts with which it serves its users."""
+"""The memory of an engine on one kind of accelerator, and the layouts with which it serves its users."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EngineUse:
 
 @dataclass(frozen=True)
 class EngineOption:
-    """A layout on one kind of accelerator. flags: flags of the layout. memory: what the engine then does.
+    """A layout on one kind of accelerator. flags: flags of the layout. memory: the memory of the engine in it.
 
     serves: whether it starts and holds all users.
     """

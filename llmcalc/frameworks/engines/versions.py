@@ -46,7 +46,7 @@ class VersionRange(Record):
 
 
 class MeasuredOverhead(Record):
-    """Memory that no rule gives. mib: its size. logs: number of logs behind it. accelerators: those of the logs."""
+    """An overhead measured in logs. mib: its size. logs: number of logs. accelerators: the accelerators of the logs."""
 
     mib: int
     logs: int
@@ -77,9 +77,9 @@ def has_link(hardware: Hardware, link: str) -> bool:
 
 
 def context_on(rows: Iterable[Context], hardware: Hardware, devices: int) -> Context:
-    """Returns the row of an accelerator with that many ranks: of its own link where there is one."""
-    known = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
-    return max(known, key=lambda row: (row.devices, row.link))
+    """Returns the row of an accelerator with that many ranks, measured on its own link if there is such a row."""
+    matching_rows = [row for row in rows if row.devices <= devices and has_link(hardware, row.link)]
+    return max(matching_rows, key=lambda row: (row.devices, row.link))
 
 
 class RuleRange(VersionRange):

@@ -26,7 +26,7 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
     if not layout.zero:
         yield ranks.message("all_reduce", group.elements * FLOAT32, 1)
         return
-    outside: Number = 0
+    outside_parameters: Number = 0
     sizes: dict[tuple[object, ...], tuple[Number, int]] = {}
     for weight in group.weights:
         rows, *other_sizes = weight.tensor.shape
@@ -35,14 +35,14 @@ def gradient_messages(group: ReplicatedWeights) -> Iterator[Message]:
             size *= axis_size
         name, indices = weight.path[0]
         if name not in ("layers", MTP.name):
-            outside += size
+            outside_parameters += size
             continue
         layers = tuple(indices or ())
         previous_elements, _ = sizes.get((name, *layers), (0, 0))
         sizes[name, *layers] = previous_elements + size * (weight.count // len(layers)), len(layers)
     passes = group.chunk.batches if layout.pp == 1 else 1
     gathers = 2 if layout.reshard and layout.zero == 3 and layout.pp == 1 else 1
-    for size, count, times in [*((size, count, gathers) for size, count in sizes.values()), (outside, 1, 1)]:
+    for size, count, times in [*((size, count, gathers) for size, count in sizes.values()), (outside_parameters, 1, 1)]:
         yield ranks.message("all_gather", size * group.width, count * times * passes)
         yield ranks.message("reduce_scatter", size * FLOAT32, count * passes)
         yield ranks.replica_all_reduce(size * FLOAT32 // ranks.shards, count * passes)

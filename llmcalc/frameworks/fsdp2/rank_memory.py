@@ -221,9 +221,9 @@ def _run_of_few_layers(spec: ModelSpec, training: Training, layout: Layout, rank
 
 
 def _represented_layers(layer: Layer, stacks: list[LayerStack]) -> int:
-    """Returns how many layers of the model one layer of `_run_of_few_layers` represents."""
+    """Returns the number of layers of the model that one layer of `_run_of_few_layers` represents."""
     for loop in stacks:
-        inside = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
-        if layer.path == loop.path and inside and loop.repeats > RECORDED_REPEATS:
+        is_represented = loop.before + loop.period <= layer.layer_index < loop.before + 2 * loop.period
+        if layer.path == loop.path and is_represented and loop.repeats > RECORDED_REPEATS:
             return 1 + loop.repeats - RECORDED_REPEATS
     return 1

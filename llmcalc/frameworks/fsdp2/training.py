@@ -259,7 +259,7 @@ def set_resharding_and_prefetch(
 
 
 def _set_prefetch(layers: Sequence[Group], ahead: int) -> None:
-    """Sets how many layers each layer prefetches. ahead: their number."""
+    """Sets the number of layers that each layer prefetches. ahead: that number."""
     for i, group in enumerate(layers):
         if i + ahead < len(layers):
             group.forward_prefetch = layers[i + 1 : i + 1 + ahead]

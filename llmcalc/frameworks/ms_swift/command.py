@@ -127,9 +127,9 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
 
 def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's."""
-    known = (*READ, *IGNORED, *TRAINER_IGNORED)
+    read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
     reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
-    unknown_keys(reading, data, known, "", "no argument that is known")
+    unknown_keys(reading, data, read_names, "", "no argument that is known")
     tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
     if tuner is None:
         tuner = reading.value(data, "tuner_type", "full" if verb == "pt" else "lora")

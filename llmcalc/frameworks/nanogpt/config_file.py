@@ -85,7 +85,7 @@ def read_python(text: str, source: Source) -> Launch:
 
 
 def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) -> dict[str, Any]:
-    """Returns the keys of a run: those of the file, of configurations among the words, and of `--key=value`."""
+    """Returns the keys of a run, from the file, from configurations among the words, and from `--key=value`."""
     values = dict(names)
     for word in words:
         match = re.fullmatch(r"--(\w{1,60})=(.*)", word, re.DOTALL)
@@ -107,12 +107,12 @@ def _values(reading: Reading, names: Mapping[str, Any], words: Sequence[str]) ->
 def _launch(reading: Reading, values: Mapping[str, Any]) -> Launch:
     from .record import LAUNCH_FILE
 
-    known = {name: value for name, value in values.items() if name in DEFAULTS}
-    for name, value in known.items():
+    known_values = {name: value for name, value in values.items() if name in DEFAULTS}
+    for name, value in known_values.items():
         if isinstance(value, Unknown):
             raise reading.wrong(name, "an expression is not computed; expected a number, a text or True or False")
     reading.ignored += [name for name in values if name not in DEFAULTS]
-    run = {name: reading.value(known, name, default) for name, default in DEFAULTS.items()}
+    run = {name: reading.value(known_values, name, default) for name, default in DEFAULTS.items()}
     world = reading.devices(reading.source.world_size)
     steps = size_of(reading, "gradient_accumulation_steps", run["gradient_accumulation_steps"])
     if steps % world:

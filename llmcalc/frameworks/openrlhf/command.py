@@ -72,8 +72,6 @@ REFUSED = {
 }
 """Argument → the only value that is modelled, and why."""
 
-READ_TEXT = ("ds.attn_implementation", "ds.param_dtype", "ds.grad_accum_dtype")
-
 ACTOR_TRAININGS = ("train_ppo_ray", "train_sft")
 
 
@@ -125,9 +123,9 @@ def _name(flag: str) -> str:
 
 
 def _refuse(reading: Reading, data: Table) -> None:
-    for name, (value, why) in REFUSED.items():
+    for name, (value, reason) in REFUSED.items():
         if data.get(name, value) != value:
-            reading.unknown[f"--{name}"] = why
+            reading.unknown[f"--{name}"] = reason
     if data.get("ds.lora.rank") not in (None, 0) and data.get("ds.zero_stage", 2) == 3:
         reading.unknown["--ds.lora.rank"] = "adapters with ZeRO-3 are not modelled"
 

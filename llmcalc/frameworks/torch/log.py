@@ -47,15 +47,15 @@ def read_log(log: LogText) -> LogReading | None:
     if not messages:
         return trainer
     facts = Facts(LogText(messages[-1]), PATTERNS)
-    others = sum(Facts(_processes(messages[-1]), (PROCESS,)).sizes("process_has"))
+    other_terms = sum(Facts(_processes(messages[-1]), (PROCESS,)).sizes("process_has"))
     sizes = {name: facts.last_size(name) for name in ("requested", "free", "process", "allocated", "unallocated")}
     sizes |= {name: facts.last_size(name) for name in ("private_pools", "reserved")}
-    if sizes["process"] is None and others:  # this process is the only one of the list
-        sizes["process"], others = others, 0
+    if sizes["process"] is None and other_terms:  # this process is the only one of the list
+        sizes["process"], other_terms = other_terms, 0
     if sizes["reserved"] is not None and sizes["allocated"] is not None:
         sizes["unallocated"] = sizes["reserved"] - sizes["allocated"]
     terms = [LogTerm(name, size) for name, size in sizes.items() if size is not None and name != "reserved"]
-    terms += [LogTerm("other_processes", others)] if others else []
+    terms += [LogTerm("other_processes", other_terms)] if other_terms else []
     total = facts.last_size("total")
     off, flag = _diagnosis({term.name: term.value for term in terms}, total or 0)
     return LogReading(

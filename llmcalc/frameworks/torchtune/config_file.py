@@ -1,4 +1,4 @@
-"""Reads the config of a torchtune recipe: its components and how they are trained.
+"""Reads the config of a torchtune recipe: the model, the optimizer and the settings of training.
 
 Source: torchtune 0.7.0 (bd2a0fc7c), recipes/{full,lora}_finetune_{single_device,distributed}.py, and
 torchtune/modules/loss/cross_entropy_loss.py.
@@ -92,17 +92,19 @@ def read_torchtune(data: Table, source: Source) -> Launch:
     with reading_of(source) as reading:
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no key that is known")
-        for name, why in OFF.items():
+        for name, reason in OFF.items():
             if data.get(name) not in (None, False):
-                reading.unknown[name] = why
+                reading.unknown[name] = reason
         for name in PARALLEL_SIZES:
             if data.get(name) not in (None, 1):
                 reading.unknown[name] = "it is modelled as 1"
         builder = _component(data["model"]).rpartition(".")[2]
         plain_name = builder.removeprefix("q").removeprefix("lora_") if "lora_" in builder[:6] else builder
         if plain_name not in MODELS:
-            near = suggest(plain_name, list(MODELS))
-            raise reading.wrong(f"model.{COMPONENT}", f"{shown(builder)} is not known.{near} Expected a text model")
+            suggestion = suggest(plain_name, list(MODELS))
+            raise reading.wrong(
+                f"model.{COMPONENT}", f"{shown(builder)} is not known.{suggestion} Expected a text model"
+            )
         dtype = str(reading.value(data, "dtype", "fp32"))
         if dtype not in ("bf16", "fp32"):
             raise reading.wrong("dtype", f"{shown(dtype)}; expected bf16 or fp32")

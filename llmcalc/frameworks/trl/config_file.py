@@ -92,8 +92,8 @@ def read_trl(data: Table, source: Source) -> Launch:
         is_grpo = any(name in data for name in GRPO_SIGNS)
         ignored = TRAINER_IGNORED | IGNORED
         reading.ignored += [name for name in data if name in ignored]
-        known = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
-        unknown_keys(reading, data, known, "", "no argument that is known")
+        read_names = (*keys_read(), *READ, *ignored, *GRPO_READ, *PREFERENCE_SIGNS)
+        unknown_keys(reading, data, read_names, "", "no argument that is known")
         signs = (name for name in PREFERENCE_SIGNS if data.get(name) is not None)
         is_pairs_loss = str(data.get("loss_type", SFT_LOSSES[0])) not in SFT_LOSSES
         sign = "" if is_grpo else next(signs, "loss_type" if is_pairs_loss else "")

@@ -1,4 +1,4 @@
-"""Reads what verl runs on the devices of the actor beside it: the engine of the rollouts, the reference, the critic.
+"""Reads the other models on the actor's devices: the engine of the rollouts, the reference, the critic.
 
 Source: as of `command.py`, with trainer/config/{rollout/rollout,ref/ref,ref/dp_ref,critic/dp_critic}.yaml.
 """
@@ -93,19 +93,23 @@ def _engine(reading: Reading, data: Table) -> tuple[str, dict[str, Any]]:
 
 
 def _engine_arguments(reading: Reading, data: Table, name: str) -> dict[str, Any]:
-    """Further flags of the engine (`engine_kwargs`): those that its record knows to change memory."""
+    """Returns flags of the engine in `engine_kwargs` that change its memory by its record."""
     section = f"{ROLLOUT}.engine_kwargs.{name}."
-    known = {flag.field: flag for flag in engine(name).known_flags()}
+    flag_by_field = {flag.field: flag for flag in engine(name).known_flags()}
     flags: dict[str, Any] = {}
     for key, value in data.items():
         argument = key.removeprefix(section)
-        if key.startswith(section) and value is not None and not (argument in known and known[argument].is_idle):
+        if (
+            key.startswith(section)
+            and value is not None
+            and not (argument in flag_by_field and flag_by_field[argument].is_idle)
+        ):
             flags[argument] = value
     return flags
 
 
 def _log_probability_batch(reading: Reading, data: Table, sequences: int, tokens: int) -> tuple[int, int]:
-    """The sequences of a micro-batch of log-probabilities, and the tokens of each; default those of the update."""
+    """Returns sequences and tokens of each, of a micro-batch of log-probabilities; default: as in the update."""
     divided = reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
     if reading.flag(data, f"{ROLLOUT}.log_prob_use_dynamic_bsz", reading.flag(data, f"{ACTOR}.use_dynamic_bsz")):
         longest = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"

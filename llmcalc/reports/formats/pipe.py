@@ -26,7 +26,7 @@ def drawable(report: Report, out: IO[str]) -> bool:
 
 
 def width_of_terminal() -> int:
-    """Returns the width of the terminal as rich does: COLUMNS, else that of a standard stream, else 80."""
+    """Returns the width of the terminal as rich does: COLUMNS, else the width of a standard stream, else 80."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdigit() and int(columns):
         return int(columns)
@@ -78,12 +78,12 @@ def _with_bars(table: Table, length: int) -> Table:
 
 
 def _lines(table: Table, width: int) -> Iterator[str]:
-    title, aside = table.heading, table.aside
+    title, subtitle = table.heading, table.aside
     if title:
-        fits_on_line = len(title) + 3 + len(aside) <= width
-        yield from _wrapped(f"{title}   {aside}" if aside and fits_on_line else title, width)
-        if aside and not fits_on_line:
-            yield from indented(aside, width)
+        fits_on_line = len(title) + 3 + len(subtitle) <= width
+        yield from _wrapped(f"{title}   {subtitle}" if subtitle and fits_on_line else title, width)
+        if subtitle and not fits_on_line:
+            yield from indented(subtitle, width)
     if table.rows:
         yield from _grid(table)
         if table.notes:

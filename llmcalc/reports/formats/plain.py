@@ -100,7 +100,7 @@ REST = "rest"
 
 
 def leaves_of(rows: Sequence[Row]) -> list[Row]:
-    """Returns the rows that are no sums and have no parts below them; their names begin with those of their parents.
+    """Returns the rows that are neither sums nor parents, with names that begin with their parents' names.
 
     What the parts of a row leave of its numbers is a row `parent / rest`. So each column of amounts can be summed.
     """
@@ -125,7 +125,7 @@ def leaves_of(rows: Sequence[Row]) -> list[Row]:
 
 
 def _rest(cell: Any, parts: Sequence[Any]) -> Any:
-    """Returns what parts leave of a number; any other cell as it is."""
+    """Returns a number minus its parts; any other cell unchanged."""
     numbers = [_raw_value(part) for part in parts]
     value = _raw_value(cell)
     if not isinstance(value, int | float) or isinstance(value, bool):

@@ -65,8 +65,8 @@ class Elementwise(Views):
         saves = (b, a) if b.needs_grad else (b,)
 
         def backward(g: Tensor, needs_input_grad: Needs, *saved: Tensor) -> Sequence[Gradient]:
-            of_b = self._divisor_gradient(g, *saved) if needs_input_grad[1] else None
-            return self.like(g, saved[0]) if needs_input_grad[0] else None, of_b
+            gradient_b = self._divisor_gradient(g, *saved) if needs_input_grad[1] else None
+            return self.like(g, saved[0]) if needs_input_grad[0] else None, gradient_b
 
         return record(self.graph, "div", (a, b), lambda: self.like(a, b), backward, *saves)
 

@@ -21,8 +21,8 @@ class Products(Elementwise):
         alike = _like_matrix(a), _like_matrix(b)
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[1] else None
-            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[0] else None, of_b)
+            gradient_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[1] else None
+            return (self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[0] else None, gradient_b)
 
         return record(
             self.graph,
@@ -40,8 +40,8 @@ class Products(Elementwise):
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             of_a = self.graph.new(alike[0][0], g.dtype, alike[0][1]) if needs_input_grad[1] else None
-            of_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[2] else None
-            return g if needs_input_grad[0] else None, of_a, of_b
+            gradient_b = self.graph.new(alike[1][0], g.dtype, alike[1][1]) if needs_input_grad[2] else None
+            return g if needs_input_grad[0] else None, of_a, gradient_b
 
         return record(
             self.graph,
@@ -113,8 +113,8 @@ class Products(Elementwise):
         strides = (ins * outs, 1, ins) if is_column_major else None
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(shapes[1], g.dtype, strides) if needs_input_grad[1] else None
-            return self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, of_b
+            gradient_b = self.graph.new(shapes[1], g.dtype, strides) if needs_input_grad[1] else None
+            return self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, gradient_b
 
         row_count = shapes[0][0], outs
         return record(
@@ -132,8 +132,8 @@ class Products(Elementwise):
         shapes = a.shape, b.shape
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
-            of_b = self.graph.new(shapes[1], g.dtype) if needs_input_grad[1] else None
-            return (self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, of_b)
+            gradient_b = self.graph.new(shapes[1], g.dtype) if needs_input_grad[1] else None
+            return (self.graph.new(shapes[0], g.dtype) if needs_input_grad[0] else None, gradient_b)
 
         shape = a.shape[0], a.shape[1], b.shape[2]
         return record(

@@ -213,8 +213,8 @@ class Views:
         def backward(g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             base_gradient = self.graph.new(shape, g.dtype, strides)
             gradient = self.graph.new(part_shape, g.dtype)
-            rest = self.like(gradient) if needs_input_grad[0] else None
-            del rest
+            slice_gradient = self.like(gradient) if needs_input_grad[0] else None
+            del slice_gradient
             return (base_gradient if needs_input_grad[0] else None, gradient)
 
         result = Tensor(shape, base.dtype, base.storage, strides)

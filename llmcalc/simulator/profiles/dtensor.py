@@ -181,8 +181,7 @@ class Divided(Eager):
         return False
 
     def reduce_scatter(self, x: Tensor, product: bool = False) -> Tensor:
-        """Runs `funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is one product's
-        result."""
+        """Runs `funcol.reduce_scatter_single`: this rank's tokens of the sum. product: whether x is a product."""
         batch, rows, *row_shape = x.shape
         chunks = None if product and self.in_products else self.graph.new(x.shape, x.dtype)
         results = self.graph.results
@@ -252,22 +251,22 @@ class Divided(Eager):
         x = self.get(value)
         if self.is_by_tokens(value):
             if all(key != id(value) for key, *_ in self.entered[-1]):
-                inside = self._wrap_in_dtensor(
+                local_tensor = self._wrap_in_dtensor(
                     x, self.all_gather(x, self.gathers_in_8_bits(step)), self._reduce_scatter_gradient
                 )
-                self.entered[-1].append((id(value), x, inside))
-                self.bind(value, inside)
+                self.entered[-1].append((id(value), x, local_tensor))
+                self.bind(value, local_tensor)
             return
         if not x.needs_grad or (isinstance(x.node, Node) and x.node.name == ENTERED):
             return
-        inside = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
-        self.entered[-1].append((id(value), x, inside))
-        self.bind(value, inside)
+        local_tensor = self._wrap_in_dtensor(x, x.detached(), self._all_reduce_gradient)
+        self.entered[-1].append((id(value), x, local_tensor))
+        self.bind(value, local_tensor)
 
-    def _wrap_in_dtensor(self, x: Tensor, inside: Tensor, backward: Backward) -> Tensor:
+    def _wrap_in_dtensor(self, x: Tensor, local_tensor: Tensor, backward: Backward) -> Tensor:
         """Wraps the input of a module's products in a DTensor, which compiled code does not see."""
         self.graph.subclasses = not self.choices.compiled
-        dtensor = record(self.graph, ENTERED, [x], inside, backward)
+        dtensor = record(self.graph, ENTERED, [x], local_tensor, backward)
         self.graph.subclasses = False
         return dtensor
 
@@ -465,8 +464,7 @@ def named_steps(items: Iterable[Item], path: str = "") -> Iterator[tuple[str, St
 
 
 def check_divided(program: RankFlow) -> None:
-    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks, which torch cannot
-    shard."""
+    """Raises `InputError` for experts, which have other plans, and for fewer key heads than ranks."""
     layout = program.rank_axes.layout
     for step in program.root.steps():
         if step.verb == "experts":

@@ -1,6 +1,8 @@
 """Published kernels of libraries: the tensors that they save, and those they allocate temporarily.
 
 A file for each library. `KERNELS` says where each kernel comes from and how its memory is known.
+
+A library's file may be changed without reading the other libraries; a kernel's `known` says whether a test compares it.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A published kernel.
+    """A published kernel: its library, source file and witness.
 
     name: its name in the library. library: the name of the library. where: its file and class.
     known: how its memory is known. note: what else a reader should know.

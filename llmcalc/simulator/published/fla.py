@@ -135,8 +135,9 @@ def _gate_bwd(t: Aten, g: Tensor, a_log: Tensor, dt_bias: Tensor) -> tuple[Tenso
 
 
 def fused_recurrent(t: Aten, v: Tensor) -> Tensor:
-    """fla/ops/gated_delta_rule/fused_recurrent.py:181, fla/ops/kda/fused_recurrent.py: one kernel over all tokens,
-    which has no gradients. v: [B, T, HV, V], dense, as queries, keys and gates are.
+    """Runs one kernel over all tokens, without gradients. v: [B, T, HV, V], dense, as queries, keys and gates are.
+
+    Source: fla/ops/gated_delta_rule/fused_recurrent.py:181, fla/ops/kda/fused_recurrent.py.
     """
     return t.like(v)
 
@@ -178,8 +179,9 @@ def _gdn_bwd(
     gate: tuple[Tensor, Tensor, Tensor] | None,
     accelerator: Accelerator,
 ) -> tuple[Tensor, ...]:
-    """fla/ops/gated_delta_rule/chunk.py:117 (`chunk_gated_delta_rule_bwd`). gate: its input, A and bias, if the kernel
-    computes it.
+    """Runs `chunk_gated_delta_rule_bwd` of fla/ops/gated_delta_rule/chunk.py:117.
+
+    gate: its input, A and bias, if the kernel computes it.
     """
     heads, size = v.shape[2], k.shape[3]
     w, u = t.new((*k.shape[:2], heads, size), k.dtype), t.like(v)

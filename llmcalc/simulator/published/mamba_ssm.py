@@ -106,8 +106,10 @@ def selective_scan_with_states(
     z: Optional,
     delta_bias: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """selective_scan_interface.py:38. u, delta, z: [batch, inner, tokens]; b, c: [batch, state, tokens] or with an axis
-    of groups before `state`; a: [inner, state]; d, delta_bias: [inner] in float32.
+    """Runs the selective scan of selective_scan_interface.py:38.
+
+    u, delta, z: [batch, inner, tokens]; b, c: [batch, state, tokens] or with an axis of groups before `state`;
+    a: [inner, state]; d, delta_bias: [inner] in float32.
 
     Returns the output, and the states between chunks, of which the last one is a view.
     """
@@ -305,8 +307,10 @@ def _bmm_chunk_fwd(t: Aten, c: Tensor, chunk: Number) -> Tensor:
 def _combined_fwd(
     t: Aten, x: Tensor, dt: Tensor, b: Tensor, c: Tensor, chunk: Number, z: Optional
 ) -> tuple[Tensor, Optional, Tensor, Tensor, Tensor, Tensor]:
-    """ssd_combined.py:338 (`_mamba_chunk_scan_combined_fwd`): the gated output and that before the gate (where there is
-    no gate, the output), Δ, the sums of log decays, the states and the last one.
+    """Runs `_mamba_chunk_scan_combined_fwd` of ssd_combined.py:338.
+
+    Returns the gated output and the output before the gate (the same without a gate), Δ, the sums of log decays, the
+    states and the last state.
     """
     b, c = _along(t, b, -1), _along(t, c, -1)
     x = x if is_size_one(x.strides[-1]) or is_size_one(x.strides[1]) else t.contiguous(x)
@@ -332,8 +336,7 @@ def by_size(t: Aten, size: Number, x: Tensor) -> Tensor:
 
 
 def _splits(x: Tensor, chunks: Number, groups: Number, accelerator: Accelerator) -> Number:
-    """Returns into how many parts a group's heads are split, so that all multiprocessors work
-    (ssd_chunk_scan.py:1485)."""
+    """Returns the number of parts of a group's heads with which all multiprocessors work (ssd_chunk_scan.py:1485)."""
     batch, _, heads, _ = x.shape
     ratio = exact_div(heads, groups)
     return ceil_div(ratio, minimum(ceil_div(batch * chunks * heads, accelerator.multiprocessors), ratio))
@@ -415,8 +418,7 @@ def _dx(t: Aten, x: Tensor, d: Tensor, shape: tuple[Number, ...], dx: Optional) 
 
 
 def _state_passing_bwd(t: Aten, states: Tensor, dout: Tensor, dtype: Dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Computes the gradients of the states and of the chunks' decays, and casts the states
-    (ssd_state_passing.py:227)."""
+    """Computes gradients of the states and the chunks' decays, and casts the states (ssd_state_passing.py:227)."""
     batch, chunks, heads, dim, state = states.shape
     dstates = t.like(dout, dtype=dtype)
     states_copy = states if states.dtype is dtype else t.like(states, dtype=dtype)
@@ -441,7 +443,9 @@ def mamba_chunk_scan_with_state(
     dt_bias: Tensor,
     accelerator: Accelerator = H100,
 ) -> tuple[Tensor, Tensor]:
-    """ssd_combined.py:593 (`MambaChunkScanCombinedFn`). x, z: [batch, tokens, heads, dim]; dt: [batch, tokens, heads];
+    """Runs `MambaChunkScanCombinedFn` of ssd_combined.py:593.
+
+    x, z: [batch, tokens, heads, dim]; dt: [batch, tokens, heads];
     b, c: [batch, tokens, groups, state]; a: [heads] in float32; d, dt_bias: [heads].
 
     Returns the output and the last state, [batch, heads, dim, state] in float32.
@@ -512,8 +516,7 @@ def mamba_split_conv1d_scan_combined(
         return z, u, dt
 
     def split_convolved(u: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Splits x, B and C after the convolution (`ensure_stride` copies nothing for widths that are multiples of
-        8)."""
+        """Splits x, B and C after the convolution. For widths in multiples of 8 `ensure_stride` copies nothing."""
         x, b, c = t.split(t.transpose(causal_conv1d_fwd(t, t.transpose(u, 1, 2)), 1, 2), conv_widths)
         return by_size(t, dim, x), by_size(t, state, b), by_size(t, state, c)
 

@@ -37,8 +37,9 @@ def _states(t: Aten, k: Tensor, v: Tensor, chunk: Number) -> tuple[Tensor, Tenso
 
 
 def mlstm_chunkwise(t: Aten, q: Tensor, k: Tensor, v: Tensor, i: Tensor, f: Tensor, chunk: Number) -> Tensor:
-    """triton_xl_chunk/fwbw.py:18, for any number of tokens. i, f: [batch, heads, tokens], before their exponential and
-    sigmoid.
+    """Runs triton_xl_chunk/fwbw.py:18 for any number of tokens.
+
+    i, f: [batch, heads, tokens], before their exponential and sigmoid.
     """
     tokens = q.shape[2]
     rows = pad_to_chunks(tokens, chunk)
@@ -60,8 +61,9 @@ def mlstm_with_states(
     chunk: Number,
     states: Sequence[Tensor] | None,
 ) -> tuple[Tensor, Sequence[Tensor]]:
-    """kernel_wrappers.py (`wrap_chunkwise__arbitrary_sequence_length`), without gradients: chunks, then smaller ones,
-    then the other tokens one by one.
+    """Runs `wrap_chunkwise__arbitrary_sequence_length` of kernel_wrappers.py, without gradients.
+
+    It runs chunks, then smaller chunks, then the other tokens one by one.
 
     states: the memory, its normalizer and the largest exponent before these tokens, zeros by default. Returns the
     output and the states after them.

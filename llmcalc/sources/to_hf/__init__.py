@@ -4,6 +4,8 @@ It is the inverse of `sources.huggingface`. The fields that a family's reader re
 the reader reads that config, and the config is accepted only if it gives the same spec. So a wrong field can lose a
 config, but never produce a wrong one. Among families that compute the same architecture the first in the registry's
 order is chosen, and families with the spec's own activation come before others.
+
+How fields are filled may be changed without reading the readers: each config is read back and compared with the spec.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def job_for(
 
 
 def verify_distributed(job: Job, target: str = "model") -> Verdict:
-    """Runs a job on processes of this machine, or on those that torchrun has started, and compares them.
+    """Runs a job on processes of this machine, or on processes that torchrun has started, and compares them.
 
     Raises `InputError` if a process fails or does not answer.
     """

@@ -78,11 +78,11 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float, folder: str
         for rank, code in enumerate(codes):
             if code:
                 raise InputError(_failure(rank, code, folder))
-        waiting = [str(rank) for rank, code in enumerate(codes) if code is None]
-        if not waiting:
+        running_ranks = [str(rank) for rank, code in enumerate(codes) if code is None]
+        if not running_ranks:
             return
         if time.monotonic() > deadline:
-            raise InputError(f"--distributed: rank {', '.join(waiting)} had not ended after {limit:g} seconds")
+            raise InputError(f"--distributed: rank {', '.join(running_ranks)} had not ended after {limit:g} seconds")
         time.sleep(0.02)
 
 

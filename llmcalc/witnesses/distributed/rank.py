@@ -94,13 +94,13 @@ class OnRank(CpuStorageTracker):
         if isinstance(tensor, (*WRAPPERS, FakeTensor)):
             return
         if not self.set_up and tensor.dtype is torch.int32:  # numbers of ranks, which a mesh stores on the host
-            self.seen.add(tensor.untyped_storage()._cdata)
-            weakref.finalize(tensor.untyped_storage(), self.seen.discard, tensor.untyped_storage()._cdata)
+            self.tracked.add(tensor.untyped_storage()._cdata)
+            weakref.finalize(tensor.untyped_storage(), self.tracked.discard, tensor.untyped_storage()._cdata)
             return
         super()._follow(tensor, func)
 
-    def _gone(self, key: int, size: int) -> None:
-        super()._gone(key, self.sizes.pop(key, size))
+    def _release(self, key: int, size: int) -> None:
+        super()._release(key, self.sizes.pop(key, size))
 
     @contextmanager
     def track_resizes(self) -> Iterator[None]:
@@ -110,7 +110,7 @@ class OnRank(CpuStorageTracker):
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
             key, old_bytes = storage._cdata, storage.nbytes()
             out = original_resize(storage, size)
-            if key in self.seen:
+            if key in self.tracked:
                 self.sizes[key] = size
                 self.now += size - old_bytes
                 self.peak = max(self.peak, self.now)
@@ -205,7 +205,7 @@ class Rank:
         ids = token_ids(job)[self.at.dp]
         quantities: dict[str, int] = {}
         losses: list[float] = []
-        mode.seen.add(ids.untyped_storage()._cdata)
+        mode.tracked.add(ids.untyped_storage()._cdata)
         with mode.track_resizes(), mode:
             self.build(module)
             del module

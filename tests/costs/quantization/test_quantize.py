@@ -377,7 +377,7 @@ def test_bitsandbytes_modules() -> None:
 
 def one_map(name: Any, n_out: int, n_in: int) -> int:
     scheme: Any = scheme_named(name) if isinstance(name, str) else name
-    total: int = scheme.groups[0].format.of(n_out, n_in, 2).total
+    total: int = scheme.groups[0].format.bytes_by_part(n_out, n_in, 2).total
     return total
 
 

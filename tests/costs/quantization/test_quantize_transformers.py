@@ -132,7 +132,7 @@ def first(kind: str) -> tuple[ModelSpec, dict[str, Any]]:
 
 def one_map(scheme: Any, n_out: int, n_in: int) -> int:
     assert isinstance(scheme, LinearScheme)
-    total = scheme.groups[0].format.of(n_out, n_in, 2).total
+    total = scheme.groups[0].format.bytes_by_part(n_out, n_in, 2).total
     assert isinstance(total, int)
     return total
 

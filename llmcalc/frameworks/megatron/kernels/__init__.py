@@ -1,6 +1,9 @@
 """Kernels of a Megatron-LM rank with tensor, sequence, context and expert parallelism.
 
 They are those of Transformer Engine or Megatron-Core: sharded linear layers, fused norms, fused attention.
+
+A kernel may be changed without reading the others; the published peaks in `tests/frameworks/megatron`
+check all of them.
 """
 
 from __future__ import annotations

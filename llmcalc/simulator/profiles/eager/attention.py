@@ -40,23 +40,23 @@ class AttentionKernels(Lowering):
         else:
             position_ids = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(position_ids, dim, x)
-        whole = same(dim, x.shape[-1])
+        rotates_all = same(dim, x.shape[-1])
         if step.options["back"]:
             sin = t.scale(sin, "neg")
         if self.choices.joined_rope:
             return self._joined_halves(x, dim, cos, sin)
-        turned = x if whole else t.slice(x, dim)
+        turned = x if rotates_all else t.slice(x, dim)
         turned = t.add(t.mul(turned, cos), t.mul(self._quarter_turned(turned, dim), sin))
-        return turned if whole else t.cat([turned, t.slice(x, x.shape[-1] - dim)])
+        return turned if rotates_all else t.cat([turned, t.slice(x, x.shape[-1] - dim)])
 
     def _joined_halves(self, x: Tensor, dim: Any, cos: Tensor, sin: Tensor) -> Tensor:
         """Rotates the halves of each pair by themselves, and joins them."""
         t = self.t
         cos, sin = t.slice(cos, dim // 2), t.slice(sin, dim // 2)
         left_half, right_half, unrotated = t.slice(x, dim // 2), t.slice(x, dim // 2), t.slice(x, x.shape[-1] - dim)
-        left = t.sub(t.mul(left_half, cos), t.mul(right_half, sin))
+        rotated_left = t.sub(t.mul(left_half, cos), t.mul(right_half, sin))
         right = t.add(t.mul(right_half, cos), t.mul(left_half, sin))
-        return t.cat([left, right, unrotated])
+        return t.cat([rotated_left, right, unrotated])
 
     def _quarter_turned(self, x: Tensor, dim: Any) -> Tensor:
         """Turns each pair (a, b) of x into (−b, a); a is in the first half of the last axis, b in the second."""

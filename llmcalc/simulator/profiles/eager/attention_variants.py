@@ -189,7 +189,7 @@ class AttentionVariantKernels(AttentionKernels):
 
     @compared(BY_TORCH)
     def do_strongest(self, step: Step) -> None:
-        """Runs DynamicMaskReference._mask, from the strengths on."""
+        """Runs the part of DynamicMaskReference._mask after the strengths."""
         t = self.t
         strength, q, k = (self.get(value) for value in step.ins)
         by_key = t.unsqueeze(t.transpose(strength, 1, 2), 2)

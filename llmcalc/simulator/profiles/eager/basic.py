@@ -263,7 +263,7 @@ class BasicKernels(Lowering):
     # --- the loss ---------------------------------------------------------------------------------------------------
 
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Returns the loss: cross-entropy of the logits, plus that of each multi-token prediction."""
+        """Returns the loss: cross-entropy of the logits, plus the cross-entropy of each multi-token prediction."""
         mtp_logits, self.further = self.further, []
         loss = self.loss(logits, labels)
         for ahead in mtp_logits:

@@ -105,9 +105,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(CHOSEN, attention="flash")
     def flash(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        """Runs flash attention, which saves queries, keys, values, output and logsumexp. q: [batch, heads, queries,
-        size]; k and v may have fewer heads. sinks: the score per head of one more key, which the kernel reads and
-        saves.
+        """Runs flash attention, which saves queries, keys, values, output and logsumexp.
+
+        q: [batch, heads, queries, size]; k and v may have fewer heads.
+        sinks: the score per head of one more key, which the kernel reads and saves.
 
         Source: derivatives.yaml, `_scaled_dot_product_flash_attention`. On a GPU the backward pass accumulates dQ in
         float32, and dK and dV of every query head (Dao-AILab/flash-attention, csrc/flash_attn/flash_api.cpp,
@@ -284,8 +285,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(CHOSEN, norm="fused")
     def norm(self, x: Tensor, spec: Norm, name: str, shape: Any, groups: Any = 1, module: Path | None = None) -> Tensor:
-        """Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`: the input, and statistics of each row. On a
-        GPU an input that is not dense is copied for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
+        """Runs a fused norm, which saves the input and statistics of each row.
+
+        Source: derivatives.yaml, `native_layer_norm`, `_fused_rms_norm`. On a GPU an input that is not dense is copied
+        for the kernel (aten/src/ATen/native/cuda/layer_norm_kernel.cu).
         """
         layer_norm = spec.type == "layernorm" and self.choices.fused_layer_norm
         eager = self.choices.norm == "eager" and not self.choices.compiled and not layer_norm
@@ -398,8 +401,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(LIGER, cross_entropy="fused")
     def _loss_over_logits(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py: the forward pass writes the gradient over the
-        logits, and the host reads how many labels count and whether they are within the vocabulary.
+        """Runs the loss of Liger-Kernel, whose forward pass writes the gradient over the logits.
+
+        Source: linkedin/Liger-Kernel 0.8.2, ops/cross_entropy.py. The host reads the number of labels that count, and
+        whether all labels are within the vocabulary.
         """
         t = self.t
         losses = t.new(logits.shape[:1], logits.dtype)
@@ -415,7 +420,9 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(CHUNKS_KEPT, cross_entropy="split")
     def _loss_chunk_by_chunk(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-        """Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
+        """Runs output head and loss chunk by chunk, as LitGPT and torchtune do.
+
+        Source: lit_gpt/lora.py, `GPT.forward`, and lit_gpt/utils.py, `chunked_cross_entropy`; torchtune/modules/
         transformer.py, `chunked_output`, and modules/loss/ce_chunked_output_loss.py.
 
         x: the input of the output head, [batch, tokens, hidden]. weight, bias: the head's.
@@ -445,8 +452,10 @@ class FusedKernels(AttentionKernels, ElementwiseKernels, BasicKernels):
 
     @compared(LIGER, cross_entropy="chunked")
     def _fused_linear_loss(self, x: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor) -> Tensor:
-        """Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py: gradients are made in the forward
-        pass. A chunk's logits, over which their gradient is written, are still named while those of the next are made.
+        """Runs output head and loss in Liger-Kernel's one function, which computes gradients in its forward pass.
+
+        Source: linkedin/Liger-Kernel 0.8.2, ops/fused_linear_cross_entropy.py. A chunk's logits, over which their
+        gradient is written, are still referenced while the next chunk's logits are allocated.
 
         x: the input of the output head, [tokens, hidden]. weight, bias: the head's.
         """

@@ -46,7 +46,7 @@ class LocalKernels(PositionKernels):
         )
 
     def _with_sums(self, neighbour_blocks: Tensor, x: Tensor, heads: Any, tokens: Any) -> Tensor:
-        """Concatenates the keys or values of each block with those of all block sums."""
+        """Concatenates the keys or values of each block with the keys or values of all block sums."""
         t = self.t
         block_sums = t.unsqueeze(self._by_head(t.slice(x, x.shape[1] - tokens, 1), heads), 1)
         return t.cat([neighbour_blocks, t.expand(block_sums, (*neighbour_blocks.shape[:2], *block_sums.shape[2:]))], -2)

@@ -53,7 +53,7 @@ class LoraKernels(BasicKernels):
             rows.leaf = self.graph.enabled and rows.node is None
 
     def _is_quantised(self, step: Step) -> bool:
-        """Whether a weight is quantised: those of layers, and on request the output head's."""
+        """Whether a weight is quantised: every weight of a layer is, and on request the output head's."""
         adapters = self.adapters
         if adapters is None or adapters.base == "none":
             return False

@@ -143,9 +143,9 @@ class ServingKernels(EntryKernels, PositionKernels, FusedKernels):
         if not self.scores_in_kernel:
             super().do_among(step)
             return
-        chosen, entries = (self.get(value) for value in step.ins[1:])
+        selected, entries = (self.get(value) for value in step.ins[1:])
         self.values.pop(id(step.ins[2]), None)
-        self.bind(step.outs[0], chosen)
+        self.bind(step.outs[0], selected)
         self.bind(step.outs[1], entries)
 
     # --- one softmax over several kinds of keys -----------------------------------------------------------------------

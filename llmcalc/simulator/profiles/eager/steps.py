@@ -313,9 +313,9 @@ class StepKernels(ScanKernels):
         faded = t.mul(decay, norm)
         norm = t.add(faded, t.mul(write, t.select(k, 2)))
         del faded
-        bottom = t.select(t.matmul(q, t.unsqueeze(norm, -1)), -1)
+        denominator = t.select(t.matmul(q, t.unsqueeze(norm, -1)), -1)
         top = t.matmul(q, memory)
-        denominator_bound = t.like(t.function("abs", bottom), t.exp(t.scale(next_exponent, "neg")))
+        denominator_bound = t.like(t.function("abs", denominator), t.exp(t.scale(next_exponent, "neg")))
         denominator_bound = t.add_number(denominator_bound)
         return t.div(top, t.unsqueeze(denominator_bound, -1)), [memory, norm, next_exponent]
 
@@ -330,23 +330,39 @@ class StepKernels(ScanKernels):
         time_first, decay = t.to(time_first, FLOAT32), t.scale(t.exp(t.to(decay, FLOAT32)), "neg")
         cached = self.cached("recurrent_state")
         assert cached is not None
-        _zero, (top, bottom, largest) = t.like(t.select(key, 1)), cached
+        _zero, (top, denominator, largest) = t.like(t.select(key, 1)), cached
         k, v = t.select(key, 1), t.select(value, 1)
         peak = t.like(largest, t.add(k, time_first))
         past = t.exp(t.sub(largest, peak))
         current_weight = t.exp(t.sub(t.add(k, time_first), peak))
-        out = [t.div(self._weighted_sum(past, top, current_weight, v), t.add(t.mul(past, bottom), current_weight))]
+        out = [t.div(self._weighted_sum(past, top, current_weight, v), t.add(t.mul(past, denominator), current_weight))]
         peak = t.like(t.add(largest, decay), k)
         past_next = t.exp(t.sub(t.add(largest, decay), peak))
         now_next = t.exp(t.sub(k, peak))
         past, current_weight = past_next, now_next
         del past_next, now_next
         top = self._weighted_sum(past, top, current_weight, v)
-        bottom = t.add(t.mul(past, bottom), current_weight)
+        denominator = t.add(t.mul(past, denominator), current_weight)
         largest = peak
-        self.keep("recurrent_state", top, bottom, largest)
+        self.keep("recurrent_state", top, denominator, largest)
         average = t.stack(out, 1)
-        del out, past, current_weight, top, bottom, largest, peak, time_first, decay, k, v, key, value, _zero, cached
+        del (
+            out,
+            past,
+            current_weight,
+            top,
+            denominator,
+            largest,
+            peak,
+            time_first,
+            decay,
+            k,
+            v,
+            key,
+            value,
+            _zero,
+            cached,
+        )
         return t.to(average, dtype)
 
     def _weighted_sum(self, past_weight: Tensor, past_sum: Tensor, current_weight: Tensor, value: Tensor) -> Tensor:

@@ -1,6 +1,8 @@
 """Reads the vision and audio encoders of multimodal wrappers' configs, with the projectors to the text model's width.
 
 An encoder that is not supported is left out, with a remark. A config without encoders imports none of these files.
+
+A reader of an encoder may be changed without reading the others: each of them returns a part of `components/towers`.
 """
 
 from __future__ import annotations

@@ -77,8 +77,9 @@ class MambaKernels(ScanModules):
         return self.t.contiguous(self.t.transpose(self.t.unflatten(x, 0, (batch, exact_div(x.shape[0], batch))), 1, 2))
 
     def mamba_of_steps(self, steps: Steps, x: Tensor) -> Tensor:
-        """transformers/models/jamba/modeling_jamba.py (`JambaMambaMixer.forward`): norms on Δ, B and C. An activation
-        that the kernels do not have runs after them.
+        """Runs `JambaMambaMixer.forward` of transformers/models/jamba/modeling_jamba.py, with norms on Δ, B and C.
+
+        An activation that the kernels do not have runs after them.
         """
         t, op, kind = self.t, steps["scan"].op, steps.acts[0]
         assert isinstance(op, SelectiveScan)
