@@ -27,7 +27,7 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
 from .placements import FLOAT32, Collective, CollectiveKind, Group, Placements
-from .rank_program import RankFlow, is_divided, shared_rank_program
+from .rank_program import RankFlow, is_divided, shared_rank_program, similar_stage
 from .weight_shards import WeightShard, weight_shards
 
 BFLOAT16 = 2
@@ -128,7 +128,7 @@ def rank_messages(
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     reentrant = gradients.own_checkpointing and recompute.layers
     recomputed = replace(recompute, reentrant=True) if reentrant else recompute
-    chunks = list(_chunks(spec, layout, micro_batches, rank))
+    chunks = list(_chunks(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
         placements = Placements(layout, run_config, width, include, gradients.own_checkpointing, recomputed)
@@ -153,8 +153,11 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
     return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> Iterator[Chunk]:
-    """Yields the stages of a rank. Under DualPipe it has two stages, each for half of the micro-batches."""
+def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
+    """Yields the stages of a rank. Under DualPipe it has two stages, each for half of the micro-batches.
+
+    by_index: whether messages depend on the indices of layers.
+    """
     if layout.pp == 1:
         yield Chunk(None, shared_rank_program(spec, layout, rank), micro_batches)
         return
@@ -166,7 +169,8 @@ def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> I
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
         batches = (micro_batches + 1 - chunk_index) // 2 if two_way else micro_batches
-        yield Chunk(stage, shared_rank_program(spec, layout, rank, stage), batches)
+        recorded_stage = stage if by_index else similar_stage(spec, stage)
+        yield Chunk(recorded_stage, shared_rank_program(spec, layout, rank, recorded_stage), batches)
 
 
 # --- per micro-batch -------------------------------------------------------------------------------------------------
