@@ -220,6 +220,13 @@ class PeakEstimate:
         """The largest number of routed experts in a layer; 0 without experts."""
         return routed_experts(self.spec)
 
+    def least_bytes(self, layout: Layout) -> int:
+        """Returns bytes that the rank that needs most has at least, of any run: weights, gradients and optimizer."""
+        by_rank = [0] * layout.pp
+        for stage in stages(layout, self.layers):
+            by_rank[stage.rank] += self.static_bytes(layout, stage)
+        return self.fixed_bytes + max(by_rank)
+
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs most, and its pipeline stage."""
         peaks = self.peaks_by_stage(layout, micro_batches)

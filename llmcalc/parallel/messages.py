@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number
@@ -31,6 +32,9 @@ from .rank_program import RankFlow, is_divided, shared_rank_program, similar_sta
 from .weight_shards import WeightShard, weight_shards
 
 BFLOAT16 = 2
+
+MAX_PROGRAMS = 512
+"""Number of programs whose collectives are kept."""
 
 
 class Message(NamedTuple):
@@ -131,8 +135,8 @@ def rank_messages(
     chunks = list(_chunks(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
-        placements = Placements(layout, run_config, width, include, gradients.own_checkpointing, recomputed)
-        for collective in placements.run(chunk.program):
+        rules = width, include, gradients.own_checkpointing, recomputed
+        for collective in _collectives(chunk.program, run_config, *rules):
             group, ranks, kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
             messages.append(Message(group, ranks, kind, bytes, collective.times * chunk.batches))
         messages += _loss_messages(layout, chunk, run_config)
@@ -141,6 +145,20 @@ def rank_messages(
     messages += _data_messages(layout, chunks, include, gradients, width)
     messages += _embedding_messages(spec, layout, chunks, include, gradients, width)
     return _merge_equal(messages)
+
+
+@lru_cache(maxsize=MAX_PROGRAMS)
+def _collectives(
+    program: RankFlow,
+    run_config: RunConfig,
+    width: int,
+    include: frozenset[str],
+    own_checkpointing: bool,
+    recompute: Recompute,
+) -> tuple[Collective, ...]:
+    """The collectives of a program's passes, found once for layouts that differ in replicas or stages alone."""
+    placements = Placements(program.rank_axes.layout, run_config, width, include, own_checkpointing, recompute)
+    return tuple(placements.run(program))
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
