@@ -7,8 +7,9 @@ the next one has already begun (backward pass).
 
 A recorded run has each of these cases, most of them several times, and the passes of one case must do the same; if they
 differ, `NotRepeating` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's next
-pass, so that the cases of such runs have the kind of the chunk's previous pass as well. The schedule then runs with its own variables, and its passes are replayed: their
-events go to an allocator, and the peak of each place follows from the recorded one.
+pass, so that the cases of such runs have the kind of the chunk's previous pass as well. The schedule then runs with its
+own variables, and its passes are replayed: their events go to an allocator, and the peak of each place follows from the
+recorded one.
 """
 
 from __future__ import annotations
@@ -243,14 +244,14 @@ class PassTrace:
         previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
         """
         chunk, _, pass_number = pass_id
-        if any(other_chunk != chunk for other_chunk, *_ in self.releases_of_other_passes):
-            raise NotRepeating
-        releases = {
-            (chunk, PREVIOUS, 0) if other_pass == previous_pass else (chunk, other_pass[1], other_pass[2] - pass_number): x
-            for other_pass, x in self.releases_of_other_passes.items()
-        }
+        releases: dict[PassId, list[tuple[int, int]]] = {}
+        for other_pass, steps in self.releases_of_other_passes.items():
+            other_chunk, kind, number = other_pass
+            if other_chunk != chunk:
+                raise NotRepeating
+            is_previous = other_pass == previous_pass
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, kind, number - pass_number)] = steps
         return replace(self, releases_of_other_passes=releases)
-
 
     def is_like(self, other: PassTrace) -> bool:
         """Whether another trace has the same events, but for the numbers that storages have in the previous pass."""
@@ -264,10 +265,13 @@ class PassTrace:
         first, second = without_numbers
         return first == second and replace(self, releases_of_other_passes=other.releases_of_other_passes) == other
 
+    def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
+        """Returns the steps in which the pass frees storages of its chunk's previous pass, as (step, storage)."""
+        return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
 
     def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
         """Returns the trace with other numbers of the previous pass's storages; None if one of them is not known."""
-        releases = self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
+        releases = self.releases_of_previous(chunk)
         if not releases:
             return self
         if any(x not in numbers for _, x in releases):
@@ -425,9 +429,9 @@ def with_unrecorded_cases(traces: Mapping[PassCase, PassTrace]) -> dict[PassCase
         numbers: dict[str, dict[int, int]] = {}
         for (_, state), (trace, other) in pairs.items():
             if state.endswith(FIRST):
-                first, repeated = (item.releases_of_other_passes.get((chunk, PREVIOUS, 0), []) for item in (trace, other))
-                pairs_of_numbers = zip(repeated, first, strict=True)
-                numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in pairs_of_numbers)
+                releases, later_releases = trace.releases_of_previous(chunk), other.releases_of_previous(chunk)
+                renumbered = zip(later_releases, releases, strict=True)
+                numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in renumbered)
         for (kind, state), trace in later.items():
             every.setdefault((chunk, kind, 1, state), trace)
             after_first = trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))

@@ -320,10 +320,7 @@ def replayed(
 def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
-        return (
-            estimate.least_bytes(layout) <= capacity
-            and estimate.largest_rank(layout, micro_batches)[0] <= capacity
-        )
+        return estimate.least_bytes(layout) <= capacity and estimate.largest_rank(layout, micro_batches)[0] <= capacity
     except InputError:
         return False
 
