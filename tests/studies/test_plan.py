@@ -75,7 +75,8 @@ def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str,
     for recompute in ("", "full"):
         estimate = estimates.with_recompute(recompute).as_configured
         for layout, number in layouts:
-            assert 0 < estimate.least_bytes(layout) < estimate.largest_rank(layout, number)[0]
+            if layout.tp == 1 or framework == "megatron":  # torch divides no experts
+                assert 0 < estimate.least_bytes(layout) < estimate.largest_rank(layout, number)[0]
 
 
 def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:

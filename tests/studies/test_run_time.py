@@ -125,7 +125,7 @@ PLANS: dict[str, tuple[str, ...]] = {
     "8 bits": (SMALL, "--seq", "1k", "--devices", "2", "--precision", "fp8"),
     "another network": (SMALL, "--seq", "1k", "--devices", "16", "--nic", "25"),
     "nothing hidden": (SMALL, "--seq", "1k", "--devices", "8", "--overlap", "none"),
-    "another stack": (SMALL, "--seq", "1k", "--devices", "8", "--stack", "nemo"),
+    "another stack": (SMALL, "--seq", "1k", "--devices", "8", "--stack", "megatron-no-overlap"),
 }
 
 
@@ -229,6 +229,8 @@ REFUSED = {
     "fit llama3-8b --precision fp8 --hardware h100": "--precision fp8: the memory of its products is not modelled",
     "time bert-base --hardware h100 --phase decode": "an encoder-only model does not decode",
     "plan gpt2 --hardware h100 --devices 2 --by memory --stack maxtext": "--stack: is of the order by time",
+    "plan gpt2 --hardware h100 --devices 2 --stack nemo": "--stack: 'nemo' is not known",
+    "plan gpt2 --hardware h100 --devices 2 --overlap some": "--overlap: 'some' is not known",
     "plan gpt2 --hardware h100 --devices 2 --where tp": "--where: 'tp'; expected sizes of a layout such as tp=8,pp=16",
 }
 
