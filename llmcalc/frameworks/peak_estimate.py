@@ -22,7 +22,7 @@ from ..flow.tree import Place, Use
 from ..model import ModelSpec
 from ..ops import ExpertLinear
 from ..parallel.layout import Layout, Stage, stages
-from ..parallel.rank_program import shared_rank_program
+from ..parallel.rank_program import shared_rank_program, similar_stage
 from ..parallel.schedules import Pipeline, pipeline
 from ..parallel.search import routed_experts
 from ..simulator.event_log import Recorder
@@ -222,6 +222,13 @@ class PeakEstimate:
         """The largest number of routed experts in a layer; 0 without experts."""
         return routed_experts(self.spec)
 
+    def least_bytes(self, layout: Layout) -> int:
+        """Returns bytes that the rank that needs most has at least, of any run: weights, gradients and optimizer."""
+        by_rank = [0] * layout.pp
+        for stage in stages(layout, self.layers):
+            by_rank[stage.rank] += self.static_bytes(layout, stage)
+        return self.fixed_bytes + max(by_rank)
+
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs most, and its pipeline stage."""
         peaks = self.peaks_by_stage(layout, micro_batches)
@@ -322,7 +329,7 @@ class PeakEstimate:
 
     def _count_parameters(self, layout: Layout, stage: Stage, shards: int) -> StageParameters:
         """Counts the parameters of a stage. The `dense` parameters include those of experts here."""
-        tree = shared_rank_program(self.spec, layout, 0, stage).node()
+        tree = shared_rank_program(self.spec, layout, 0, similar_stage(self.spec, stage)).node()
         size = partial(parameters_in_padded_rows, shards) if shards > 1 else total_of
         places = [place for place in tree.walk() if not place.optional or place.optional in self.include]
         layers = [place for place in places if place.node.name == "layers"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number
@@ -27,10 +28,13 @@ from ..workload.run_config import RunConfig
 from ..workload.workload import Workload
 from .layout import ONE_DEVICE, Layout, Stage, stages
 from .placements import FLOAT32, Collective, CollectiveKind, Group, Placements
-from .rank_program import RankFlow, is_divided, shared_rank_program
+from .rank_program import RankFlow, is_divided, shared_rank_program, similar_stage
 from .weight_shards import WeightShard, weight_shards
 
 BFLOAT16 = 2
+
+MAX_PROGRAMS = 512
+"""Number of programs whose collectives are kept."""
 
 
 class Message(NamedTuple):
@@ -128,11 +132,11 @@ def rank_messages(
     run_config = RunConfig(workload.with_(seq=workload.seq // layout.cp, phase="training"))
     reentrant = gradients.own_checkpointing and recompute.layers
     recomputed = replace(recompute, reentrant=True) if reentrant else recompute
-    chunks = list(_chunks(spec, layout, micro_batches, rank))
+    chunks = list(_chunks(spec, layout, micro_batches, rank, by_index=recompute.every > 1))
     messages: list[Message] = []
     for chunk in chunks:
-        placements = Placements(layout, run_config, width, include, gradients.own_checkpointing, recomputed)
-        for collective in placements.run(chunk.program):
+        rules = width, include, gradients.own_checkpointing, recomputed
+        for collective in _collectives(chunk.program, run_config, *rules):
             group, ranks, kind, bytes = collective.group, collective.ranks, collective.kind, collective.bytes
             messages.append(Message(group, ranks, kind, bytes, collective.times * chunk.batches))
         messages += _loss_messages(layout, chunk, run_config)
@@ -141,6 +145,20 @@ def rank_messages(
     messages += _data_messages(layout, chunks, include, gradients, width)
     messages += _embedding_messages(spec, layout, chunks, include, gradients, width)
     return _merge_equal(messages)
+
+
+@lru_cache(maxsize=MAX_PROGRAMS)
+def _collectives(
+    program: RankFlow,
+    run_config: RunConfig,
+    width: int,
+    include: frozenset[str],
+    own_checkpointing: bool,
+    recompute: Recompute,
+) -> tuple[Collective, ...]:
+    """The collectives of a program's passes, found once for layouts that differ in replicas or stages alone."""
+    placements = Placements(program.rank_axes.layout, run_config, width, include, own_checkpointing, recompute)
+    return tuple(placements.run(program))
 
 
 def _merge_equal(messages: Iterable[Message]) -> list[Message]:
@@ -153,8 +171,11 @@ def _merge_equal(messages: Iterable[Message]) -> list[Message]:
     return [message._replace(count=count) for message, count in counts.items()]
 
 
-def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> Iterator[Chunk]:
-    """Yields the stages of a rank. Under DualPipe it has two stages, each for half of the micro-batches."""
+def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int, by_index: bool) -> Iterator[Chunk]:
+    """Yields the stages of a rank. Under DualPipe it has two stages, each for half of the micro-batches.
+
+    by_index: whether messages depend on the indices of layers.
+    """
     if layout.pp == 1:
         yield Chunk(None, shared_rank_program(spec, layout, rank), micro_batches)
         return
@@ -166,7 +187,8 @@ def _chunks(spec: ModelSpec, layout: Layout, micro_batches: int, rank: int) -> I
         rank_stages = [all_stages[pp], all_stages[-1 - pp]]
     for chunk_index, stage in enumerate(rank_stages):
         batches = (micro_batches + 1 - chunk_index) // 2 if two_way else micro_batches
-        yield Chunk(stage, shared_rank_program(spec, layout, rank, stage), batches)
+        recorded_stage = stage if by_index else similar_stage(spec, stage)
+        yield Chunk(recorded_stage, shared_rank_program(spec, layout, rank, recorded_stage), batches)
 
 
 # --- per micro-batch -------------------------------------------------------------------------------------------------

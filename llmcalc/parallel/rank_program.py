@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -376,7 +376,7 @@ def _record(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) 
 _shared_programs: dict[tuple[object, ...], tuple[ModelSpec, RankFlow]] = {}
 """Recorded programs; the model is kept so that no other one gets its id."""
 
-MAX_SHARED_PROGRAMS = 128
+MAX_SHARED_PROGRAMS = 256
 """Number of recorded programs that are kept."""
 
 
@@ -400,12 +400,32 @@ def shared_rank_program(
         cp_comm=layout.cp_comm,
     )
     rank_axes = RankAxes(divided, Coordinates(coordinates.tp, 0, 0, 0, coordinates.etp, coordinates.ep, 0))
-    key = id(spec), rank_axes, stage and (stage.layers, stage.first, stage.last)
+    stages_apart = replace(divided, pp=1)  # the number of stages is in errors alone
+    key = id(spec), stages_apart, rank_axes.coordinates, stage and (stage.layers, stage.first, stage.last)
     if key not in _shared_programs:
         if len(_shared_programs) >= MAX_SHARED_PROGRAMS:
             _shared_programs.clear()
         _shared_programs[key] = spec, _record(spec, rank_axes, stage)
     return _shared_programs[key][1]
+
+
+_stages: dict[tuple[object, ...], tuple[ModelSpec, Stage]] = {}
+"""Stages of models, the first of each kind; the model is kept so that no other one gets its id."""
+
+
+def similar_stage(spec: ModelSpec, stage: Stage) -> Stage:
+    """Returns a stage with the same kinds of layers, the same for all such stages of a model.
+
+    Their programs differ in nothing but the indices of their layers, so callers that do not read those share one.
+    """
+    key = id(spec), stage.first, stage.last, tuple(spec.main.layer_names()[stage.layers.start : stage.layers.stop])
+    if len(_stages) >= MAX_STAGES:
+        _stages.clear()
+    return _stages.setdefault(key, (spec, stage))[1]
+
+
+MAX_STAGES = 1024
+"""Number of stages that are kept."""
 
 
 def no_pipeline_reason(spec: ModelSpec) -> str:

@@ -7,6 +7,7 @@ rank equally many rows of every tensor (torch/distributed/fsdp/_fully_shard/_fsd
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 from ..algebra import Number, ceil_div, times
@@ -40,14 +41,15 @@ class WeightShard(NamedTuple):
         return times(self.tensor.size, self.count)
 
 
-def weight_shards(program: RankFlow, include: frozenset[str] = frozenset()) -> list[WeightShard]:
+@lru_cache(maxsize=256)
+def weight_shards(program: RankFlow, include: frozenset[str] = frozenset()) -> tuple[WeightShard, ...]:
     """Returns the parameters of a rank's program. A tied parameter is listed at its first use.
 
     include: optional parts of the model that the program has, none by default.
     """
     layout = program.rank_axes.layout
     expert_groups = layout.ep > 1 or layout.expert_tp != layout.tp
-    return list(_weight_shards(program.root.items, (), 1, include, expert_groups))
+    return tuple(_weight_shards(program.root.items, (), 1, include, expert_groups))
 
 
 def _weight_shards(

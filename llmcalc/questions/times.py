@@ -207,6 +207,10 @@ def time_settings(question: RunQuestion, record: Framework, options: TimeOptions
     )
 
 
+OPTIONS_OF_AN_ORDER = ("stack", "overlap", "nic", "calibrate")
+"""Options of time that only mean something in a plan by time."""
+
+
 def layout_time_settings(
     question: RunQuestion, by: str | None, options: TimeOptions
 ) -> Callable[[Framework], TimeSettings]:
@@ -214,7 +218,7 @@ def layout_time_settings(
 
     Raises `InputError` for options of time in a plan by memory.
     """
-    for name in ("stack", "overlap", "nic", "calibrate"):
+    for name in OPTIONS_OF_AN_ORDER:
         if by == "memory" and getattr(options, name) is not None:
             raise InputError(f"{option(name)}: is of the order by time; expected --by time")
     return lambda record: time_settings(question, record, options)
@@ -237,6 +241,8 @@ def ask_timed_plan(
     from .runs import ask_plan
 
     layout_time_settings(question, by, options)  # refuses options of time in a plan by memory
+    if any(getattr(options, name) is not None for name in OPTIONS_OF_AN_ORDER):
+        by = "time"  # what cannot be timed with them is refused
     options, calibration = calibrated(question, options, read_model)
     answer = ask_plan(question, global_batch, rows, by, where, layout_time_settings(question, by, options))
     return replace(answer, make_report=lambda: with_calibration(answer.report(), calibration))

@@ -6,8 +6,10 @@ have run: on whether it is the first pass, whether the micro-batch before is sti
 the next one has already begun (backward pass).
 
 A recorded run has each of these cases, most of them several times, and the passes of one case must do the same; if they
-differ, `NotRepeating` is raised. The schedule then runs with its own variables, and its passes are replayed: their
-events go to an allocator, and the peak of each place follows from the recorded one.
+differ, `NotRepeating` is raised. Where a backward pass runs layers again, it also leaves tensors to the chunk's next
+pass, so that the cases of such runs have the kind of the chunk's previous pass as well. The schedule then runs with its
+own variables, and its passes are replayed: their events go to an allocator, and the peak of each place follows from the
+recorded one.
 """
 
 from __future__ import annotations
@@ -70,11 +72,19 @@ class EventMeter(Meter):
             self.pieces.append((self._steps, 0))
             self._steps = []
 
-    def play(self, trace: PassTrace, pass_id: PassId, more_layers: int, first_storages: Mapping[PassId, int]) -> int:
+    def play(
+        self,
+        trace: PassTrace,
+        pass_id: PassId,
+        more_layers: int,
+        first_storages: Mapping[PassId, int],
+        previous_pass: PassId | None = None,
+    ) -> int:
         """Replays a pass. Returns the number of its first storage.
 
         more_layers: layers before the pass's chunk that the recorded run did not have.
         first_storages: pass → the number of its first storage, for the passes so far.
+        previous_pass: the chunk's previous pass; None (default) where the trace does not refer to it.
         """
         self.place = in_later_layer(trace.start, more_layers)
         base = self.count
@@ -84,8 +94,8 @@ class EventMeter(Meter):
         if trace.releases_of_other_passes:
             steps = list(steps)
             for (chunk, kind, distance), releases in trace.releases_of_other_passes.items():
-                other_pass = chunk, kind, pass_id[2] + distance
-                first_storage = base if other_pass == pass_id else first_storages.get(other_pass)
+                other_pass = previous_pass if kind == PREVIOUS else (chunk, kind, pass_id[2] + distance)
+                first_storage = base if other_pass == pass_id else first_storages.get(other_pass or pass_id)
                 if first_storage is None:
                     raise NotRepeating
                 first_storage -= base
@@ -160,6 +170,12 @@ PassId: TypeAlias = tuple[int, str, int]
 kind: `F` for forward, `L` for a loss, `B` for backward.
 """
 
+PREVIOUS = "previous"
+"""In a trace, the kind of the chunk's previous pass, whichever it is."""
+
+FIRST = "0"
+"""End of the state of a pass whose previous pass is the chunk's first one of its kind."""
+
 PassCase: TypeAlias = tuple[int, str, int, str]
 """(chunk, kind, number up to 2, which neighbours have run). All passes of a case do the same."""
 
@@ -222,29 +238,64 @@ class PassTrace:
     outputs: tuple[tuple[int, OutputTensor], ...] = ()
     input_kind: str | None = None
 
-    def relative(self, pass_id: PassId) -> PassTrace:
-        """Returns the trace with other passes' micro-batches relative to this pass's."""
+    def relative(self, pass_id: PassId, previous_pass: PassId | None) -> PassTrace:
+        """Returns the trace with other passes' micro-batches relative to this pass's.
+
+        previous_pass: the chunk's previous pass, which the trace names `PREVIOUS`; None where cases do not have it.
+        """
         chunk, _, pass_number = pass_id
-        if any(other_chunk != chunk for other_chunk, *_ in self.releases_of_other_passes):
-            raise NotRepeating
-        releases = {
-            (of_chunk, kind, i - pass_number): steps
-            for (of_chunk, kind, i), steps in self.releases_of_other_passes.items()
-        }
+        releases: dict[PassId, list[tuple[int, int]]] = {}
+        for other_pass, steps in self.releases_of_other_passes.items():
+            other_chunk, kind, number = other_pass
+            if other_chunk != chunk:
+                raise NotRepeating
+            is_previous = other_pass == previous_pass
+            releases[(chunk, PREVIOUS, 0) if is_previous else (chunk, kind, number - pass_number)] = steps
         return replace(self, releases_of_other_passes=releases)
+
+    def is_like(self, other: PassTrace) -> bool:
+        """Whether another trace has the same events, but for the numbers that storages have in the previous pass."""
+        without_numbers = (
+            {
+                pass_id: [step for step, _ in releases] if pass_id[1] == PREVIOUS else releases
+                for pass_id, releases in trace.releases_of_other_passes.items()
+            }
+            for trace in (self, other)
+        )
+        first, second = without_numbers
+        return first == second and replace(self, releases_of_other_passes=other.releases_of_other_passes) == other
+
+    def releases_of_previous(self, chunk: int) -> list[tuple[int, int]]:
+        """Returns the steps in which the pass frees storages of its chunk's previous pass, as (step, storage)."""
+        return self.releases_of_other_passes.get((chunk, PREVIOUS, 0), [])
+
+    def with_storages_of_previous(self, chunk: int, numbers: Mapping[int, int]) -> PassTrace | None:
+        """Returns the trace with other numbers of the previous pass's storages; None if one of them is not known."""
+        releases = self.releases_of_previous(chunk)
+        if not releases:
+            return self
+        if any(x not in numbers for _, x in releases):
+            return None
+        renumbered = {(chunk, PREVIOUS, 0): [(i, numbers[x]) for i, x in releases]}
+        return replace(self, releases_of_other_passes=self.releases_of_other_passes | renumbered)
 
 
 class PassCounter:
     """Counts passes, and determines the case of each.
 
+    by_previous: whether the case of a pass has the kind of the chunk's previous pass; default false.
     forwards, backwards: chunk → the number of its passes.
     fresh: chunk → whether none of its backward passes of this step has run; always false where gradients stay
         allocated between steps.
+    previous: the pass before the counted one in its chunk; None for the first one, and where cases do not have it.
     """
 
-    def __init__(self, chunks: int) -> None:
+    def __init__(self, chunks: int, by_previous: bool = False) -> None:
         self.forwards, self.backwards = [0] * chunks, [0] * chunks
         self.fresh = [False] * chunks
+        self.by_previous = by_previous
+        self.previous: PassId | None = None
+        self._latest: list[PassId | None] = [None] * chunks
 
     def begin_step(self) -> None:
         """Starts a step in which the first backward pass of each chunk allocates gradients."""
@@ -254,7 +305,7 @@ class PassCounter:
         """Counts a forward pass of a chunk. Returns its case and its id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
-        return self._case(chunk, "F", pass_number), (chunk, "F", pass_number)
+        return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
         """Counts the loss after the last forward pass. Returns its case and its id."""
@@ -272,11 +323,18 @@ class PassCounter:
         self.backwards[chunk] += 1
         next_state = "begun" if self.forwards[chunk] > pass_number + 1 else "alone"
         is_first_backward, self.fresh[chunk] = self.fresh[chunk], False
-        return (chunk, "B", _nth(pass_number), f"{next_state}, fresh" if is_first_backward else next_state), (
-            chunk,
-            "B",
-            pass_number,
-        )
+        state = f"{next_state}, fresh" if is_first_backward else next_state
+        return self._after_previous((chunk, "B", _nth(pass_number), state), (chunk, "B", pass_number))
+
+    def _after_previous(self, case: PassCase, pass_id: PassId) -> tuple[PassCase, PassId]:
+        """Adds the kind of the chunk's previous pass to a case, where cases have it."""
+        if not self.by_previous:
+            return case, pass_id
+        chunk, kind, number, state = case
+        self.previous, self._latest[chunk] = self._latest[chunk], pass_id
+        if self.previous is not None:
+            state += f" {self.previous[1]}{'' if self.previous[2] else FIRST}"
+        return (chunk, kind, number, state), pass_id
 
 
 def _nth(pass_number: int) -> int:
@@ -294,6 +352,7 @@ class RecordedPass(NamedTuple):
     place: the place in which it starts.
     input_storage: number of the storage of its input; None without an input.
     outputs: number, a tensor of the same shape, number of its storage, of each tensor that may outlive the pass.
+    previous: the chunk's previous pass; None (default) for none, and where cases do not have it.
     """
 
     case: PassCase
@@ -303,13 +362,14 @@ class RecordedPass(NamedTuple):
     place: Place
     input_storage: int | None
     outputs: list[tuple[int, Tensor, int]]
+    previous: PassId | None = None
 
 
 class PassRecorder(PassCounter):
-    """Runs passes and records them."""
+    """Runs passes and records them. by_previous: as of `PassCounter`."""
 
-    def __init__(self, meter: Recorder, chunks: int) -> None:
-        super().__init__(chunks)
+    def __init__(self, meter: Recorder, chunks: int, by_previous: bool = False) -> None:
+        super().__init__(chunks, by_previous)
         self.meter = meter
         self.passes: list[RecordedPass] = []
 
@@ -326,7 +386,8 @@ class PassRecorder(PassCounter):
         output = run()
         x = None if input_tensor is None else input_tensor.storage.block.handle
         outputs = [without_storage(0, output)]
-        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, x, outputs))
+        end = len(self.meter.events)
+        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, x, outputs, self.previous))
         return output
 
     def backward(self, chunk: int, gradient_leaves: Sequence[Tensor], run: Callable[[], None]) -> None:
@@ -339,11 +400,45 @@ class PassRecorder(PassCounter):
             for i, gradient_leaf in enumerate(gradient_leaves)
             if gradient_leaf.grad is not None
         ]
-        self.passes.append(RecordedPass(case, pass_id, start, len(self.meter.events), start_place, None, gradients))
+        end = len(self.meter.events)
+        self.passes.append(RecordedPass(case, pass_id, start, end, start_place, None, gradients, self.previous))
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
-        return TraceReader(self.meter.events, self.passes).traces
+        traces = TraceReader(self.meter.events, self.passes).traces
+        return with_unrecorded_cases(traces) if self.by_previous else traces
+
+
+def with_unrecorded_cases(traces: Mapping[PassCase, PassTrace]) -> dict[PassCase, PassTrace]:
+    """Adds cases that a schedule may have and that were not recorded, where recorded ones tell what they do.
+
+    A recorded run has one second pass of a kind, in one of its states, and one pass after each first pass. If a second
+    pass does what later ones do, it does so in their other states too. A first pass allocates more than later ones, so
+    that its storages have other numbers; a pass that frees them tells which these are.
+    """
+    every = dict(traces)
+    for chunk in {chunk for chunk, *_ in traces}:
+        second, later = ({(c[1], c[3]): traces[c] for c in traces if (c[0], c[2]) == (chunk, n)} for n in (1, 2))
+        pairs = {
+            (kind, state): (trace, later[kind, state.removesuffix(FIRST)])
+            for (kind, state), trace in second.items()
+            if (kind, state.removesuffix(FIRST)) in later
+        }
+        if pairs.keys() != second.keys() or not all(trace.is_like(other) for trace, other in pairs.values()):
+            continue
+        numbers: dict[str, dict[int, int]] = {}
+        for (_, state), (trace, other) in pairs.items():
+            if state.endswith(FIRST):
+                releases, later_releases = trace.releases_of_previous(chunk), other.releases_of_previous(chunk)
+                renumbered = zip(later_releases, releases, strict=True)
+                numbers.setdefault(state[-2], {}).update((x, y) for (_, x), (_, y) in renumbered)
+        for (kind, state), trace in later.items():
+            every.setdefault((chunk, kind, 1, state), trace)
+            after_first = trace.with_storages_of_previous(chunk, numbers.get(state[-1], {}))
+            if after_first is not None:
+                for n in (1, 2):
+                    every.setdefault((chunk, kind, n, state + FIRST), after_first)
+    return every
 
 
 def without_storage(output_number: int, tensor: Tensor) -> tuple[int, Tensor, int]:
@@ -435,8 +530,8 @@ class TraceReader:
             self._read_between(events[end : recorded.start])
             end = recorded.end
             trace = self._trace(recorded)
-            if recorded.pass_id[2]:
-                trace = trace.relative(recorded.pass_id)
+            if recorded.pass_id[2] or recorded.previous is not None:
+                trace = trace.relative(recorded.pass_id, recorded.previous)
             if self.traces.setdefault(recorded.case, trace) != trace:
                 raise NotRepeating
         self._read_between(events[end:])
@@ -551,10 +646,17 @@ class PassPlayer(PassCounter):
 
     traces: case → the trace of its passes.
     more_layers: chunk → layers before it that the recorded run did not have.
+    by_previous: as of `PassCounter`, as in the recorded run.
     """
 
-    def __init__(self, meter: EventMeter, traces: Mapping[PassCase, PassTrace], more_layers: Sequence[int]) -> None:
-        super().__init__(len(more_layers))
+    def __init__(
+        self,
+        meter: EventMeter,
+        traces: Mapping[PassCase, PassTrace],
+        more_layers: Sequence[int],
+        by_previous: bool = False,
+    ) -> None:
+        super().__init__(len(more_layers), by_previous)
         self.meter, self.traces, self.more_layers = meter, traces, more_layers
         self.first_storages: dict[PassId, int] = {}
 
@@ -590,6 +692,6 @@ class PassPlayer(PassCounter):
         trace = self.traces.get(case)
         if trace is None:
             raise NotRepeating
-        base = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages)
+        base = self.meter.play(trace, pass_id, self.more_layers[chunk], self.first_storages, self.previous)
         self.first_storages[pass_id] = base
         return trace, base

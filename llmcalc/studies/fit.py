@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import combinations
@@ -178,19 +178,16 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
     training = memory.settings.phase == "training"
     cheap, costly = (_training_changes if training else _inference_changes)(memory)
     costly = [*costly, *_smaller_workloads(memory, batch, seq)]
-    candidates = [
-        candidate
-        for changes in (*cheap, *costly)
-        if (candidate := _evaluate_change(memory, current, changes)) is not None
-    ]
+    insufficient_bytes: list[int] = []
+    evaluate = partial(_evaluate_changes, memory, current, insufficient_bytes)
+    candidates = evaluate([*cheap, *costly])
     if not any(change.fit.verdict != "no" for change in candidates):
         combined: dict[str, Any] = {}
         for changes in cheap:
             combined |= changes
         pairs = [{**a, **b} for a, b in combinations(costly, 2) if a.keys().isdisjoint(b)]
         for several in ([{}, *costly], pairs):
-            changed = (_evaluate_change(memory, current, {**combined, **extra}) for extra in several)
-            candidates += [candidate for candidate in changed if candidate is not None]
+            candidates += evaluate([{**combined, **extra} for extra in several])
             if any(change.fit.verdict != "no" for change in candidates):
                 break
     fitting = [change for change in candidates if change.fit.verdict != "no"]
@@ -200,13 +197,41 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
     return list({change.option: change for change in (*fitting, *insufficient[:NEAREST])}.values())
 
 
-def _evaluate_change(memory: Memory, current: Fit, changes: Mapping[str, Any]) -> Change | None:
-    """Returns a change with its verdict; None if the run is impossible or needs no less memory."""
-    try:
-        changed = memory.with_(**changes).device.fit_on(current.hardware)
-    except InputError:
-        return None
-    return Change(as_options(changes), changed) if changed.needed < current.needed else None
+def _evaluate_changes(
+    memory: Memory, current: Fit, insufficient_bytes: list[int], options: Sequence[Mapping[str, Any]]
+) -> list[Change]:
+    """Returns the changes that need less memory, in their order.
+
+    A change is left out if the bytes that it needs at least neither fit nor are among the `NEAREST` smallest.
+
+    insufficient_bytes: the bytes of the changes so far that do not suffice, to which those of these are added.
+    """
+    runs: list[tuple[int, int, Memory]] = []
+    for index, changes in enumerate(options):
+        try:
+            changed = memory.with_(**changes)
+            runs.append((_least_bytes(changed), index, changed))
+        except InputError:
+            continue
+    results: dict[int, Change] = {}
+    for least, index, changed in sorted(runs, key=lambda run: run[:2]):
+        if least > current.capacity and sum(bytes < least for bytes in insufficient_bytes) >= NEAREST:
+            continue
+        try:
+            fit = changed.device.fit_on(current.hardware)
+        except InputError:
+            continue
+        if fit.needed < current.needed:
+            results[index] = Change(as_options(options[index]), fit)
+            if fit.verdict == "no":
+                insufficient_bytes.append(fit.needed)
+    return [results[index] for index in sorted(results)]
+
+
+def _least_bytes(memory: Memory) -> int:
+    """Returns bytes that a device has at least: the optimizer's step has the weights, their copies and its states."""
+    states = memory.states
+    return int(states.weights + states.master_weights + states.optimizer_bytes)
 
 
 def as_options(changes: Mapping[str, Any]) -> str:

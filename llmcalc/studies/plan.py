@@ -265,6 +265,7 @@ def plan_of(
         if times is None
         else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
         _recomputations(memory, record) if times is not None else (AS_CONFIGURED,),
+        estimates.as_configured.least_bytes,
     )
     return LayoutPlan(estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, times, untimed)
 
@@ -319,7 +320,7 @@ def replayed(
 def fits(estimate: PeakEstimate, layout: Layout, micro_batches: int, capacity: int) -> bool:
     """Whether the tensors of a layout's largest rank fit."""
     try:
-        return estimate.largest_rank(layout, micro_batches)[0] <= capacity
+        return estimate.least_bytes(layout) <= capacity and estimate.largest_rank(layout, micro_batches)[0] <= capacity
     except InputError:
         return False
 
@@ -334,6 +335,36 @@ class _Candidates:
     errors: EstimateErrors
     capacity: int
     recomputations: Sequence[str]
+    _measured: set[tuple[object, ...]] = field(default_factory=set)
+
+    def all_of(
+        self, layouts: Sequence[tuple[Layout, int]], least: Callable[[Layout], int]
+    ) -> list[Candidate | InputError | None]:
+        """Returns the candidate of each layout, or the error of a layout that can have no recomputation.
+
+        It is None for a layout whose weights, gradients and optimizer alone do not fit, and whose kernels others have:
+        it is a candidate that does not fit, and nothing more of it is estimated.
+        """
+        results: list[Candidate | InputError | None] = [None] * len(layouts)
+        too_large = [i for i, (layout, _) in enumerate(layouts) if self._is_too_large(layout, least)]
+        for i in sorted(range(len(layouts)), key=set(too_large).__contains__):
+            layout, micro_batches = layouts[i]
+            if i not in too_large or _kernels(layout) not in self._measured:
+                results[i] = self.try_(layout, micro_batches)
+        return results
+
+    def _is_too_large(self, layout: Layout, least: Callable[[Layout], int]) -> bool:
+        try:
+            return self.errors.least(least(layout)) > self.capacity
+        except InputError:
+            return False
+
+    def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
+        """Returns the candidate of a layout, or the error of one that can have no recomputation."""
+        try:
+            return self.of(layout, micro_batches, self.recomputations)
+        except InputError as error:
+            return error
 
     def of(self, layout: Layout, micro_batches: int, values: Sequence[str]) -> Candidate:
         """The layout with the first value of recomputation with which it may fit, or the last one that it can have.
@@ -352,6 +383,7 @@ class _Candidates:
                 if last is None:
                     raise
                 continue
+            self._measured.add(_kernels(layout))
             bubble_share = bubble(layout, micro_batches) if may_fit else None
             sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
             last = Candidate(layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute)
@@ -370,6 +402,11 @@ class _Candidates:
         return None if recomputed is None or recomputed.bubble is None else recomputed
 
 
+def _kernels(layout: Layout) -> tuple[object, ...]:
+    """Returns what of a layout decides which kernels its ranks run."""
+    return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
+
+
 def plan(
     layouts: Search,
     hardware: Hardware,
@@ -381,6 +418,7 @@ def plan(
     nearest: Nearest = "always",
     seconds: Callable[[Layout, int, str], float] | None = None,
     recomputations: Sequence[str] = (AS_CONFIGURED,),
+    least: Callable[[Layout], int] = lambda _: 0,
 ) -> Plan:
     """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
 
@@ -395,6 +433,7 @@ def plan(
     nearest: when the layout that requires least, of those that do not fit, is searched.
     seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
     recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
+    least: layout → bytes that its largest rank has at least; default none.
     Raises `InputError` if every layout is refused, and the most frequent reason holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
@@ -402,14 +441,18 @@ def plan(
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
     promising: list[Candidate] = []
+    tried = candidates.all_of(layouts.possible, least)
+    too_large = [run for run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
 
-    for layout, micro_batches in layouts.possible:
-        try:
-            candidate = candidates.of(layout, micro_batches, recomputations)
-        except InputError as error:
-            layouts.refuse(error)
-            continue
-        (refused_candidates if candidate.bubble is None else promising).append(candidate)
+    def sort(candidate: Candidate | InputError) -> None:
+        if isinstance(candidate, InputError):
+            layouts.refuse(candidate)
+        else:
+            (refused_candidates if candidate.bubble is None else promising).append(candidate)
+
+    for candidate in tried:
+        if candidate is not None:
+            sort(candidate)
 
     def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
         try:
@@ -437,14 +480,17 @@ def plan(
             refused_candidates.append(replayed_candidate)
     result.unreplayed = waiting
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
+        for layout, micro_batches in too_large:
+            sort(candidates.try_(layout, micro_batches))
+        too_large = []
         result.nearest = _smallest_replay(refused_candidates, replay, errors)
     result.refused = dict(layouts.refused)
-    if result.refused and not (result.feasible or waiting or refused_candidates):
+    if result.refused and not (result.feasible or waiting or refused_candidates or too_large):
         reason = layouts.errors.get(max(result.refused, key=result.refused.__getitem__))
         if reason is not None and not isinstance(reason, ImpossibleLayout):
             raise reason
-    if refused_candidates:
-        result.refused[TOO_MUCH] = len(refused_candidates)
+    if refused_candidates or too_large:
+        result.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
     return result
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from llmcalc import load
 from llmcalc.errors import InputError
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.parallel.rank_model import rank_model
-from llmcalc.parallel.rank_program import rank_program, shared_rank_program
+from llmcalc.parallel.rank_program import RankFlow, rank_program, shared_rank_program, similar_stage
 from llmcalc.parallel.weight_shards import weight_shards
 
 MODEL = "olmoe-1b-7b?num_hidden_layers=4"
@@ -37,6 +39,30 @@ def test_stages_and_parts_of_the_vocabulary_are_programs_of_their_own() -> None:
         stage = list(stages(layout, 4))[layout.coordinates(rank).pp]
         shared, alone = (program(spec, layout, rank, stage) for program in (shared_rank_program, rank_program))
         assert weight_shards(shared) == weight_shards(alone)
+
+
+def test_stages_with_the_same_kinds_of_layers_share_a_program() -> None:
+    spec = load("deepseek-v2-lite?num_hidden_layers=9").model  # the first layer has no experts
+    for layout in (Layout(pp=3), Layout(tp=2, pp=3, dp=4, ep=4, etp=1)):
+        first, middle, last = stages(layout, 9)
+        *_, other, _ = stages(Layout(pp=4, pp_layout=(1, 2, 3, 3)), 9)
+        assert similar_stage(spec, other) is similar_stage(spec, middle)
+        assert len({similar_stage(spec, stage) for stage in (first, middle, last)}) == 3
+        shared = shared_rank_program(spec, layout, 0, similar_stage(spec, other))
+        assert shared is shared_rank_program(spec, layout, 0, similar_stage(spec, middle))
+        assert sizes(shared) == sizes(rank_program(spec, layout, 0, other))
+
+
+def sizes(program: RankFlow) -> list[int]:
+    return [shard.elements for shard in weight_shards(program)]
+
+
+def test_the_number_of_stages_is_in_errors_alone() -> None:
+    spec = load(MODEL).model
+    whole, stage = Layout(tp=2, dp=2, ep=2, etp=1), next(stages(Layout(pp=2), 4))
+    programs = [shared_rank_program(spec, replace(whole, pp=pp), 0, stage) for pp in (2, 4)]
+    assert programs[0] is programs[1]
+    assert weight_shards(programs[0]) == weight_shards(rank_program(spec, replace(whole, pp=2), 0, stage))
 
 
 def test_a_changed_copy_of_a_rank_has_its_own_program() -> None:

@@ -120,6 +120,18 @@ LAYOUTS = {
     "torch, replicas": ("torch", "gpt2", Layout(dp=2), {"num_microbatches": 7}),
     "Megatron, a pipeline": ("megatron", "qwen3-0.6b", Layout(pp=4, dp=2, zero=1), {"num_microbatches": 9}),
     "Megatron, several chunks": ("megatron", "qwen3-0.6b", Layout(pp=2, vpp=2), {"num_microbatches": 8}),
+    "Megatron, recomputed experts": (
+        "megatron",
+        "olmoe-1b-7b",
+        Layout(pp=4, dp=2, ep=2, zero=1),
+        {"num_microbatches": 9, "recompute": "full"},
+    ),
+    "Megatron, recomputed experts in chunks": (
+        "megatron",
+        "olmoe-1b-7b",
+        Layout(pp=2, vpp=2, dp=2, ep=2, zero=1, schedule="interleaved"),
+        {"num_microbatches": 8, "recompute": "full"},
+    ),
     "Megatron, experts": ("megatron", "olmoe-1b-7b", Layout(pp=4, dp=2, ep=2, zero=1), {"num_microbatches": 9}),
 }
 

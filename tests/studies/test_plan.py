@@ -11,11 +11,14 @@ import pytest
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.framework import EstimateErrors
 from llmcalc.frameworks.ranks import Cluster
+from llmcalc.frameworks.registry import framework as framework_of
 from llmcalc.parallel.layout import Layout
 from llmcalc.parallel.layout_request import LayoutRequest
+from llmcalc.parallel.search import Search, search
 from llmcalc.studies import fit_devices
-from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, bubble, ranked
+from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, Plan, bubble, plan, ranked
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
@@ -60,6 +63,51 @@ def test_stages_that_may_need_most(model: str, framework: str, layout: Layout, m
     cluster = Cluster.of(memory(load(model).model, training), layout, framework)
     assert len(cluster.ranks_that_may_need_most) < len(cluster.ranks)
     assert cluster.device_rank.rank in cluster.ranks_that_may_need_most
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torch", "fsdp2", "deepspeed"])
+@pytest.mark.parametrize("model", [SMALL, "olmoe-1b-7b?num_hidden_layers=4"])
+def test_a_layout_needs_at_least_its_weights_gradients_and_optimizer(model: str, framework: str) -> None:
+    spec = load(model).model
+    estimates = LayoutEstimates(memory(spec, Settings(phase="training", seq=128)), framework_of(framework))
+    layouts = search(spec, 4, 8, 1, 128, framework_of(framework).layouts).possible
+    assert layouts
+    for recompute in ("", "full"):
+        estimate = estimates.with_recompute(recompute).as_configured
+        for layout, number in layouts:
+            if layout.tp == 1 or framework == "megatron":  # torch divides no experts
+                assert 0 < estimate.least_bytes(layout) < estimate.largest_rank(layout, number)[0]
+
+
+def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
+    """Where no layout fits, all are estimated, and the one that requires least is found."""
+    sizes = {1: 90, 2: 60, 4: 20}
+    estimated: list[int] = []
+
+    def needed(layout: Layout, number: int, recompute: str) -> int:
+        estimated.append(layout.pp)
+        return sizes[layout.pp]
+
+    def planned(capacity: int) -> Plan:
+        estimated.clear()
+        return plan(
+            Search([(Layout(pp=pp), 4) for pp in sizes]),
+            SimpleNamespace(capacity_bytes=capacity),  # type: ignore[arg-type]
+            needed,
+            lambda *_: 1,
+            lambda layout, *_: sizes[layout.pp],
+            2,
+            EstimateErrors(0.1),
+            "if none fits",
+            least=lambda layout: sizes[layout.pp] - 5,
+        )
+
+    found = planned(65)
+    assert sorted(candidate.layout.pp for candidate in found.feasible) == estimated == [2, 4]
+    assert found.refused == {TOO_MUCH: 1}
+    nearest = planned(15).nearest
+    assert nearest is not None
+    assert (nearest.layout.pp, estimated) == (4, [4, 1, 2])
 
 
 def test_a_stage_with_more_layers_than_an_earlier_one_may_need_most() -> None:

@@ -114,13 +114,32 @@ def test_a_measured_time_is_compared_with_the_range(run: Any) -> None:
     assert "times as fast" in fast["lines"][0]
 
 
-def test_plan_and_time_give_the_same_seconds(run: Any) -> None:
-    model = ("llama3.2-1b", *H100, "--seq", "2k", "--recompute", "attention")
-    plan = answer(run, "plan", *model, "--devices", "8", "--global-batch", "32", "--rows", "3")
+PLANS: dict[str, tuple[str, ...]] = {
+    "recomputed": ("llama3.2-1b", "--seq", "2k", "--recompute", "attention", "--devices", "8", "--global-batch", "32"),
+    "experts": ("olmoe-1b-7b", "--seq", "2k", "--devices", "16", "--global-batch", "32"),
+    "uneven stages": ("qwen3-0.6b?num_hidden_layers=7", "--seq", "1k", "--devices", "4", "--pp", "4"),
+    "long sequences": (SMALL, "--seq", "16k", "--devices", "4", "--cp", "2"),
+    "FSDP": ("llama3.2-1b", "--seq", "2k", "--devices", "8", "--framework", "fsdp2"),
+    "ZeRO": ("llama3.2-1b", "--seq", "2k", "--devices", "8", "--framework", "deepspeed", "--batch", "2"),
+    "adapters": ("llama3.2-1b", "--seq", "1k", "--devices", "4", "--framework", "torch", "--lora-rank", "8"),
+    "8 bits": (SMALL, "--seq", "1k", "--devices", "2", "--precision", "fp8"),
+    "another network": (SMALL, "--seq", "1k", "--devices", "16", "--nic", "25"),
+    "nothing hidden": (SMALL, "--seq", "1k", "--devices", "8", "--overlap", "none"),
+    "another stack": (SMALL, "--seq", "1k", "--devices", "8", "--stack", "megatron-no-overlap"),
+}
+
+
+@pytest.mark.parametrize("words", PLANS.values(), ids=PLANS)
+def test_plan_and_time_give_the_same_seconds(run: Any, words: tuple[str, ...]) -> None:
+    plan = answer(run, "plan", *words, *H100, "--rows", "3")
     assert plan["by"] == "time"
+    assert plan["feasible"]
+    sizes = {"--devices", "--global-batch", "--framework", "--pp", "--cp", "--recompute"}
+    model = [word for i, word in enumerate(words) if not {word, words[i - 1]} & sizes]
     for row in plan["feasible"]:
-        options = (*row["options"].split(), "--framework", plan["framework"])
-        timed = answer(run, "time", *model, *options, "--global-batch", "32")
+        recompute = ("--recompute", "attention") if "--recompute" in words else ()
+        options = (*row["options"].split(), "--framework", plan["framework"], *recompute)
+        timed = answer(run, "time", *model, *H100, *options, "--global-batch", str(plan["global_batch"]))
         assert timed["seconds"] == row["seconds"]
         assert timed["workload"]["num_microbatches"] == row["num_microbatches"]
     estimates = [row["seconds"]["estimate"] for row in plan["feasible"]]
@@ -210,6 +229,8 @@ REFUSED = {
     "fit llama3-8b --precision fp8 --hardware h100": "--precision fp8: the memory of its products is not modelled",
     "time bert-base --hardware h100 --phase decode": "an encoder-only model does not decode",
     "plan gpt2 --hardware h100 --devices 2 --by memory --stack maxtext": "--stack: is of the order by time",
+    "plan gpt2 --hardware h100 --devices 2 --stack nemo": "--stack: 'nemo' is not known",
+    "plan gpt2 --hardware h100 --devices 2 --overlap some": "--overlap: 'some' is not known",
     "plan gpt2 --hardware h100 --devices 2 --where tp": "--where: 'tp'; expected sizes of a layout such as tp=8,pp=16",
 }
 

@@ -46,6 +46,7 @@ class RecordedRank:
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
     prefix_cache: the allocator's state after the events with which ranks begin.
+    by_previous: whether the cases of passes have the kind of the chunk's previous pass.
     replayed: `steps_key` of a run → the result of its steps.
     """
 
@@ -53,6 +54,7 @@ class RecordedRank:
     layers_before: Sequence[int]
     parameters: Sequence[list[Parameter]]
     prefix_cache: PrefixCache
+    by_previous: bool = False
     replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
 
@@ -91,7 +93,7 @@ def replay_rank(
         chunk.lowering.first_layer_index - layers_before
         for chunk, layers_before in zip(run.chunks, recorded_rank.layers_before, strict=True)
     ]
-    run.passes = PassPlayer(meter, recorded_rank.traces, layer_offsets)
+    run.passes = PassPlayer(meter, recorded_rank.traces, layer_offsets, recorded_rank.by_previous)
     try:
         run.set_up()
         key_of_steps = steps_key(run, meter)
@@ -127,11 +129,13 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         [chunk.lowering.first_layer_index for chunk in run.chunks],
         PrefixCache(uses_expandable_segments(settings)),
     )
+    by_previous = settings.recompute_mode == "full" and settings.num_experts is not None  # see `keep_in_dispatcher`
     try:
-        traces = record_passes(run, meter, is_last_stage)
+        traces = record_passes(run, meter, is_last_stage, by_previous)
     except NotRepeating:
         return RecordedRank(None, layers_before, (), prefix_cache)
-    return RecordedRank(traces, layers_before, [chunk.parameters for chunk in run.chunks], prefix_cache)
+    parameters = [chunk.parameters for chunk in run.chunks]
+    return RecordedRank(traces, layers_before, parameters, prefix_cache, by_previous)
 
 
 def steps_key(run: RankRun, meter: EventMeter) -> tuple[object, ...]:

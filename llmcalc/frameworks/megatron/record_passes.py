@@ -13,45 +13,76 @@ STEPS = 3, 3
 """Micro-batches of each step, so that every case but the first ones comes twice where it can."""
 
 
-def record_passes(run: RankRun, recorder: Recorder, is_last_stage: bool) -> Mapping[PassCase, PassTrace]:
+def record_passes(
+    run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool
+) -> Mapping[PassCase, PassTrace]:
     """Records the events of each kind of pass of a rank.
 
     run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
+    by_previous: whether passes differ by the kind of the chunk's previous pass, because backward passes run layers.
     Raises `NotRepeating` if passes that should be alike are not.
     """
     run.set_up()
-    run.passes = passes = PassRecorder(recorder, len(run.chunks))
+    run.passes = passes = PassRecorder(recorder, len(run.chunks), by_previous)
     for count in STEPS if len(run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
         run.gradient_copies, run.batches = [], []
         _passes(run, count, is_last_stage)
+        run.end_step()
+    if by_previous:
+        run.gradient_copies, run.batches = [], []
+        _alternating_passes(run)
         run.end_step()
     return passes.traces()
 
 
 def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:
     """Runs all forward passes, chunk by chunk, then all backward passes."""
-    inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
-    outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
-
-    def run_backward(chunk: Chunk) -> None:
-        """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
-        gradient = None if chunk.last else run.receive_gradient()
-        x, output = inputs[chunk.number].pop(0), outputs[chunk.number].pop(0)
-        run.backward(x, output, gradient)
-
+    flights = InFlight(run)
     last = run.chunks[-1] if is_last_stage else None
     for chunk in run.chunks:
         for _ in range(count):
-            x = None if chunk.first else run.receive_hidden()
-            output = run.forward(chunk, x)
-            inputs[chunk.number].append(x)
-            outputs[chunk.number].append(output)
-            output.free()
-            del x, output
+            flights.forward(chunk)
             if chunk is last:
-                run_backward(chunk)
+                flights.backward(chunk)
     for chunk in reversed(run.chunks):
-        while outputs[chunk.number]:
-            run_backward(chunk)
+        while flights.outputs[chunk.number]:
+            flights.backward(chunk)
+
+
+def _alternating_passes(run: RankRun) -> None:
+    """Runs two forward passes of each chunk, then backward and forward passes in turn."""
+    flights = InFlight(run)
+    for chunk in run.chunks:
+        for _ in range(2):
+            flights.forward(chunk)
+    for chunk in reversed(run.chunks):
+        for _ in range(2):
+            flights.backward(chunk)
+            flights.forward(chunk)
+        while flights.outputs[chunk.number]:
+            flights.backward(chunk)
+
+
+class InFlight:
+    """The micro-batches of each chunk whose backward passes have not run. run: the rank's run."""
+
+    def __init__(self, run: RankRun) -> None:
+        self.run = run
+        self.inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
+        self.outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
+
+    def forward(self, chunk: Chunk) -> None:
+        """Runs the forward pass of the next micro-batch of a chunk."""
+        x = None if chunk.first else self.run.receive_hidden()
+        output = self.run.forward(chunk, x)
+        self.inputs[chunk.number].append(x)
+        self.outputs[chunk.number].append(output)
+        output.free()
+
+    def backward(self, chunk: Chunk) -> None:
+        """Runs the backward pass of the oldest waiting micro-batch of a chunk."""
+        gradient = None if chunk.last else self.run.receive_gradient()
+        x, output = self.inputs[chunk.number].pop(0), self.outputs[chunk.number].pop(0)
+        self.run.backward(x, output, gradient)

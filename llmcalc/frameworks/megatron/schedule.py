@@ -17,7 +17,7 @@ from ...errors import InputError
 from ...model import ModelSpec
 from ...optional import MTP
 from ...parallel.layout import Layout, Stage, stages
-from ...parallel.rank_program import RankFlow, rank_program
+from ...parallel.rank_program import RankFlow, shared_rank_program, similar_stage
 from ...parallel.schedules import check
 from ...simulator.autograd import Graph, backward
 from ...simulator.event_log import Recorder
@@ -146,8 +146,7 @@ class RankRun:
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
         self.coordinates = self.layout.coordinates(rank)
         self.sharding = optimizer_sharding(settings)
-        vocabulary = settings.padded_vocabulary
-        self.spec = spec if vocabulary is None else spec.model_copy(update={"vocab_size": vocabulary})
+        self.spec = spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
         self.graph = Graph(meter)
         self.graph.keeps_gradients = False
         self.rank_choices = choices_of(settings)
@@ -187,7 +186,8 @@ class RankRun:
         lowering = RankLowering(self.graph, self.run_config, self.rank_choices, self.persistent)
         lowering.include = frozenset({MTP.name} if self.settings.mtp_layers else ())
         lowering.first_layer_index = 0 if stage is None else stage.layers.start
-        return Chunk(stage, partial(rank_program, self.spec, self.layout, rank, stage), lowering)
+        recorded_stage = None if stage is None else similar_stage(self.spec, stage)
+        return Chunk(stage, partial(shared_rank_program, self.spec, self.layout, rank, recorded_stage), lowering)
 
     # --- set-up ------------------------------------------------------------------------------------------------------
 
@@ -538,6 +538,24 @@ class RankRun:
     def _run_interleaved(self) -> None:
         """Runs `forward_backward_pipelining_with_interleaving`."""
         Interleaved(self).run()
+
+
+_padded_specs: dict[tuple[int, int], tuple[ModelSpec, ModelSpec]] = {}
+"""Models with padded vocabularies; the model is kept so that no other one gets its id."""
+
+
+def _with_vocabulary(spec: ModelSpec, size: int) -> ModelSpec:
+    """Returns the model with a padded vocabulary, the same object for all ranks, whose programs can be shared."""
+    key = id(spec), size
+    if key not in _padded_specs:
+        if len(_padded_specs) >= MAX_PADDED_SPECS:
+            _padded_specs.clear()
+        _padded_specs[key] = spec, spec.model_copy(update={"vocab_size": size})
+    return _padded_specs[key][1]
+
+
+MAX_PADDED_SPECS = 32
+"""Number of models with padded vocabularies that are kept."""
 
 
 class Interleaved:
