@@ -37,7 +37,7 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
         loss_chunk=settings.loss_chunk,
         keeps_logits=bool(settings.keep_logits),
-        fused_qkv=bool(settings.fused_qkv),
+        fused_qkv=settings.fused_qkv,
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
         fused_layer_norm=settings.norm is None,

@@ -28,7 +28,7 @@ class Choices:
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass
         has run; false by default.
     fused_qkv: whether queries, keys and values are one product, whose result they are views of (GPT-NeoX, Qwen 1,
-        Phi-3, LitGPT); false by default.
+        Phi-3, LitGPT); false by default, as in the reference; None as each attention's class (`Attention.fused_qkv`).
     compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
         computed again in the backward pass, and so is what the loss computes of the logits; false by default.
     compiled_loss: whether torch.compile is estimated for the loss too, if it is for layers; true by default.
@@ -55,7 +55,7 @@ class Choices:
     float32_loss: bool = True
     loss_chunk: int | None = None
     keeps_logits: bool = False
-    fused_qkv: bool = False
+    fused_qkv: bool | None = False
     compiled: bool = False
     compiled_loss: bool = True
     capacity: Fraction | None = None

@@ -28,7 +28,6 @@ OTHER = {
     "gpt2": "its class computes eager softmax in bfloat16",
     "gemma2-2b": "its class caps the logits",
     "gemma3-1b": "not explained: 0.3 %",
-    "phi3-mini": "one product makes gate and up, and another queries, keys and values, which the class splits",
     "qwen3-30b-a3b": "experts' rows are put back into the order of tokens by an index",
     "mixtral-8x7b": "experts' rows are put back into the order of tokens by an index",
     "gpt-oss-20b": "softmax with sinks in bfloat16, and a gate that is clamped step by step",

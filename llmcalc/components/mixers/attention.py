@@ -101,6 +101,8 @@ class Attention(TokenMixer):
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
     block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
+    fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
+        (GPT-NeoX, Phi-3), and of which the values keep all alive; false by default. Parameters and FLOPs do not change.
     idle_projections: names of further projections like that of the queries, which plain text does not use: of tokens
         with global attention (Longformer), between words and entities (LUKE); none by default.
     """
@@ -133,6 +135,7 @@ class Attention(TokenMixer):
     attn_logit_softcapping: Real | None = Field(default=None, gt=0)
     position: ScorePosition | None = None
     block_indexer: BlockIndexer | None = None
+    fused_qkv: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
 
     @model_validator(mode="after")
@@ -145,6 +148,8 @@ class Attention(TokenMixer):
         by_distance = self.position is not None and self.position.by_distance
         if self.grid_window is not None and (self.reach() or self.sinks or by_distance):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
+        if self.fused_qkv and (self.kv_shared or self.attention_k_eq_v or not self.q_bias == self.k_bias == self.v_bias):
+            raise ValueError("fused_qkv: one product has a bias or none; expected queries, keys and values alike")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         names = self.idle_projections
@@ -175,10 +180,11 @@ class Attention(TokenMixer):
             or self.attention_chunk_size is not None
             or self.block_indexer is not None
             or self.kv_shared
+            or self.fused_qkv
         ):
             raise ValueError(
                 "cross_attention: each token sees all of the other sequence; expected no window, chunks, "
-                "block_indexer or kv_shared"
+                "block_indexer, kv_shared or fused_qkv"
             )
         if self.position is not None and self.position.by_distance:
             raise ValueError(
@@ -276,7 +282,7 @@ class Attention(TokenMixer):
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
-        q = self._normed_and_rotated(f, _projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
+        q = self._normed_and_rotated(f, self._projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
         for name in self.idle_projections:
             with f.scope(name, role="idle"):
                 f.linear("", x, heads, dim, bias=self.q_bias)
@@ -314,6 +320,13 @@ class Attention(TokenMixer):
             y = f.part("sub_norm", self.sub_norm, concatenated)
         return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
 
+    def _projection(self, f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+        """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
+        if adapter is None:
+            return f.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
+        with f.scope(name):
+            return f.add(f.linear("", x, *out, bias=bias), adapter(x, out))
+
     def _normed_and_rotated(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the order of the spec."""
         qk = self.qk_norm
@@ -349,13 +362,13 @@ class Attention(TokenMixer):
             )  # nothing: the layer is recorded alone
             return keys.seen(*f.rank_part((heads, dim))), values.seen(*f.rank_part((heads, size)))
         with f.function():
-            raw = _projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw = self._projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
             f.hold(raw=raw)
             keys = self._normed_and_rotated(f, raw, "k_norm", dim)
             values = raw
             if not self.attention_k_eq_v:
                 read = x if value_input is None else value_input
-                values = _projection(f, "v_proj", read, (heads, size), self.v_bias, adapter)
+                values = self._projection(f, "v_proj", read, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
@@ -463,16 +476,9 @@ class Attention(TokenMixer):
                 v_norm=rms,
                 position=rope,
             ),
+            cls(num_attention_heads=4, num_key_value_heads=2, fused_qkv=True, position=Rope(concatenated=True)),
             cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
         ]
-
-
-def _projection(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
-    """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
-    if adapter is None:
-        return f.linear(name, x, *out, bias=bias)
-    with f.scope(name):
-        return f.add(f.linear("", x, *out, bias=bias), adapter(x, out))
 
 
 @cache

@@ -40,7 +40,7 @@ class AttentionKernels(Lowering):
         else:
             position_ids = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(position_ids, dim, x)
-        whole = same(dim, x.shape[-1])
+        whole = same(dim, x.shape[-1]) and not spec.concatenated
         if step.options["back"]:
             sin = t.scale(sin, "neg")
         if self.choices.joined_rope:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ....algebra import Number, ceil_div, same
 from ....components.base import BY_TORCH
-from ....evidence import compared
+from ....evidence import by_source, compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.tree import Use
@@ -23,6 +23,10 @@ from .basic import BasicKernels
 
 TOGETHER = "qkv_proj"
 """The name of that product."""
+
+
+FUSED_BY_CLASS = by_source("transformers' modeling_phi3.py", "tests/witnesses/test_gpu_measured.py")
+"""The witness of projections that a class of transformers runs as one product."""
 
 
 class LoraKernels(BasicKernels):
@@ -109,12 +113,19 @@ class LoraKernels(BasicKernels):
         if not fused_steps:
             super().do_linear(step)
         elif step is fused_steps[0]:  # the others have their values from it
-            self._run_as_one_product(fused_steps)
+            if self._is_fused_by_its_class(step):
+                self._run_as_its_class(fused_steps)
+            else:
+                self._run_as_one_product(fused_steps)
+
+    def _is_fused_by_its_class(self, step: Step) -> bool:
+        """Whether a class of transformers runs a projection with others as one product, without adapters."""
+        return self.choices.fused_qkv is None and self.adapters is None and step.options["fused"]
 
     def _fused_projections(self, step: Step) -> list[Step]:
         """Returns the projections fused with this one, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
-        if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv):
+        if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv or self._is_fused_by_its_class(step)):
             return []
         groups = [
             item
@@ -138,6 +149,41 @@ class LoraKernels(BasicKernels):
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
         product = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
+        for step, step_output in zip(steps, self.t.split(product, widths), strict=True):
+            self.modules[id(step.outs[0])] = self.module_path(), step.name
+            self.set(step.outs[0], step_output)
+
+    @compared(FUSED_BY_CLASS)
+    def _run_as_its_class(self, steps: list[Step]) -> None:
+        """Runs one product, whose result is split. Its weight is kept as those of the projections."""
+        graph, x, widths = self.graph, self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
+        x = self.t.operand(x)
+        weights = [self.t.operand(self.matrix(step)) for step in steps]
+        biases = [
+            self.t.operand(self.weight(f"{step.name}.bias", (step.outs[0].width,)))
+            for step in steps
+            if step.options["bias"]
+        ]
+        shape, weight_shapes = x.shape, [weight.shape for weight in weights]
+
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            needed = needs_input_grad[1 : 1 + len(weights)]
+            of_weights = [graph.new(of, g.dtype) if need else None for of, need in zip(weight_shapes, needed, strict=True)]
+            of_x = graph.new(shape, g.dtype) if needs_input_grad[0] else None
+            of_biases = [
+                graph.sum_to_shape((width,), self.t.slice(g, width)) for width in widths[: len(biases)]
+            ]
+            return of_x, *of_weights, *of_biases
+
+        product = record(
+            graph,
+            "mm",
+            (x, *weights, *biases),
+            lambda: graph.operation_result("mm", (*shape[:-1], sum(widths)), x.dtype),
+            backward,
+            *([x] if any(weight.needs_grad for weight in weights) else []),
+            *(weights if x.needs_grad else []),
+        )
         for step, step_output in zip(steps, self.t.split(product, widths), strict=True):
             self.modules[id(step.outs[0])] = self.module_path(), step.name
             self.set(step.outs[0], step_output)
