@@ -35,6 +35,7 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
+        caps_logits=spec.head.type == "lm" and spec.head.logit_softcapping is not None,
         loss_chunk=settings.loss_chunk,
         keeps_logits=bool(settings.keep_logits),
         fused_qkv=settings.fused_qkv,

@@ -24,6 +24,7 @@ class Choices:
     logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,
         else their own.
     float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
+    caps_logits: whether the logits are capped by tanh before an eager loss, as their head states; false by default.
     loss_chunk: of a `split` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune).
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass
         has run; false by default.
@@ -53,6 +54,7 @@ class Choices:
     mamba2: Mamba2Implementation = "combined"
     logits_dtype: str | None = None
     float32_loss: bool = True
+    caps_logits: bool = False
     loss_chunk: int | None = None
     keeps_logits: bool = False
     fused_qkv: bool | None = False

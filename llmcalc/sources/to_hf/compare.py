@@ -29,6 +29,7 @@ NUMERICS = frozenset(
         "float32_product",
         "fused_qkv",
         "float32_loss",
+        "logit_softcapping",
         "rope_theta",
         "router_aux_loss_coef",
         "router_z_loss_coef",
