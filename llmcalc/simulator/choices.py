@@ -29,7 +29,10 @@ class Choices:
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass
         has run; false by default.
     fused_qkv: whether queries, keys and values are one product, whose result they are views of (GPT-NeoX, Qwen 1,
-        Phi-3, LitGPT); false by default, as in the reference; None as each attention's class (`Attention.fused_qkv`).
+        Phi-3, LitGPT); false by default.
+    like_classes: whether parts run as the classes of transformers run them where the reference does otherwise: one
+        product for queries, keys and values by `Attention.fused_qkv`, and a mask that eager attention adds to the
+        scores; false by default.
     compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
         computed again in the backward pass, and so is what the loss computes of the logits; false by default.
     compiled_loss: whether torch.compile is estimated for the loss too, if it is for layers; true by default.
@@ -57,7 +60,8 @@ class Choices:
     caps_logits: bool = False
     loss_chunk: int | None = None
     keeps_logits: bool = False
-    fused_qkv: bool | None = False
+    fused_qkv: bool = False
+    like_classes: bool = False
     compiled: bool = False
     compiled_loss: bool = True
     capacity: Fraction | None = None

@@ -101,6 +101,8 @@ class Attention(TokenMixer):
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
     block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
+    float32_softmax: whether the softmax of the scores is in float32, true by default; in their own number format
+        otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
         (GPT-NeoX, Phi-3), and of which the values keep all alive; false by default. Parameters and FLOPs do not change.
     idle_projections: names of further projections like that of the queries, which plain text does not use: of tokens
@@ -135,6 +137,7 @@ class Attention(TokenMixer):
     attn_logit_softcapping: Real | None = Field(default=None, gt=0)
     position: ScorePosition | None = None
     block_indexer: BlockIndexer | None = None
+    float32_softmax: Flag = True
     fused_qkv: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
 
@@ -148,6 +151,8 @@ class Attention(TokenMixer):
         by_distance = self.position is not None and self.position.by_distance
         if self.grid_window is not None and (self.reach() or self.sinks or by_distance):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
+        if self.grid_window is not None and not self.float32_softmax:
+            raise ValueError("float32_softmax: attention in squares of patches has it; expected true")
         if self.fused_qkv and (self.kv_shared or self.attention_k_eq_v or not self.q_bias == self.k_bias == self.v_bias):
             raise ValueError("fused_qkv: one product has a bias or none; expected queries, keys and values alike")
         if self.v_head_dim is not None and self.attention_k_eq_v:
@@ -307,7 +312,7 @@ class Attention(TokenMixer):
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), keys, values)
         cap = self.attn_logit_softcapping
-        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, **limits)
+        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, float32=self.float32_softmax, **limits)
         f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
@@ -476,7 +481,8 @@ class Attention(TokenMixer):
                 v_norm=rms,
                 position=rope,
             ),
-            cls(num_attention_heads=4, num_key_value_heads=2, fused_qkv=True, position=Rope(concatenated=True)),
+            cls(num_attention_heads=4, sinks=True, float32_softmax=False),
+            cls(num_attention_heads=4, num_key_value_heads=2, float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
             cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
         ]
 
@@ -500,6 +506,7 @@ def _reference() -> type[nn.Module]:
             bias: Tensor | None,
             cap: float | None,
             sinks: Tensor | None,
+            float32_softmax: bool,
         ) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             if cap is not None:
@@ -510,9 +517,10 @@ def _reference() -> type[nn.Module]:
                 scores = scores.masked_fill(~mask, float("-inf"))
             if sinks is not None:  # one more key, without a value, that every query attends to
                 sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                probs = torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype)
-                return apply_dropout(self, "attention", probs) @ v
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+                scores = torch.cat([scores, sink], -1)
+            probs = torch.softmax(scores.float() if float32_softmax else scores, -1)
+            probs = probs if sinks is None else probs[..., :-1]
+            return apply_dropout(self, "attention", probs.to(v.dtype)) @ v
 
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
@@ -664,7 +672,7 @@ def _reference() -> type[nn.Module]:
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None))
+                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None, True))
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
@@ -685,7 +693,7 @@ def _reference() -> type[nn.Module]:
             sinks = self.sinks.weight if self.sinks is not None else None
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
-                out = self.core(q, k, v, mask, bias, cap, sinks)
+                out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax)
             else:
                 out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
             out = out.transpose(1, 2)

@@ -27,6 +27,7 @@ NUMERICS = frozenset(
         "unit_offset",
         "concatenated",
         "float32_product",
+        "float32_softmax",
         "fused_qkv",
         "float32_loss",
         "logit_softcapping",

@@ -120,7 +120,7 @@ class LoraKernels(BasicKernels):
 
     def _is_fused_by_its_class(self, step: Step) -> bool:
         """Whether a class of transformers runs a projection with others as one product, without adapters."""
-        return self.choices.fused_qkv is None and self.adapters is None and step.options["fused"]
+        return self.choices.like_classes and self.adapters is None and bool(step.options["fused"])
 
     def _fused_projections(self, step: Step) -> list[Step]:
         """Returns the projections fused with this one, in order; none if it runs alone."""

@@ -78,9 +78,10 @@ def _choice_head(config: Config) -> Table:
 
 
 def _gpt2(config: Config) -> Table:
-    mixer, cross = full_width_heads(config, **biases(True, *QKVO)), Table()
+    heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
+    mixer, cross = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
-        cross = {"cross_attention": mixer, "idle_cross_attention": True}
+        cross = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
     return {
         **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
