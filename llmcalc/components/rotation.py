@@ -18,7 +18,9 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
     return positions[:, None].float() * theta**-exponents
 
 
-def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool = False, concatenated: bool = False) -> Tensor:
+def rotate(
+    x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool = False, concatenated: bool = False
+) -> Tensor:
     """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
 
     back: whether it is undone, false by default. concatenated: as in `Rope`.

@@ -172,7 +172,8 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 def reference_settings(settings: Settings) -> Settings:
     """Returns the settings with what the reference runs where they choose nothing.
 
-    That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library chooses.
+    That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
+    chooses.
     """
     if settings.norm is None and not settings.serves:
         settings = settings.with_(norm="eager")

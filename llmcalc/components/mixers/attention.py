@@ -153,7 +153,9 @@ class Attention(TokenMixer):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.grid_window is not None and not self.float32_softmax:
             raise ValueError("float32_softmax: attention in squares of patches has it; expected true")
-        if self.fused_qkv and (self.kv_shared or self.attention_k_eq_v or not self.q_bias == self.k_bias == self.v_bias):
+        if self.fused_qkv and (
+            self.kv_shared or self.attention_k_eq_v or not self.q_bias == self.k_bias == self.v_bias
+        ):
             raise ValueError("fused_qkv: one product has a bias or none; expected queries, keys and values alike")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
@@ -287,7 +289,9 @@ class Attention(TokenMixer):
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
-        q = self._normed_and_rotated(f, self._projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
+        q = self._normed_and_rotated(
+            f, self._projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim
+        )
         for name in self.idle_projections:
             with f.scope(name, role="idle"):
                 f.linear("", x, heads, dim, bias=self.q_bias)
@@ -312,7 +316,18 @@ class Attention(TokenMixer):
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), keys, values)
         cap = self.attn_logit_softcapping
-        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, float32=self.float32_softmax, **limits)
+        y = f.attention(
+            "core",
+            q,
+            keys,
+            values,
+            causal=f.causal,
+            cap=cap,
+            bias=bias,
+            sinks=self.sinks,
+            float32=self.float32_softmax,
+            **limits,
+        )
         f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
@@ -482,7 +497,13 @@ class Attention(TokenMixer):
                 position=rope,
             ),
             cls(num_attention_heads=4, sinks=True, float32_softmax=False),
-            cls(num_attention_heads=4, num_key_value_heads=2, float32_softmax=False, fused_qkv=True, position=Rope(concatenated=True)),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                float32_softmax=False,
+                fused_qkv=True,
+                position=Rope(concatenated=True),
+            ),
             cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
         ]
 

@@ -54,7 +54,14 @@ class MixingVerbs(Recorder):
         out = Value(q.rows, (heads, *value_axes))
         ins = (q, k, v, *(operand for operand in (bias, selection) if operand is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
-        options = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, "float32": float32, **limits}
+        options = {
+            "causal": causal,
+            "cap": cap,
+            "biased": bias is not None,
+            "sinks": sinks,
+            "float32": float32,
+            **limits,
+        }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
         return self.step("attention", name, ins, out, op=op, about=about, **options)

@@ -54,7 +54,9 @@ class WeightVerbs(Recorder):
         op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)
         weight = Weight(name, out, x.axes) if weight is None else weight
         output = Value(output_rows, out)
-        return self.step("linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent, fused=fused)
+        return self.step(
+            "linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent, fused=fused
+        )
 
     def apply_again(self, x: Value, like: Value, bias: bool = False) -> Value:
         """Records the linear layer that computed `like` on another value; the first step counts both."""

@@ -130,7 +130,9 @@ def read_nemo(data: Table, source: Source) -> Launch:
         if "encoder" in values or "decoder" in values or any(kind in name for kind in MODEL_TYPES):
             raise reading.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
         if values.get("peft.peft_scheme") not in (None, "none", "null"):
-            raise reading.wrong("model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null")
+            raise reading.wrong(
+                "model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null"
+            )
         if values.get("num_layers") is None:
             raise reading.wrong(
                 "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
@@ -139,7 +141,9 @@ def read_nemo(data: Table, source: Source) -> Launch:
         reading.check_unknown()
         kind = next((kind for kind in ("bert", "mamba") if kind in name), "gpt")
         devices = _devices(reading, data, overrides) if source.world_size is None else source.world_size
-        launch = read_megatron(arguments, replace(source, world_size=devices, script=f"pretrain_{kind}.py", arguments=()))
+        launch = read_megatron(
+            arguments, replace(source, world_size=devices, script=f"pretrain_{kind}.py", arguments=())
+        )
         return replace(
             launch,
             kind=LAUNCH_FILE.name,

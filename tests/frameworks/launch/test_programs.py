@@ -421,7 +421,7 @@ def with_model(**changes: Any) -> dict[str, Any]:
 def test_nemo_is_read_as_arguments_of_megatron() -> None:
     launch = read_launch(FILES / "nemo_gpt.yaml")
     assert (launch.framework, launch.program, launch.layout.tp, launch.layout.dp) == ("megatron", "NeMo", 2, 4)
-    assert launch.layout.sequence_parallel and launch.layout.zero == 1
+    assert (launch.layout.sequence_parallel, launch.layout.zero) == (True, 1)
     assert launch.spec is not None
     table = 256 * (-(-50_257 // 256) * 256)  # of words padded to 128 · tp
     attention = 256 * 256 * 2 + 2 * 256 * 2 * 32

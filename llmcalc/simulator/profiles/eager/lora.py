@@ -168,11 +168,11 @@ class LoraKernels(BasicKernels):
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
             needed = needs_input_grad[1 : 1 + len(weights)]
-            of_weights = [graph.new(of, g.dtype) if need else None for of, need in zip(weight_shapes, needed, strict=True)]
-            of_x = graph.new(shape, g.dtype) if needs_input_grad[0] else None
-            of_biases = [
-                graph.sum_to_shape((width,), self.t.slice(g, width)) for width in widths[: len(biases)]
+            of_weights = [
+                graph.new(of, g.dtype) if need else None for of, need in zip(weight_shapes, needed, strict=True)
             ]
+            of_x = graph.new(shape, g.dtype) if needs_input_grad[0] else None
+            of_biases = [graph.sum_to_shape((width,), self.t.slice(g, width)) for width in widths[: len(biases)]]
             return of_x, *of_weights, *of_biases
 
         product = record(

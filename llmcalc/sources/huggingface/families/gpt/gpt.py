@@ -154,9 +154,7 @@ def _gptj(config: Config) -> Table:
 def _gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
-    mixer = full_width_heads(
-        config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO)
-    )
+    mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
     block = {
         "attention": mixer,
         "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),
