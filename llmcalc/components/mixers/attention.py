@@ -104,7 +104,8 @@ class Attention(TokenMixer):
     float32_softmax: whether the softmax of the scores is in float32, true by default; in their own number format
         otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
     fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
-        (GPT-NeoX, Phi-3), and of which the values keep all alive; false by default. Parameters and FLOPs do not change.
+        (GPT-NeoX, Phi-3), and of which the values keep all alive, where all have a bias or none; false by default.
+        Parameters and FLOPs do not change.
     idle_projections: names of further projections like that of the queries, which plain text does not use: of tokens
         with global attention (Longformer), between words and entities (LUKE); none by default.
     """
@@ -153,10 +154,8 @@ class Attention(TokenMixer):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
         if self.grid_window is not None and not self.float32_softmax:
             raise ValueError("float32_softmax: attention in squares of patches has it; expected true")
-        if self.fused_qkv and (
-            self.kv_shared or self.attention_k_eq_v or not self.q_bias == self.k_bias == self.v_bias
-        ):
-            raise ValueError("fused_qkv: one product has a bias or none; expected queries, keys and values alike")
+        if self.fused_qkv and (self.kv_shared or self.attention_k_eq_v):
+            raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         names = self.idle_projections

@@ -135,6 +135,8 @@ class LoraKernels(BasicKernels):
             and item.name in PROJECTIONS
             and item.ins[0] is step.ins[0]
         ]
+        if self._is_fused_by_its_class(step) and len({bool(item.options["bias"]) for item in groups}) > 1:
+            return []
         return groups if len(groups) > 1 and groups[0].name == PROJECTIONS[0] else []
 
     def _run_as_one_product(self, steps: list[Step]) -> None:
