@@ -256,8 +256,6 @@ def chunk_by_chunk(layer: nn.Linear, choices: Choices, x: Any, ids: Any) -> Any:
 
 
 def _loss(choices: Choices, logits: Any, labels: Any) -> Any:
-    if choices.caps_logits and choices.cross_entropy == "eager":
-        logits = 30 * (logits / 30).tanh()
     dtype = None if choices.logits_dtype is None else getattr(torch, choices.logits_dtype)
     if choices.cross_entropy == "fused":
         return LigerCrossEntropy.apply(logits.to(dtype or logits.dtype).flatten(0, 1), labels)  # type: ignore[no-untyped-call]

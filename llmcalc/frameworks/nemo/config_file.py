@@ -68,7 +68,11 @@ ACTIVATIONS: Mapping[str, str] = {
 }
 """Activation → the argument of Megatron-LM; empty for its default."""
 
-NORMS = {"layernorm": (), "rmsnorm": ("--normalization", "RMSNorm"), "layernorm1p": ("--apply-layernorm-1p", True)}
+NORMS: Mapping[str, tuple[Any, ...]] = {
+    "layernorm": (),
+    "rmsnorm": ("--normalization", "RMSNorm"),
+    "layernorm1p": ("--apply-layernorm-1p", True),
+}
 """Normalization → an argument of Megatron-LM and its value."""
 
 WORDS = {"GPT2BPETokenizer": 50_257, "BertWordPieceCase": 28_996, "BertWordPieceLowerCase": 30_522}
