@@ -9,7 +9,7 @@ from typing import Any
 
 from ....algebra import Number, ceil_div, same
 from ....components.base import BY_TORCH
-from ....evidence import by_source, compared
+from ....evidence import compared
 from ....flow.axis import extent
 from ....flow.program import Step
 from ....flow.tree import Use
@@ -23,10 +23,6 @@ from .basic import BasicKernels
 
 TOGETHER = "qkv_proj"
 """The name of that product."""
-
-
-FUSED_BY_CLASS = by_source("transformers' modeling_phi3.py", "tests/witnesses/test_gpu_measured.py")
-"""The witness of projections that a class of transformers runs as one product."""
 
 
 class LoraKernels(BasicKernels):
@@ -155,9 +151,11 @@ class LoraKernels(BasicKernels):
             self.modules[id(step.outs[0])] = self.module_path(), step.name
             self.set(step.outs[0], step_output)
 
-    @compared(FUSED_BY_CLASS)
     def _run_as_its_class(self, steps: list[Step]) -> None:
-        """Runs one product, whose result is split. Its weight is kept as those of the projections."""
+        """Runs one product, whose result is split. Its weight is kept as those of the projections.
+
+        Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
+        """
         graph, x, widths = self.graph, self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
         x = self.t.operand(x)
         weights = [self.t.operand(self.matrix(step)) for step in steps]
