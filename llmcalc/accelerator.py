@@ -92,6 +92,8 @@ class Hardware(Record):
     driver_total: bytes that the driver offers to programs, as CUDA and torch report them
         (`torch.cuda.mem_get_info()[1]`). None if no source states it.
     usable_memory_bytes: memory as tools of the vendor show it, such as nvidia-smi, or as it was measured.
+    context_bytes: bytes that a process uses outside torch's allocator, as measured on this accelerator. None to take
+        them by compute capability and compute units.
     memory_bandwidth: bytes/s.
     interconnect: the link to other accelerators.
     nic: the network beyond that link's domain.
@@ -114,6 +116,7 @@ class Hardware(Record):
     memory_bytes: Amount
     driver_total: Amount | None = None
     usable_memory_bytes: Amount | None = None
+    context_bytes: Amount | None = None
     memory_bandwidth: Amount | None = None
     interconnect: Interconnect | None = None
     nic: Nic | None = None

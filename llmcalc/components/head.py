@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import cache
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.rows import LOGITS, SEQUENCES, Rows
-from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Vocab, Width
+from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Real, Vocab, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 
@@ -58,6 +58,8 @@ class LMHead(Component):
     transform: the layers before the vocabulary (BERT); none by default.
     float32_loss: whether the loss is computed of a float32 copy of the logits, true by default; of the logits as they
         are otherwise (BERT, BART, T5).
+    logit_softcapping: the soft cap of the logits before the loss (Gemma 2), whose tanh the backward pass keeps; none by
+        default. Counts do not change.
     more_columns: whether the output projection reads the whole width of the layers, with the embedding's weight for
         the first part of it and one of its own for the rest (MobileBERT); it needs a transform, and an embedding that
         is narrower than the layers. False by default.
@@ -72,6 +74,7 @@ class LMHead(Component):
     draft_vocab_size: Vocab | None = None
     transform: Transform | None = None
     float32_loss: Flag = True
+    logit_softcapping: Real | None = Field(default=None, gt=0)
     more_columns: Flag = False
 
     @model_validator(mode="after")

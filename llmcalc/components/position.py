@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from .base import BY_TORCH, AttentionPosition, HeadSizes, Part, Positions, Real, Standing, Unscalable
+from .base import BY_TORCH, AttentionPosition, Flag, HeadSizes, Part, Positions, Real, Standing, Unscalable
 from .choice import PartChoice
 from .rotation import rotate
 from .runtime import Run
@@ -24,6 +24,8 @@ class Rope(AttentionPosition):
     rope_theta: the base of the frequencies, 10000 by default.
     rotary_dim: the number of rotated dimensions per head; by default all, or the fraction `partial_rotary_factor`.
     partial_rotary_factor: the fraction of rotated dimensions; none by default.
+    concatenated: whether the result is concatenated with the dimensions that are not rotated even where there are none
+        (Phi-3), and so has all tokens of a head together; false by default. Counts do not change.
     """
 
     witness = BY_TORCH
@@ -34,6 +36,7 @@ class Rope(AttentionPosition):
     rope_theta: Real = Field(default=10000.0, gt=0)
     rotary_dim: Positions | None = None
     partial_rotary_factor: Real | None = Field(default=None, gt=0, le=1)
+    concatenated: Flag = False
 
     def rotary_size(self, head_dim: int) -> int:
         """The number of dimensions of a head that are rotated (even)."""
@@ -74,7 +77,7 @@ class Rope(AttentionPosition):
         rotary_dim = self.rotary_dim
         if rotary_dim is None:  # the given fraction of a head, in whole pairs
             rotary_dim = 2 * int(x.shape[-1] * (self.partial_rotary_factor or 1.0) / 2)
-        return rotate(x, run, start, rotary_dim, self.rope_theta)
+        return rotate(x, run, start, rotary_dim, self.rope_theta, concatenated=self.concatenated)
 
 
 SCORE_POSITIONS = PartChoice(

@@ -18,10 +18,12 @@ def angles_of(positions: Tensor, dim: int, theta: float) -> Tensor:
     return positions[:, None].float() * theta**-exponents
 
 
-def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool = False) -> Tensor:
+def rotate(
+    x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool = False, concatenated: bool = False
+) -> Tensor:
     """Applies RoPE to the first `dim` of x's last axis. x: [..., tokens, head_dim], with its first token at `start`.
 
-    back: whether it is undone, false by default.
+    back: whether it is undone, false by default. concatenated: as in `Rope`.
     """
     end = start + x.shape[-2]
 
@@ -29,7 +31,7 @@ def rotate(x: Tensor, run: Run, start: int, dim: int, theta: float, back: bool =
         return _cos_sin(run.span(start, end, x.device), dim, theta, x)
 
     cos, sin = run.once(("rope", start, end, dim, theta, x.dtype), turns)
-    return _rotated(x, dim, cos, -sin if back else sin)
+    return _rotated(x, dim, cos, -sin if back else sin, concatenated)
 
 
 def rotate_at(x: Tensor, positions: Tensor, dim: int, theta: float) -> Tensor:
@@ -45,13 +47,14 @@ def _cos_sin(positions: Tensor, dim: int, theta: float, reference_tensor: Tensor
     return angles.cos().to(reference_tensor.dtype), angles.sin().to(reference_tensor.dtype)
 
 
-def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotated(x: Tensor, dim: int, cos: Tensor, sin: Tensor, concatenated: bool = False) -> Tensor:
     """Rotates as the classes of transformers do, whose result keeps the order of x's axes."""
     import torch
 
-    turned = x if dim == x.shape[-1] else x[..., :dim]
+    whole = dim == x.shape[-1] and not concatenated
+    turned = x if whole else x[..., :dim]
     turned = turned * cos + _quarter_turned(turned) * sin
-    return turned if dim == x.shape[-1] else torch.cat([turned, x[..., dim:]], -1)
+    return turned if whole else torch.cat([turned, x[..., dim:]], -1)
 
 
 def _quarter_turned(x: Tensor) -> Tensor:

@@ -23,8 +23,25 @@ capability 9.0 had the larger one.
 LARGE = (9, 10, 12)
 """Major compute capabilities with the larger workspace."""
 
-CONTEXT = 512 << 20
-"""Bytes of a CUDA context, with kernels loaded as they are used. An estimate: 0.4 to 0.6 GiB by GPU and driver."""
+CONTEXTS = {
+    "7.0": (384, 80),  # V100
+    "7.5": (133, 40),  # T4
+    "8.0": (502, 108),  # A100
+    "8.6": (256, 68),  # RTX 3080
+    "8.9": (486, 128),  # RTX 4090
+    "9.0": (768, 132),  # H200
+    "10.0": (713, 148),  # B200
+    "12.0": (594, 170),  # RTX 5090
+}
+"""Compute capability → MiB that a process uses outside torch's allocator, and the multiprocessors of that GPU.
+
+Most of a context is local memory for all threads that a multiprocessor can hold, so it grows with their number; the
+kernels that a run loads come on top. An estimate, from one H200 that was measured, and from messages of out-of-memory
+errors of one process (tests/data/gpu/contexts.jsonl), which are within 30 %.
+"""
+
+CONTEXT_SOURCE = "measured, by compute capability"
+"""Where the bytes of a context are from, as tables say it."""
 
 UNIFIED = ("Apple", "Google", "AWS")
 """Vendors whose accelerators have no CUDA context and no such workspaces."""
@@ -38,7 +55,7 @@ class Runtime:
 
     workspace: bytes of one cuBLAS workspace. The forward thread and autograd's thread have one each, through torch's
         allocator. Default: that of an H100.
-    context: bytes of the CUDA context, outside torch's allocator.
+    context: bytes of the CUDA context, outside torch's allocator. Default: those of an H100.
     expandable: whether the allocator's segments grow (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), false by
         default.
     gpu: the accelerator's name, by which frameworks choose kernels.
@@ -47,7 +64,7 @@ class Runtime:
     """
 
     workspace: int = LARGE_WORKSPACE
-    context: int = CONTEXT
+    context: int = 768 << 20
     expandable: bool = False
     gpu: str = "H100"
     capability: int = 90
@@ -71,8 +88,24 @@ def runtime_of(hardware: Hardware | None, config: str | None = None, expandable:
     workspace = (LARGE_WORKSPACE if large else WORKSPACE) if config is None else workspace_bytes(config)
     version = Runtime.capability if capability is None else int(capability.replace(".", ""))
     units = None if hardware is None else hardware.compute_units
-    multiprocessors = units.count if units is not None and units.name in ("SM", "CU") else Runtime.multiprocessors
-    return Runtime(workspace, CONTEXT, expandable, name, version, multiprocessors)
+    multiprocessors = units.count if units is not None and units.name in ("SM", "CU") else None
+    context = Runtime.context
+    if hardware is not None and hardware.context_bytes is not None:
+        context = hardware.context_bytes
+    elif capability is not None:
+        context = context_bytes(capability, multiprocessors)
+    return Runtime(workspace, context, expandable, name, version, multiprocessors or Runtime.multiprocessors)
+
+
+def context_bytes(capability: str, multiprocessors: int | None) -> int:
+    """Returns the bytes of a CUDA context on a GPU of a compute capability, such as `9.0`, as `CONTEXTS` has them.
+
+    multiprocessors: their number; None for that of the GPU in the table.
+    A capability between those of the table has the context of the one before it, an earlier one that of the first.
+    """
+    known = [name for name in CONTEXTS if float(name) <= float(capability)]
+    mib, measured_multiprocessors = CONTEXTS[known[-1] if known else next(iter(CONTEXTS))]
+    return (mib << 20) * (multiprocessors or measured_multiprocessors) // measured_multiprocessors
 
 
 def workspace_bytes(config: str) -> int:

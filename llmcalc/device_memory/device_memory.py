@@ -19,7 +19,7 @@ from ..simulator.layer_pattern import RECORDED_REPEATS
 from ..simulator.meter import Peak, Place
 from ..simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
 from ..simulator.replay_result import ReplayResult
-from .cuda_runtime import Runtime
+from .cuda_runtime import CONTEXT_SOURCE, Runtime
 from .linear_in_layers import extrapolate_layers, highest_pass, list_places, node_path
 
 if TYPE_CHECKING:
@@ -231,7 +231,7 @@ def summarize(
             Term("cuBLAS workspaces", workspaces, "source", "aten/src/ATen/cuda/CublasHandlePool.cpp", TORCH, True),
             Term("rounding to blocks", result.slop, *_allocator_evidence(whole), TORCH, True),
             Term("free blocks", reserved - total, "estimate", _allocator_evidence(whole)[1], TORCH, True),
-            Term("CUDA context", runtime.context, "estimate", "0.4 to 0.6 GiB by GPU and driver", of_runtime=True),
+            Term("CUDA context", runtime.context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )
 

@@ -29,15 +29,18 @@ def kernel_choices(settings: Settings, spec: ModelSpec, attention: AttentionImpl
     """Returns the kernels that run. attention: the implementation if none is set; default: the default of the phase."""
     serves = settings.serves
     default: AttentionImplementation = "flash" if serves else "sdpa" if settings.phase == "training" else "eager"
+    like_classes = settings.phase == "training" and settings.fused_qkv is None
     return Choices(
         attention=settings.attn_implementation or attention or default,
         norm=settings.norm or ("fused" if serves else "eager"),
         cross_entropy=settings.cross_entropy or "eager",
         logits_dtype=None if settings.logits_dtype is None else dtype(settings.logits_dtype),
         float32_loss=spec.head.type != "lm" or spec.head.float32_loss,
+        caps_logits=like_classes and spec.head.type == "lm" and spec.head.logit_softcapping is not None,
         loss_chunk=settings.loss_chunk,
         keeps_logits=bool(settings.keep_logits),
         fused_qkv=bool(settings.fused_qkv),
+        like_classes=like_classes,
         compiled=bool(settings.compile),
         capacity=None if settings.moe is None else capacity_of(settings.moe),
         fused_layer_norm=settings.norm is None,

@@ -233,6 +233,8 @@ class TrainingRun:
         logits = self.lowering.run(self.program)
         self.graph.away = None
         self.meter.place = Place("forward", path="loss")
+        if self.labels is not None:
+            logits = self.lowering.cap_logits(logits)
         loss = self.lowering.losses(logits, self.labels) if self.labels is not None else logits
         del logits
         self.graph.leave_autocast()

@@ -108,6 +108,7 @@ def _detail_rows(hardware: Hardware) -> list[Row]:
 
     add("driver's total", hardware.driver_total, units.memory(hardware.driver_total or 0), "B")
     add("usable memory", hardware.usable_memory_bytes, units.memory(hardware.usable_memory_bytes or 0), "B")
+    add("CUDA context", hardware.context_bytes, units.memory(hardware.context_bytes or 0), "B")
     add_rate("memory bandwidth", hardware.memory_bandwidth)
     link, nic, parts = hardware.interconnect, hardware.nic, hardware.compute_units
     if link is not None:
@@ -161,6 +162,7 @@ def hardware_data(hardware: Hardware) -> dict[str, Any]:
         "memory_bytes": hardware.memory_bytes,
         "driver_total": hardware.driver_total,
         "usable_memory_bytes": hardware.usable_memory_bytes,
+        "context_bytes": hardware.context_bytes,
         "memory_bandwidth": hardware.memory_bandwidth,
         "interconnect": link and {**link.model_dump(), "bandwidth_per_direction": link.bandwidth_per_direction},
         "nic": hardware.nic and hardware.nic.model_dump(),

@@ -24,11 +24,15 @@ class Choices:
     logits_dtype: the number format in which the loss reads the logits; by default that of `float32_loss` for `eager`,
         else their own.
     float32_loss: whether an eager loss reads a float32 copy of the logits (default), as its head states, or the logits.
+    caps_logits: whether the logits are capped by tanh before an eager loss, as their head states; false by default.
     loss_chunk: of a `split` cross-entropy, the tokens of a chunk; by default an eighth of them (torchtune).
     keeps_logits: whether the training loop names the logits, in the type that the loss reads, until the backward pass
         has run; false by default.
     fused_qkv: whether queries, keys and values are one product, whose result they are views of (GPT-NeoX, Qwen 1,
         Phi-3, LitGPT); false by default.
+    like_classes: whether parts run as the classes of transformers run them where the reference does otherwise: one
+        product for queries, keys and values by `Attention.fused_qkv`, and a mask that eager attention adds to the
+        scores; false by default.
     compiled: whether torch.compile is estimated for layers and loss: norms are one kernel, a gated activation is
         computed again in the backward pass, and so is what the loss computes of the logits; false by default.
     compiled_loss: whether torch.compile is estimated for the loss too, if it is for layers; true by default.
@@ -53,9 +57,11 @@ class Choices:
     mamba2: Mamba2Implementation = "combined"
     logits_dtype: str | None = None
     float32_loss: bool = True
+    caps_logits: bool = False
     loss_chunk: int | None = None
     keeps_logits: bool = False
     fused_qkv: bool = False
+    like_classes: bool = False
     compiled: bool = False
     compiled_loss: bool = True
     capacity: Fraction | None = None

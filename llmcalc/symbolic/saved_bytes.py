@@ -204,6 +204,7 @@ def saved_blocks(spec: ModelSpec, training_pass: Pass, kernels: type[PlacedEager
     out = run.run(program)
     if spec.head.type == "lm":
         meter.place = Location(LOSS)
+        out = run.cap_logits(out)
         out = run.losses(out, labels)
     node = out.node
     del out

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..device_memory.cuda_runtime import CONTEXT, LARGE, LARGE_WORKSPACE, WORKSPACE, Runtime, workspace_bytes
+from ..device_memory.cuda_runtime import LARGE, LARGE_WORKSPACE, WORKSPACE, Runtime, workspace_bytes
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import memory
 from ..device_memory.settings import Settings
@@ -262,4 +262,4 @@ def runtime_of_facts(facts: Mapping[str, Any], variables: Mapping[str, str]) -> 
     config = variables.get("CUBLAS_WORKSPACE_CONFIG")
     workspace = (LARGE_WORKSPACE if major in LARGE else WORKSPACE) if config is None else workspace_bytes(config)
     expandable = any("expandable_segments:True" in variables.get(name, "") for name in VARIABLES[1:])
-    return Runtime(workspace, CONTEXT, expandable)
+    return Runtime(workspace, expandable=expandable)

@@ -172,7 +172,8 @@ def measure_run(spec: ModelSpec, settings: Settings, device: str) -> dict[str, i
 def reference_settings(settings: Settings) -> Settings:
     """Returns the settings, with the reference's own choice for every setting that is not given.
 
-    That is its own attention, its norms step by step, and the optimizer's step as its library chooses.
+    That is its own attention, its products one by one, its norms step by step, and the optimizer's step as its library
+    chooses.
     """
     if settings.norm is None and not settings.serves:
         settings = settings.with_(norm="eager")
@@ -182,6 +183,7 @@ def reference_settings(settings: Settings) -> Settings:
     return settings.with_(
         attn_implementation=settings.attn_implementation or "eager",
         optimizer_impl=settings.optimizer_impl or library_choice,
+        fused_qkv=bool(settings.fused_qkv),
     )
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from llmcalc.device_memory.cuda_runtime import HOPPER, runtime_of
 from llmcalc.simulator.reductions import scratch_bytes
 from llmcalc.sources.hardware import load_hardware
@@ -19,3 +22,29 @@ def test_a_sum_is_divided_among_the_blocks_that_run_at_once() -> None:
     for units, number in blocks.items():
         partial_sums = 4 * 4096 * number * 32 * 4  # a block has its own for each of its vectors' elements
         assert scratch_bytes(4096, 8000, units) == (partial_sums, 4 * 32)
+
+
+MEASURED = Path(__file__).parents[1] / "data" / "gpu"
+
+
+def test_contexts_are_near_what_processes_used_outside_torch() -> None:
+    rows = [json.loads(line) for line in (MEASURED / "contexts.jsonl").read_text().splitlines()]
+    for row in rows:
+        outside = (row["in_use_gib"] - row["allocated_gib"]) * 2**30 - row["unallocated_mib"] * 2**20
+        assert abs(runtime_of(load_hardware(row["gpu"])).context / outside - 1) < 0.3, row
+    assert len(rows) > 10
+
+
+def test_the_context_of_an_h200_is_near_the_measured_one() -> None:
+    runs = [json.loads(line) for line in (MEASURED / "h200" / "transformers.jsonl").read_text().splitlines()]
+    context = runtime_of(load_hardware("h200")).context
+    assert context == runtime_of(None).context == HOPPER.context
+    assert all(abs(context / run["outside_bytes"] - 1) < 0.04 for run in runs)
+
+
+def test_an_accelerators_file_may_state_its_context() -> None:
+    h100 = load_hardware("h100-sxm")
+    assert runtime_of(h100.model_copy(update={"context_bytes": 2**30})).context == 2**30
+    assert runtime_of(load_hardware("b300")).context == runtime_of(load_hardware("b200")).context  # of capability 10
+    assert runtime_of(h100.model_copy(update={"compute_capability": "6.0"})).context == (384 << 20) * 132 // 80
+    assert runtime_of(load_hardware("m4-max")).context == 0

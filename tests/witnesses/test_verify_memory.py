@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import llmcalc
-from llmcalc.device_memory.cuda_runtime import CONTEXT, LARGE_WORKSPACE, WORKSPACE, Runtime
+from llmcalc.device_memory.cuda_runtime import LARGE_WORKSPACE, WORKSPACE, Runtime
 from llmcalc.device_memory.optimizers import adamw
 from llmcalc.device_memory.settings import Settings
 from llmcalc.errors import InputError
@@ -349,11 +349,11 @@ def test_counts_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_runtime_is_that_of_the_measured_gpu() -> None:
-    assert gpu.runtime_of_facts({"compute_capability": "9.0"}, {}) == Runtime(LARGE_WORKSPACE, CONTEXT)
+    assert gpu.runtime_of_facts({"compute_capability": "9.0"}, {}) == Runtime(LARGE_WORKSPACE)
     older = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, older) == Runtime(WORKSPACE, CONTEXT, True)
+    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, older) == Runtime(WORKSPACE, expandable=True)
     set_to = {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}
-    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, set_to) == Runtime(128 << 10, CONTEXT)
+    assert gpu.runtime_of_facts({"compute_capability": "8.0"}, set_to) == Runtime(128 << 10)
 
 
 @pytest.mark.parametrize(("closed_form", "ok"), [(1000, True), (1001, True), (999, True), (1002, False), (998, False)])

@@ -132,6 +132,11 @@ class Attention(TokenMixer):
     attn_logit_softcapping: the soft cap of the scores, none by default.
     position: the position encoding of queries and keys, none by default.
     block_indexer: the part that selects the blocks of earlier tokens to attend to (MiniMax-M3), none by default.
+    float32_softmax: whether the softmax of the scores is in float32, true by default; in their own number format
+        otherwise (GPT-2, gpt-oss). Fused kernels of attention keep no scores. Parameters and FLOPs do not change.
+    fused_qkv: whether its class computes queries, keys and values as one product, whose result they are views of
+        (GPT-NeoX, Phi-3), and of which the values keep all alive, where all have a bias or none; false by default.
+        Parameters and FLOPs do not change.
     idle_projections: names of further projections like that of the queries, which plain text does not use: of tokens
         with global attention (Longformer), between words and entities (LUKE); none by default.
     """
@@ -167,6 +172,8 @@ class Attention(TokenMixer):
     attn_logit_softcapping: Real | None = Field(default=None, gt=0)
     position: ScorePosition | None = None
     block_indexer: BlockIndexer | None = None
+    float32_softmax: Flag = True
+    fused_qkv: Flag = False
     idle_projections: tuple[IdleName, ...] = Field(default=(), max_length=8)
 
     @model_validator(mode="after")
@@ -183,6 +190,10 @@ class Attention(TokenMixer):
             raise ValueError("query_rank: idle projections read the layer's input; expected none")
         if self.value_convolution is not None and (k not in (None, a) or self.kv_shared):
             raise ValueError("value_convolution: each head has values of its own; expected no shared keys and values")
+        if self.grid_window is not None and not self.float32_softmax:
+            raise ValueError("float32_softmax: attention in squares of patches has it; expected true")
+        if self.fused_qkv and (self.kv_shared or self.attention_k_eq_v):
+            raise ValueError("fused_qkv: needs queries, keys and values; expected no kv_shared and no attention_k_eq_v")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         names = self.idle_projections
@@ -213,10 +224,11 @@ class Attention(TokenMixer):
             or self.attention_chunk_size is not None
             or self.block_indexer is not None
             or self.kv_shared
+            or self.fused_qkv
         ):
             raise ValueError(
                 "cross_attention: each token sees all of the other sequence; expected no window, chunks, "
-                "block_indexer or kv_shared"
+                "block_indexer, kv_shared or fused_qkv"
             )
         if self.position is not None and self.position.by_distance:
             raise ValueError(
@@ -317,7 +329,7 @@ class Attention(TokenMixer):
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
         query_input = x if self.query_rank is None else self.query_rank.flow(f, x)
-        projected = _projection(f, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
+        projected = self._projection(f, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
         q = self._normed_and_rotated(f, projected, "q_norm", dim)
         for name in self.idle_projections:
             with f.scope(name, role="idle"):
@@ -347,7 +359,18 @@ class Attention(TokenMixer):
             theta = self.position.rope_theta if isinstance(self.position, Rope) else 10000.0
             keys, values, limits = self.block_indexer.flow(f, x, Rope(rope_theta=theta), keys, values)
         cap = self.attn_logit_softcapping
-        y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, **limits)
+        y = f.attention(
+            "core",
+            q,
+            keys,
+            values,
+            causal=f.causal,
+            cap=cap,
+            bias=bias,
+            sinks=self.sinks,
+            float32=self.float32_softmax,
+            **limits,
+        )
         f.hold(out=y)
         if beside is not None:
             y = f.add(y, beside)
@@ -370,6 +393,13 @@ class Attention(TokenMixer):
             f.hold(whole=concatenated)
             y = f.part("sub_norm", self.sub_norm, concatenated)
         return y
+
+    def _projection(self, f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
+        """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
+        if adapter is None:
+            return f.linear(name, x, *out, bias=bias, fused=self.fused_qkv)
+        with f.scope(name):
+            return f.add(f.linear("", x, *out, bias=bias), adapter(x, out))
 
     def _normed_and_rotated(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the order of the spec."""
@@ -406,13 +436,13 @@ class Attention(TokenMixer):
             )  # nothing: the layer is recorded alone
             return keys.view(*f.rank_part((heads, dim))), values.view(*f.rank_part((heads, size)))
         with f.function():
-            raw = _projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
+            raw = self._projection(f, "k_proj", x, (heads, dim), self.k_bias, adapter)
             f.hold(raw=raw)
             keys = self._normed_and_rotated(f, raw, "k_norm", dim)
             values = raw
             if not self.attention_k_eq_v:
                 read = x if value_input is None else value_input
-                values = _projection(f, "v_proj", read, (heads, size), self.v_bias, adapter)
+                values = self._projection(f, "v_proj", read, (heads, size), self.v_bias, adapter)
             f.hold(k=keys, v=values)
             if self.v_norm is not None:
                 values = f.norm("v_norm", values, self.v_norm, (size,))
@@ -522,16 +552,16 @@ class Attention(TokenMixer):
                 v_norm=rms,
                 position=rope,
             ),
+            cls(num_attention_heads=4, sinks=True, float32_softmax=False),
+            cls(
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                float32_softmax=False,
+                fused_qkv=True,
+                position=Rope(concatenated=True),
+            ),
             cls(num_attention_heads=4, q_bias=True, sliding_window=5, idle_projections=("q_global_proj",)),
         ]
-
-
-def _projection(f: Flow, name: str, x: Value, out: Shape, bias: bool, adapter: Adapter | None) -> Value:
-    """Returns queries, keys or values, plus the adapter's output if there is an adapter."""
-    if adapter is None:
-        return f.linear(name, x, *out, bias=bias)
-    with f.scope(name):
-        return f.add(f.linear("", x, *out, bias=bias), adapter(x, out))
 
 
 @cache
@@ -553,6 +583,7 @@ def _reference() -> type[nn.Module]:
             bias: Tensor | None,
             cap: float | None,
             sinks: Tensor | None,
+            float32_softmax: bool,
         ) -> Tensor:
             scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
             if cap is not None:
@@ -563,9 +594,10 @@ def _reference() -> type[nn.Module]:
                 scores = scores.masked_fill(~mask, float("-inf"))
             if sinks is not None:  # one more key, without a value, that every query attends to
                 sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                probs = torch.softmax(torch.cat([scores, sink], -1).float(), -1)[..., :-1].to(v.dtype)
-                return apply_dropout(self, "attention", probs) @ v
-            return apply_dropout(self, "attention", torch.softmax(scores.float(), -1).to(v.dtype)) @ v
+                scores = torch.cat([scores, sink], -1)
+            probs = torch.softmax(scores.float() if float32_softmax else scores, -1)
+            probs = probs if sinks is None else probs[..., :-1]
+            return apply_dropout(self, "attention", probs.to(v.dtype)) @ v
 
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""
@@ -725,7 +757,7 @@ def _reference() -> type[nn.Module]:
             outputs = []
             for patches in squares:
                 index = patches.to(q.device)
-                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None))
+                outputs.append(self.core(q[:, :, index], k[:, :, index], v[:, :, index], None, None, cap, None, True))
             order = torch.cat(squares).argsort().to(q.device)
             return torch.cat(outputs, 2)[:, :, order]
 
@@ -748,7 +780,7 @@ def _reference() -> type[nn.Module]:
             sinks = self.sinks.weight if self.sinks is not None else None
             cap = self.spec.attn_logit_softcapping
             if self.spec.grid_window is None:
-                out = self.core(q, k, v, mask, bias, cap, sinks)
+                out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax)
             else:
                 out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
             out = (out if beside is None else out + beside).transpose(1, 2)

@@ -31,6 +31,7 @@ class MixingVerbs(Recorder):
         sinks: bool = False,
         masked: bool = True,
         selection: Value | None = None,
+        float32: bool = True,
         **limits: Any,
     ) -> Value:
         """Records softmax(q·kᵀ)·v. Axes are (heads, size). A kernel may repeat fewer key and value heads.
@@ -43,6 +44,7 @@ class MixingVerbs(Recorder):
         bias: the value added to the scores, none by default.
         sinks: whether each head has one more score, a parameter of its module, without a value; false by default.
         masked: whether there is a mask at all, true by default; there is none on keys of another sequence.
+        float32: whether the softmax is in float32, true by default, or in the scores' number format.
         selection: the mask of keys that another part selected, in place of the one by positions; none by default.
         """
         heads, *qk = q.axes
@@ -52,7 +54,14 @@ class MixingVerbs(Recorder):
         out = Value(q.rows, (heads, *value_axes))
         ins = (q, k, v, *(operand for operand in (bias, selection) if operand is not None))
         kv_heads = (k if k.once is None else k.once).axes[0]
-        options = {"causal": causal, "cap": cap, "biased": bias is not None, "sinks": sinks, **limits}
+        options = {
+            "causal": causal,
+            "cap": cap,
+            "biased": bias is not None,
+            "sinks": sinks,
+            "float32": float32,
+            **limits,
+        }
         options["masked"], options["narrowed"] = masked and other_rows is None, selection is not None
         options |= {"kv_heads": kv_heads, "cache": k.cache, "dropout": self.dropouts.get("attention", 0.0)}
         return self.step("attention", name, ins, out, op=op, about=about, **options)

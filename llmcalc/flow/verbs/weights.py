@@ -36,6 +36,7 @@ class WeightVerbs(Recorder):
         rows: Rows | None = None,
         counted: Rows | None = None,
         lent: str = "",
+        fused: bool = False,
         **node_fields: Any,
     ) -> Value:
         """Records a linear layer, y = x·Wᵀ + b.
@@ -44,6 +45,7 @@ class WeightVerbs(Recorder):
         rows: the rows of x that are projected, all by default.
         counted: the rows that the op counts, with those of further steps (`again`); by default those it projects.
         lent: the name of the linear layer, in the module around this one, whose weights it uses; empty for its own.
+        fused: whether its class computes it with others of the same input as one product, whose result is split.
         """
         output_rows = x.rows if rows is None else rows
         tied = weight is not None and weight.is_counted
@@ -52,7 +54,9 @@ class WeightVerbs(Recorder):
         op = ops.Linear(x.width, self.n(out), bias, output_rows if counted is None else counted, tied, x.fixed)
         weight = Weight(name, out, x.axes) if weight is None else weight
         output = Value(output_rows, out)
-        return self.step("linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent)
+        return self.step(
+            "linear", name, (x,), output, op=op, weight=weight, about=node_fields, bias=bias, lent=lent, fused=fused
+        )
 
     def apply_again(self, x: Value, like: Value, bias: bool = False) -> Value:
         """Records the linear layer that computed `like` on another value; the first step counts both."""

@@ -48,6 +48,7 @@ PROGRAMS = (
     "megatron_deepspeed",
     "ms_swift",
     "nanogpt",
+    "nemo",
     "openrlhf",
     "pai_megatron",
     "verl",

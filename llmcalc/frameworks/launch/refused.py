@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ...errors import InputError
 from .record import Table
@@ -27,14 +27,7 @@ def _tables(data: Table, *names: str) -> bool:
     return all(isinstance(data.get(name), Mapping) for name in names)
 
 
-def _is_nemo(data: Table) -> bool:
-    model: Any = data.get("model")
-    has_megatron_model = isinstance(model, Mapping) and ("mcore_gpt" in model or "tensor_model_parallel_size" in model)
-    return _tables(data, "trainer") and ("exp_manager" in data or has_megatron_model)
-
-
 REFUSED = (
-    RefusedProgram("NeMo", _is_nemo, "TARGET with --framework megatron and options such as --tp, --pp and --devices"),
     RefusedProgram(
         "verl",
         lambda data: "actor_rollout_ref" in data or _tables(data, "actor", "rollout"),

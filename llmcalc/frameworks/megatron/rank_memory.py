@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from ...device_memory.cuda_runtime import CONTEXT, Runtime
+from ...device_memory.cuda_runtime import CONTEXT_SOURCE, Runtime
 from ...device_memory.device_memory import DeviceMemory, Term, summarize, without_garbage_collection
 from ...model import ModelSpec
 from ...simulator.caching_allocator import PrefixCache
@@ -165,7 +165,7 @@ def rank_memory(
     spec: ModelSpec,
     settings: MegatronSettings,
     rank: int,
-    context: int = CONTEXT,
+    context: int = Runtime.context,
     recorded_ranks: RecordedRanks | None = None,
 ) -> DeviceMemory:
     """Computes the memory of a rank. context: bytes of the CUDA context. recorded_ranks: as in `replay_rank`.
@@ -193,6 +193,6 @@ def rank_memory(
                 allocator,
                 of_runtime=True,
             ),
-            Term("CUDA context", context, "estimate", "0.4 to 0.6 GiB by GPU and driver", of_runtime=True),
+            Term("CUDA context", context, "estimate", CONTEXT_SOURCE, of_runtime=True),
         ),
     )

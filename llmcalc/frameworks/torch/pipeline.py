@@ -170,7 +170,7 @@ class Chunk(TrainingRun):
     def _losses(self, output: Tensor) -> Tensor:
         """Computes the loss; without a language-model head, a scalar whose gradient has the output's size."""
         if self.labels is not None:
-            return self.lowering.losses(output, self.labels)
+            return self.lowering.losses(self.lowering.cap_logits(output), self.labels)
         new = self.graph.new
         loss = new((), output.dtype)
         return record(self.graph, "loss", [output], loss, lambda g, _: [new(output.shape, output.dtype)])

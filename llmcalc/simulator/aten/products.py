@@ -52,7 +52,7 @@ class Products(Elementwise):
             *saves,
         )
 
-    def _autocast_operand(self, x: Tensor) -> Tensor:
+    def operand(self, x: Tensor) -> Tensor:
         """Casts an operand to the autocast format; the cast of a weight is cached.
 
         A product's arguments are copied from the last to the first, and live beside the copies until it ran. Source:
@@ -69,16 +69,16 @@ class Products(Elementwise):
 
     def product(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices [n, k] × [k, m] in the autocast format."""
-        low_b = self._autocast_operand(b)
-        return self.mm(self._autocast_operand(a), low_b)
+        low_b = self.operand(b)
+        return self.mm(self.operand(a), low_b)
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         """Computes x·Wᵀ + b. weight: [out, in]."""
         if self.graph.autocast is None:
             return self._linear(x, weight, bias)
-        low_bias = None if bias is None else self._autocast_operand(bias)
-        low_weight = self._autocast_operand(weight)
-        return self._linear(self._autocast_operand(x), low_weight, low_bias)
+        low_bias = None if bias is None else self.operand(bias)
+        low_weight = self.operand(weight)
+        return self._linear(self.operand(x), low_weight, low_bias)
 
     def _linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Computes x·Wᵀ + b without autocast."""
@@ -165,8 +165,8 @@ class Products(Elementwise):
 
     def matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies matrices in the last two axes; leading axes are equal or broadcast."""
-        low_b = self._autocast_operand(b)
-        return self._matmul(self._autocast_operand(a), low_b)
+        low_b = self.operand(b)
+        return self._matmul(self.operand(a), low_b)
 
     def _matmul(self, a: Tensor, b: Tensor) -> Tensor:
         """Multiplies batched matrices."""
@@ -178,9 +178,9 @@ class Products(Elementwise):
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         """Convolves along the last axis: [batch, channels, rows] → [batch, out, length]."""
-        low_bias = None if bias is None else self._autocast_operand(bias)
-        low_weight = self._autocast_operand(weight)
-        return self._convolution(self._autocast_operand(x), low_weight, low_bias, length)
+        low_bias = None if bias is None else self.operand(bias)
+        low_weight = self.operand(weight)
+        return self._convolution(self.operand(x), low_weight, low_bias, length)
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
         shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)

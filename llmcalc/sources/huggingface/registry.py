@@ -84,15 +84,30 @@ def losses_of_logits() -> frozenset[str]:
     return frozenset(names)
 
 
-def _loss_fields(config: Config) -> dict[str, bool]:
-    """Returns the field of a language-model head that states the number format of its loss.
+LOGIT_CAPS = {
+    "beam": 30.0,
+    "gemma2": 30.0,
+    "gemma3n_text": 30.0,
+    "nanochat": 15.0,
+    "recurrent_gemma": 30.0,
+    "t5gemma": 30.0,
+    "vaultgemma": 30.0,
+}
+"""Model type → the default of its configuration class for the soft cap of the logits."""
+
+
+def _loss_fields(config: Config) -> dict[str, Any]:
+    """Returns the fields of a language-model head that state what its loss reads: the logits' number format, and cap.
 
     Without a class in the config it is that of the model type's first class with such a head.
     """
     name = architecture_of(config.data) or next(
         (name for name in classes().get(config.model_type, ()) if head_of({"architectures": [name]}) == "lm"), ""
     )
-    return {"float32_loss": False} if name in losses_of_logits() else {}
+    names = ("final_logit_softcapping", "logits_soft_cap")
+    cap = next((config.data[name] for name in names if name in config.data), LOGIT_CAPS.get(config.model_type))
+    capped = {"logit_softcapping": float(cap)} if isinstance(cap, int | float) and cap > 0 else {}
+    return {**capped, **({"float32_loss": False} if name in losses_of_logits() else {})}
 
 
 def config_of(data: Mapping[str, Any], kind: str, family: Family, head: HeadKind, location: str) -> Config:

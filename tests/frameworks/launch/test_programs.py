@@ -32,7 +32,7 @@ WITH_A_SCRIPT = ("accelerate_fsdp.yaml",)
 """Configs that a script names."""
 
 NEEDS_TARGET = ("unsloth_defaults.yaml",)
-REFUSED = {"nemo_gpt.yaml": "is a config of NeMo, which is not read"}
+REFUSED = {"nemo_t5.yaml": "name: 'megatron_t5': its layers are not read"}
 
 PROGRAM_OF = {
     "axolotl_qlora.yaml": "axolotl",
@@ -49,6 +49,7 @@ PROGRAM_OF = {
     "olmo_tiny.yaml": "OLMo",
     "llm_foundry_mpt.yaml": "LLM Foundry",
     "neox_small.yml": "GPT-NeoX",
+    "nemo_gpt.yaml": "NeMo",
 }
 
 
@@ -407,3 +408,41 @@ def test_a_cached_reference_of_open_instruct_needs_no_copy() -> None:
     launch = changed("open_instruct_sft.yaml", 2, loss_type="dpo_norm", use_lora=None)
     assert launch.settings["batch"] == 2
     assert any("cached" in note for note in launch.notes)
+
+
+# --- NeMo -------------------------------------------------------------------------------------------------------------
+
+
+def with_model(**changes: Any) -> dict[str, Any]:
+    data = yaml.safe_load((FILES / "nemo_gpt.yaml").read_text())
+    return {"model": {**data["model"], **changes}}
+
+
+def test_nemo_is_read_as_arguments_of_megatron() -> None:
+    launch = read_launch(FILES / "nemo_gpt.yaml")
+    assert (launch.framework, launch.program, launch.layout.tp, launch.layout.dp) == ("megatron", "NeMo", 2, 4)
+    assert (launch.layout.sequence_parallel, launch.layout.zero) == (True, 1)
+    assert launch.spec is not None
+    table = 256 * (-(-50_257 // 256) * 256)  # of words padded to 128 · tp
+    attention = 256 * 256 * 2 + 2 * 256 * 2 * 32
+    assert params(launch.spec).total == 2 * table + 4 * (attention + 3 * 256 * 704 + 2 * 256) + 256
+    settings = launch.own_settings
+    assert (launch.settings["batch"], settings.seq_length, settings.bf16, settings.swiglu) == (2, 512, True, True)
+    assert "model.init_method_std" in launch.ignored
+
+
+def test_values_of_nemo_that_change_memory_are_read_or_refused() -> None:
+    assert changed("nemo_gpt.yaml", **with_model(activations_checkpoint_granularity="selective")).own_settings
+    assumed = changed("nemo_gpt.yaml", **with_model(tokenizer={"library": "sentencepiece"}))
+    assert assumed.filled_in["model.override_vocab_size"] == 32_000
+    without_o2 = changed("nemo_gpt.yaml", **with_model(megatron_amp_O2=False))
+    assert any("under autocast" in note for note in without_o2.notes)
+    for change, text in (
+        ({"activation": "reglu"}, "model.activation"),
+        ({"peft": {"peft_scheme": "lora"}}, "adapters under Megatron-Core"),
+        ({"num_layers": None}, "TARGET"),
+        ({"fp8": True}, "model.fp8"),
+        ({"normalization": "batch"}, "model.normalization"),
+    ):
+        with pytest.raises(InputError, match=text):
+            changed("nemo_gpt.yaml", **with_model(**change))

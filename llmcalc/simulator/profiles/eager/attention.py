@@ -40,7 +40,7 @@ class AttentionKernels(Lowering):
         else:
             position_ids = self.frames[-1].local_tensors["at"] = t.like(t.like(t.new((x.shape[-2],), INT64)))
             cos, sin = self._cos_sin(position_ids, dim, x)
-        rotates_all = same(dim, x.shape[-1])
+        rotates_all = same(dim, x.shape[-1]) and not spec.concatenated
         if step.options["back"]:
             sin = t.scale(sin, "neg")
         if self.choices.joined_rope:
@@ -180,9 +180,9 @@ class AttentionKernels(Lowering):
         elif step.options["masked"]:
             mask = self.mask(step, q.shape[2], k.shape[2])
         sinks = self.weight("sinks", (q.shape[1],)) if step.options.get("sinks") else None
-        cap, dropout = step.options["cap"], step.options["dropout"]
+        cap, dropout, float32 = (step.options[name] for name in ("cap", "dropout", "float32"))
         output = self.run_attention_core(
-            lambda q, k, v, bias=None: self.core(q, k, v, mask, cap, sinks, bias, dropout), q, k, v, bias
+            lambda q, k, v, bias=None: self.core(q, k, v, mask, cap, sinks, bias, dropout, float32), q, k, v, bias
         )
         self.set(step.outs[0], self.t.transpose(output, 1, 2))
 
@@ -202,7 +202,10 @@ class AttentionKernels(Lowering):
         return t.to(t.expand(expanded_sinks, (*scores.shape[:-1], 1)), scores.dtype)
 
     def mask(self, step: Step, queries: Any, keys: Any) -> Tensor:
-        """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it."""
+        """Returns the mask [queries, keys] of visible keys, computed by the first layer that needs it.
+
+        The classes of transformers compute a mask [batch, 1, queries, keys] that is added to the scores.
+        """
         window, chunk, causal = step.options.get("window"), step.options.get("chunk"), step.options["causal"]
         key = ("mask", queries, keys, causal, window, chunk)
         if key not in self.memo:
@@ -216,6 +219,8 @@ class AttentionKernels(Lowering):
                     is_visible = t.compare(is_visible, t.compare(t.like(k), t.like(q)))
             else:
                 is_visible = t.compare(t.compare(t.like(q, k)), t.compare(t.like(k, q)))
+            if causal and self.choices.like_classes and self.choices.attention == "eager":
+                is_visible = t.new((self.run_config.batch, 1, queries, keys), self.dtype)
             self.memo[key] = is_visible
         mask: Tensor = self.memo[key]
         return mask
@@ -230,10 +235,12 @@ class AttentionKernels(Lowering):
         sinks: Tensor | None = None,
         bias: Tensor | None = None,
         dropout: float = 0.0,
+        float32: bool = True,
     ) -> Tensor:
-        """Computes softmax(q·kᵀ)·v with float32 scores. sinks: per head, the score of one extra key without a value.
+        """Computes softmax(q·kᵀ)·v. sinks: per head, the score of one extra key without a value.
 
         bias: the term added to the scores. dropout: the probability of dropout, which runs on the probabilities.
+        float32: whether the softmax is in float32, or in the scores' number format.
         """
         t = self.t
         scores = t.scale(t.matmul(q, t.transpose(k, -1, -2)))
@@ -242,10 +249,10 @@ class AttentionKernels(Lowering):
         if bias is not None:
             scores = t.add(scores, t.to(bias, scores.dtype))
         if mask is not None:
-            scores = t.masked_fill(scores, t.like(mask, dtype=BOOL))
+            scores = t.masked_fill(scores, t.like(mask, dtype=BOOL)) if mask.dtype is BOOL else t.add(scores, mask)
         if sinks is not None:
-            sink = self.sink(sinks, scores)
-            keys = scores.shape[-1]
-            probs = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), FLOAT32)), keys), v.dtype)
-            return t.matmul(self.apply_dropout(probs, dropout), v)
-        return t.matmul(self.apply_dropout(t.to(t.softmax(t.to(scores, FLOAT32)), v.dtype), dropout), v)
+            scores = t.cat([scores, self.sink(sinks, scores)])
+        probs = t.softmax(t.to(scores, FLOAT32) if float32 else scores)
+        if sinks is not None:
+            probs = t.slice(probs, k.shape[-2])
+        return t.matmul(self.apply_dropout(t.to(probs, v.dtype), dropout), v)

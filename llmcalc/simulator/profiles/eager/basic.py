@@ -262,6 +262,13 @@ class BasicKernels(Lowering):
 
     # --- the loss ---------------------------------------------------------------------------------------------------
 
+    def cap_logits(self, logits: Tensor) -> Tensor:
+        """Returns the logits that the loss reads: capped, c · tanh(x / c), if the head caps them. The kernels of fused
+        losses cap by themselves."""
+        if not self.choices.caps_logits or self.choices.cross_entropy != "eager":
+            return logits
+        return self.t.scale(self.t.function("tanh", self.t.scale(logits)))
+
     def losses(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Returns the loss: cross-entropy of the logits, plus the cross-entropy of each multi-token prediction."""
         mtp_logits, self.further = self.further, []

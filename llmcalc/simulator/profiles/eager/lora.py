@@ -109,12 +109,19 @@ class LoraKernels(BasicKernels):
         if not fused_steps:
             super().do_linear(step)
         elif step is fused_steps[0]:  # the others have their values from it
-            self._run_as_one_product(fused_steps)
+            if self._is_fused_by_its_class(step):
+                self._run_as_its_class(fused_steps)
+            else:
+                self._run_as_one_product(fused_steps)
+
+    def _is_fused_by_its_class(self, step: Step) -> bool:
+        """Whether a class of transformers runs a projection with others as one product, without adapters."""
+        return self.choices.like_classes and self.adapters is None and bool(step.options["fused"])
 
     def _fused_projections(self, step: Step) -> list[Step]:
         """Returns the projections fused with this one, in order; none if it runs alone."""
         litgpt = self.adapters is not None and self.adapters.library == "litgpt"
-        if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv):
+        if step.name not in PROJECTIONS or not (litgpt or self.choices.fused_qkv or self._is_fused_by_its_class(step)):
             return []
         groups = [
             item
@@ -124,6 +131,8 @@ class LoraKernels(BasicKernels):
             and item.name in PROJECTIONS
             and item.ins[0] is step.ins[0]
         ]
+        if self._is_fused_by_its_class(step) and len({bool(item.options["bias"]) for item in groups}) > 1:
+            return []
         return groups if len(groups) > 1 and groups[0].name == PROJECTIONS[0] else []
 
     def _run_as_one_product(self, steps: list[Step]) -> None:
@@ -138,6 +147,43 @@ class LoraKernels(BasicKernels):
         else:
             weight = self.weight(f"{TOGETHER}.weight", (total, x.shape[-1]))
         product = self._with_adapters(steps, x, self.product(x, weight, bias, total), weight)
+        for step, step_output in zip(steps, self.t.split(product, widths), strict=True):
+            self.modules[id(step.outs[0])] = self.module_path(), step.name
+            self.set(step.outs[0], step_output)
+
+    def _run_as_its_class(self, steps: list[Step]) -> None:
+        """Runs one product, whose result is split. Its weight is kept as those of the projections.
+
+        Source: transformers' modeling_phi3.py, whose step was measured (tests/data/gpu).
+        """
+        graph, x, widths = self.graph, self.flat(steps[0].ins[0]), [step.outs[0].width for step in steps]
+        x = self.t.operand(x)
+        weights = [self.t.operand(self.matrix(step)) for step in steps]
+        biases = [
+            self.t.operand(self.weight(f"{step.name}.bias", (step.outs[0].width,)))
+            for step in steps
+            if step.options["bias"]
+        ]
+        shape, weight_shapes = x.shape, [weight.shape for weight in weights]
+
+        def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:
+            needed = needs_input_grad[1 : 1 + len(weights)]
+            of_weights = [
+                graph.new(of, g.dtype) if need else None for of, need in zip(weight_shapes, needed, strict=True)
+            ]
+            of_x = graph.new(shape, g.dtype) if needs_input_grad[0] else None
+            of_biases = [graph.sum_to_shape((width,), self.t.slice(g, width)) for width in widths[: len(biases)]]
+            return of_x, *of_weights, *of_biases
+
+        product = record(
+            graph,
+            "mm",
+            (x, *weights, *biases),
+            lambda: graph.operation_result("mm", (*shape[:-1], sum(widths)), x.dtype),
+            backward,
+            *([x] if any(weight.needs_grad for weight in weights) else []),
+            *(weights if x.needs_grad else []),
+        )
         for step, step_output in zip(steps, self.t.split(product, widths), strict=True):
             self.modules[id(step.outs[0])] = self.module_path(), step.name
             self.set(step.outs[0], step_output)

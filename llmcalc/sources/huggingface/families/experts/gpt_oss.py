@@ -20,7 +20,7 @@ def _gpt_oss(config: Config) -> Table:
         glu(config, bias=True),
         router={"bias": True},
     )
-    mixer = attention(config, sinks=True, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = attention(config, sinks=True, float32_softmax=False, **biases(config.flag("attention_bias"), *QKVO))
     block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
     return decoder(
         config, block, norm, stack=sliding_stack(config, every_nth_full(config.size("num_hidden_layers"), 2))

@@ -78,9 +78,10 @@ def _choice_head(config: Config) -> Table:
 
 
 def _gpt2(config: Config) -> Table:
-    mixer, cross = full_width_heads(config, **biases(True, *QKVO)), Table()
+    heads = full_width_heads(config, float32_softmax=False, **biases(True, *QKVO))
+    mixer, cross = {**heads, "fused_qkv": True}, Table()
     if config.flag("add_cross_attention"):
-        cross = {"cross_attention": mixer, "idle_cross_attention": True}
+        cross = {"cross_attention": heads, "idle_cross_attention": True}
         config.notes.append(IDLE_CROSS_ATTENTION)
     return {
         **_gpt(config, mixer, stack={"position": learned_positions(config)}, **cross),
@@ -153,7 +154,7 @@ def _gptj(config: Config) -> Table:
 def _gpt_neox(config: Config) -> Table:
     norm = layernorm(config.number("layer_norm_eps"))
     position = rope(config, 0.25, "rotary_pct", "rotary_emb_base")
-    mixer = full_width_heads(config, position=position, **biases(config.flag("attention_bias"), *QKVO))
+    mixer = full_width_heads(config, position=position, fused_qkv=True, **biases(config.flag("attention_bias"), *QKVO))
     block = {
         "attention": mixer,
         "feed_forward": plain_ffn(config, "intermediate_size", "hidden_act"),

@@ -16,7 +16,8 @@ from .gpt import full_width_heads, plain_ffn
 
 
 def _phi3(config: Config) -> Table:
-    return llama_like(config, attention(config, position=rope(config)))
+    position = {**rope(config), "concatenated": True}
+    return llama_like(config, attention(config, position=position, fused_qkv=True))
 
 
 def _phi(config: Config) -> Table:

@@ -1,0 +1,288 @@
+"""Reads a YAML config of NeMo's language models as arguments of Megatron-LM, with overrides as `key=value`.
+
+Sources: NVIDIA/NeMo, examples/nlp/language_modeling/conf/megatron_gpt_config.yaml for the keys and their defaults;
+nemo/collections/nlp/models/language_modeling/megatron_base_model.py (`build_transformer_config`) and
+megatron_gpt_model.py for what they become in Megatron-Core.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from ...errors import shown
+from ...sources.presets import find_preset, load_preset
+from ..launch.command_line import overrides_of, plain_value
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of
+from ..megatron.launch_file import read_megatron
+
+SIZES = {
+    "num_layers": "num-layers",
+    "hidden_size": "hidden-size",
+    "ffn_hidden_size": "ffn-hidden-size",
+    "num_attention_heads": "num-attention-heads",
+    "kv_channels": "kv-channels",
+    "encoder_seq_length": "seq-length",
+    "max_position_embeddings": "max-position-embeddings",
+    "make_vocab_size_divisible_by": "make-vocab-size-divisible-by",
+    "micro_batch_size": "micro-batch-size",
+    "global_batch_size": "global-batch-size",
+    "tensor_model_parallel_size": "tensor-model-parallel-size",
+    "pipeline_model_parallel_size": "pipeline-model-parallel-size",
+    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
+    "context_parallel_size": "context-parallel-size",
+    "expert_model_parallel_size": "expert-model-parallel-size",
+    "num_moe_experts": "num-experts",
+    "moe_router_topk": "moe-router-topk",
+    "hidden_dropout": "hidden-dropout",
+    "attention_dropout": "attention-dropout",
+    "rotary_percentage": "rotary-percent",
+    "activations_checkpoint_granularity": "recompute-granularity",
+    "activations_checkpoint_method": "recompute-method",
+    "activations_checkpoint_num_layers": "recompute-num-layers",
+    "hybrid_override_pattern": "hybrid-override-pattern",
+    "mamba_ssm_ngroups": "mamba-num-groups",
+}
+"""Key of `model` → the argument of Megatron-LM that takes its value."""
+
+FLAGS = {
+    "sequence_parallel": ("sequence-parallel", True),
+    "bias": ("disable-bias-linear", False),
+    "add_bias_linear": ("disable-bias-linear", False),
+    "qkv_bias": ("add-qkv-bias", True),
+    "share_embeddings_and_output_weights": ("untie-embeddings-and-output-weights", False),
+    "gradient_accumulation_fusion": ("no-gradient-accumulation-fusion", False),
+    "masked_softmax_fusion": ("no-masked-softmax-fusion", False),
+    "apply_rope_fusion": ("no-rope-fusion", False),
+    "gated_linear_unit": ("swiglu", True),
+}
+"""Key of `model` → an argument of Megatron-LM without a value, and the value of the key with which it is passed."""
+
+ACTIVATIONS: Mapping[str, str] = {
+    "gelu": "",
+    "swiglu": "swiglu",
+    "fast-swiglu": "swiglu",
+    "squared-relu": "squared-relu",
+}
+"""Activation → the argument of Megatron-LM; empty for its default."""
+
+NORMS: Mapping[str, tuple[Any, ...]] = {
+    "layernorm": (),
+    "rmsnorm": ("--normalization", "RMSNorm"),
+    "layernorm1p": ("--apply-layernorm-1p", True),
+}
+"""Normalization → an argument of Megatron-LM and its value."""
+
+WORDS = {"GPT2BPETokenizer": 50_257, "BertWordPieceCase": 28_996, "BertWordPieceLowerCase": 30_522}
+"""Tokenizer of the library `megatron` → its words."""
+
+ASSUMED_WORDS = 32_000
+"""The words of a sentencepiece model whose file is not read: those of Llama's."""
+
+MODEL_TYPES = ("t5", "ul2", "bart", "retro", "griffin", "hyena")
+"""Words in a config's name of models with other layers."""
+
+OFF: Mapping[str, tuple[Any, ...]] = {
+    "use_flash_attention": (True, False, None),
+    "headscale": (False, None),
+    "transformer_block_type": ("pre_ln", None),
+    "fp32_residual_connection": (False, None),
+    "num_micro_batches_with_partial_activation_checkpoints": (None,),
+    "activations_checkpoint_layers_per_pipeline": (None,),
+    "attention_type": ("multihead", None),
+    "cpu_offloading": (False, None),
+    "ub_tp_comm_overlap": (False, None),
+    "fsdp": (False, None),
+    "fp8": (False, None),
+    "hyena": (None,),
+    "parallel_attention": (False, None),
+    "window_size": (None,),
+    "kd_loss": (None,),
+}
+"""Key of `model` → its modelled values."""
+
+READ = frozenset(
+    {*SIZES, *FLAGS, *OFF, "normalization", "activation", "position_embedding_type", "num_query_groups"}
+    | {"bias_dropout_add_fusion", "transformer_engine", "megatron_amp_O2", "override_vocab_size", "vocab_size"}
+    | {"optim.name", "tokenizer.type", "tokenizer.library", "peft.peft_scheme"}
+)
+"""Keys of `model` that are read; the others are listed as ignored."""
+
+LINK = re.compile(r"\$\{(\.?[\w.]+)\}")
+
+
+def is_nemo(data: Table) -> bool:
+    """Whether a table is a config of NeMo's language models."""
+    model, trainer = data.get("model"), data.get("trainer")
+    return (
+        isinstance(model, Mapping)
+        and isinstance(trainer, Mapping)
+        and ("exp_manager" in data or "mcore_gpt" in model or "tensor_model_parallel_size" in model)
+    )
+
+
+def read_nemo(data: Table, source: Source) -> Launch:
+    """Reads a NeMo config into a launch. Raises `InputError`, which names file and key."""
+    from .record import LAUNCH_FILE
+
+    with reading_of(source) as reading:
+        overrides = {key: plain_value(value) for key, value in overrides_of(source.arguments).items()}
+        values = _values(reading, data, overrides)
+        name = str(data.get("name", ""))[:80]
+        if "encoder" in values or "decoder" in values or any(kind in name for kind in MODEL_TYPES):
+            raise reading.wrong("name", f"{shown(name)}: its layers are not read; expected a GPT, BERT or Mamba config")
+        if values.get("peft.peft_scheme") not in (None, "none", "null"):
+            raise reading.wrong(
+                "model.peft.peft_scheme", "adapters under Megatron-Core are not modelled; expected null"
+            )
+        if values.get("num_layers") is None:
+            raise reading.wrong(
+                "model.num_layers", "missing: the model is in a .nemo file; expected TARGET with --framework megatron"
+            )
+        arguments = _arguments(reading, values, data)
+        reading.check_unknown()
+        kind = next((kind for kind in ("bert", "mamba") if kind in name), "gpt")
+        devices = _devices(reading, data, overrides) if source.world_size is None else source.world_size
+        launch = read_megatron(
+            arguments, replace(source, world_size=devices, script=f"pretrain_{kind}.py", arguments=())
+        )
+        return replace(
+            launch,
+            kind=LAUNCH_FILE.name,
+            program=LAUNCH_FILE.program,
+            version=LAUNCH_FILE.version,
+            ignored=tuple(reading.ignored),
+            unknown={**reading.unknown, **launch.unknown},
+            filled_in={**reading.filled_in, **launch.filled_in},
+            notes=(*reading.notes, *launch.notes),
+        )
+
+
+def _values(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of `model`, by dotted name, with their references resolved."""
+    model = data["model"]
+    values = {str(key): value for key, value in model.items() if not isinstance(value, Mapping) or key in SECTIONS}
+    for section in ("optim", "tokenizer", "peft", "data"):
+        table = model.get(section)
+        if isinstance(table, Mapping):
+            values |= {f"{section}.{key}": value for key, value in table.items()}
+    values |= {key.partition(".")[2]: value for key, value in overrides.items() if key.startswith("model.")}
+    return {key: _resolved(reading, key, value, values) for key, value in values.items()}
+
+
+SECTIONS = ("encoder", "decoder")
+"""Tables in `model` that show an encoder-decoder."""
+
+
+def _resolved(reading: Reading, key: str, value: Any, values: Mapping[str, Any], depth: int = 0) -> Any:
+    """Returns a value, or the value of the key of `model` that it refers to: `${.encoder_seq_length}`."""
+    link = LINK.fullmatch(value) if isinstance(value, str) else None
+    if link is None:
+        return value
+    name = link[1].removeprefix(".").removeprefix("model.")
+    if depth > 8 or name not in values:
+        return None
+    return _resolved(reading, key, values[name], values, depth + 1)
+
+
+def _devices(reading: Reading, data: Table, overrides: Mapping[str, Any]) -> int:
+    """Returns the devices of all machines."""
+    trainer = {**data["trainer"], **{key[8:]: value for key, value in overrides.items() if key.startswith("trainer.")}}
+    return size_of(reading, "trainer.devices", trainer.get("devices", 1)) * size_of(
+        reading, "trainer.num_nodes", trainer.get("num_nodes", 1)
+    )
+
+
+def _arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
+    """Returns the arguments of Megatron-LM."""
+    arguments: dict[str, Any] = {}
+    for key, flag in SIZES.items():
+        if values.get(key) is not None:
+            arguments[f"--{flag}"] = values[key]
+    if "mamba" in str(data.get("name", "")) and values.get("hybrid_override_pattern") is None:
+        arguments["--hybrid-override-pattern"] = "M" * size_of(reading, "model.num_layers", values["num_layers"])
+    for key, (flag, passed) in FLAGS.items():
+        if values.get(key) is passed:
+            arguments[f"--{flag}"] = True
+    for key, modelled in OFF.items():
+        if values.get(key) not in modelled:
+            reading.unknown[f"model.{key}"] = f"{shown(values[key])[:60]} is not modelled"
+    arguments |= _layer_arguments(reading, values)
+    arguments |= _precision_arguments(reading, values, data)
+    if values.get("bias_dropout_add_fusion") is False and (values.get("bias", True) or values.get("hidden_dropout")):
+        reading.notes.append("model.bias_dropout_add_fusion: bias, dropout and residual are counted as one kernel")
+    if values.get("transformer_engine") is False:
+        arguments["--transformer-impl"] = "local"
+    if values.get("optim.name") == "distributed_fused_adam":
+        arguments["--use-distributed-optimizer"] = True
+        reading.notes.append("distributed_fused_adam is counted as Megatron-Core's distributed optimizer")
+    elif values.get("optim.name") not in ("fused_adam", "adam", "adamw", "mcore_distributed_optim", None):
+        reading.unknown["model.optim.name"] = f"{shown(values['optim.name'])[:60]} is not modelled"
+    if values.get("optim.name") == "mcore_distributed_optim":
+        arguments["--use-distributed-optimizer"] = True
+    reading.ignored += [key for key in data if key not in ("model", "trainer", "name")]
+    reading.ignored += [f"model.{key}" for key in values if not {key} & READ]
+    arguments["--vocab-size"] = _words(reading, values)
+    return arguments
+
+
+def _layer_arguments(reading: Reading, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of the layers: norms, activation, positions and key heads."""
+    arguments: dict[str, Any] = {}
+    norm = str(values.get("normalization", "layernorm")).lower()
+    if norm not in NORMS:
+        raise reading.wrong("model.normalization", f"{shown(norm)}; expected {', '.join(NORMS)}")
+    if NORMS[norm]:
+        flag, value = NORMS[norm]
+        arguments[flag] = value
+    activation = str(values.get("activation", "gelu"))
+    if activation not in ACTIVATIONS:
+        reading.unknown["model.activation"] = f"{shown(activation)[:60]} is not modelled"
+    elif ACTIVATIONS[activation]:
+        arguments[f"--{ACTIVATIONS[activation]}"] = True
+    position = str(values.get("position_embedding_type", "learned_absolute"))
+    if position not in ("learned_absolute", "rope", "none"):
+        reading.unknown["model.position_embedding_type"] = f"{shown(position)[:60]} is not modelled"
+    else:
+        arguments["--position-embedding-type"] = position
+    groups = values.get("num_query_groups")
+    if groups is not None and groups != values.get("num_attention_heads"):
+        arguments |= {"--group-query-attention": True, "--num-query-groups": groups}
+    return arguments
+
+
+def _precision_arguments(reading: Reading, values: Mapping[str, Any], data: Table) -> dict[str, Any]:
+    """Returns the arguments of the number formats."""
+    precision = str(data["trainer"].get("precision", 32)).partition("-")[0]
+    if precision not in ("32", "16", "bf16"):
+        raise reading.wrong("trainer.precision", f"{shown(precision)}; expected 32, 16 or bf16")
+    if precision == "32":
+        return {}
+    if values.get("megatron_amp_O2") is not True:
+        reading.notes.append(
+            "without model.megatron_amp_O2 weights are in fp32 under autocast, whose copies in 16 bits are counted as "
+            "the weights, and the weights as the optimizer's copies: an estimate"
+        )
+    return {"--fp16" if precision == "16" else "--bf16": True}
+
+
+def _words(reading: Reading, values: Mapping[str, Any]) -> int:
+    """Returns the size of the vocabulary before it is padded."""
+    for key in ("override_vocab_size", "vocab_size"):
+        if values.get(key) is not None:
+            return size_of(reading, f"model.{key}", values[key])
+    kind = values.get("tokenizer.type")
+    if kind in WORDS:
+        return WORDS[kind]
+    if values.get("tokenizer.library") == "huggingface" and isinstance(kind, str):
+        name = find_preset(kind)
+        if name is not None:
+            return load_preset(name).model.vocab_size
+    reading.filled_in["model.override_vocab_size"] = ASSUMED_WORDS
+    reading.notes.append(
+        f"the tokenizer is not read: {ASSUMED_WORDS:,} words are assumed; expected model.override_vocab_size=… behind "
+        "the file's name"
+    )
+    return ASSUMED_WORDS
