@@ -63,9 +63,7 @@ def install(wheel: Path, environment: Path) -> None:
 def test_it_runs_in_a_clean_environment_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     install(wheel, tmp_path / "venv")
     program = tmp_path / "venv/bin/llmcalc"
-    result = subprocess.run(
-        [program, "params", "llama3-8b"], check=True, cwd=tmp_path, capture_output=True, text=True
-    )
+    result = subprocess.run([program, "params", "llama3-8b"], check=True, cwd=tmp_path, capture_output=True, text=True)
     assert "8,030,261,248" in result.stdout
     without_torch = subprocess.run(
         [program, "verify", "llama3-8b"], check=False, cwd=tmp_path, capture_output=True, text=True

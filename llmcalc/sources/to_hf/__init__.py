@@ -51,7 +51,9 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
             if next(differences(spec_values, class_values), None) is None:
                 return config
             others.append((config["architectures"][0], class_values))
-    raise InputError("no transformers class is known here that computes this architecture" + _nearest(spec_values, others))
+    raise InputError(
+        "no transformers class is known here that computes this architecture" + _nearest(spec_values, others)
+    )
 
 
 def _nearest(spec_values: dict[str, Any], others: list[tuple[str, dict[str, Any]]]) -> str:
