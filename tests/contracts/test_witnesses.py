@@ -37,7 +37,7 @@ from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.simulator.evidence import choice_name, chosen_kernels, kernel_title
 from llmcalc.simulator.profiles.eager import Eager
 from tests.comparisons import Thing, compared_things
-from tests.contracts.copies import TOYS, command, copy_to, insert, python
+from tests.contracts.copies import TOYS, command, copy_to, insert, outputs
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
 
@@ -375,11 +375,11 @@ def tensors(document: Any) -> dict[str, Any]:
 )
 def test_a_toy_is_untested(toys: Path, target: str, words: tuple[str, ...], missing: str) -> None:
     """In the document, and on the screen without --notes."""
-    document = command(toys, "memory", target, *words)
-    term = tensors(document)
+    words = ("memory", target, *words)
+    document, screen = outputs(toys, (*words, "--format", "json"), words)
+    term = tensors(json.loads(document))
     assert (term["status"], term["witness"]) == ("untested", f"no measurement of {missing}")
-    screen = " ".join(python(toys, "-m", "llmcalc", "memory", target, *words).split())
-    assert f"untested: tensors (no measurement of {missing})" in screen
+    assert f"untested: tensors (no measurement of {missing})" in " ".join(screen.split())
 
 
 def test_what_is_compared_stays_as_it_is_beside_the_toys(toys: Path) -> None:
@@ -389,13 +389,18 @@ def test_what_is_compared_stays_as_it_is_beside_the_toys(toys: Path) -> None:
 
 def test_verify_lists_the_toys(toys: Path) -> None:
     """Its checks agree, so that its exit code is 0."""
-    document = command(toys, "verify", "toy.toml")
+    as_json = ("--format", "json")
+    toy, gpt2, screen = outputs(
+        toys, ("verify", "toy.toml", *as_json), ("verify", "gpt2", *as_json), ("verify", "toy.toml")
+    )
+    document = json.loads(toy)
     assert document["ok"]
     mixer, optimizer = {"kind": "mixer", "name": "tempered"}, {"kind": "optimizer", "name": "signum"}
     assert document["untested"] == [mixer, optimizer]
-    assert command(toys, "verify", "gpt2")["untested"] == [optimizer]
-    screen = " ".join(python(toys, "-m", "llmcalc", "verify", "toy.toml").split())
-    assert "untested: mixer tempered, optimizer signum: no measurement of its memory is stated" in screen
+    assert json.loads(gpt2)["untested"] == [optimizer]
+    assert "untested: mixer tempered, optimizer signum: no measurement of its memory is stated" in " ".join(
+        screen.split()
+    )
 
 
 def test_nothing_is_untested_in_a_model_that_is_compared(run: Any) -> None:

@@ -8,13 +8,14 @@ its README).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
@@ -24,7 +25,16 @@ from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import witness_of
-from tests.builders import CASES, WITH_CLASSES, family_shapes, run_config, spec_of, with_other_fields
+from tests.builders import (
+    CASES,
+    WITH_CLASSES,
+    family_shapes,
+    fields_of,
+    run_config,
+    spec_of,
+    with_other_causes,
+    with_other_fields,
+)
 from tests.families import shapes_of
 from tests.witnesses.verdicts import coverage, hold
 
@@ -39,14 +49,30 @@ def _known(case: Path) -> bool:
     return config["model_type"] in model_types()
 
 
-SHAPES = [pytest.param(config, id=name) for name, config in family_shapes()]
+def shapes_with_lengths() -> Iterator[Any]:
+    """Yields every small config with the length of its pass, or None for two lengths.
+
+    Two have every model type and every value of a part's field, so every rule that depends on the length; of the other
+    configs they are exhaustive.
+    """
+    shapes = dict(family_shapes())
+    two_lengths = set(
+        with_other_causes(shapes, lambda name: [shapes[name]["model_type"], *fields_of(spec_of(shapes[name]))])
+    )
+    for name, config in shapes.items():
+        if name in two_lengths:
+            yield pytest.param(config, None, id=name)
+        else:
+            longest = learned_positions(spec_of(config)) or LEAST_SEQ
+            yield pytest.param(config, min(longest, LEAST_SEQ), id=name)
+            yield pytest.param(config, None, id=f"{name}-two lengths", marks=pytest.mark.exhaustive)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # MobileBERT without further columns
-@pytest.mark.parametrize("config", SHAPES)
-def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("config", "seq"), shapes_with_lengths())
+def test_small_shapes_agree_with_their_class(config: dict[str, Any], seq: int | None) -> None:
     spec, notes = spec_of(config), read_config(config)[1]
-    verdict = verify_config(spec, config)
+    verdict = verify_config(spec, config, seq=seq)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
     assert not [note for note in notes if "not counted" not in note]
     hold(config, spec, verdict)
