@@ -69,7 +69,7 @@ def shapes_with_lengths() -> Iterator[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # MobileBERT without further columns
-@pytest.mark.parametrize(("config", "seq"), shapes_with_lengths())
+@pytest.mark.parametrize(("config", "seq"), list(shapes_with_lengths()))
 def test_small_shapes_agree_with_their_class(config: dict[str, Any], seq: int | None) -> None:
     spec, notes = spec_of(config), read_config(config)[1]
     verdict = verify_config(spec, config, seq=seq)
