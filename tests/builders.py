@@ -119,20 +119,12 @@ def with_other_parts(models: Iterable[tuple[str, ModelSpec]]) -> Iterator[tuple[
 
     A sample of a family's classes, which often compute the same.
     """
-    return with_other_causes(models, lambda model: [_steps(model[1])])
+    return with_other_causes(models, lambda model: steps_of(model[1]))
 
 
-def _steps(spec: ModelSpec) -> tuple[str, str, frozenset[str]]:
-    """What a model computes: its kind, its head, and the verbs of its steps."""
-    return spec.kind, spec.head.type, frozenset(step.verb for step in every_step(spec.shared_program.root.items))
-
-
-def with_other_fields(models: Iterable[tuple[str, ModelSpec]]) -> Iterator[tuple[str, ModelSpec]]:
-    """Yields the models with a word, a truth value or a type in a part's field that no model before has there.
-
-    A sample that has every kind of value of every field, each at least once, but not with every other.
-    """
-    return with_other_causes(models, lambda model: fields_of(model[1]))
+def steps_of(spec: ModelSpec) -> list[tuple[str, str, frozenset[str]]]:
+    """What a model computes, as one cause: its kind, its head, and the verbs of its steps."""
+    return [(spec.kind, spec.head.type, frozenset(step.verb for step in every_step(spec.shared_program.root.items)))]
 
 
 def fields_of(value: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:

@@ -8,7 +8,7 @@ its README).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_of
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config, text_of
 from llmcalc.sources.target import load
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
@@ -33,9 +33,9 @@ from tests.builders import (
     run_config,
     spec_of,
     with_other_causes,
-    with_other_fields,
 )
 from tests.families import shapes_of
+from tests.samples import sampled
 from tests.witnesses.verdicts import coverage, hold
 
 
@@ -111,17 +111,11 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     return [place for place in costly if place.cost_per_repeat(forward_of)]
 
 
-@pytest.mark.parametrize("choose", [with_other_fields, pytest.param(list, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("file", WITH_CLASSES)
-def test_small_shapes_agree_with_the_reference(
-    file: str, choose: Callable[..., Iterable[tuple[str, ModelSpec]]]
-) -> None:
+@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, fields_of))
+def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
     """All of them are compared with their class above, and every part's examples with its reference."""
-    shapes = [(name, config) for name, config in family_shapes() if FILE_OF[config["model_type"]] == file]
-    for name, spec in choose((name, spec_of(config)) for name, config in shapes):
-        verdict = verify_reference(spec, batch=2)
-        failures = [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
-        assert verdict.ok, (name, failures)
+    verdict = verify_reference(spec, batch=2)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
 
 
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])
