@@ -34,7 +34,7 @@ from llmcalc.studies import compare
 from llmcalc.studies.rules import conventions
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Setting
-from tests.builders import run_config, spec_of, steps_of
+from tests.builders import fields_of, run_config, spec_of
 from tests.families import shapes_of
 from tests.samples import sampled
 
@@ -79,7 +79,7 @@ def architectures() -> dict[str, ModelSpec]:
     }
 
 
-@pytest.mark.parametrize("spec", sampled(architectures(), steps_of))
+@pytest.mark.parametrize("spec", sampled(architectures(), fields_of))
 def test_every_architecture_can_be_shown(spec: ModelSpec) -> None:
     for report in reports(Preset(name="model", model=spec)):
         out = io.StringIO()
@@ -90,7 +90,7 @@ def test_every_architecture_can_be_shown(spec: ModelSpec) -> None:
         assert "None" not in out.getvalue()
 
 
-@pytest.mark.parametrize("spec", sampled(architectures(), steps_of))
+@pytest.mark.parametrize("spec", sampled(architectures(), fields_of))
 def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
     out, report = io.StringIO(), explain_view.report(Preset(name="model", model=spec), explain(spec, setting=SEQ))
     pipe.render(report, out, WIDTH)
