@@ -98,8 +98,10 @@ def _aspect(
     moe: bool | None = None,
     min_params: int | str | None = None,
     max_params: int | str | None = None,
+    label: str | Sequence[str] = (),
 ) -> Figure:
-    return pictures.aspect_picture(selection_of(kind, attention, moe, min_params, max_params))
+    labels = [label] if isinstance(label, str) else list(label)
+    return pictures.aspect_picture(selection_of(kind, attention, moe, min_params, max_params), labels)
 
 
 def _memory(

@@ -22,11 +22,12 @@ TYPES = {".mjs": "text/javascript", ".js": "text/javascript", ".wasm": "applicat
 
 
 POLICY = (
-    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self'; font-src 'self'; "
-    "connect-src 'self' https://huggingface.co; worker-src 'self'; base-uri 'none'; form-action 'none'"
+    "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' blob:; "
+    "font-src 'self'; connect-src 'self' https://huggingface.co; worker-src 'self'; base-uri 'none'; form-action 'none'"
 )
-"""The Content-Security-Policy of the page: its own files, WebAssembly for Pyodide, and configs from huggingface.co. The
-page's `index.html` states it for any server; here it is a header as well, which the page's workers obey too.
+"""The Content-Security-Policy of the page: its own files, WebAssembly for Pyodide, configs from huggingface.co, and
+pictures that its own scripts have made (`blob:`), which it saves as PNG. The page's `index.html` states it for any
+server; here it is a header as well, which the page's workers obey too.
 """
 
 HOST = re.compile(r"(localhost|127\.0\.0\.1|\[::1\])(:\d{1,5})?", re.IGNORECASE)

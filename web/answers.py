@@ -10,6 +10,7 @@ from typing import Any
 
 import bridge
 
+from llmcalc.costs.params import params
 from llmcalc.sources.target import load
 from llmcalc.studies.compare import DENSE_BAND
 
@@ -57,3 +58,18 @@ def proportions() -> dict[str, Any]:
     """What all presets are drawn by, the oldest first: of those with the same sizes, the page names that one."""
     found = sorted(names(), key=lambda name: (load(name).released or "9999", len(name), name))
     return {"band": DENSE_BAND, "models": [{"name": name, **bridge.proportions({"model": name})} for name in found]}
+
+
+def models() -> list[dict[str, Any]]:
+    """What the list of models says of every preset, the newest first."""
+    presets = sorted((load(name) for name in names()), key=lambda preset: preset.released, reverse=True)
+    return [
+        {
+            "name": preset.name,
+            "title": preset.display,
+            "developer": preset.developer,
+            "released": preset.released,
+            "parameters": params(preset.model).total,
+        }
+        for preset in presets
+    ]

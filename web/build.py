@@ -21,7 +21,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import tomllib
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -222,15 +221,65 @@ def copy(out: Path) -> None:
     (out / "palette.js").write_text("// Written by web/build.py from llmcalc/reports/palette.py.\n" + text)
     start = out / "index.html"
     links = "\n".join(f'<link rel="modulepreload" href="{name}">' for name in imported(out / "main.js"))
-    page = start.read_text(encoding="utf-8").replace(DOCS, docs_link()).replace(PRELOADS, links)
-    start.write_text(page, encoding="utf-8")
+    page = start.read_text(encoding="utf-8").replace(PRELOADS, links)
+    table = json.loads((out / "zh.json").read_text(encoding="utf-8"))
+    start.write_text(with_addresses(page), encoding="utf-8")
+    (out / "zh").mkdir(exist_ok=True)
+    (out / "zh" / "index.html").write_text(with_addresses(in_chinese(page, table), "zh/", table), encoding="utf-8")
 
 
-DOCS = "<!-- docs -->"
-"""Where the link to the documentation stands in the page."""
+LINKS = "<!-- links -->"
+"""Where the links to the documentation and the repository stand in the page."""
+
+PREVIEW = "<!-- preview -->"
+"""Where the page's canonical address and its preview card stand."""
 
 PRELOADS = "<!-- modules -->"
 """Where the page names the modules that it imports first, so that a browser need not read one to fetch the next."""
+
+
+LANGUAGES = {"": ("en", "English"), "zh/": ("zh-CN", "中文")}
+"""Folder of each language, below the page's → its tag and its own name."""
+
+WORDS = re.compile(r'(?<=>)[^<>\n]*[A-Za-z][^<>\n]*(?=<)|(?<= aria-label=")[^"]*|(?<= placeholder=")[^"]*')
+"""Words of the calculator's HTML: texts between tags, and names of controls."""
+
+CONTENT = re.compile(r'(?<=<meta name="description" content=")[^"]*')
+
+NOT_WORDS = ("llm", "calc")
+"""Texts that are the same in every language."""
+
+
+def in_chinese(page: str, table: dict[str, str]) -> str:
+    """The calculator's HTML in Chinese, for a folder below its own. table: English → Chinese (`src/zh.json`)."""
+
+    def chinese(match: re.Match[str]) -> str:
+        text = match.group().strip()
+        return match.group() if text in NOT_WORDS else match.group().replace(text, html.escape(table[text]))
+
+    page = CONTENT.sub(chinese, WORDS.sub(chinese, page))
+    page = page.replace('<html lang="en">', '<html lang="zh-CN">')
+    return re.sub(r' (href|src)="(?!#|http)', r' \1="../', page)
+
+
+def with_addresses(page: str, folder: str = "", table: dict[str, str] | None = None) -> str:
+    """The calculator's HTML with the project's addresses; its title and description are those of its preview.
+
+    folder: of its language, below the page's. table: English → that language; default none.
+    """
+    import addresses
+
+    urls = addresses.project_urls()
+    (title,) = re.findall(r"<title>(.*)</title>", page)
+    (description,) = re.findall(r'<meta name="description" content="(.*)">', page)
+    card = addresses.preview(urls, folder, title, description)
+    others = addresses.alternates(urls, {tag: path for path, (tag, _) in LANGUAGES.items()})
+    other, (tag, name) = next((path, value) for path, value in LANGUAGES.items() if path != folder)
+    place = "../" if folder else other
+    switch = f'<a class="docs" id="language" href="{place}" hreflang="{tag}" lang="{tag}">{name}</a>'
+    links = "\n  ".join(filter(None, (switch, addresses.header_links(urls, table))))
+    return page.replace(LINKS, links).replace(PREVIEW, f"{card}\n{others}")
+
 
 IMPORT = re.compile(r'^import .*?"(\.{1,2}/[^"]+)";$', re.MULTILINE)
 
@@ -251,23 +300,26 @@ def imported(start: Path) -> list[str]:
     return [path.relative_to(start.parent).as_posix() for path in found]
 
 
-def docs_link(project: Path = ROOT / "pyproject.toml") -> str:
-    """The link to the documentation's site; empty where the project states none."""
-    address = tomllib.loads(project.read_text(encoding="utf-8"))["project"].get("urls", {}).get("Documentation")
-    return "" if address is None else f'<a class="docs" href="{html.escape(address)}">Docs</a>'
-
-
 def first(out: Path, only: list[str]) -> None:
-    """What the page shows before Python is there: two files a preset, the list of names, and all proportions."""
+    """What the page shows before Python is there: two files and a page a preset, lists of names and models, and all
+    proportions.
+    """
+    import addresses
     import answers
+    import preset_pages
 
-    names = answers.names()
+    names, pages = answers.names(), []
     chosen = only or names
     with _processes(len(chosen)) as pool:
         counted = map if pool is None else partial(pool.map, chunksize=AT_ONCE)
         for name, found in zip(chosen, counted(answers.of_preset, chosen), strict=True):
             for folder, data in found.items():
                 _write(out / folder / f"{name}.json", data)
+            pages.append(preset_pages.PresetPage(answers.load(name), found["first"], answers.DEFAULTS))
+    for path, text in preset_pages.files(addresses.project_urls(), pages).items():
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        (out / path).write_text(text, encoding="utf-8")
+    _write(out / "models.json", answers.models())
     _write(out / "presets.json", {"names": names, "first": chosen, "defaults": answers.DEFAULTS})
     _write(out / "proportions.json", answers.proportions())
 

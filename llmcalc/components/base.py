@@ -249,6 +249,10 @@ class Unscalable(ValueError):
     """Raised if a part cannot be scaled to another width in a study of shapes; the message gives the reason."""
 
 
+SCALES = "expected a decoder whose layers are multi-head or grouped-query attention and a feed-forward network"
+"""What a study of shapes can scale, for the messages of `Unscalable`."""
+
+
 class AttentionFields(Protocol):
     """The fields of attention that a part inside it may check."""
 
@@ -353,8 +357,10 @@ class TokenMixer(Component):
         Raises `Unscalable`, with the reason, where its width depends on more than its heads.
         """
         kind = type(self).model_fields["type"].default
-        scales = "multi-head or grouped-query attention"
-        raise Unscalable(f"attention.type '{kind}' does not scale with hidden_size alone; expected {scales}")
+        raise Unscalable(
+            f"attention of type '{kind}' has sizes beside its heads, and no rule says what they are at another width; "
+            f"{SCALES}"
+        )
 
     def accepted_bias(self) -> ScoreBias | None:
         """The bias that a stack's relative_bias can add to the mixer's scores; None if it accepts none."""
@@ -419,7 +425,9 @@ class Network(Component):
         Raises `Unscalable`, with the reason, where it has other widths as well.
         """
         kind = type(self).model_fields["type"].default
-        raise Unscalable(f"feed_forward.type '{kind}' does not scale with hidden_size alone")
+        raise Unscalable(
+            f"a feed-forward network of type '{kind}' has sizes that no rule derives from another width; {SCALES}"
+        )
 
 
 class Nothing(Part):

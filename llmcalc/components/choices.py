@@ -77,6 +77,8 @@ LAYERS = PartChoice(
         "draft": "layers.draft:DraftLayer",
         "gated_cross": "layers.gated_cross:GatedCrossLayer",
         "bottleneck": "layers.bottleneck:BottleneckLayer",
+        "dense_residual": "layers.dense_residual:DenseResidualLayer",
+        "residual_gate": "layers.residual_gate:ResidualGateLayer",
     },
 )
 """Every kind of layer in a stack."""

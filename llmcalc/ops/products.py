@@ -189,6 +189,7 @@ class Conv1d(Op):
     overlap: the number of outputs before the new rows that every pass computes, as input of another convolution; 0 by
         default.
     rows: the rows of the output.
+    shared: the number of outputs that have one filter, 1 by default.
     """
 
     effects = PARAMS | FLOPS
@@ -202,13 +203,15 @@ class Conv1d(Op):
     constant: bool = False
     overlap: Number = 0
     rows: Rows = TOKENS
+    shared: Number = 1
 
     def params(self) -> Number:
-        weight = self.n_out * exact_div(self.n_in, self.groups) * self.kernel
+        weight = exact_div(self.n_out, self.shared) * exact_div(self.n_in, self.groups) * self.kernel
         return add(weight, self.n_out if self.bias else 0)
 
     def tensors(self) -> tuple[ParamTensor, ...]:
-        weight = ParamTensor((self.n_out, exact_div(self.n_in, self.groups), self.kernel), "vector")
+        filters = exact_div(self.n_out, self.shared)
+        weight = ParamTensor((filters, exact_div(self.n_in, self.groups), self.kernel), "vector")
         return (weight, ParamTensor((self.n_out,), "vector")) if self.bias else (weight,)
 
     def forward_flops(self, run: RunConfig) -> Number:

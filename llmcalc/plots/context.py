@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..costs.cache import kv
 from ..costs.context_length import longest_sequence
 from ..costs.flops import flops, run_config_of
-from ..reports.palette import FAINT, INK, SERIES
+from ..reports.palette import FAINT, INK
 from ..sources.preset import Preset
 from .figure import STYLE, new_figure
-from .labels import label
+from .labels import label, spread_labels, tick
+from .series import curve_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,10 +32,10 @@ def cache(models: Sequence[Preset], dtype: str = "bfloat16", ax: Axes | None = N
 
     def of(preset: Preset) -> list[float]:
         shortest_cache = kv(preset.model, seq=CONTEXTS[0], dtype_name=dtype)
-        return [shortest_cache.after(tokens).bytes / units.GIB.factor for tokens in CONTEXTS]
+        return [float(shortest_cache.after(tokens).bytes) for tokens in CONTEXTS]
 
     title = f"KV cache of one sequence, {units.short_dtype(dtype)}"
-    return _curves(models, of, title, units.GIB.name, ax)
+    return _curves(models, of, title, lambda value: units.memory(round(value)), 2, ax)
 
 
 def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
@@ -50,68 +50,89 @@ def work(models: Sequence[Preset], ax: Axes | None = None) -> Figure:
                 if phase == "forward"
                 else run_config_of(preset.model, context=tokens - 1, phase="decode")
             )
-            values.append(flops(preset.model, run_config).per_token / 1e9)
+            values.append(flops(preset.model, run_config).per_token)
         return values
 
-    return _curves(models, of, "FLOPs of one more token", "GFLOPs", ax)
+    return _curves(models, of, "FLOPs of one more token", units.flops, 10, ax)
 
 
 def _curves(
-    models: Sequence[Preset], values_of: Callable[[Preset], list[float]], title: str, unit: str, ax: Axes | None
+    models: Sequence[Preset],
+    values_of: Callable[[Preset], list[float]],
+    title: str,
+    write: Callable[[Any], str],
+    base: int,
+    ax: Axes | None,
 ) -> Figure:
+    """Draws a curve per model. write: a value with its unit. base: of the vertical axis."""
     from matplotlib import rc_context
 
     with rc_context(STYLE):
-        figure = new_figure(8, 4.6) if ax is None else ax.figure
-        _draw(figure.subplots() if ax is None else ax, [(preset, values_of(preset)) for preset in models], title, unit)
+        height = max(4.6, ROW * len(models) / PART_OF_HEIGHT + 0.4)
+        figure = new_figure(8, height) if ax is None else ax.figure
+        curves = [(preset, values_of(preset)) for preset in models]
+        _draw(figure.subplots() if ax is None else ax, curves, title, write, base)
     return figure  # type: ignore[return-value]
 
 
-def _draw(ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, unit: str) -> None:
-    from matplotlib.ticker import FuncFormatter, NullLocator
+def _draw(
+    ax: Axes, curves: Sequence[tuple[Preset, list[float]]], title: str, write: Callable[[Any], str], base: int
+) -> None:
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-    heights = spread_labels([values[-1] for _, values in curves])
+    ax.set_xscale("log", base=2)
+    ax.set_yscale("log", base=base)
+    ax.margins(x=0)
     for i, (preset, values) in enumerate(curves):
-        colour = SERIES[i % len(SERIES)]
+        style = curve_style(i)
         longest = longest_sequence(preset.model) or CONTEXTS[-1]
         plotted_values = [
             value if tokens <= longest else float("nan") for tokens, value in zip(CONTEXTS, values, strict=True)
         ]
-        ax.plot(CONTEXTS, values, color=colour, linewidth=1.2, linestyle=":")  # past the context it was made for
-        ax.plot(CONTEXTS, plotted_values, color=colour, linewidth=2)
+        # Past the context that the model was made for:
+        ax.plot(CONTEXTS, values, color=style.colour, linewidth=1.2, linestyle=":")
+        ax.plot(CONTEXTS, plotted_values, color=style.colour, linewidth=2, linestyle=style.line)
+    ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens(value)))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_locator(LogLocator(base, numticks=9))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(value, write)))
+    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
+    ax.set_xlabel("tokens of the context; dotted past what the model was made for")
+    ax.set_title(title, color=INK, fontweight="bold")
+    _label_ends(ax, curves)
+
+
+def _label_ends(ax: Axes, curves: Sequence[tuple[Preset, list[float]]]) -> None:
+    """Names each curve at its end, right of the axes, with a line to the end where the name had to move."""
+    ends = [(CONTEXTS[-1], values[-1]) for _, values in curves]
+    to_axes = ax.transData + ax.transAxes.inverted()
+    points = [tuple(to_axes.transform(end)) for end in ends]
+    heights = spread_labels(
+        [height for _, height in points], ROW * ax.figure.dpi / (ax.figure.bbox.height * PART_OF_HEIGHT)
+    )
+    for i, ((preset, _), end, height) in enumerate(zip(curves, ends, heights, strict=True)):
+        colour = curve_style(i).colour
+        line = {"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 1, "relpos": (0, 0.5)}
         ax.annotate(
             label(preset.display),
-            (CONTEXTS[-1], heights[i]),
-            xytext=(5, 0),
-            textcoords="offset points",
+            end,
+            xytext=(1.05, height),
+            textcoords="axes fraction",
             va="center",
             fontsize=9,
             color=colour,
             annotation_clip=False,
+            arrowprops=line,
         )
-    ax.set_xscale("log", base=2)
-    ax.set_yscale("log")
-    ax.set_xticks([tokens for tokens in CONTEXTS if tokens & (tokens - 1) == 0][::2])
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _tokens(value)))
-    ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    ax.grid(color=FAINT, linewidth=0.4, alpha=0.6)
-    ax.set_xlabel("tokens of the context; dotted past what the model was made for")
-    ax.set_ylabel(unit)
-    ax.set_title(title, color=INK, fontweight="bold")
 
 
-ROW = 1.45
-"""Smallest ratio of the heights of two labels on a log axis."""
+ROW = 0.17
+"""Inches from a label to the next one."""
 
-
-def spread_labels(values: Sequence[float]) -> list[float]:
-    """Returns heights of labels near these values, at least one line of text apart."""
-    order = sorted(range(len(values)), key=values.__getitem__)
-    heights = list(values)
-    for lower, upper in pairwise(order):
-        heights[upper] = max(heights[upper], heights[lower] * ROW)
-    return heights
+PART_OF_HEIGHT = 0.78
+"""Height of the axes as a part of the figure's."""
 
 
 def _tokens(value: float) -> str:

@@ -1,12 +1,12 @@
-"""Labels in pictures: escaped text, and places of points' names without overlap."""
+"""Labels in pictures: escaped text, units of axes, and places of names without overlap."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..characters import printable
-from ..reports.palette import FAINT, INK
+from ..reports.palette import INK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,10 +15,18 @@ if TYPE_CHECKING:
 GAP = 6
 """Points (1/72 inch) between a point and its name."""
 
+EDGE = 3
+"""Pixels between a name and the frame: another resolution writes names a little wider."""
+
 PLACES = ((GAP, 0, "left"), (-GAP, 0, "right"), (0, 2 * GAP, "center"), (0, -2 * GAP, "center"))
 """Places of a name: offset from its point in points (1/72 inch), and the name's alignment."""
 
-FAR_PLACES = ((0, 4 * GAP, "center"), (0, -4 * GAP, "center"), (3 * GAP, -3 * GAP, "left"), (3 * GAP, 3 * GAP, "left"))
+FAR_PLACES: tuple[tuple[float, float, Any], ...] = (
+    (0, 4 * GAP, "center"),
+    (0, -4 * GAP, "center"),
+    (3 * GAP, -3 * GAP, "left"),
+    (3 * GAP, 3 * GAP, "left"),
+)
 """Places farther away, for pictures of few points."""
 
 
@@ -29,6 +37,41 @@ def label(name: str) -> str:
     """
     escaped_name = printable(name).replace("$", r"\$")
     return f" {escaped_name}" if escaped_name.startswith("_") else escaped_name
+
+
+RINGS: tuple[tuple[float, float, Any], ...] = tuple(
+    (across * radius * GAP, up * radius * GAP, {1: "left", 0: "center", -1: "right"}[across])
+    for radius in (3, 5, 8, 12)
+    for across, up in ((1, 1), (1, -1), (-1, 1), (-1, -1), (0, 1), (0, -1), (1, 0), (-1, 0))
+)
+"""Places around a point at growing distances, for names that must be written."""
+
+
+def tick(value: float, write: Callable[[Any], str]) -> str:
+    """Writes a value of an axis in the unit of its magnitude, without final zeros: `64 GiB`, `1.5 TiB`."""
+    number, _, unit = write(value).partition(" ")
+    return f"{number.rstrip('0').rstrip('.') if '.' in number else number} {unit}".strip()
+
+
+def spread_labels(heights: Sequence[float], distance: float, low: float = 0.0, high: float = 1.0) -> list[float]:
+    """Returns heights of labels as near to these as they can be (least squares), at least `distance` apart.
+
+    low, high: where the lowest and the highest stand at most, as far as all fit between them.
+    """
+    order = sorted(range(len(heights)), key=heights.__getitem__)
+    blocks: list[tuple[float, int]] = []  # labels that touch: (mean height without their distances, how many)
+    for rank, i in enumerate(order):
+        mean, size = heights[i] - rank * distance, 1
+        while blocks and blocks[-1][0] >= mean:
+            below, count = blocks.pop()
+            mean, size = (mean * size + below * count) / (size + count), size + count
+        blocks.append((mean, size))
+    means = [mean for mean, size in blocks for _ in range(size)]
+    highest = max(high - (len(order) - 1) * distance, low)
+    spread = [0.0] * len(order)
+    for rank, (i, mean) in enumerate(zip(order, means, strict=True)):
+        spread[i] = min(max(mean, low), highest) + rank * distance
+    return spread
 
 
 class Box(NamedTuple):
@@ -49,16 +92,19 @@ def place_names(
     names: Sequence[str],
     other_points: Sequence[tuple[float, float]] = (),
     places: Sequence[tuple[float, float, Any]] = PLACES,
+    radius: float = 0,
 ) -> list[Annotation]:
     """Writes names beside points, in their order; a name without room is left out.
 
     points: the points, in data coordinates.
     other_points: other points that no name may cover; default none.
-    places: places of a name, the preferred one first.
+    places: places of a name, the preferred one first; a line leads to the point from those that are not in `PLACES`.
+    radius: of the drawn points, which no name may touch, in points (1/72 inch); default 0.
     The figure's layout must not change afterwards.
     """
     taken: list[Box] = []
     frame = ax.get_window_extent()
+    dot = radius * ax.figure.dpi / 72
     dots = [ax.transData.transform(point) for point in (*points, *other_points)]
     annotations: list[Annotation] = []
     for point, name in zip(points, names, strict=True):
@@ -78,13 +124,27 @@ def place_names(
             text.set_horizontalalignment(alignment)
             extent = text.get_window_extent()
             box = Box(extent.x0 - 1, extent.y0 - 1, extent.x1 + 1, extent.y1 + 1)
-            inside = frame.x0 <= box.left and box.right <= frame.x1 and frame.y0 <= box.bottom and box.top <= frame.y1
+            inside = (
+                frame.x0 + EDGE <= box.left
+                and box.right <= frame.x1 - EDGE
+                and frame.y0 + EDGE <= box.bottom
+                and box.top <= frame.y1 - EDGE
+            )
             covers = any(
-                box.left < x < box.right and box.bottom < y < box.top for x, y in dots if (x, y) != tuple(own_point)
+                box.left - dot < x < box.right + dot and box.bottom - dot < y < box.top + dot
+                for x, y in dots
+                if (x, y) != tuple(own_point)
             )
             if inside and not covers and not any(box.overlaps(text_box) for text_box in taken):
                 if (right, up, alignment) not in PLACES:
-                    line = {"arrowstyle": "-", "color": FAINT, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2}
+                    line = {
+                        "arrowstyle": "-",
+                        "color": INK,
+                        "alpha": 0.45,
+                        "linewidth": 0.6,
+                        "shrinkA": 0,
+                        "shrinkB": 2,
+                    }
                     ax.annotate("", point, xytext=(right, up), textcoords="offset points", arrowprops=line, zorder=1)
                 taken.append(box)
                 annotations.append(text)

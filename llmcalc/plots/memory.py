@@ -23,16 +23,17 @@ TEXT_BACKGROUND = {"facecolor": "white", "edgecolor": "none", "alpha": 0.7, "pad
 
 
 def memory(title: str, memory_estimate: Memory, fits: Sequence[Fit] = ()) -> Figure:
-    """Draws two panels: the peak of every phase as stacked bars, and memory over time, module by module.
+    """Draws two panels: what the device needs and the peak of every phase as stacked bars, and memory over time,
+    module by module. The first bar is the number in the title.
 
     fits: accelerators whose capacity is marked; default none.
     """
     from matplotlib import rc_context
 
     device = memory_estimate.device
-    figure = new_figure(9, 2.6 + 0.42 * len(device.moments) + 2.4)
+    figure = new_figure(9, 3.0 + 0.42 * len(device.moments) + 2.4)
     with rc_context(STYLE):
-        heights = (0.7 + 0.45 * len(device.moments), 2.4)
+        heights = (1.15 + 0.45 * len(device.moments), 2.4)
         bar_axes, timeline_axes = figure.subplots(2, 1, height_ratios=heights)
         bars(bar_axes, device, fits)
         draw_timeline(timeline_axes, device, fits)
@@ -47,34 +48,50 @@ def memory(title: str, memory_estimate: Memory, fits: Sequence[Fit] = ()) -> Fig
     return figure
 
 
+BESIDE = "free blocks, CUDA context"
+"""What the allocator and the runtime take beside tensors at the peak."""
+
+
 def bars(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
-    """Draws a stacked bar per phase, in GiB, in the order of the run, and a line per capacity."""
-    phases = list(device.moments)
-    present_kinds = [kind for kind in KINDS if any(device.moments[phase][kind] for phase in phases)]
-    for row, phase in enumerate(phases):
-        bar_start = 0.0
-        for kind in present_kinds:
-            size = device.moments[phase][kind] / units.GIB.factor
-            ax.barh(
-                row, size, left=bar_start, color=KINDS[kind], label=KIND_NAMES[kind] if row == 0 else None, height=0.62
-            )
-            bar_start += size
-        ax.text(bar_start, row, f" {bar_start:,.2f}", va="center", ha="left", color=INK)
-    ax.set_yticks(range(len(phases)), [PHASE_NAMES[phase] for phase in phases])
+    """Draws a stacked bar for the device and one per phase, in the order of the run, and a line per capacity.
+
+    The device's bar has the tensors of the peak, and what the allocator and the runtime take beside them.
+    """
+    scale = units.memory_scale(device.device_bytes)
+    rows: list[tuple[str, dict[str, int]]] = [
+        ("the device, at its peak", {**device.by_kind, BESIDE: device.device_bytes - device.peak_bytes}),
+        *((PHASE_NAMES[phase], dict(moment)) for phase, moment in device.moments.items()),
+    ]
+    for kind in (*KINDS, BESIDE):
+        sizes = [parts.get(kind, 0) / scale.factor for _, parts in rows]
+        starts = [
+            sum(parts.get(lower, 0) for lower in [*KINDS][: [*KINDS, BESIDE].index(kind)]) / scale.factor
+            for _, parts in rows
+        ]
+        if any(sizes):
+            colour = KINDS.get(kind, FAINT)
+            ax.barh(range(len(rows)), sizes, left=starts, color=colour, label=KIND_NAMES.get(kind, kind), height=0.62)
+    for row, (_, parts) in enumerate(rows):
+        size = sum(parts.values()) / scale.factor
+        weight = "bold" if row == 0 else "normal"
+        ax.text(size, row, f" {size:,.2f}", va="center", ha="left", color=INK, fontweight=weight)
+    ax.set_yticks(range(len(rows)), [name for name, _ in rows])
     ax.invert_yaxis()
-    ax.set_xlabel(f"the most in each phase, by kind, {units.GIB.name}")
+    ax.xaxis.set_major_formatter("{x:,g}")
+    ax.set_xlabel(f"{scale.name}; of each phase the tensors at its highest point, by kind")
     ax.margins(x=0.12)
-    _capacities(ax, fits, device, upright=True)
+    _capacities(ax, fits, device, scale.factor, upright=True)
     ax.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False, fontsize=9)
 
 
 def draw_timeline(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> None:
     """Draws the peak during each module, in the order of the run."""
+    scale = units.memory_scale(device.device_bytes)
     timeline_points = [timeline_point for timeline_point in device.timeline if timeline_point.node]
     timeline_points += [timeline_point for timeline_point in device.timeline if timeline_point.phase == "step"] * max(
         1, len(timeline_points) // 12
     )
-    values = [timeline_point.bytes / units.GIB.factor for timeline_point in timeline_points]
+    values = [timeline_point.bytes / scale.factor for timeline_point in timeline_points]
     ax.step(range(len(values)), values, where="mid", color=INK, linewidth=1)
     ax.fill_between(range(len(values)), values, step="mid", color=FAINT, alpha=0.4)
     starts = [
@@ -92,24 +109,28 @@ def draw_timeline(ax: Axes, device: DeviceMemory, fits: Sequence[Fit] = ()) -> N
     peak = max(range(len(values)), key=values.__getitem__)
     peak_node = timeline_points[peak].node or PHASE_NAMES["step"]
     text_side: Any = "right" if peak > len(values) / 2 else "left"
-    peak_text = f"{values[peak]:,.2f} {units.GIB.name}: {label(peak_node)}  "
+    peak_text = f"{values[peak]:,.2f} {scale.name}: {label(peak_node)}  "
     ax.annotate(peak_text, (peak, values[peak]), ha=text_side, va="bottom", color=INK, bbox=TEXT_BACKGROUND)
     ax.set_xticks([])
-    ax.set_ylabel(units.GIB.name)
+    ax.set_ylabel(scale.name)
+    ax.yaxis.set_major_formatter("{x:,g}")
     ax.set_ylim(0, max(values) * 1.15)
     ax.set_xlabel("modules in the order in which they run")
-    _capacities(ax, fits, device, upright=False)
+    _capacities(ax, fits, device, scale.factor, upright=False)
 
 
-def _capacities(ax: Axes, fits: Sequence[Fit], device: DeviceMemory, upright: bool) -> None:
-    """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak."""
+def _capacities(ax: Axes, fits: Sequence[Fit], device: DeviceMemory, factor: float, upright: bool) -> None:
+    """Draws a dashed line for the capacity of each accelerator, unless it is far above the peak.
+
+    factor: bytes of the axis' unit.
+    """
     for fit in fits:
-        capacity_gib = fit.capacity / units.GIB.factor
-        if capacity_gib > 2.5 * device.peak_bytes / units.GIB.factor:
+        capacity = fit.capacity / factor
+        if fit.capacity > 2.5 * device.peak_bytes:
             continue
         if upright:
-            ax.axvline(capacity_gib, color=INK, linestyle="--", linewidth=1)
-            ax.text(capacity_gib, -0.5, f" {label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK)
+            ax.axvline(capacity, color=INK, linestyle="--", linewidth=1)
+            ax.text(capacity, -0.5, f" {label(fit.hardware.name)}", ha="left", va="bottom", fontsize=9, color=INK)
         else:
-            ax.axhline(capacity_gib, color=INK, linestyle="--", linewidth=1)
-            ax.set_ylim(0, max(ax.get_ylim()[1], capacity_gib * 1.08))
+            ax.axhline(capacity, color=INK, linestyle="--", linewidth=1)
+            ax.set_ylim(0, max(ax.get_ylim()[1], capacity * 1.08))

@@ -9,8 +9,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from ..costs.context_length import usual_sequence
-from ..errors import InputError
+from ..errors import InputError, suggest
 from ..sources.preset import Preset, name_in_errors
+from ..sources.presets import find_preset, model_names
 from ..studies.selection import EVERY_MODEL, Selection
 from .figure import needs_matplotlib
 
@@ -78,19 +79,36 @@ def shape_picture(
     return shape(studies)
 
 
-def aspect_picture(selection: Selection = EVERY_MODEL) -> Figure:
-    """Draws h/L and d_ff/h of presets, by size and year."""
+def aspect_picture(selection: Selection = EVERY_MODEL, labels: Sequence[str] = ()) -> Figure:
+    """Draws h/L and d_ff/h of presets, by size and year. labels: names or aliases of the presets that are named.
+
+    Raises `InputError` for a label that is no preset, or none of those drawn.
+    """
     needs_matplotlib()
     from ..questions.listings import select_presets
     from ..studies.compare import quantities
     from .shapes import aspect
 
-    return aspect(
-        [
-            (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", count))
-            for preset, count in select_presets(selection)
-        ]
-    )
+    names = [_preset_of_label(name) for name in labels]
+    selected = select_presets(selection)
+    for name in names:
+        if name not in {preset.name for preset, _ in selected}:
+            raise InputError(f"--label {name}: is not among the models drawn; expected one that the filters take")
+    models = [
+        (preset, quantities(preset.model, usual_sequence(preset.model), "bfloat16", count))
+        for preset, count in selected
+    ]
+    return aspect(models, labels=names)
+
+
+def _preset_of_label(name: str) -> str:
+    """Returns the preset of a name or an alias. Raises `InputError`."""
+    preset = find_preset(name)
+    if preset is None:
+        raise InputError(
+            f"--label {name}: is no preset{suggest(name, list(model_names()))}; expected one of llmcalc presets"
+        )
+    return preset
 
 
 def memory_picture(question: RunQuestion) -> Figure:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from .. import units
-from ..reports.palette import COMPONENTS, FAINT, INK, SERIES
+from ..reports.palette import COMPONENTS, FAINT, INK
 from ..sources.preset import Preset
 from ..studies.compare import DENSE_BAND, Quantities
 from ..studies.shape import Study
 from .figure import STYLE, new_figure, panels
-from .labels import label, place_names
+from .labels import PLACES, RINGS, label, place_names, tick
+from .series import CurveStyle, curve_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,20 +29,21 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
     Raises `InputError` for another number of axes.
     """
     from matplotlib import rc_context
+    from matplotlib.ticker import FuncFormatter
 
     with rc_context(STYLE):
         figure = new_figure(10, 4.4) if ax is None else None
         cache_axes, flops_axes = panels(figure.subplots(1, 2) if figure is not None else ax, 2)
         for i, (name, study) in enumerate(studies):
-            _curves(cache_axes, flops_axes, name, study, SERIES[i % len(SERIES)])
+            _curves(cache_axes, flops_axes, name, study, curve_style(i))
         cache_axes.set_yscale("log", base=2)
         for ax_of_panel, title in (
-            (cache_axes, "KV cache per token, KiB"),
+            (cache_axes, "KV cache per token"),
             (flops_axes, "forward FLOPs per token / parameters"),
         ):
             _ratio_axis(ax_of_panel, upright=True)
             ax_of_panel.set_title(title, color=INK)
-        cache_axes.yaxis.set_major_formatter("{x:g}")
+        cache_axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick(round(value), units.memory)))
         cache_axes.legend(frameon=False, fontsize=9)
         budgets = " and ".join(sorted({study.budget.kind for _, study in studies}))
         if figure is not None:
@@ -49,18 +51,27 @@ def shape(studies: Sequence[tuple[str, Study]], ax: Sequence[Axes] | None = None
     return cache_axes.figure  # type: ignore[return-value]
 
 
-def _curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, colour: str) -> None:
+def _curves(cache_axes: Axes, flops_axes: Axes, name: str, study: Study, style: CurveStyle) -> None:
     """Draws the shapes of one study in both panels, from the deepest to the widest."""
     rows = sorted(study.shapes, key=lambda shape: shape.stack.aspect_ratio)
     ratios = [row.stack.aspect_ratio for row in rows]
     for ax, values in (
-        (cache_axes, [row.kv_bytes_per_token / 1024 for row in rows]),
+        (cache_axes, [row.kv_bytes_per_token for row in rows]),
         (flops_axes, [row.forward_flops_per_token / row.parameters for row in rows]),
     ):
-        ax.plot(ratios, values, color=colour, linewidth=1.6, marker="o", markersize=4, label=label(name))
+        ax.plot(
+            ratios,
+            values,
+            color=style.colour,
+            linestyle=style.line,
+            linewidth=1.6,
+            marker="o",
+            markersize=4,
+            label=label(name),
+        )
         of_target = [(x, y) for x, y, row in zip(ratios, values, rows, strict=True) if row.target]
         for x, y in of_target:
-            ax.plot(x, y, marker="D", markersize=9, color=colour)
+            ax.plot(x, y, marker="D", markersize=9, color=style.colour)
 
 
 def _ratio_axis(ax: Axes, upright: bool) -> None:
@@ -86,11 +97,13 @@ ASPECT, WIDTH = "h / L", "d_ff / h (active width)"
 """Titles of the vertical axes."""
 
 
-def aspect(models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None) -> Figure:
+def aspect(
+    models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | None = None, labels: Sequence[str] = ()
+) -> Figure:
     """Draws four panels: h/L and d_ff/h, against parameters and against the year.
 
-    The models whose values are most unlike the others' are named first; a name without room is left out.
-
+    labels: names of the presets that are named in the picture, with a line to the point where there is no room beside
+        it; by default a few whose values are most unlike the others', as far as there is room.
     ax: the four axes to draw on; default those of a new figure with a title. Names are placed for their current size.
     Raises `InputError` for another number of axes.
     """
@@ -111,12 +124,15 @@ def aspect(models: Sequence[tuple[Preset, Quantities]], ax: Sequence[Axes] | Non
             axes[0].legend(frameon=False, fontsize=9)
             axes[0].figure.draw_without_rendering()  # type: ignore[union-attr]
         for ax_of_panel, points in plotted_models:
-            point_positions = [(x, y) for x, y, _ in points]
+            alone = list({(point.x, point.y): point for point in reversed(points)}.values())[::-1]  # one name a place
+            chosen = [point for point in points if point.preset in labels] if labels else alone[:MOST_NAMES]
             place_names(
                 ax_of_panel,
-                point_positions[:MOST_NAMES],
-                [name for _, _, name in points[:MOST_NAMES]],
-                point_positions[MOST_NAMES:],
+                [(point.x, point.y) for point in chosen],
+                [point.name for point in chosen],
+                [(point.x, point.y) for point in points],
+                (*PLACES, *RINGS) if labels else PLACES,
+                DOT**0.5 / 2,
             )
     return axes[0].figure  # type: ignore[return-value]
 
@@ -130,11 +146,20 @@ def _add_title(figure: Figure, title: str, ax: Axes) -> None:
     figure.set_layout_engine("none")
 
 
-MOST_NAMES = 120
-"""Largest number of models per panel whose names are placed."""
+MOST_NAMES = 14
+"""Models per panel that are named by default."""
 
-Point: TypeAlias = tuple[float, float, str]
-"""(x, y, name)"""
+DOT = 16
+"""Area of a point, in square points (1/72 inch)."""
+
+
+class Point(NamedTuple):
+    """x, y: in data coordinates. name: as the picture writes it. preset: its name on the command line."""
+
+    x: float
+    y: float
+    name: str
+    preset: str
 
 
 def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, x_quantity: str) -> list[Point]:
@@ -146,15 +171,15 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
         value = q.shape.aspect_ratio if title == ASPECT else q.shape.feed_forward_ratio
         x_value = float(q.parameters) if x_quantity == "parameters" else _year(preset.released)
         if value and x_value:
-            points_by_kind[q.shape.mixture_of_experts].append((x_value, value, preset.display))
+            points_by_kind[q.shape.mixture_of_experts].append(Point(x_value, value, preset.display, preset.name))
     for mixture, colour, kind in (
         (False, COMPONENTS["attention"], "dense"),
         (True, COMPONENTS["experts"], "mixture of experts"),
     ):
         points_of_kind = points_by_kind[mixture]
-        x, y = [point[0] for point in points_of_kind], [point[1] for point in points_of_kind]
+        x, y = [point.x for point in points_of_kind], [point.y for point in points_of_kind]
         if points_of_kind:
-            ax.scatter(x, y, s=16, color=colour, alpha=0.75, linewidths=0, label=kind)
+            ax.scatter(x, y, s=DOT, color=colour, alpha=0.75, linewidths=0, label=kind)
     if title == ASPECT:
         _ratio_axis(ax, upright=False)
     else:
@@ -167,8 +192,8 @@ def _scatter(ax: Axes, models: Sequence[tuple[Preset, Quantities]], title: str, 
     ax.set_xlabel(x_quantity)
     ax.set_ylabel(title)
     points = [*points_by_kind[False], *points_by_kind[True]]
-    median = sorted(value for _, value, _ in points)[len(points) // 2] if points else 1
-    return sorted(points, key=lambda point: -abs(point[1] / median - median / point[1]))
+    median = sorted(point.y for point in points)[len(points) // 2] if points else 1
+    return sorted(points, key=lambda point: -abs(point.y / median - median / point.y))
 
 
 def _year(released: str) -> float:

@@ -187,7 +187,7 @@ def family(
         raise InputError(f"--ffn-ratio: a mixture of experts has no one width; {fix}")
     if spec.embedding_size is not None or stack.relative_bias is not None:
         raise InputError(
-            "shape: a factorised embedding or relative bias does not scale with hidden_size alone; expected a "
+            "shape: a factorised embedding or relative bias has no rule for its sizes at another width; expected a "
             "decoder without"
         )
     if kv_ratio is not None and (kv_ratio.numerator != 1 or kv_ratio <= 0):

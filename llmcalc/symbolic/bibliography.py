@@ -9,7 +9,17 @@ from typing import NamedTuple
 
 from ..sources.files import parse_toml, read_text
 
-WITHOUT_PAPER = frozenset({"A.X-K2 2026", "DeepSeek-V4 2026", "Gemma 3n 2025", "Gemma 4 2026", "Zyphra 2025"})
+WITHOUT_PAPER = frozenset(
+    {
+        "A.X-K2 2026",
+        "DeepSeek-V4 2026",
+        "Gemma 3n 2025",
+        "Gemma 4 2026",
+        "Muse Spark 2026",
+        "Snowflake Arctic 2024",
+        "Zyphra 2025",
+    }
+)
 """Sources without a paper: model releases with code."""
 
 

@@ -117,7 +117,7 @@ def build(config: dict[str, Any], to_run: bool = True) -> nn.Module:
             f"--against transformers: {type(model).__name__} cannot run without values, and {size:,} bytes of "
             "weights are too many"
         )
-    materialized_model: nn.Module = model_class(config_object).to(torch.bfloat16).eval().requires_grad_(False)
+    materialized_model: nn.Module = model_class(config_object).to(dtype).eval().requires_grad_(False)
     _avoid_identity_experts(materialized_model)
     _raise_expert_capacity(materialized_model)
     return materialized_model

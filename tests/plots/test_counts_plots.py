@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 import llmcalc
+from llmcalc import units
 from llmcalc.errors import InputError
 from llmcalc.plots import context, shapes
 from llmcalc.plots.figure import figure_bytes, new_figure
-from llmcalc.plots.labels import place_names
+from llmcalc.plots.labels import PLACES, RINGS, place_names, spread_labels, tick
 from llmcalc.plots.params import params
+from llmcalc.plots.series import curve_style
 from llmcalc.reports import palette
 from llmcalc.studies.compare import quantities
 from llmcalc.studies.shape import budget_for, family, study
@@ -60,14 +62,14 @@ def test_a_curve_has_the_bytes_of_its_cache() -> None:
     (ax,) = context.cache(models).axes
     for preset, line in zip(models, ax.lines[::2], strict=True):
         for tokens, value in zip(line.get_xdata(), line.get_ydata(), strict=True):
-            assert value == llmcalc.kv(preset, seq=int(tokens)).bytes / 2**30
+            assert value == llmcalc.kv(preset, seq=int(tokens)).bytes
 
 
 def test_a_curve_has_the_flops_of_a_token() -> None:
     (ax,) = context.work([llmcalc.load("llama3-8b")]).axes
     for tokens, value in zip(ax.lines[0].get_xdata(), ax.lines[0].get_ydata(), strict=True):
         one = llmcalc.flops("llama3-8b", phase="decode", context=int(tokens) - 1)
-        assert value == pytest.approx(one.total / 1e9, rel=1e-12)
+        assert value == pytest.approx(one.total, rel=1e-12)
 
 
 def test_pictures_can_be_drawn_on_axes_that_are_given() -> None:
@@ -113,10 +115,90 @@ def test_proportions_can_be_drawn_on_axes_that_are_given() -> None:
 
 
 def test_labels_at_the_ends_of_curves_stand_apart() -> None:
-    placed = context.spread_labels([10.0, 10.5, 3.0, 10.2])
-    ordered = sorted(placed)
-    assert all(b / a >= context.ROW * 0.999 for a, b in pairwise(ordered))
-    assert placed[2] == 3.0
+    placed = spread_labels([0.5, 0.55, 0.1, 0.52], 0.1)
+    assert placed == pytest.approx([0.4233, 0.6233, 0.1, 0.5233], abs=1e-4)  # the three about their mean, 0.5233
+    above = spread_labels([0.99, 1.0, 0.98], 0.1)
+    assert above == pytest.approx([0.9, 1.0, 0.8])
+    below = sorted(spread_labels([0.0, 0.0], 0.1))
+    assert below == pytest.approx([0.0, 0.1])
+    assert all(b - a >= 0.0999 for a, b in pairwise(sorted(spread_labels([0.5] * 20, 0.1))))
+
+
+def test_no_two_curves_look_the_same() -> None:
+    styles = [curve_style(i) for i in range(24)]
+    assert len({style.colour for style in styles}) == 24
+    assert len({str(style.line) for style in styles[::8]}) == 3
+    assert [style.colour.upper() for style in styles[:8]] == [colour.upper() for colour in palette.SERIES]
+
+
+def test_many_curves_are_named_within_the_picture() -> None:
+    from matplotlib.text import Text
+
+    names = (
+        "gpt2",
+        "llama3-8b",
+        "llama3-70b",
+        "gemma3-27b",
+        "mixtral-8x7b",
+        "qwen3-8b",
+        "qwen3-32b",
+        "phi-4",
+        "gemma2-9b",
+    )
+    figure = context.cache([llmcalc.load(name) for name in names])
+    (ax,) = figure.axes
+    figure.draw_without_rendering()
+    boxes = sorted((Text.get_window_extent(text) for text in ax.texts), key=lambda box: box.y0)  # without their lines
+    assert len(boxes) == len(names)
+    assert all(below.y1 <= above.y0 + 1 for below, above in pairwise(boxes))
+    assert boxes[-1].y1 <= figure.bbox.y1
+    assert len({line.get_color() for line in ax.lines}) == len(names)
+
+
+@pytest.mark.parametrize(
+    ("value", "write", "text"),
+    [
+        (64 * 2**30, units.memory, "64 GiB"),
+        (3 * 2**39, units.memory, "1.5 TiB"),
+        (1e11, units.flops, "100 GFLOPs"),
+        (5000 * 2**50, units.memory, "4.88 EiB"),
+    ],
+)
+def test_an_axis_has_units_by_magnitude(value: float, write: Any, text: str) -> None:
+    assert tick(value, write) == text
+
+
+def test_models_of_the_proportions_are_named_by_label(run: Any, tmp_path: Path) -> None:
+    file = tmp_path / "aspect.svg"
+    code, out, err = run("plot", "aspect", "--min-params", "100B", "--label", "deepseek-v3", "-o", str(file))
+    assert (code, out, err) == (0, "", "")
+    text = file.read_text()
+    assert text.count(">DeepSeek-V3<") == 4  # once in each panel
+    assert ">DeepSeek-R1<" not in text
+    for label, message in (
+        ("gpt2", "error: --label gpt2: is not among the models drawn"),
+        ("deepseek-v33", "error: --label deepseek-v33: is no preset"),
+    ):
+        code, out, err = run("plot", "aspect", "--min-params", "100B", "--label", label, "-o", str(file))
+        assert (code, out) == (2, "")
+        assert err.startswith(message)
+
+
+def test_names_with_a_line_stand_in_a_crowd() -> None:
+    figure = new_figure(6, 4)
+    ax = figure.subplots()
+    points = [(i / 20, j / 20) for i in range(20) for j in range(20) if 6 < i < 14 and 6 < j < 14]
+    ax.scatter(*zip(*points, strict=True), s=16)
+    ax.set_xlim(0, 1)
+    ax.set_ylim(0, 1)
+    figure.draw_without_rendering()
+    middle = [(0.5, 0.5), (0.45, 0.5)]
+    assert place_names(ax, middle, ["a model", "another"], points, radius=2) == []
+    texts = place_names(ax, middle, ["a model", "another"], points, (*PLACES, *RINGS), radius=2)
+    assert len(texts) == 2
+    for text in texts:
+        box = text.get_window_extent()
+        assert not [point for point in points if box.contains(*ax.transData.transform(point))]
 
 
 def test_no_name_covers_another_one_or_a_point() -> None:

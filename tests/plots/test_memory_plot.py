@@ -34,6 +34,8 @@ def test_the_picture_says_what_the_answer_says() -> None:
     for phase, kinds in found.device.moments.items():
         assert PHASE_NAMES[phase] in words
         assert f" {sum(kinds.values()) / 2**30:,.2f}" in words
+    assert f" {found.device.device_bytes / 2**30:,.2f}" in words  # the first bar, and the title
+    assert f"A model: {found.device.device_bytes / 2**30:,.2f} GiB" in " ".join(words)
     for kind, colour in palette.KINDS.items():
         here = any(kinds[kind] for kinds in found.device.moments.values())
         assert (colour.lower() in text) == here, kind

@@ -160,6 +160,9 @@ QUANTIZED: dict[str, list[Config]] = {
             "linear_weights_not_to_quantize": ["lm_head.weight"],
         }
     ],
+    "metal": [{"bits": 4, "group_size": 32, "modules_to_not_convert": ["lm_head"]}],
+    "higgs": [{"bits": 3, "group_size": 32, "p": 2, "hadamard_size": 512}],
+    "gemma": [{"num_bits": 4, "module_quant_configs": {"mlp": {"num_bits": 8}}, "modules_to_not_convert": ["lm_head"]}],
     "exl2": [{"bits": 4.5, "head_bits": 6, "version": "0.1"}],
     "exl3": [{"bits": 3.0, "head_bits": 6, "codebook": "mcg"}],
     "bitnet": [{"quantization_mode": "offline", "linear_class": "bitlinear", "modules_to_not_convert": None}],

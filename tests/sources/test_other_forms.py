@@ -52,6 +52,42 @@ def test_arguments_of_a_known_model_have_its_parameters(config: dict[str, Any], 
     assert "read as" in description.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("config", "total"),
+    [
+        ({"d_model": 2560, "n_layer": 64, "vocab_size": 50277, "ssm_cfg": {}, "rms_norm": True}, 2_768_345_600),
+        (
+            {
+                "d_model": 2560,
+                "n_layer": 64,
+                "vocab_size": 50277,
+                "ssm_cfg": {"layer": "Mamba2"},
+                "attn_layer_idx": [],
+                "pad_vocab_size_multiple": 16,
+            },
+            2_702_599_680,
+        ),
+    ],
+)
+def test_arguments_of_mamba_have_the_published_parameters(config: dict[str, Any], total: int) -> None:
+    """state-spaces/mamba-2.8b and mamba2-2.7b."""
+    assert llmcalc.params(config).total == total
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ssm_cfg": {"layer": "Mamba3"}}, "ssm_cfg"),
+        ({"attn_layer_idx": [9]}, "attn_layer_idx"),
+        ({"d_model": 2.5}, "d_model"),
+        ({"ssm_cfg": {"layer": "Mamba2", "headdim": 7}}, "headdim"),
+    ],
+)
+def test_other_arguments_of_mamba_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        llmcalc.params({"d_model": 2560, "n_layer": 64, "vocab_size": 50277, "ssm_cfg": {}, **fields})
+
+
 def test_nanochat_has_no_parameters_but_matrices() -> None:
     config = {"sequence_len": 2048, "vocab_size": 65536, "n_layer": 20, "n_head": 10, "n_kv_head": 10, "n_embd": 1280}
     total = 2 * 65536 * 1280 + 20 * 12 * 1280**2

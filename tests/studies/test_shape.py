@@ -532,7 +532,7 @@ def test_published_exponents_start_at_the_model() -> None:
         (["--params", "8e9", "--vocab", "1e18"], "vocab_size: 1000000000000000000 is too large"),
         (["llama3-8b", "--head-dim", "7"], "RoPE would rotate 7"),
         (["gpt2", "--tie", "--set", "head.type=none"], "--tie: this model has no language-model head"),
-        (["deepseek-v3"], "'mla' does not scale"),
+        (["deepseek-v3"], "attention of type 'mla' has sizes beside its heads"),
         (["bert-base"], "only decoders are supported, and this model is an encoder;"),
         (["bart-large"], "only decoders are supported, and this model is an encoder-decoder;"),
         (["gpt-j-6b", "--head-dim", "32"], "--head-dim: 32 is less than the 64"),

@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from llmcalc.sources.presets import model_names
 
-from .loading import WEB, Open, bridge, inaccessible, module, settled, until
+from .loading import Open, bridge, inaccessible, settled, until
 from .test_bridge import CONFIG, ask, printed
 
 Run = Callable[..., Any]
@@ -56,15 +55,6 @@ def test_proportions_are_those_of_the_commands(model: str, run: Run) -> None:
         assert found[key] == stack[key], key
 
 
-def test_the_link_to_the_documentation_is_the_projects(tmp_path: Path) -> None:
-    project = tmp_path / "pyproject.toml"
-    link = module(WEB / "build.py").docs_link
-    project.write_text('[project]\nurls = { Documentation = "https://example.org/?a=1&b=2" }\n')
-    assert link(project) == '<a class="docs" href="https://example.org/?a=1&amp;b=2">Docs</a>'
-    project.write_text('[project]\nurls = { Homepage = "https://example.org/" }\n')
-    assert link(project) == ""
-
-
 def seen(page: Any, *names: str) -> None:
     """Scrolls to panels, and waits until they have drawn."""
     for name in names:
@@ -102,7 +92,7 @@ def test_the_shapes_are_drawn_and_stand_in_a_table(visit: Open) -> None:
     assert page.locator("#shape figure").count() == 2
     assert page.locator("#shape .mark").count() == 2 * number
     assert page.locator("#shape path.line").count() == 2
-    assert "DeepSeek-V3 has no study: attention.type 'mla'" in page.inner_text("#shape")
+    assert "DeepSeek-V3 has no study: attention of type 'mla'" in page.inner_text("#shape")
     assert page.inner_text("#shape .asked") == "$ llmcalc shape llama3-8b --seq 8192 --kv-dtype bf16"
     page.focus("#shape summary")
     page.keyboard.press("Enter")
@@ -121,10 +111,17 @@ def test_the_shapes_follow_a_setting(visit: Open) -> None:
     page.click(".segment button:text-is('fp8') >> nth=1")
     page.locator("#shape").scroll_into_view_if_needed()
     until(page, "document.querySelector('#shape .asked').textContent.endsWith('--kv-dtype fp8')")
-    label = page.locator("#shape svg").nth(1).get_attribute("aria-label")
-    own = next(one for one in ask("shape", model="llama3-8b", ctx=8192, kv="fp8")["shape"]["shapes"] if one["target"])
-    assert own["kv_bytes_per_token"] == 64 * 1024
-    assert "128.0 64 KiB" in label
+    shapes = ask("shape", model="llama3-8b", ctx=8192, kv="fp8")["shape"]["shapes"]
+    (own,) = (i for i, one in enumerate(shapes) if one["target"])
+    chart = page.locator("#shape svg").nth(1)
+    chart.focus()
+    for _ in range(own + 1):
+        page.keyboard.press("ArrowRight")
+    assert shapes[own]["kv_bytes_per_token"] == 64 * 1024
+    said = chart.get_attribute("aria-valuetext")
+    assert "h/L 128.0: " in said
+    assert said.endswith(" and 64 KiB per token")
+    assert page.inner_text("#shape-said") == said
 
 
 @pytest.mark.browser

@@ -41,6 +41,7 @@ IDLE = {
 OTHERWISE = {
     "diffllama": "gives the difference of two maps as one",
     "minimax": "gives those of its linear attention too",
+    "yoso": "gives the output of its heads in place of the weights",
 }
 
 

@@ -60,6 +60,57 @@ def test_the_source_of_the_class_is_given(kind: str) -> None:
     assert family_of(kind).like is None
 
 
+SMALL = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+FLASH = "jinaai/xlm-roberta-flash-implementation--modeling_lora.XLMRobertaLoRA"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"architectures": ["LlavaQwenForCausalLM"], "model_type": "llava", "num_key_value_heads": 4}, "llava_qwen"),
+        ({"architectures": ["Grok1ForCausalLM"], "model_type": "git", "residual_moe": True}, "grok-2"),
+        ({"architectures": ["JinaBertForMaskedLM"], "model_type": "bert"}, "jina_bert"),
+        (
+            {"architectures": ["XLMRobertaModel"], "model_type": "xlm-roberta", "auto_map": {"AutoModel": FLASH}},
+            "xlm_roberta_flash",
+        ),
+    ],
+)
+def test_a_class_of_code_is_read_under_its_own_model_type(config: dict[str, Any], kind: str) -> None:
+    """Published configs of these classes state the model type of another class, which has other parameters."""
+    config = {**SMALL, **config}
+    counted = llmcalc.params(config).total
+    assert counted == params(spec_of({**config, "model_type": kind})).total
+    other = {**config, "architectures": [], "auto_map": {}}
+    assert counted != llmcalc.params(llmcalc.load(other, allow_unknown=True)).total
+
+
+def test_grok_2_has_its_published_number_of_parameters() -> None:
+    """https://huggingface.co/xai-org/grok-2: 270B, with a head and a network beside the experts."""
+    config = {
+        "architectures": ["Grok1ForCausalLM"], "model_type": "git", "vocab_size": 131072, "hidden_size": 8192,
+        "intermediate_size": 32768, "moe_intermediate_size": 16384, "num_experts_per_tok": 2, "num_local_experts": 8,
+        "residual_moe": True, "num_attention_heads": 64, "num_key_value_heads": 8, "num_hidden_layers": 64,
+        "head_dim": 128, "rms_norm_eps": 1e-05, "final_logit_softcapping": 50, "attn_logit_softcapping": 30.0,
+    }  # fmt: skip
+    attention, network = 2 * 8192**2 + 2 * 8192 * 1024, 3 * 8192 * 32768
+    experts = 8 * 3 * 8192 * 16384 + 8 * 8192
+    total = 64 * (attention + network + experts + 4 * 8192) + 8192 + 2 * 131072 * 8192
+    assert llmcalc.params(config).total == total == 269_515_497_472
+
+
+def test_llada_has_its_published_number_of_parameters() -> None:
+    """A LLaDA of 124,327,616 parameters, as torch counts its class (dllm, examples/llada)."""
+    config = {
+        "architectures": ["LLaDAModelLM"], "model_type": "llada", "block_type": "llama", "d_model": 448,
+        "embedding_size": 126464, "include_bias": False, "include_qkv_bias": False, "input_emb_norm": False,
+        "layer_norm_type": "rms", "max_sequence_length": 1024, "mlp_hidden_size": 768, "mlp_ratio": 2, "n_heads": 7,
+        "n_kv_heads": 7, "n_layers": 6, "rms_norm_eps": 1e-05, "rope": True, "vocab_size": 126464,
+        "weight_tying": False,
+    }  # fmt: skip
+    assert llmcalc.params(config).total == 124_327_616
+
+
 def test_a_comparison_with_a_class_is_refused() -> None:
     config = PUBLISHED["internlm2-chat-7b"]["config"]
     with pytest.raises(InputError, match="the class of 'internlm2' is code of its own repository"):

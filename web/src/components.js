@@ -1,10 +1,15 @@
 // Colours and names of components. The colours are those of the pictures that `llmcalc plot` draws.
 import { COMPONENTS, OTHER } from "./palette.js";
+import { t } from "./words.js";
 
-const NAMES = { lm_head: "output head", feed_forward: "feed-forward", experts: "experts", norm: "norms", mtp: "multi-token prediction" };
+const NAMES = {
+  embedding: t("embedding"), lm_head: t("output head"), attention: t("attention"), cross_attention: t("cross attention"), state_space: t("state space"),
+  linear_attention: t("linear attention"), convolution: t("convolution"), feed_forward: t("feed-forward"), experts: t("experts"), shared_expert: t("shared expert"),
+  router: t("router"), norm: t("norms"), mtp: t("multi-token prediction"), other: t("other"),
+};
 
 export const colour = (kind) => COMPONENTS[kind] ?? OTHER;
-export const named = (kind) => NAMES[kind] ?? (kind ?? "other").replaceAll("_", " ");
+export const named = (kind = "other") => NAMES[kind] ?? kind.replaceAll("_", " ");
 
 /** Dark or light ink, whichever has more contrast on that colour (WCAG's relative luminance). */
 export function inkOn(hex) {

@@ -2,8 +2,14 @@
 // last is asked afterwards.
 import { $, h } from "./dom.js";
 import { askApart, Refused, Stopped, stop } from "./python.js";
+import { t } from "./words.js";
 
 const RESTS = 300; // ms without a change before a question is asked
+
+let running = 0, waiting = [];
+
+/** Resolves when no panel waits for an answer. */
+export const quiet = () => (running ? new Promise((resolve) => waiting.push(resolve)) : Promise.resolve());
 
 /** status: the element that says that Python is at work. shows: called with {found}, {error} or {stopped}, and what
     was given beside the question. */
@@ -11,10 +17,10 @@ export function debouncedQuery(call, status, shows) {
   let wanted = null, unwanted = null, busy = false;
 
   function working(since) {
-    const text = h("span", {}, "Python is at work…");
+    const text = h("span", {}, t("Python is at work…"));
     const end = () => { unwanted = wanted; stop(); }; // the question may not have been sent yet
-    const ticking = setInterval(() => { text.textContent = `Python is at work, ${Math.round((performance.now() - since) / 1000)} s`; }, 1000);
-    $(status).replaceChildren(text, h("button", { type: "button", class: "plain", onclick: end }, "Stop"));
+    const ticking = setInterval(() => { text.textContent = t("Python is at work, {0} s", Math.round((performance.now() - since) / 1000)); }, 1000);
+    $(status).replaceChildren(text, h("button", { type: "button", class: "plain", onclick: end }, t("Stop")));
     return () => { clearInterval(ticking); $(status).replaceChildren(); };
   }
 
@@ -23,12 +29,13 @@ export function debouncedQuery(call, status, shows) {
       return { found: await askApart(call, request) };
     } catch (error) {
       if (error instanceof Stopped) return { stopped: true };
-      return { error: error instanceof Refused ? error.message : `Python does not run here: ${error.message}` };
+      return { error: error instanceof Refused ? error.message : t("Python does not run here: {0}", error.message) };
     }
   }
 
   async function run() {
     busy = true;
+    running += 1;
     const done = working(performance.now());
     for (let now = null; wanted !== null && now !== wanted;) {
       now = wanted;
@@ -39,6 +46,8 @@ export function debouncedQuery(call, status, shows) {
     }
     busy = false;
     done();
+    running -= 1;
+    if (!running) { waiting.forEach((resolve) => resolve()); waiting = []; }
   }
 
   return {

@@ -17,6 +17,9 @@ export const h = (name, attributes = {}, ...children) => filled(document.createE
 export const s = (name, attributes = {}, ...children) => filled(document.createElementNS(SVG, name), attributes, children);
 export const $ = (id) => document.getElementById(id);
 
+/** The address of one of the page's own files: the page itself may stand in a folder of a language. */
+export const here = (path) => new URL(path, import.meta.url).href;
+
 /** Attributes that make a group of a drawing a button for the mouse, the keyboard and a screen reader: its title is its name. */
 export function pressable(act) {
   const onkeydown = (event) => {
@@ -30,7 +33,7 @@ let loaded = new Map();
 export function script(path) {
   if (!loaded.has(path)) {
     loaded.set(path, new Promise((resolve, reject) => {
-      document.head.append(h("script", { src: path, onload: resolve, onerror: () => reject(new Error(`${path}: not found`)) }));
+      document.head.append(h("script", { src: here(path), onload: resolve, onerror: () => reject(new Error(`${path}: not found`)) }));
     }));
   }
   return loaded.get(path);

@@ -1,14 +1,15 @@
 // Controls of the panels further down, each of one setting of training_settings.js.
-import { h } from "./dom.js";
+import { h, here } from "./dom.js";
 import { integer } from "./format.js";
 import { FIELDS, options } from "./training_settings.js";
 import { commandLine } from "./shell.js";
 import { state, target } from "./state.js";
+import { t } from "./words.js";
 
 let styled = null;
 /** Loads the panels' own look, once. */
 export function style() {
-  styled ??= new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href: "training_settings.css", onload: resolve, onerror: resolve })));
+  styled ??= new Promise((resolve) => document.head.append(h("link", { rel: "stylesheet", href: here("training_settings.css"), onload: resolve, onerror: resolve })));
   return styled;
 }
 
@@ -66,11 +67,11 @@ export function check(group, name, title, changed, note) {
 
 /** The same on the command line, with a button that copies it. */
 export function line() {
-  const code = h("code", { tabindex: 0, role: "group", "aria-label": "The same on the command line" });
+  const code = h("code", { tabindex: 0, role: "group", "aria-label": t("The same on the command line") });
   const button = h("button", { type: "button", onclick: async () => {
-    button.textContent = await navigator.clipboard.writeText(code.textContent).then(() => "Copied", () => "Not allowed");
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  } }, "Copy");
+    button.textContent = await navigator.clipboard.writeText(code.textContent).then(() => t("Copied"), () => t("Not allowed"));
+    setTimeout(() => { button.textContent = t("Copy"); }, 1500);
+  } }, t("Copy"));
   return { row: h("div", { class: "command" }, code, button), write: (text) => { code.textContent = text; } };
 }
 

@@ -1,4 +1,5 @@
 // Numbers, as text for people.
+import { t } from "./words.js";
 
 /** "8030261248" → "8,030,261,248". The browser's own formatter takes as long to start as all else takes to draw. */
 const grouped = (digits) => digits.replace(/\B(?=(\d{3})+$)/g, ",");
@@ -47,7 +48,7 @@ export function tokens(value) {
 
 export const percent = (share) => `${(100 * share).toFixed(1)} %`;
 
-const UNITS = [[86400, "days"], [3600, "h"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
+const UNITS = [[86400, t("days")], [3600, "h"], [1, "s"], [1e-3, "ms"], [1e-6, "µs"]];
 const unitOf = (value) => UNITS.find(([size]) => value >= size * 0.9995) ?? UNITS.at(-1);
 const digits = (value) => (value >= 100 ? grouped(value.toFixed(0)) : String(Number(value.toPrecision(2))));
 

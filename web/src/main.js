@@ -1,7 +1,8 @@
 // Puts the panels together: asks Python whenever a setting changes, and draws what it answers.
-import { $, h } from "./dom.js";
+import { $, h, here } from "./dom.js";
 import { config } from "./hub.js";
-import { lazyPanel } from "./lazy_panel.js";
+import { drawAll, lazyPanel } from "./lazy_panel.js";
+import { modelList } from "./model_list.js";
 import * as architecture from "./panels/architecture.js";
 import * as cards from "./panels/cards.js";
 import * as command from "./panels/command.js";
@@ -13,7 +14,10 @@ import * as memory from "./panels/memory.js";
 import * as treemap from "./panels/treemap.js";
 import { SERIES } from "./palette.js";
 import { ask, ready, Refused, times } from "./python.js";
+import { saveButtons } from "./save_buttons.js";
 import { asked, hash, MOST, restore, state, target } from "./state.js";
+import { themeSwitch } from "./theme_switch.js";
+import { t } from "./words.js";
 
 const PANELS = [hero, cards, controls, architecture, treemap, memory, curves, command, formula, lazyPanel("serve"), lazyPanel("cost"), lazyPanel("training"), lazyPanel("cluster"), lazyPanel("shape"), lazyPanel("presets")];
 const MEMORY_WAITS = 180; // ms without a change before memory is counted: it takes longer than all else
@@ -48,7 +52,7 @@ function chips() {
   const drop = (i) => { state.models.splice(i, 1); state.on = Math.min(state.on, state.models.length - 1); state.node = null; update(); };
   $("chips").replaceChildren(...shown.map((model, i) => h("span", { class: `chip ${i === state.on ? "on" : ""}` },
     h("button", { type: "button", "aria-pressed": String(i === state.on), onclick: () => choose(i) }, h("i", { style: `background:${SERIES[i]}` }), model.title),
-    shown.length > 1 ? h("button", { type: "button", class: "drop", "aria-label": `Remove ${model.title}`, onclick: () => drop(i) }, "×") : "")));
+    shown.length > 1 ? h("button", { type: "button", class: "drop", "aria-label": t("Remove {0}", model.title), onclick: () => drop(i) }, "×") : "")));
 }
 
 function draw() {
@@ -60,8 +64,9 @@ function draw() {
   chips();
   for (const panel of PANELS) panel.draw(view);
   const own = times.answers.at(-1);
-  const count = `Counted in this page by llmcalc's own Python, without a server`;
-  $("footer").textContent = window.llmcalc.live ? `${count}; ready after ${(times.ready / 1000).toFixed(1)} s, last answer ${Math.round(own ?? 0)} ms.` : "Numbers made when the page was built are shown; Python is loading.";
+  $("progress").textContent = window.llmcalc.live
+    ? t("Counted in this page by llmcalc's own Python, without a server; ready after {0} s, last answer {1} ms.", (times.ready / 1000).toFixed(1), Math.round(own ?? 0))
+    : t("Numbers made when the page was built are shown; Python is loading.");
 }
 
 function choose(i) {
@@ -85,6 +90,7 @@ function act(settings) {
 async function link() {
   try {
     history.replaceState(null, "", `#${await hash()}`);
+    $("language").hash = location.hash;
     return true;
   } catch {
     history.replaceState(null, "", "#");
@@ -93,7 +99,7 @@ async function link() {
 }
 
 /** What was made at build of a preset, fetched once; null where it cannot be had now. */
-const made = (preset) => (fetched[preset] ??= fetch(`first/${encodeURIComponent(preset)}.json`).then((found) => (found.ok ? found.json() : null)).catch(() => {
+const made = (preset) => (fetched[preset] ??= fetch(here(`first/${encodeURIComponent(preset)}.json`)).then((found) => (found.ok ? found.json() : null)).catch(() => {
   delete fetched[preset];
   return null;
 }));
@@ -107,7 +113,7 @@ async function answered(model) {
   try {
     if (model.hub && !model.config) model.config = await config(model.hub, model.revision);
     const answer = await ask("answer", request(model));
-    return { answer, title: model.hub ?? (model.preset ? answer.params.model.title : "Pasted config"), error: undefined };
+    return { answer, title: model.hub ?? (model.preset ? answer.params.model.title : t("Pasted config")), error: undefined };
   } catch (error) {
     if (error instanceof Refused) return { error: error.message, answer: undefined, memory: undefined };
     throw error;
@@ -142,7 +148,7 @@ async function update() {
     clearTimeout(waiting);
     waiting = setTimeout(remember, MEMORY_WAITS);
   } catch (error) {
-    problem(`Python does not run here: ${error.message}`);
+    problem(t("Python does not run here: {0}", error.message));
   } finally {
     running = false;
     if (again) { again = false; update(); }
@@ -157,7 +163,7 @@ async function remember() {
     try {
       model.memory = await ask("memory", request(model.model));
     } catch (error) {
-      if (!(error instanceof Refused)) return problem(`Python does not run here: ${error.message}`);
+      if (!(error instanceof Refused)) return problem(t("Python does not run here: {0}", error.message));
       model.memory = { error: error.message };
     }
     if (shown !== models) return;
@@ -181,8 +187,8 @@ async function add(text) {
       model = found.preset ? { preset: found.preset } : { ...found, config: await config(found.hub, found.revision) };
     }
     await ask("answer", request(model));
-    if (state.models.some((one) => target(one) === target(model) && one.config === model.config)) throw new Refused(`${target(model)} is shown already`);
-    if (state.models.length === MOST) throw new Refused(`${MOST} models are shown already; expected one of them removed first`);
+    if (state.models.some((one) => target(one) === target(model) && one.config === model.config)) throw new Refused(t("{0} is shown already", target(model)));
+    if (state.models.length === MOST) throw new Refused(t("{0} models are shown already; remove one of them first", MOST));
     state.models.push(model);
     state.on = state.models.length - 1;
     state.node = null;
@@ -207,23 +213,31 @@ function said(button, text) {
 async function copied(button, text) {
   try {
     await navigator.clipboard.writeText(text);
-    said(button, "Copied");
+    said(button, t("Copied"));
   } catch {
-    said(button, "Not allowed");
+    said(button, t("Not allowed"));
   }
 }
 
 function listen() {
   const input = $("add");
-  input.addEventListener("change", () => add(input.value));
-  input.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); add(input.value); } });
+  modelList(input, add);
+  themeSwitch($("theme"));
+  saveButtons(document.querySelectorAll("article[data-name]"));
+  $("print").addEventListener("click", async () => {
+    $("print").disabled = true;
+    await drawAll();
+    $("print").disabled = false;
+    window.print();
+  });
+  window.addEventListener("beforeprint", drawAll); // what is not there yet is there for the next print
   input.addEventListener("paste", (event) => {
     const text = event.clipboardData.getData("text");
     if (text.trim().startsWith("{")) { event.preventDefault(); add(text); } // the field would drop its line breaks
   });
   $("share").addEventListener("click", async () => {
     if (await link()) copied($("share"), window.location.href);
-    else problem("A pasted config of this length does not fit into a link.");
+    else problem(t("A pasted config of this length does not fit into a link."));
   });
   $("copy").addEventListener("click", () => copied($("copy"), $("command").textContent));
   window.addEventListener("hashchange", begin);
@@ -237,7 +251,7 @@ async function begin() {
     await restore(window.location.hash.slice(1));
   } catch {
     state.models = [{ preset: "llama3-8b" }];
-    problem("This link is damaged: it does not hold a state of the page.");
+    problem(t("This link is damaged: it does not hold a state of the page."));
   }
   state.on = Math.min(state.on, state.models.length - 1);
   first = true;
@@ -247,14 +261,13 @@ async function begin() {
 async function start() {
   listen();
   if (window.location.hash.length < 2) made(state.models[0].preset); // which is shown, whatever the list of presets says
-  const presets = fetch("presets.json").then((found) => found.json()).then((found) => {
+  const presets = fetch(here("presets.json")).then((found) => found.json()).then((found) => {
     defaults = found.defaults;
     withFirst = new Set(found.first);
-    $("add").addEventListener("focus", () => $("names").append(...found.names.map((name) => h("option", { value: name }))), { once: true });
   });
-  document.head.append(h("link", { rel: "stylesheet", href: "vendor/katex.min.css" }));
+  document.head.append(h("link", { rel: "stylesheet", href: here("vendor/katex.min.css") }));
   await presets.catch(() => {});
-  ready.catch((error) => problem(`Python does not run here: ${error.message}`));
+  ready.catch((error) => problem(t("Python does not run here: {0}", error.message)));
   await begin();
 }
 

@@ -2,11 +2,15 @@
 import { h } from "./dom.js";
 import { bytes, joined, percent } from "./format.js";
 import { KINDS } from "./palette.js";
+import { t } from "./words.js";
 
-const NAMES = { activations: "activations kept", temporary: "temporary tensors", communication: "communication", cache: "KV cache", overhead: "library workspaces" };
+const NAMES = {
+  weights: t("weights"), gradients: t("gradients"), optimizer: t("optimizer"), activations: t("activations kept"), temporary: t("temporary tensors"),
+  communication: t("communication"), cache: t("KV cache"), overhead: t("library workspaces"), beside: t("fragmentation and context"),
+};
 
 /** Phase of a run → its name in a sentence. */
-export const PHASES = { prefill: "prefill", decode: "decoding step", forward: "forward pass", backward: "backward pass", step: "optimizer’s step" };
+export const PHASES = { prefill: t("prefill"), decode: t("decoding step"), forward: t("forward pass"), backward: t("backward pass"), step: t("optimizer’s step") };
 
 export const paint = (kind) => KINDS[kind] ?? "var(--dim)";
 export const named = (kind) => NAMES[kind] ?? kind;
@@ -14,7 +18,7 @@ export const named = (kind) => NAMES[kind] ?? kind;
 /** [kind, bytes] of what stands at the peak, and of what the allocator and the runtime take beside it. */
 export function partsOf({ by_kind: kinds, peak_bytes: peak, device_bytes: device }) {
   const parts = Object.entries(kinds).filter(([, size]) => size > 0);
-  return device > peak ? [...parts, ["fragmentation and context", device - peak]] : parts;
+  return device > peak ? [...parts, ["beside", device - peak]] : parts;
 }
 
 export const words = (parts) => parts.map(([kind, size]) => `${named(kind)} ${joined(bytes(size))}`).join(", ");
@@ -34,8 +38,8 @@ export function bar(parts, scale, limit) {
 export function fitting(fits, parts, needed) {
   const rows = fits.map((fit) => {
     const left = fit.usable_bytes - needed;
-    const text = left < 0 ? `${joined(bytes(-left))} short` : `${joined(bytes(left))}${fit.verdict === "tight" ? ", tight" : " free"}`;
-    return h("li", { class: fit.verdict, title: `${fit.hardware}: ${percent(needed / fit.usable_bytes)} of ${joined(bytes(fit.usable_bytes))}` },
+    const text = left < 0 ? t("{0} short", joined(bytes(-left))) : t(fit.verdict === "tight" ? "{0}, tight" : "{0} free", joined(bytes(left)));
+    return h("li", { class: fit.verdict, title: `${fit.hardware}: ${t("{0} of {1}", percent(needed / fit.usable_bytes), joined(bytes(fit.usable_bytes)))}` },
       h("span", {}, fit.hardware), bar(parts, Math.max(fit.usable_bytes, needed), fit.verdict === "no" ? fit.usable_bytes : undefined), h("span", {}, text));
   });
   return h("ul", { class: "fits", "aria-label": words(parts) }, rows);

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from ...plots.pictures import aspect_picture
 from ...studies.selection import Selection
 from ..target_options import takes_target
@@ -7,8 +11,21 @@ from .files import Picture, write
 
 
 @takes_target
-def command(output: Picture, *, selection: Selection) -> None:
+def command(
+    output: Picture,
+    label: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--label",
+            metavar="PRESET",
+            help="Name this model in the picture, instead of those most unlike the others; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    selection: Selection,
+) -> None:
     """h/L and d_ff/h of all presets, by size and year.
     Or of those that the filters take.
     """
-    write(aspect_picture(selection), output)
+    write(aspect_picture(selection, label or ()), output)

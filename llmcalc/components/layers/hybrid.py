@@ -14,7 +14,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, HeadSizes, Nothing, TokenMixer, Unscalable
+from ..base import BY_TORCH, SCALES, Component, Context, HeadSizes, Nothing, TokenMixer, Unscalable
 from ..choices import Mixer
 from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba
@@ -62,8 +62,7 @@ class HybridBlock(Layer):
         return [*super().mixers(width), ("state_space", self.state_space, width)]
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        fix = "expected layers without"
-        raise Unscalable(f"a state-space part beside attention does not scale with hidden_size alone; {fix}")
+        raise Unscalable(f"a state-space part beside attention has no rule for its sizes at another width; {SCALES}")
 
     def source(self) -> str:
         return "Falcon-H1 2025, §2.1"

@@ -23,6 +23,7 @@ from ...flow.value import Value
 from ..base import (
     BY_TORCH,
     MOST_LAYERS,
+    SCALES,
     Component,
     Context,
     Flag,
@@ -175,7 +176,7 @@ class ZambaLayer(Layer):
         return super(ZambaLayer, changed).with_mixers(change, width)
 
     def scaled(self, width: int, heads: Callable[[HeadSizes], HeadSizes], widened: Callable[[int], Number]) -> Self:
-        raise Unscalable("a block that layers share does not scale with hidden_size alone; expected layers without one")
+        raise Unscalable(f"layers that share a block have no rule for its sizes at another width; {SCALES}")
 
     def check_shared(self, name: str) -> None:
         if self.transformer.idle_adapters:

@@ -32,6 +32,7 @@ from ..base import (
     TokenMixer,
     Unscalable,
     ValueDim,
+    Width,
     Window,
     check_groups,
 )
@@ -40,6 +41,7 @@ from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
 from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
 from .output_gate import OutputGate
+from .value_convolution import ValueConvolution
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -75,6 +77,31 @@ Adapter: TypeAlias = Callable[[Value, Shape], Value]
 """A function of a projection's input and the axes of its output, which returns a term to add to that output."""
 
 
+class QueryFactors(Part):
+    """Queries of a low rank: a projection to it, a norm, and then the projection to the heads.
+
+    rank: the rank.
+    norm: the norm between the two projections, an RMSNorm by default.
+    """
+
+    witness = BY_TORCH
+
+    rank: Width
+    norm: Norm = Norm(type="rmsnorm")
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Records the first projection and the norm."""
+        low = f.linear("q_a_proj", x, Axis("query_rank", self.rank))
+        f.hold(low=low)
+        return f.part("q_a_norm", self.norm, low)
+
+    def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
+        """Builds the first projection and the norm."""
+        from torch import nn
+
+        return nn.Linear(context.hidden_size, self.rank, bias=False), self.norm.reference(Context(self.rank))
+
+
 class Attention(TokenMixer):
     """Multi-head attention; grouped-query where num_key_value_heads is smaller, multi-query where it is 1.
 
@@ -82,6 +109,7 @@ class Attention(TokenMixer):
     num_key_value_heads: the number of key and value heads, by default the number of query heads.
     head_dim: the size of a query or key head, hidden_size / num_attention_heads by default.
     v_head_dim: the size of a value head, head_dim by default (MiMo-V2 differs).
+    query_rank: the rank of the projection of queries, with a norm between its two factors (Step 3); none by default.
     q_bias, k_bias, v_bias, o_bias: whether each projection has a bias, false by default.
     qk_norm: the norm on queries and keys, none by default.
     sliding_window: the number of tokens that each token attends to, itself included; all by default. In an encoder the
@@ -93,6 +121,9 @@ class Attention(TokenMixer):
     attention_k_eq_v: whether values are the projected keys before norm and positions, without a value projection (Gemma
         4). Keys and values are both cached. False by default.
     output_gate: the gate on the output of the heads, none by default.
+    value_convolution: a depthwise convolution of the values that is added to the output of the heads, in an encoder
+        (Nyströmformer); none by default.
+    head_norm: the norm on the output of each head, before the gate (Muse Spark); none by default.
     sub_norm: the norm on the output of all heads, before the output projection (Sub-LN: Wang 2022, arXiv:2210.06423;
         BitNet); none by default.
     v_norm: the norm on each value head, none by default.
@@ -116,6 +147,7 @@ class Attention(TokenMixer):
     num_key_value_heads: KVHeads | None = None
     head_dim: HeadDim | None = None
     v_head_dim: ValueDim | None = None
+    query_rank: QueryFactors | None = None
     q_bias: Flag = False
     k_bias: Flag = False
     v_bias: Flag = False
@@ -127,6 +159,8 @@ class Attention(TokenMixer):
     sinks: Flag = False
     attention_k_eq_v: Flag = False
     output_gate: OutputGate | None = None
+    value_convolution: ValueConvolution | None = None
+    head_norm: Norm | None = None
     sub_norm: Norm | None = None
     v_norm: Norm | None = None
     kv_shared: Flag = False
@@ -145,6 +179,10 @@ class Attention(TokenMixer):
         by_distance = self.position is not None and self.position.by_distance
         if self.grid_window is not None and (self.reach() or self.sinks or by_distance):
             raise ValueError("grid_window: limits plain attention to squares; expected no other limit, and no sinks")
+        if self.query_rank is not None and self.idle_projections:
+            raise ValueError("query_rank: idle projections read the layer's input; expected none")
+        if self.value_convolution is not None and (k not in (None, a) or self.kv_shared):
+            raise ValueError("value_convolution: each head has values of its own; expected no shared keys and values")
         if self.v_head_dim is not None and self.attention_k_eq_v:
             raise ValueError("v_head_dim: with attention_k_eq_v values have the size of keys; expected none")
         names = self.idle_projections
@@ -223,6 +261,8 @@ class Attention(TokenMixer):
             )
         if self.position is not None:
             self.position.check_place(place, place.width // a if self.head_dim is None else self.head_dim)
+        if self.value_convolution is not None and place.side != "encoder":
+            raise ValueError(f"{place.where}.value_convolution: reads later tokens; expected an encoder")
         if self.attention_chunk_size is not None and place.side == "encoder":
             raise ValueError(f"{place.where}.attention_chunk_size: stands in causal attention; expected a decoder")
         if self.grid_window is not None and (not place.grid or place.before_grid):
@@ -276,7 +316,9 @@ class Attention(TokenMixer):
         a, k, d = self.sizes(x.width)
         heads, kv_heads, dim = Axis("heads", a), Axis("kv_heads", k), Axis("head_dim", d)
         size = dim if self.v_head_dim is None else Axis("v_head_dim", self.v_head_dim)
-        q = self._normed_and_rotated(f, _projection(f, "q_proj", x, (heads, dim), self.q_bias, adapter), "q_norm", dim)
+        query_input = x if self.query_rank is None else self.query_rank.flow(f, x)
+        projected = _projection(f, "q_proj", query_input, (heads, dim), self.q_bias, adapter)
+        q = self._normed_and_rotated(f, projected, "q_norm", dim)
         for name in self.idle_projections:
             with f.scope(name, role="idle"):
                 f.linear("", x, heads, dim, bias=self.q_bias)
@@ -290,6 +332,10 @@ class Attention(TokenMixer):
         if bias is None and memory is None:
             bias = f.memo.get("score_bias")
         f.hold(q=q, k=keys, v=values)
+        beside = None
+        if self.value_convolution is not None:
+            beside = f.part("value_convolution", self.value_convolution, values, heads=heads, size=size)
+            f.hold(beside=beside)
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
         f.hold(k=keys, v=values)
         if bias is not None:
@@ -303,8 +349,19 @@ class Attention(TokenMixer):
         cap = self.attn_logit_softcapping
         y = f.attention("core", q, keys, values, causal=f.causal, cap=cap, bias=bias, sinks=self.sinks, **limits)
         f.hold(out=y)
+        if beside is not None:
+            y = f.add(y, beside)
+            f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
+        y = self._normed_and_gated(f, x, y, size)
+        return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
+
+    def _normed_and_gated(self, f: Flow, x: Value, y: Value, size: Axis) -> Value:
+        """Returns the output of the heads after its norms and its gate. x: the layer's input."""
+        if self.head_norm is not None:
+            y = f.norm("head_norm", y, self.head_norm, (size,))
+            f.hold(out=y)
         if self.output_gate is not None:
             y = self.output_gate.flow(f, x, y)
             f.hold(out=y)
@@ -312,7 +369,7 @@ class Attention(TokenMixer):
             concatenated = f.flat(y)
             f.hold(whole=concatenated)
             y = f.part("sub_norm", self.sub_norm, concatenated)
-        return f.linear("o_proj", y, *(x.axes if out is None else out), bias=self.o_bias)
+        return y
 
     def _normed_and_rotated(self, f: Flow, x: Value, name: str, dim: Axis) -> Value:
         """Returns queries or keys after norm and positions, in the order of the spec."""
@@ -446,6 +503,8 @@ class Attention(TokenMixer):
             cls(num_attention_heads=4, num_key_value_heads=2, output_gate=OutputGate(per="head"), position=rope),
             cls(num_attention_heads=4, head_dim=6, output_gate=OutputGate(per="element", bias="head"), position=rope),
             cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, sub_norm=rms, position=rope),
+            cls(num_attention_heads=4, num_key_value_heads=2, head_dim=8, head_norm=rms, position=rope),
+            cls(num_attention_heads=4, num_key_value_heads=1, query_rank=QueryFactors(rank=12), position=rope),
             cls(
                 num_attention_heads=4,
                 num_key_value_heads=2,
@@ -520,7 +579,11 @@ def _reference() -> type[nn.Module]:
             self.value_dim = spec.v_head_dim or self.head_dim
             width = context.hidden_size
             kv_width = context.source_size or width if context.cross else width
-            self.q_proj = nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias)
+            query_width = width
+            if spec.query_rank is not None:
+                query_width = spec.query_rank.rank
+                self.q_a_proj, self.q_a_norm = spec.query_rank.reference(context)
+            self.q_proj = nn.Linear(query_width, self.heads * self.head_dim, bias=spec.q_bias)
             for name in spec.idle_projections:
                 self.add_module(name, nn.Linear(width, self.heads * self.head_dim, bias=spec.q_bias))
             if not spec.kv_shared:
@@ -532,6 +595,10 @@ def _reference() -> type[nn.Module]:
             self.o_proj = nn.Linear(self.heads * self.value_dim, context.output_size or width, bias=spec.o_bias)
             if spec.output_gate is not None:
                 self.gate_proj = spec.output_gate.reference(context, self.heads, self.value_dim)
+            if spec.value_convolution is not None:
+                self.value_convolution = spec.value_convolution.reference(context, self.heads)
+            if spec.head_norm is not None:
+                self.head_norm = norm_reference(spec.head_norm, self.value_dim)
             if spec.sub_norm is not None:
                 self.sub_norm = norm_reference(spec.sub_norm, self.heads * self.value_dim)
             self.core = Core()
@@ -664,13 +731,15 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run, value_input: Tensor | None = None) -> Tensor:
             """value_input: the input of the values where it is not x."""
-            q = self._normed_and_rotated(self._split_heads(self.q_proj(x), self.head_dim), "q_norm", run, run.past)
+            low = self.q_a_norm(self.q_a_proj(x)) if hasattr(self, "q_a_proj") else x
+            q = self._normed_and_rotated(self._split_heads(self.q_proj(low), self.head_dim), "q_norm", run, run.past)
             k, v = self._local_or_shared(x, run, value_input)
             mask, bias = (None, None) if self.cross else self._mask_and_bias(x, k, run)
             if hasattr(self, "relative"):
                 q, bias = self.relative(q, run, run.past + x.shape[1])
             if hasattr(self, "disentangled"):
                 q, bias = self.disentangled(q, k, run.memo["relative_embedding"], run, self.q_proj, self.k_proj)
+            beside = self.value_convolution(v) if hasattr(self, "value_convolution") else None
             group = self.heads // self.kv_heads
             if group > 1:
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -682,7 +751,8 @@ def _reference() -> type[nn.Module]:
                 out = self.core(q, k, v, mask, bias, cap, sinks)
             else:
                 out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
-            out = out.transpose(1, 2)
+            out = (out if beside is None else out + beside).transpose(1, 2)
+            out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):
                 out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))
             concatenated = out.flatten(2)

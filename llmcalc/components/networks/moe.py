@@ -55,31 +55,45 @@ class IdentityExperts(Part):
 
 
 class Latent(Part):
-    """A latent width of the routed experts, with projections into and out of it (Nemotron 3).
+    """A latent width of the routed experts, with projections into and out of it (Nemotron 3, Muse Spark).
 
     moe_latent_size: the latent width.
     bias: whether both projections have a bias, false by default.
+    norm: the norm of the latent vector that the experts read, none by default.
+    expert_norm: the norm of each expert's output, with one weight for all experts; none by default.
     """
 
     witness = BY_TORCH
 
     moe_latent_size: Width
     bias: Flag = False
+    norm: Norm | None = None
+    expert_norm: Norm | None = None
 
     def flow(self, f: Flow, x: Value) -> Value:
-        """Records the projection to the latent width."""
-        return f.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
+        """Records the projection to the latent width, and its norm."""
+        y = f.linear("latent_in", x, Axis("latent", self.moe_latent_size), bias=self.bias)
+        return y if self.norm is None else f.part("latent_norm", self.norm, y)
+
+    def normed_output(self, f: Flow, y: Value) -> Value:
+        """Records the norm of the experts' outputs, if there is one. y: a row per token and expert."""
+        return y if self.expert_norm is None else f.part("expert_norm", self.expert_norm, y)
 
     def project_back(self, f: Flow, y: Value, out: Shape) -> Value:
         """Records the projection from the latent width."""
         return f.linear("latent_out", y, *out, bias=self.bias)
 
-    def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
-        """Builds the projections to and from the latent width."""
+    def reference(self, context: Context) -> Mapping[str, nn.Module]:
+        """Builds the projections to and from the latent width, and the norms, under their names in the mixture."""
         from torch import nn
 
         width, latent = context.hidden_size, self.moe_latent_size
-        return nn.Linear(width, latent, bias=self.bias), nn.Linear(latent, width, bias=self.bias)
+        norms = {"latent_norm": self.norm, "expert_norm": self.expert_norm}
+        return {
+            "latent_in": nn.Linear(width, latent, bias=self.bias),
+            "latent_out": nn.Linear(latent, width, bias=self.bias),
+            **{name: norm.reference(Context(latent)) for name, norm in norms.items() if norm is not None},
+        }
 
 
 class VisionExperts(Part):
@@ -216,6 +230,8 @@ class MoE(Network):
                 f, self.expert, rows, experts, top_k, expert_input.axes, self.identity_experts is not None
             )
             y = y if self.identity_experts is None else self.identity_experts.flow(f, rows, y)
+        if self.latent is not None:
+            y = self.latent.normed_output(f, y)
         y = f.combine(y, weights, experts, top_k)
         f.hold(y=y)
         if self.latent is not None:
@@ -291,6 +307,9 @@ class MoE(Network):
                 expert=ungated,
                 latent=Latent(moe_latent_size=8),
                 shared_expert=shared,
+            ),
+            small_mixture(
+                latent=Latent(moe_latent_size=8, norm=Norm(type="rmsnorm"), expert_norm=Norm(type="rmsnorm"))
             ),
         ]
 
@@ -554,7 +573,8 @@ def _reference() -> type[nn.Module]:
             if spec.vision_experts is not None:
                 self.vision_experts = spec.vision_experts.reference(context, count, top_k)
             if spec.latent is not None:
-                self.latent_in, self.latent_out = spec.latent.reference(context)
+                for name, module in spec.latent.reference(context).items():
+                    self.add_module(name, module)
             if spec.shared_expert is not None:
                 self.shared_expert = spec.shared_expert.reference(context)
             if spec.shared_expert_gate:
@@ -566,8 +586,11 @@ def _reference() -> type[nn.Module]:
             """Runs the mixture. router_input: the router's input where it differs from the experts' input."""
             weights, chosen = self.routing(x if router_input is None else router_input, run)
             y = self.latent_in(x) if hasattr(self, "latent_in") else x
+            y = self.latent_norm(y) if hasattr(self, "latent_norm") else y
             dispatch = self.dispatch(weights, chosen, run)
-            y = dispatch.combined(self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped), weights)
+            outputs = self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped)
+            outputs = self.expert_norm(outputs) if hasattr(self, "expert_norm") else outputs
+            y = dispatch.combined(outputs, weights)
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
                 shared_output = self.shared_expert(x)

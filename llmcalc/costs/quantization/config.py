@@ -322,6 +322,9 @@ METHODS: dict[str, Callable[[Fields], Scheme | None]] = {
     "torchao": libraries.torchao,
     "quanto": libraries.quanto,
     "aqlm": libraries.aqlm,
+    "metal": libraries.metal,
+    "higgs": libraries.higgs,
+    "gemma": libraries.gemma,
     "exl2": libraries.exl2,
     "exl3": libraries.exl3,
 }

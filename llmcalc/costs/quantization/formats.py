@@ -325,6 +325,57 @@ class Grouped(LinearFormat):
 
 
 @dataclass(frozen=True, slots=True)
+class Metal(LinearFormat):
+    """Affine codes of `transformers`' MetalLinear: uint32 words, and an fp32 scale and shift per group of columns."""
+
+    bits: int
+    group: int
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        scales = n_out * floor_div(n_in, self.group) * FP32
+        return Parts(n_out * floor_div(n_in * self.bits, 32) * INT32, scales, scales)
+
+    def refuses(self, n_out: Number, n_in: Number) -> str:
+        return _divides("columns", n_in, self.group, "group_size") or _divides("columns", n_in, 32 // self.bits)
+
+    def describe(self) -> str:
+        return f"int{self.bits}, one fp32 scale and one fp32 shift per group of {self.group} columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Higgs(LinearFormat):
+    """HIGGS (Malinovskii 2024, arXiv:2411.17525): codes of a grid, scales of groups, and two tables per layer."""
+
+    bits: int
+    group: int
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        levels = 2**self.bits
+        scales = n_out * floor_div(n_in, self.group) * plain_bytes
+        tables = (levels + 2 * levels**2) * plain_bytes
+        return Parts(floor_div(n_out * self.bits, 16) * n_in * 2, scales, other=tables)
+
+    def refuses(self, n_out: Number, n_in: Number) -> str:
+        return _divides("columns", n_in, self.group, "group_size")
+
+    def describe(self) -> str:
+        return f"HIGGS of {self.bits} bits, one scale (in the model's format) per group of {self.group} columns"
+
+
+@dataclass(frozen=True, slots=True)
+class StaticRange(LinearFormat):
+    """Gemma's packed codes of 2, 4 or 8 bits: whole bytes per row, an fp32 scale per row, and two of activations."""
+
+    bits: int
+
+    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+        return Parts(n_out * ceil_div(n_in * self.bits, 8), n_out * FP32, other=2 * FP32)
+
+    def describe(self) -> str:
+        return f"int{self.bits}, one fp32 scale per row and two of activations"
+
+
+@dataclass(frozen=True, slots=True)
 class AQLM(LinearFormat):
     """AQLM (Egiazarian 2024, arXiv:2401.06118): codes of groups of weights, code books and a scale per group of rows.
 

@@ -1,5 +1,8 @@
 """Configs of libraries with one format each: auto-round, HQQ, Quark, torchao, quanto, AQLM, EXL2 and EXL3.
 
+Also three of `transformers` itself: Metal, HIGGS, and Gemma's static ranges (integrations/metal_quantization.py,
+higgs.py, gemma_quant.py).
+
 Layouts: auto_round_extension/torch/qlinear_torch.py of intel/auto-round; hqq/core/quantize.py of mobiusml/hqq;
 `QuantizedLinear` of Vahe1994/AQLM; optimum/quanto/tensor/weights; exllamav2 and exllamav3 of turboderp-org,
 doc/exl3.md.
@@ -13,12 +16,28 @@ from typing import Any
 
 from .base import Scheme
 from .fields import Fields
-from .formats import AQLM, AWQ, FP4, FP8, GPTQ, HQQ, Averaged, Grouped, LinearFormat, WholeInt
+from .formats import (
+    AQLM,
+    AWQ,
+    FP4,
+    FP8,
+    GPTQ,
+    HQQ,
+    Averaged,
+    Grouped,
+    Higgs,
+    LinearFormat,
+    Metal,
+    StaticRange,
+    WholeInt,
+)
 from .linear import Group, LinearScheme
 from .modelopt import KV
 from .patterns import ModuleList
 
 PATTERN = set("*+?[](){}|\\^$")
+
+MOST_PATTERNS = 200
 
 DESCRIBED = "small tensors that describe each layer are not counted"
 AVERAGE = "bits per weight are the average that the converter aims at: its layers differ"
@@ -177,6 +196,50 @@ def aqlm(c: Fields) -> Scheme:
     skipped = ModuleList(names, field="linear_weights_not_to_quantize")
     stored = AQLM(columns, rows, books, bits)
     return LinearScheme(f"aqlm-{books}x{bits}", "AQLM", (), (Group(stored),), head=True, everywhere=True, kept=skipped)
+
+
+def metal(c: Fields) -> Scheme:
+    """Reads a config of `transformers`' kernels for Apple's GPUs."""
+    c.ignore("dequantize")
+    bits, group = c.get("bits", 4), c.group("group_size", 64) or 64
+    c.one_of("bits", bits, 2, 4, 8)
+    return _converted(c, f"metal-int{bits}-g{group}", Metal(bits, group))
+
+
+def higgs(c: Fields) -> Scheme:
+    """Reads a HIGGS config."""
+    c.ignore("hadamard_size", "p", "tune_metadata")
+    bits, group = c.get("bits", 4), c.group("group_size", 256) or 256
+    c.one_of("bits", bits, 2, 3, 4)
+    return _converted(c, f"higgs-int{bits}-g{group}", Higgs(bits, group))
+
+
+def gemma(c: Fields) -> Scheme:
+    """Reads a config of Gemma's own checkpoints; `module_quant_configs` has other bits for some modules."""
+    c.must("quantize_embeddings", False, absent=False)
+    bits, modules = c.get("num_bits", 4), c.table("module_quant_configs")
+    c.one_of("num_bits", bits, 2, 4, 8)
+    groups: list[Group] = []
+    if modules is not None and len(modules.data) > MOST_PATTERNS:
+        raise c.wrong("module_quant_configs", len(modules.data), f"at most {MOST_PATTERNS} patterns")
+    for pattern in modules.data if modules is not None else ():
+        fields = modules.table(pattern) if modules is not None else None
+        if fields is None:
+            raise c.wrong("module_quant_configs", pattern, "a table of fields for each pattern")
+        module_bits = fields.get("num_bits", bits)
+        fields.one_of("num_bits", module_bits, 2, 4, 8)
+        fields.all_read()
+        named = ModuleList([f"re:.*(?:{pattern})"], "compressed-tensors", "module_quant_configs")
+        groups.append(Group(StaticRange(module_bits), named))
+    scheme = _converted(c, f"gemma-int{bits}", StaticRange(bits))
+    return replace(scheme, groups=(*groups, *scheme.groups))
+
+
+def _converted(c: Fields, label: str, stored: LinearFormat) -> LinearScheme:
+    """Returns the scheme of `transformers`: every `nn.Linear` but the listed ones, and the head if it is not listed."""
+    excluded = ModuleList(c.union("modules_to_not_convert"), field="modules_to_not_convert")
+    stated = c.get("modules_to_not_convert") is not None
+    return LinearScheme(label, "transformers", (), (Group(stored),), head=stated, everywhere=True, kept=excluded)
 
 
 def exl2(c: Fields) -> Scheme:

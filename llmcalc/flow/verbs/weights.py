@@ -173,16 +173,17 @@ class WeightVerbs(Recorder):
         overlap: Number = 0,
         rows: Rows | None = None,
         state: str = "",
+        shared: Number = 1,
         **node_fields: Any,
     ) -> Value:
         """Records a convolution along the rows.
 
-        groups, padding, overlap: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the state that
-        keeps the last inputs of a causal convolution; empty where the module around it says so.
+        groups, padding, overlap, shared: as in `ops.Conv1d`. rows: the rows of the output. state: the name of the
+        state that keeps the last inputs of a causal convolution; empty where the module around it says so.
         """
         output_rows = x.rows if rows is None else rows
-        op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows)
-        options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state}
+        op = ops.Conv1d(x.width, self.n(out), kernel, groups, bias, padding, x.fixed, overlap, output_rows, shared)
+        options = {"kernel": kernel, "groups": groups, "bias": bias, "state": state, "shared": shared}
         weight = Weight(name, out, x.axes)
         output = Value(output_rows, out) if is_zero(overlap) else Value(_rows_padded(output_rows, overlap), out)
         return self.step("conv", name, (x,), output, op=op, weight=weight, about=node_fields, **options)

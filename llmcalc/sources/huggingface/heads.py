@@ -10,6 +10,8 @@ from ...components.head_kind import HeadKind
 HEAD_ENDINGS: dict[str, HeadKind] = {
     "ForCausalLM": "lm",
     "LMHeadModel": "lm",
+    "LMHead": "lm",
+    "ModelLM": "lm",
     "ForConditionalGeneration": "lm",
     "ForMaskedLM": "lm",
     "WithLMHeadModel": "lm",
@@ -26,6 +28,7 @@ HEAD_ENDINGS: dict[str, HeadKind] = {
     "OmniModel": "lm",
     "Pix2StructTextModel": "lm",
     "Model": "none",
+    "NeoBERT": "none",
 }
 """Class-name suffix → head kind; the first matching suffix wins.
 

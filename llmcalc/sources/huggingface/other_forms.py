@@ -1,7 +1,8 @@
-"""Configs in other programs' forms: params.json of Meta and Mistral, nanoGPT's and nanochat's arguments, MLC's.
+"""Configs in other programs' forms: params.json of Meta and Mistral, arguments of nanoGPT, nanochat and Mamba, MLC's.
 
 Sources: llama/model.py of meta-llama/llama (`ModelArgs`, `FeedForward`); model.py of karpathy/nanoGPT; nanochat/gpt.py
-of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm.
+of karpathy/nanochat; the `model_config` of mlc-ai/mlc-llm; mamba_ssm/models and mamba_ssm/modules of
+state-spaces/mamba.
 """
 
 from __future__ import annotations
@@ -30,6 +31,14 @@ MISTRAL = frozenset(
 NANOGPT = frozenset("n_layer n_head n_embd block_size bias vocab_size dropout".split())  # noqa: SIM905
 NANOCHAT = frozenset("sequence_len sequence_length vocab_size n_layer n_head n_kv_head n_embd".split())  # noqa: SIM905
 
+MAMBA = frozenset(
+    """
+    d_model d_intermediate n_layer vocab_size ssm_cfg attn_layer_idx attn_cfg rms_norm residual_in_fp32 fused_add_norm
+    pad_vocab_size_multiple tie_embeddings
+    """.split()  # noqa: SIM905
+)
+"""Arguments of mamba_ssm's `MambaConfig`."""
+
 MLC = frozenset(
     """
     context_window_size prefill_chunk_size tensor_parallel_shards pipeline_parallel_stages max_batch_size
@@ -57,6 +66,8 @@ def as_config(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
         return _nanogpt(data)
     if {"n_layer", "n_head", "n_embd", "n_kv_head"} <= names <= NANOCHAT:
         return _nanochat(data)
+    if {"d_model", "n_layer", "vocab_size", "ssm_cfg"} <= names <= MAMBA:
+        return _mamba(data)
     return data, []
 
 
@@ -144,6 +155,50 @@ def _nanochat(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
         **({} if length is None else {"max_position_embeddings": length}),
     }
     return config, ["arguments of nanochat: read as 'nanochat', as in its first versions"]
+
+
+def _mamba(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Reads the arguments of mamba_ssm, the first form of Mamba's checkpoints: the vocabulary is padded.
+
+    Raises `InputError` for layers of attention or networks between those of Mamba, which its other models have.
+    """
+    ssm = data["ssm_cfg"]
+    if not isinstance(ssm, dict):
+        raise InputError(f"ssm_cfg: {shown(ssm)}; expected a table of fields")
+    for name in ("attn_layer_idx", "attn_cfg", "d_intermediate"):
+        if data.get(name):
+            raise InputError(f"{name}: {shown(data[name])}; expected none: only models of Mamba's layers are read")
+    for name in ("rms_norm", "tie_embeddings"):
+        if data.get(name, True) is not True:
+            raise InputError(f"{name}: {shown(data[name])}; expected true, as in the published models")
+    layer, width = ssm.get("layer", "Mamba1"), _size(data, "d_model")
+    if layer not in ("Mamba1", "Mamba2") or set(ssm) - {"layer", "d_state", "expand", "headdim", "ngroups"}:
+        raise InputError(
+            f"ssm_cfg: {shown(ssm)}; expected layer Mamba1 or Mamba2, and d_state, expand, headdim, ngroups"
+        )
+    multiple, vocab = (
+        _size({"pad_vocab_size_multiple": 8, **data}, "pad_vocab_size_multiple"),
+        _size(data, "vocab_size"),
+    )
+    expand = _size({"expand": 2, **ssm}, "expand")
+    config: dict[str, Any] = {
+        "model_type": "mamba" if layer == "Mamba1" else "mamba2",
+        "vocab_size": multiple * ceil(vocab / multiple),
+        "hidden_size": width,
+        "num_hidden_layers": _size(data, "n_layer"),
+        "expand": expand,
+        "state_size": _size({"d_state": 16 if layer == "Mamba1" else 128, **ssm}, "d_state"),
+        "tie_word_embeddings": True,
+    }
+    if layer == "Mamba2":
+        head = _size({"headdim": 64, **ssm}, "headdim")
+        if expand * width % head:
+            raise InputError(f"ssm_cfg: headdim {head} does not divide {expand * width}, the width of the scan")
+        groups = _size({"ngroups": 1, **ssm}, "ngroups")
+        config |= {"head_dim": head, "num_heads": expand * width // head, "n_groups": groups}
+    else:
+        config["intermediate_size"] = expand * width
+    return config, [f"arguments of mamba_ssm: read as '{config['model_type']}', with its vocabulary padded"]
 
 
 def _mlc(data: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

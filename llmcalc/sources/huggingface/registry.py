@@ -34,8 +34,23 @@ OTHER_NAMES = {
     "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
+    "youtu_llm": "youtu",
 }
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
+
+CODE_CLASSES = {
+    "Grok1ForCausalLM": "grok-2",
+    "JinaBert": "jina_bert",
+    "xlm-roberta-flash-implementation": "xlm_roberta_flash",
+    "LlavaLlama": "llava_llama",
+    "LlavaMistral": "llava_mistral",
+    "LlavaMpt": "llava_mpt",
+    "LlavaQwen": "llava_qwen",
+    "LlavaGemma": "llava_gemma",
+}
+"""Start of the name of a class, or of its repository in `auto_map`, whose published configs state the model type of
+another class (Grok-2 `git`, Jina embeddings 2 `bert`, LLaVA `llava`) → the model type that reads them.
+"""
 
 SPELLED = {kind.replace("-", "_"): kind for kind in FILE_OF} | OTHER_NAMES
 """Model type with `_` for every `-`, or its other name → the model type."""
@@ -100,6 +115,9 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     name, model_type = architecture_of(data), data.get("model_type")
     if isinstance(model_type, str) and model_type in CLASSES:
         return data, draft_notes
+    code_kind = _kind_of_code(data, name)
+    if code_kind:
+        return {**data, "model_type": code_kind}, []
     kind = kind_of_class(name) if name else ""
     if not kind:
         return data, []
@@ -121,6 +139,21 @@ def typed(data: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
             "models; expected fields that name one"
         )
     return data, []
+
+
+def _kind_of_code(data: Mapping[str, Any], name: str) -> str:
+    """Returns the model type that reads a config whose class is code of its repository; empty if that is another's.
+
+    name: the name of the class.
+    """
+    if "text_config" in data:
+        return ""
+    if data.get("model_type") == "nomic_bert" and data.get("moe_every_n_layers"):
+        return "nomic_bert_moe"
+    auto_map = data.get("auto_map")
+    code = " ".join(path for path in auto_map.values() if isinstance(path, str)) if isinstance(auto_map, dict) else ""
+    kinds = (kind for start, kind in CODE_CLASSES.items() if name.startswith(start) or f"/{start}" in code)
+    return next(kinds, "")
 
 
 def _reads_differently(data: Mapping[str, Any], stated_type: str, kind: str) -> bool:

@@ -84,6 +84,13 @@ BY_HAND: dict[str, tuple[dict[str, Any], Parts]] = {
         Parts(N // 2, 2 * N // 32, 2 * N // 32, 0, PLAIN),
     ),
     "quanto": ({"quant_method": "quanto", "weights": "int8"}, Parts(N, 2 * ROWS, 0, 0, PLAIN)),
+    "Gemma's checkpoints": (
+        {
+            "quant_method": "gemma", "num_bits": 4, "modules_to_not_convert": ["lm_head"],
+            "module_quant_configs": {r"layers\.1\.mlp\.down_proj|nothing": {"num_bits": 8}},
+        },
+        Parts((N + 96 * 192) // 2, 4 * ROWS, 0, 14 * 2 * 4, PLAIN),
+    ),
     "aqlm": (
         {
             "quant_method": "aqlm", "in_group_size": 8, "out_group_size": 1,

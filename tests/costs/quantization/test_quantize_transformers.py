@@ -50,11 +50,14 @@ REFUSED = {
     "gpt_oss",
     "jetmoe",
     "lfm2_moe",
+    "muse_spark_text",
     "nemotron_h",
     "nllb-moe",
     "switch_transformers",
 }
-"""Families for which `FP8Experts` cannot be built, at least from some of their configs."""
+"""Families for which `FP8Experts` cannot be built, at least from some of their configs, or has another width than the
+class's experts (Muse Spark).
+"""
 
 
 def shapes() -> list[Any]:
@@ -144,6 +147,12 @@ def test_linear_modules_of_transformers() -> None:
     from transformers.integrations.bitnet import BitLinear
     from transformers.integrations.eetq import EetqLinear
     from transformers.integrations.fbgemm_fp8 import FbgemmFp8Linear
+    from transformers.integrations.gemma_quant import QuantizedLinear
+    from transformers.integrations.higgs import HiggsLinear
+    from transformers.integrations.metal_quantization import MetalLinear
+
+    def scheme_of(method: str, **fields: Any) -> Any:
+        return scheme_of_config({"quantization_config": {"quant_method": method, **fields}})
 
     with torch.device("meta"):
         assert one_map(scheme_named("fp8-channel"), 136, 96) == bytes_of(FbgemmFp8Linear(96, 136, bias=False))
@@ -151,6 +160,16 @@ def test_linear_modules_of_transformers() -> None:
         assert one_map(bitnet, 136, 96) == bytes_of(BitLinear(96, 136, bias=False, dtype=torch.bfloat16))
         eetq = scheme_of_config({"quantization_config": {"quant_method": "eetq"}})
         assert one_map(eetq, 136, 96) == bytes_of(EetqLinear(96, 136))
+        for bits in (2, 4, 8):
+            metal = scheme_of("metal", bits=bits, group_size=32)
+            assert one_map(metal, 136, 96) == bytes_of(MetalLinear(96, 136, bias=False, bits=bits, group_size=32))
+            assert one_map(scheme_of("gemma", num_bits=bits), 136, 94) == bytes_of(
+                QuantizedLinear(94, 136, num_bits=bits)
+            )
+        for bits in (2, 3, 4):
+            higgs = scheme_of("higgs", bits=bits, group_size=32)
+            layer = HiggsLinear(96, 160, bits, bias=False, dtype=torch.bfloat16, group_size=32)
+            assert one_map(higgs, 160, 96) == bytes_of(layer)
 
 
 @pytest.mark.filterwarnings("ignore")

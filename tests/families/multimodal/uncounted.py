@@ -91,6 +91,11 @@ WRAPPERS = {
     "muse_glimmer": UncountedModules(
         "MuseGlimmerForConditionalGeneration", "vision_tower + vision_adapter + vision_projection"
     ),
+    "muse_spark": UncountedModules(
+        "MuseSparkForConditionalGeneration",
+        "vision_tower + audio_tower + vision_adapter + vision_projection",
+        {"audio_config": {"out_hidden_size": 32}},
+    ),
     "pp_formulanet": UncountedModules("PPFormulaNetForConditionalGeneration", "encoder", runs=False),
     "ultravbert": UncountedModules("UltraVBertForMaskedLM", "vision_model + connector"),
     "dots3_note": UncountedModules(

@@ -78,6 +78,15 @@ SHAPES = {
         {**HUNYUAN, "use_cla": True, "cla_share_factor": 2},
         {**HUNYUAN, "use_cla": False, "num_experts": 1, "attention_bias": True},
     ],
+    "ArcticForCausalLM": [
+        {"model_type": "arctic", **SMALL, "num_local_experts": 4, "use_residual": True, "moe_layer_frequency": 1},
+        {"model_type": "arctic", **SMALL, "num_local_experts": 4, "use_residual": True},
+        {"model_type": "arctic", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 2},
+    ],
+    "Grok1ForCausalLM": [
+        {"model_type": "grok-2", **SMALL, "num_local_experts": 4, "moe_intermediate_size": 24, "residual_moe": True},
+        {"model_type": "grok-2", **SMALL, "num_local_experts": 4, "num_experts_per_tok": 1, "head_dim": 16},
+    ],
     "Grok1ModelForCausalLM": [
         {"model_type": "grok-1", **SMALL, "num_experts": 4, "num_experts_per_tok": 2},
         {"model_type": "grok-1", **SMALL, "num_experts": 8, "num_experts_per_tok": 1, "tie_word_embeddings": True},

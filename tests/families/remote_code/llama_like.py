@@ -34,6 +34,7 @@ SHAPES = {
     "MiniCPMForCausalLM": [
         {"model_type": "minicpm", **GROUPED, "scale_depth": 1.4, "scale_emb": 12, "dim_model_base": 16},
         {"model_type": "minicpm", **SMALL, "tie_word_embeddings": False},
+        {"model_type": "minicpm", **GROUPED, "sparse_config": {"topk": 64, "dense_len": 8192}},
     ],
     "OrionForCausalLM": [
         {"model_type": "orion", **GROUPED},
@@ -69,6 +70,14 @@ SHAPES = {
     "Step1ForCausalLM": [
         {"model_type": "step1", **SMALL, "num_attention_groups": 2},
         {"model_type": "step1", **SMALL, "num_attention_groups": 1, "attention_bias": True, "mlp_bias": True},
+    ],
+    "TeleChat3ForCausalLM": [
+        {"model_type": "telechat3", **GROUPED},
+        {"model_type": "telechat3", **SMALL, "head_dim": 16, "attention_bias": True, "mlp_bias": True},
+    ],
+    "MobileLLMForCausalLM": [
+        {"model_type": "mobilellm", **GROUPED, "share_embedding": True, "layer_sharing": False},
+        {"model_type": "mobilellm", **SMALL, "head_dim": 16, "share_embedding": False},
     ],
     "XverseForCausalLM": [
         {"model_type": "xverse", **SMALL},

@@ -56,5 +56,47 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         },
     ],
     "Ovis": [{"model_type": "ovis", "llm_config": {"model_type": "gemma2", **SMALL, "head_dim": 8}}],
+    "MultiModalityCausalLM": [{"model_type": "multi_modality", "language_config": {"model_type": "llama", **SMALL}}],
+    "InternS1ForConditionalGeneration": [
+        {"model_type": "interns1", "text_config": {"model_type": "qwen3", **SMALL, "head_dim": 8}}
+    ],
+    "MiniMaxVL01ForConditionalGeneration": [
+        {
+            "model_type": "minimax_vl_01",
+            "text_config": {
+                "model_type": "minimax_text_01",
+                **SMALL,
+                "num_local_experts": 4,
+                "attn_type_list": [0, 0, 1],
+                "postnorm": True,
+            },
+        }
+    ],
+    "Eagle2_5_VLForConditionalGeneration": [
+        {"model_type": "eagle_2_5_vl", "text_config": {"model_type": "qwen2", **SMALL}}
+    ],
+    "Ovis2_5": [{"model_type": "ovis2_5", "llm_config": {"model_type": "qwen3", **SMALL, "head_dim": 8}}],
+    "NVLM_D_Model": [{"model_type": "NVLM_D", "llm_config": {"model_type": "qwen2", **SMALL}}],
+    "H2OVLChatModel": [{"model_type": "h2ovl_chat", "llm_config": {"model_type": "mistral", **SMALL}}],
+    "SkyworkChatModel": [{"model_type": "skywork_chat", "llm_config": {"model_type": "qwen2", **SMALL}}],
+    "Eagle2ChatModel": [{"model_type": "eagle_chat", "llm_config": {"model_type": "qwen2", **SMALL}}],
+    "Llama_Nemotron_Nano_VL": [
+        {"model_type": "Llama_Nemotron_Nano_VL", "llm_config": {"model_type": "llama", **SMALL}}
+    ],
+    "NemotronH_Nano_VL_V2": [
+        {
+            "model_type": "NemotronH_Nano_VL_V2",
+            "llm_config": {
+                "model_type": "nemotron_h",
+                **SMALL,
+                "head_dim": 8,
+                "hybrid_override_pattern": "M*-",
+                "mamba_num_heads": 8,
+                "mamba_head_dim": 8,
+                "n_groups": 2,
+                "ssm_state_size": 16,
+            },
+        }
+    ],
     "Phi3VForCausalLM": [{"model_type": "phi3_v", **SMALL}],
 }

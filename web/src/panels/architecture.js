@@ -3,6 +3,7 @@ import { colour } from "../components.js";
 import { $, pressable, s } from "../dom.js";
 import { count, integer, joined } from "../format.js";
 import { state } from "../state.js";
+import { t } from "../words.js";
 
 const WIDTH = 240, STREAM = 14, BOX = 32, NORM = 23, GAP = 8;
 
@@ -22,7 +23,7 @@ function groups(children, placement) {
 
 function box(node, path, x, y, width, height, act) {
   const { name, kind, params, optional } = node;
-  const full = `${path}: ${integer(params)} parameters${optional ? ", optional and not counted" : ""}`;
+  const full = `${path}: ${t(optional ? "{0} parameters, optional and not counted" : "{0} parameters", integer(params))}`;
   const words = name.replaceAll("_", " ");
   const size = joined(count(params)), room = Math.floor((width - 20) / 6.9) - size.length;
   const attributes = optional ? { class: "optional" } : { ...pressable(() => act(path)), "data-node": path, class: state.node === path ? "on" : "" };
@@ -65,7 +66,7 @@ function layer(node, path, y, placements, act) {
   const stream = plain ? wire(`M${STREAM} ${y + 20}V${y + height}`) : "";
   return {
     drawn: s("g", {}, s("rect", { class: "stack", x: 2, y, width: WIDTH - 4, height, rx: 9 }),
-      s("text", { class: "quiet", x: 26, y: y + 17 }, `${title === "layers" ? "layer" : `${title} layer`}`),
+      s("text", { class: "quiet", x: 26, y: y + 17 }, title === "layers" ? t("layer") : t("{0} layer", title)),
       s("text", { class: "times", x: WIDTH - 10, y: y + 17, "text-anchor": "end" }, `× ${node.repeat ?? 1}`), stream, parts),
     end: y + height,
   };
@@ -99,5 +100,5 @@ export function draw({ model, pick }) {
   };
   visit(answer.params.tree, "");
   const tip = s("marker", { id: "tip", viewBox: "0 0 6 6", refX: 5, refY: 3, markerWidth: 6, markerHeight: 6, orient: "auto" }, s("path", { d: "M0 0L6 3L0 6z", fill: "var(--dim)" }));
-  $("architecture").replaceChildren(s("svg", { viewBox: `0 0 ${WIDTH} ${y + 4}`, role: "group", "aria-label": "Architecture, from input to output" }, s("defs", {}, tip), parts));
+  $("architecture").replaceChildren(s("svg", { viewBox: `0 0 ${WIDTH} ${y + 4}`, role: "group", "aria-label": t("Architecture, from input to output") }, s("defs", {}, tip), parts));
 }

@@ -3,8 +3,9 @@ import { $, h } from "../dom.js";
 import { bytes, count, flops, joined, tokens } from "../format.js";
 import { SERIES } from "../palette.js";
 import { state } from "../state.js";
+import { t } from "../words.js";
 
-const NONE = ["none", ""];
+const none = () => [t("none"), ""];
 const STALE = ["…", ""];
 
 /** Whether a window is full, so that later tokens need less than the first ones. */
@@ -19,12 +20,13 @@ function figures({ answer, memory }) {
     active: count(active),
     whole: active === total,
     flops: answer.flops.error ? ["–", ""] : flops(answer.flops.flops.per_token),
-    flopsNote: answer.flops.error ?? `forward, mean over ${tokens(state.ctx)} tokens, no mask`,
-    perToken: cache ? bytes(cache.bytes_per_token) : NONE,
-    cache: cache ? bytes(cache.bytes) : NONE,
-    cacheNote: cache ? `${joined(bytes(cache.bytes))} for ${state.batch} × ${tokens(state.ctx)} tokens${filled(cache) ? ", as windows fill" : ""}` : "it reads a sequence in one pass",
+    weights: device ? bytes(device.by_kind.weights) : memory?.error ? ["–", ""] : STALE,
+    flopsNote: answer.flops.error ?? t("forward, mean over {0} tokens, no mask", tokens(state.ctx)),
+    perToken: cache ? bytes(cache.bytes_per_token) : none(),
+    cache: cache ? bytes(cache.bytes) : none(),
+    cacheNote: cache ? t(filled(cache) ? "{0} for {1} × {2} tokens, as windows fill" : "{0} for {1} × {2} tokens", joined(bytes(cache.bytes)), state.batch, tokens(state.ctx)) : t("it reads a sequence in one pass"),
     memory: device ? bytes(device.device_bytes) : memory?.error ? ["–", ""] : STALE,
-    memoryNote: device ? `peak, ${state.weights} weights, on one device` : memory?.error ?? "counting…",
+    memoryNote: device ? t("peak, {0} weights, on one device", state.weights) : memory?.error ?? t("counting…"),
   };
 }
 
@@ -35,23 +37,23 @@ function card(title, [value, unit], note) {
 function cards(model) {
   const it = figures(model);
   return h("div", { class: "cards" },
-    card("Parameters", it.parameters, it.whole ? "all active for each token" : `${joined(it.active)} active per token`),
-    card("FLOPs per token", it.flops, it.flopsNote),
-    card("KV cache per token", it.perToken, it.cacheNote),
-    card("Memory", it.memory, it.memoryNote));
+    card(t("Weights"), it.weights, it.whole ? t("{0}, all used for each token", state.weights) : t("{0}; a token uses {1} parameters", state.weights, joined(it.active))),
+    card(t("FLOPs per token"), it.flops, it.flopsNote),
+    card(t("KV cache per token"), it.perToken, it.cacheNote),
+    card(t("Memory"), it.memory, it.memoryNote));
 }
 
 function table(models, choose) {
-  const head = ["parameters", "active", "FLOPs per token", "KV per token", "KV cache", "memory"];
+  const head = [t("parameters"), t("active"), t("FLOPs per token"), t("KV cache per token"), t("KV cache"), t("memory")];
   const rows = models.map((model, i) => {
     const name = h("th", { scope: "row" }, h("button", { type: "button", onclick: () => choose(i), "aria-pressed": String(i === state.on) }, h("i", { style: `background:${SERIES[i]}` }), model.title));
     if (model.error) return h("tr", {}, name, h("td", { colspan: 6, class: "error" }, model.error));
-    if (!model.answer) return h("tr", {}, name, h("td", { colspan: 6 }, "Python is loading…"));
+    if (!model.answer) return h("tr", {}, name, h("td", { colspan: 6 }, t("Python is loading…")));
     const it = figures(model);
     const cells = [it.parameters, it.active, it.flops, it.perToken, it.cache, it.memory];
     return h("tr", { class: i === state.on ? "on" : "" }, name, cells.map((cell) => h("td", {}, joined(cell))));
   });
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Models side by side" },
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("Models side by side") },
     h("table", {}, h("thead", {}, h("tr", {}, h("td", {}), head.map((text) => h("th", { scope: "col" }, text)))), h("tbody", {}, rows)));
 }
 

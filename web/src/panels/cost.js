@@ -6,8 +6,9 @@ import { about, integer, range, seconds } from "../format.js";
 import { options, request } from "../training_settings.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
+import { t } from "../words.js";
 
-const TITLES = { days: ["days", ""], device_hours: ["device hours", "h"], energy_kwh: ["energy", "kWh"], money: ["money, as the price", ""] };
+const TITLES = { days: [t("days"), ""], device_hours: [t("device hours"), "h"], energy_kwh: [t("energy"), "kWh"], money: [t("money, as the price"), ""] };
 
 let made = null, view = null, answer = null;
 
@@ -20,10 +21,10 @@ const costs = debouncedQuery("cost", "cost-status", (found, along) => {
 function make() {
   const changed = () => { view.link(); ask(); };
   const controls = [
-    choice("cost", "hardware", "Accelerator", changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
-    number("cost", "devices", "devices", changed),
-    number("cost", "tokens", "tokens", changed, { note: "Of the whole run: 15T, 300B" }),
-    number("cost", "price", "price", changed, { note: "Of a device and hour, in any currency", empty: "none" }),
+    choice("cost", "hardware", t("Accelerator"), changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
+    number("cost", "devices", t("devices"), changed),
+    number("cost", "tokens", t("tokens"), changed, { note: t("Of the whole run: 15T, 300B") }),
+    number("cost", "price", t("price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
   ];
   made = { controls, line: line(), body: h("div", {}) };
   $("cost").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "cost-status", class: "status", role: "status" }), made.body, made.line.row);
@@ -37,15 +38,15 @@ function ask() {
 
 function paint() {
   if (!answer) return;
-  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, "Stopped. ", h("button", { type: "button", class: "offer", onclick: () => { costs.forget(); ask(); } }, "Count again")));
+  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { costs.forget(); ask(); } }, t("Count again"))));
   if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
   const found = answer.found.cost, { layout } = found;
   const name = layout ? ["tp", "pp", "cp", "dp", "ep"].filter((one) => layout[one] > 1).map((one) => `${one} ${layout[one]}`).join(" · ") + (layout.zero ? ` · ZeRO ${layout.zero}` : "") : "";
-  const cells = Object.entries(found.cost).filter(([, value]) => value !== null).map(([key, value]) => h("div", { class: "figure" }, h("span", {}, TITLES[key][0]), h("b", {}, `${about(value.low)}–${about(value.high)} ${TITLES[key][1]}`), h("span", { class: "quiet" }, `likely ${about(value.estimate)}`)));
+  const cells = Object.entries(found.cost).filter(([, value]) => value !== null).map(([key, value]) => h("div", { class: "figure" }, h("span", {}, TITLES[key][0]), h("b", {}, `${about(value.low)}–${about(value.high)} ${TITLES[key][1]}`), h("span", { class: "quiet" }, t("likely {0}", about(value.estimate)))));
   made.body.replaceChildren(
-    h("p", { class: "quiet said" }, h("b", { class: "big" }, `${about(found.cost.days.low)}–${about(found.cost.days.high)} days`), ` for ${state.cost.tokens} tokens of ${answer.title} on ${integer(found.devices)} × ${found.hardware}${name ? `, ${name}` : ""}: ${integer(found.steps)} steps of ${integer(found.step_tokens)} tokens, ${range(found.step)} each, likely ${seconds(found.step.estimate)}.`),
+    h("p", { class: "quiet said" }, h("b", { class: "big" }, t("{0}–{1} days", about(found.cost.days.low), about(found.cost.days.high))), t(" for {0} tokens of {1} on {2}: {3} steps of {4} tokens, {5} each, likely {6}.", state.cost.tokens, answer.title, `${integer(found.devices)} × ${found.hardware}${name ? `, ${name}` : ""}`, integer(found.steps), integer(found.step_tokens), range(found.step), seconds(found.step.estimate))),
     h("div", { class: "figures" }, cells),
-    h("details", {}, h("summary", {}, "How sure it is, and what is assumed"), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
+    h("details", {}, h("summary", {}, t("How sure it is, and what is assumed")), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
 }
 
 export async function draw(next) {

@@ -1,21 +1,22 @@
 // All presets by their proportions, h/L and d_ff/h, against their size, with the models of the page highlighted. The data
 // were made when the page was built. A point is a button: the mouse finds the nearest, arrow keys go from one to the next.
 import { short, ticks } from "../axes.js";
-import { $, h, pressable, s } from "../dom.js";
+import { $, h, here, pressable, s } from "../dom.js";
 import { count, integer, joined } from "../format.js";
 import { SERIES } from "../palette.js";
 import { ask, Refused } from "../python.js";
 import { asked, MOST, state } from "../state.js";
+import { t } from "../words.js";
 
 const HEIGHT = 320, LEFT = 44, RIGHT = 12, TOP = 12, BOTTOM = 42, NEAR = 24, LABEL = 7.6, NARROW = 420;
-const HINT = "Point at a model to see its sizes. A click, or Enter, adds it to this page.";
-const CHARTS = [{ key: "aspect_ratio", title: "h / L" }, { key: "feed_forward_ratio", title: "d_ff / h, in a mixture of experts the width that a token uses" }];
+const HINT = t("Point at a model to see its sizes. A click, or Enter, adds it to this page.");
+const CHARTS = [{ key: "aspect_ratio", title: "h / L" }, { key: "feed_forward_ratio", title: t("d_ff / h, in a mixture of experts the width that a token uses") }];
 
 let data = null, view = null, charts = [], room = 0, width = 0; // room: of the panel, width: of a chart
 const others = new Map(); // proportions of the page's models that are no presets
 
 async function loaded() {
-  const answer = await fetch("proportions.json");
+  const answer = await fetch(here("proportions.json"));
   if (!answer.ok) throw new Error(`proportions.json: ${answer.status} ${answer.statusText}`);
   const { band, models } = await answer.json(), alike = new Map(); // models of the same sizes are one point
   for (const model of models) {
@@ -35,13 +36,13 @@ async function proportions(model) {
   return others.get(key);
 }
 
-const upTo = (words, most) => (words.length > most ? `${words.slice(0, most).join(", ")} and ${words.length - most} more` : words.join(", "));
+const upTo = (words, most) => (words.length > most ? t("{0} and {1} more", words.slice(0, most).join(", "), words.length - most) : words.join(", "));
 
 function words(place) {
   const [model, ...alike] = place.models, width = place.feed_forward_width;
-  const sizes = `${joined(count(place.parameters))} parameters, ${integer(place.num_hidden_layers)} layers of ${integer(place.hidden_size)}, h/L ${place.aspect_ratio.toFixed(1)}`;
+  const sizes = t("{0} parameters, {1} layers of {2}, h/L {3}", joined(count(place.parameters)), integer(place.num_hidden_layers), integer(place.hidden_size), place.aspect_ratio.toFixed(1));
   const network = width ? `, d_ff/h ${place.feed_forward_ratio.toFixed(2)}` : "";
-  return `${model.title}: ${sizes}${network}${alike.length ? `. Of the same sizes: ${upTo(alike.map((one) => one.title), 3)}` : ""}`;
+  return `${model.title}: ${sizes}${network}${alike.length ? t(". Of the same sizes: {0}", upTo(alike.map((one) => one.title), 3)) : ""}`;
 }
 
 const say = (text) => { $("presets-said").textContent = text; };
@@ -59,9 +60,9 @@ function point(place, chart) {
 async function chosen(place) {
   const there = view.models.findIndex(({ model }) => place.models.some((one) => one.name === model.preset));
   if (there >= 0) return view.choose(there);
-  say(`Adding ${place.models[0].title}…`);
+  say(t("Adding {0}…", place.models[0].title));
   const problem = await view.add(place.models[0].name);
-  say(problem ?? `${place.models[0].title} is added: ${state.models.length} of at most ${MOST} models.`);
+  say(problem ?? t("{0} is added: {1} of at most {2} models.", place.models[0].title, state.models.length, MOST));
 }
 
 function shape(place, x, y) {
@@ -88,7 +89,7 @@ function made(figure, { key, title }, band) {
   const grid = ticks(low, high, 2, 8).map((y) => [s("path", { class: "rule", d: `M${LEFT} ${Y(y)}H${right}` }), s("text", { x: LEFT - 8, y: Y(y) + 4, "text-anchor": "end" }, String(y))]);
   const axis = [];
   for (let k = Math.ceil(Math.log10(least)); 10 ** k <= most; k += 1) axis.push(s("text", { x: X(10 ** k), y: bottom + 18, "text-anchor": "middle" }, joined(count(10 ** k)).replace(/\.0+(?= )/, "")));
-  axis.push(s("text", { x: (LEFT + right) / 2, y: HEIGHT - 5, "text-anchor": "middle" }, "parameters"));
+  axis.push(s("text", { x: (LEFT + right) / 2, y: HEIGHT - 5, "text-anchor": "middle" }, t("parameters")));
   const chart = { at, ordered, upwards, hot: s("g", { "aria-hidden": "true" }), own: s("g", { "aria-hidden": "true" }), current: null };
   const buttons = new Map(ordered.map((place) => {
     const { x, y } = at(place), { onclick, onkeydown, role } = pressable(() => chosen(place));
@@ -109,7 +110,7 @@ function made(figure, { key, title }, band) {
   };
   const click = (event) => { const place = event.target.closest("[role]") === drawing && nearest(event); if (place) { chart.reach(place); point(place, chart); chosen(place); } };
   const usual = band ? s("rect", { class: "band", x: LEFT, y: Y(band[1]), width: right - LEFT, height: Y(band[0]) - Y(band[1]) }) : "";
-  const drawing = s("svg", { width, height: HEIGHT, role: "group", "aria-label": `${title} of ${integer(ordered.length)} points by parameters; arrow keys go from point to point`, onclick: click, onpointermove: (event) => point(nearest(event), chart), onpointerleave: () => point(null) },
+  const drawing = s("svg", { width, height: HEIGHT, role: "group", "aria-label": t("{0} of {1} points by parameters; arrow keys go from point to point", title, integer(ordered.length)), onclick: click, onpointermove: (event) => point(nearest(event), chart), onpointerleave: () => point(null) },
     s("rect", { width, height: HEIGHT, fill: "transparent" }), usual, grid, axis, s("g", { class: "dots" }, [...buttons.values()]), chart.own, chart.hot);
   figure.append(h("figcaption", {}, title), drawing);
   return chart;
@@ -117,8 +118,8 @@ function made(figure, { key, title }, band) {
 
 function build() {
   const figures = CHARTS.map(() => h("figure", {}));
-  const key = h("div", { class: "legend" }, h("span", {}, h("i", { class: "dense" }), "dense"), h("span", {}, h("i", { class: "experts" }), "mixture of experts"),
-    h("span", {}, h("i", { class: "band" }), `h/L ${data.band.join(" to ")}: most large dense decoders`), h("span", { id: "presets-own" }));
+  const key = h("div", { class: "legend" }, h("span", {}, h("i", { class: "dense" }), t("dense")), h("span", {}, h("i", { class: "experts" }), t("mixture of experts")),
+    h("span", {}, h("i", { class: "band" }), t("h/L {0} to {1}: most large dense decoders", ...data.band)), h("span", { id: "presets-own" }));
   $("presets").replaceChildren(key, h("div", { class: "pair" }, figures), h("p", { class: "said", id: "presets-said" }, HINT));
   room = $("presets").clientWidth;
   width = figures[0].clientWidth;

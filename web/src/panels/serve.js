@@ -4,9 +4,11 @@ import { $, h, s } from "../dom.js";
 import { choice, line, number, style } from "../fields.js";
 import { integer, range, seconds } from "../format.js";
 import { SERIES } from "../palette.js";
+import { readout } from "../readout.js";
 import { options, request } from "../training_settings.js";
 import { commandLine } from "../shell.js";
 import { asked, state, target } from "../state.js";
+import { t } from "../words.js";
 
 const ROWS = 8, HEIGHT = 220, LEFT = 62, BOTTOM = 34, TOP = 12, RIGHT = 18;
 const SIZES = ["tp", "pp", "dp", "ep"];
@@ -22,18 +24,18 @@ const servers = debouncedQuery("serve", "serve-status", (found, along) => {
 function make() {
   const changed = () => { view.link(); ask(); };
   const controls = [
-    choice("serve", "hardware", "Accelerator", changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
-    number("serve", "concurrency", "users at once", changed, { note: "Requests that are answered at the same time" }),
-    number("serve", "input", "tokens in", changed, { note: "Of a prompt" }),
-    number("serve", "output", "tokens out", changed, { note: "Of an answer" }),
-    number("serve", "tpot", "most ms a token", changed, { note: "The limit of the time per output token, likely value", empty: "none" }),
-    number("serve", "price", "price", changed, { note: "Of a device and hour, in any currency", empty: "none" }),
+    choice("serve", "hardware", t("Accelerator"), changed, { values: () => view.model.memory?.memory?.fits.map((fit) => fit.hardware) ?? [] }),
+    number("serve", "concurrency", t("users at once"), changed, { note: t("Requests that are answered at the same time") }),
+    number("serve", "input", t("tokens in"), changed, { note: t("Of a prompt") }),
+    number("serve", "output", t("tokens out"), changed, { note: t("Of an answer") }),
+    number("serve", "tpot", t("most ms a token"), changed, { note: t("The limit of the time per output token, likely value"), empty: t("none") }),
+    number("serve", "price", t("price"), changed, { note: t("Of a device and hour, in any currency"), empty: t("none") }),
   ];
   made = { controls, line: line(), body: h("div", {}) };
   $("serve").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)), h("p", { id: "serve-status", class: "status", role: "status" }), made.body, made.line.row);
 }
 
-const named = (options) => SIZES.filter((name) => options[name] > 1).map((name) => `${name} ${options[name]}`).join(" · ") || "one device";
+const named = (options) => SIZES.filter((name) => options[name] > 1).map((name) => `${name} ${options[name]}`).join(" · ") || t("one device");
 
 function ask() {
   for (const one of made.controls) one.update();
@@ -46,18 +48,18 @@ const at = (server, users) => server.curve.filter((point) => point.concurrency <
 
 function table(found) {
   const users = found.limits.concurrency, limit = found.limits.tpot, priced = found.price !== null;
-  const head = ["server", "devices", "users", "first token", "a token", "likely", "tokens/s", priced ? "a million tokens" : "tokens/s a device"];
+  const head = [t("server"), t("devices"), t("users"), t("first token"), t("a token"), t("likely"), t("tokens/s"), priced ? t("a million tokens") : t("tokens/s a device")];
   const rows = found.servers.map((server, i) => ({ server, i, point: at(server, users) })).sort((a, b) => (b.i === found.chosen?.server) - (a.i === found.chosen?.server) || a.server.devices - b.server.devices);
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "Servers that hold the model" }, h("table", { class: "plan servers" },
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("Servers that hold the model") }, h("table", { class: "plan servers" },
     h("thead", {}, h("tr", {}, head.map((text) => h("th", { scope: "col" }, text)))),
     h("tbody", {}, rows.slice(0, ROWS).map(({ server, i, point }) => h("tr", { class: i === found.chosen?.server ? "worst" : "" },
-      h("th", { scope: "row" }, named(server.options)), h("td", {}, integer(server.devices)), h("td", {}, point.concurrency < users ? `${integer(point.concurrency)} at most` : integer(point.concurrency)),
-      h("td", {}, range(point.ttft)), h("td", {}, range(point.tpot)), h("td", {}, `${seconds(point.tpot.estimate)}${limit !== null && point.tpot.estimate > limit ? ", too slow" : ""}`),
+      h("th", { scope: "row" }, named(server.options)), h("td", {}, integer(server.devices)), h("td", {}, point.concurrency < users ? t("{0} at most", integer(point.concurrency)) : integer(point.concurrency)),
+      h("td", {}, range(point.ttft)), h("td", {}, range(point.tpot)), h("td", {}, limit !== null && point.tpot.estimate > limit ? t("{0}, too slow", seconds(point.tpot.estimate)) : seconds(point.tpot.estimate)),
       h("td", {}, integer(point.output_tokens_per_second)), h("td", {}, priced ? point.cost_per_million.toPrecision(3) : integer(point.per_device)))))));
 }
 
 /** Time per output token against users, with its range, and the limit. */
-function chart(server, limit) {
+function chart(server, limit, users) {
   const points = server.curve, xs = points.map((one) => Math.log2(one.concurrency));
   const x1 = Math.max(xs.at(-1), 1), highest = Math.max(limit ?? 0, ...points.map((one) => one.tpot.high));
   const power = 10 ** Math.floor(Math.log10(highest)), step = power * ([0.2, 0.5, 1, 2].find((one) => highest / power / one <= 5) ?? 2), y1 = Math.ceil(highest / step) * step;
@@ -67,30 +69,38 @@ function chart(server, limit) {
     s("path", { class: "rule", d: `M${LEFT} ${Y(y)}H${width - RIGHT}` }),
     s("text", { x: LEFT - 8, y: Y(y) + 4, "text-anchor": "end" }, y ? seconds(y) : "0"),
   ]);
-  const axis = points.filter((_, i) => i === points.length - 1 || xs.at(-1) - xs[i] > 0.6).map((one) => s("text", { x: X(Math.log2(one.concurrency)), y: HEIGHT - 16, "text-anchor": "middle" }, s("title", {}, `${one.concurrency} users: ${range(one.tpot)} a token, likely ${seconds(one.tpot.estimate)}`), integer(one.concurrency)));
-  const dots = points.map((one, i) => s("circle", { cx: X(xs[i]), cy: Y(one.tpot.estimate), r: 4, class: "dot", tabindex: 0, role: "img", "aria-label": `${one.concurrency} users: likely ${seconds(one.tpot.estimate)} a token, ${range(one.tpot)}` },
-    s("title", {}, `${integer(one.concurrency)} users: ${range(one.tpot)} a token, likely ${seconds(one.tpot.estimate)}; ${integer(one.output_tokens_per_second)} tokens/s`)));
+  const axis = points.filter((_, i) => i === points.length - 1 || xs.at(-1) - xs[i] > 0.6).map((one) => s("text", { x: X(Math.log2(one.concurrency)), y: HEIGHT - 16, "text-anchor": "middle" }, integer(one.concurrency)));
+  const dots = points.map((one, i) => s("circle", { cx: X(xs[i]), cy: Y(one.tpot.estimate), r: 4, class: "dot" }));
+  const texts = points.map((one) => t("{0} users: {1} per token, likely {2}; {3} tokens/s", integer(one.concurrency), range(one.tpot), seconds(one.tpot.estimate), integer(one.output_tokens_per_second)));
   const line = limit === null ? "" : s("path", { class: "here", d: `M${LEFT} ${Y(limit)}H${width - RIGHT}` });
-  return s("svg", { class: "course", width, height: HEIGHT, role: "group", "aria-label": "Time per output token by users" }, grid,
+  const cursor = s("path", { class: "cursor" }), said = h("output", { class: "readout" });
+  const drawing = s("svg", { class: "course", width, height: HEIGHT }, grid,
     s("path", { class: "band", d: `M${path((one) => one.high).join("L")}L${path((one) => one.low).reverse().join("L")}Z` }),
-    s("path", { class: "line", stroke: SERIES[0], d: `M${path((one) => one.estimate).join("L")}` }), line, dots, axis,
-    s("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, "users at once"));
+    s("path", { class: "line", stroke: SERIES[0], d: `M${path((one) => one.estimate).join("L")}` }), line, dots, axis, cursor,
+    s("text", { x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 2, "text-anchor": "middle" }, t("users at once")));
+  const show = (i) => {
+    cursor.setAttribute("d", `M${X(xs[i])} ${TOP}V${HEIGHT - BOTTOM}`);
+    said.value = texts[i];
+  };
+  const start = points.findLastIndex((point) => point.concurrency <= users);
+  readout(drawing, { xs: xs.map(X), texts, start: Math.max(start, 0), show, label: t("Time per output token by users") });
+  return [drawing, said];
 }
 
 function paint() {
   if (!answer) return;
   width = $("serve").clientWidth;
-  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, "Stopped. ", h("button", { type: "button", class: "offer", onclick: () => { servers.forget(); ask(); } }, "Count again")));
+  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { servers.forget(); ask(); } }, t("Count again"))));
   if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
   const found = answer.found.serve, { chosen, why_not: reasons, price, limits } = found;
   const shown = found.servers[chosen?.server ?? 0];
   const said = chosen
-    ? [h("b", { class: "big" }, `${integer(chosen.devices)} × ${found.hardware}`), ` (${named(chosen.options)}) for ${integer(limits.concurrency)} users of ${integer(found.requests.input)} + ${integer(found.requests.output)} tokens: ${range(chosen.tpot)} a token, likely ${seconds(chosen.tpot.estimate)}; ${integer(chosen.output_tokens_per_second)} tokens/s${price === null ? "" : `; ${chosen.cost_per_million.toPrecision(3)} per million tokens out`}.`]
-    : [h("b", { class: "big" }, "No server keeps the limit"), ` ${answer.title} on ${found.hardware}: ${Object.entries(reasons).map(([why, many]) => `${why} (${many})`).join(", ")}.`];
+    ? [h("b", { class: "big" }, `${integer(chosen.devices)} × ${found.hardware}`), t(price === null ? " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s." : " ({0}) for {1} users of {2} + {3} tokens: {4} a token, likely {5}; {6} tokens/s; {7} per million tokens out.", named(chosen.options), integer(limits.concurrency), integer(found.requests.input), integer(found.requests.output), range(chosen.tpot), seconds(chosen.tpot.estimate), integer(chosen.output_tokens_per_second), chosen.cost_per_million?.toPrecision(3))]
+    : [h("b", { class: "big" }, t("No server keeps the limit")), t(" {0} on {1}: {2}.", answer.title, found.hardware, Object.entries(reasons).map(([why, many]) => `${why} (${many})`).join(", "))];
   made.body.replaceChildren(h("p", { class: "quiet said" }, said),
     found.servers.length ? table(found) : "",
-    shown ? h("h3", {}, `Time per output token of ${named(shown.options)}, by users`) : "", shown ? h("div", {}, chart(shown, limits.tpot)) : "",
-    h("details", {}, h("summary", {}, `How sure it is; ${found.engine.name} ${found.engine.version}`), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
+    shown ? h("h3", {}, t("Time per output token of {0}, by users", named(shown.options))) : "", shown ? h("div", {}, chart(shown, limits.tpot, limits.concurrency)) : "",
+    h("details", {}, h("summary", {}, t("How sure it is; {0}", `${found.engine.name} ${found.engine.version}`)), h("ul", { class: "notes" }, found.notes.map((note) => h("li", {}, note)))));
 }
 
 export async function draw(next) {

@@ -6,6 +6,7 @@ import { bytes, gib, integer, joined } from "../format.js";
 import { bar, fitting, legend, named, paint, partsOf, PHASES } from "../memory_bars.js";
 import { request, same } from "../training_settings.js";
 import { asked, state } from "../state.js";
+import { t } from "../words.js";
 
 const HEIGHT = 232, LEFT = 62, RIGHT = 12, TOP = 26, BOTTOM = 10, GIB = 2 ** 30;
 const NEAR = [0.4, 1.3]; // capacities that the chart marks: more and less than these parts of the peak
@@ -22,12 +23,12 @@ const question = debouncedQuery("training", "training-status", (found, along) =>
 function make() {
   const changed = () => { view.link(); ask(); };
   const controls = [
-    slider("run", "seq", "Sequence", [256, 131072], " tokens", changed),
-    slider("run", "batch", "Micro-batch", [1, 64], "", changed, 1),
-    choice("run", "precision", "Precision", changed, { note: "bf16-master: weights and gradients in bf16, master weights and states in fp32; autocast: weights in fp32", names: { "bf16-master": "bf16, fp32 master", autocast: "autocast (fp32 weights)", bf16: "bf16 throughout", fp32: "fp32" } }),
-    choice("run", "optimizer", "Optimizer", changed, { names: { adamw: "AdamW", "adamw-8bit": "AdamW, 8 bit", sgd: "SGD", adafactor: "Adafactor", muon: "Muon" } }),
-    choice("run", "recompute", "Recompute", changed, { note: "What runs again in the backward pass instead of being kept", names: { none: "nothing", attention: "attention", "attention+matmuls": "attention and products", full: "whole layers", "every:2": "every 2nd layer", "every:4": "every 4th layer" } }),
-    choice("run", "attn_implementation", "Attention", changed, { note: "Kernels of attention; by default those that torch, or the framework, chooses", names: { default: "default", "sdpa-math": "sdpa, math" } }),
+    slider("run", "seq", t("Sequence"), [256, 131072], t(" tokens"), changed),
+    slider("run", "batch", t("Micro-batch"), [1, 64], "", changed, 1),
+    choice("run", "precision", t("Precision"), changed, { note: t("bf16-master: weights and gradients in bf16, master weights and states in fp32; autocast: weights in fp32"), names: { "bf16-master": t("bf16, fp32 master"), autocast: t("autocast (fp32 weights)"), bf16: t("bf16 throughout"), fp32: "fp32" } }),
+    choice("run", "optimizer", t("Optimizer"), changed, { names: { adamw: "AdamW", "adamw-8bit": t("AdamW, 8 bit"), sgd: "SGD", adafactor: "Adafactor", muon: "Muon" } }),
+    choice("run", "recompute", t("Recompute"), changed, { note: t("What runs again in the backward pass instead of being kept"), names: { none: t("nothing"), attention: t("attention"), "attention+matmuls": t("attention and products"), full: t("whole layers"), "every:2": t("every 2nd layer"), "every:4": t("every 4th layer") } }),
+    choice("run", "attn_implementation", t("Attention"), changed, { note: t("Kernels of attention; by default those that torch, or the framework, chooses"), names: { default: t("default"), "sdpa-math": t("sdpa, math") } }),
   ];
   made = { controls, line: line(), body: h("div", {}) };
   $("training").replaceChildren(h("div", { class: "settings" }, controls.map((one) => one.row)),
@@ -48,14 +49,14 @@ function phases(used) {
   const all = Object.entries(used.by_phase), sum = (kinds) => Object.values(kinds).reduce((total, size) => total + size, 0);
   const had = Object.keys(all[0][1]).filter((kind) => all.some(([, kinds]) => kinds[kind] > 0));
   const most = Math.max(...all.map(([, kinds]) => sum(kinds)));
-  const head = had.map((kind) => h("th", { scope: "col" }, h("i", { style: `background:${paint(kind)}` }), kind === "overhead" ? "workspaces" : kind));
+  const head = had.map((kind) => h("th", { scope: "col" }, h("i", { style: `background:${paint(kind)}` }), named(kind)));
   const rows = all.map(([phase, kinds]) => {
     const parts = had.map((kind) => [kind, kinds[kind]]);
     return h("tr", { class: phase === used.peak_at.phase ? "peak" : "" }, h("th", { scope: "row" }, PHASES[phase]), h("td", {}, h("b", {}, gib(sum(kinds)))), h("td", { class: "track" }, bar(parts, most)),
       parts.map(([, size]) => h("td", {}, size ? gib(size) : "")));
   });
-  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What each phase holds at its highest point, by kind" }, h("table", { class: "phases" },
-    h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col" }, "at most, GiB"), h("td", {}), head)), h("tbody", {}, rows)));
+  return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": t("What each phase holds at its highest point, by kind") }, h("table", { class: "phases" },
+    h("thead", {}, h("tr", {}, h("td", {}), h("th", { scope: "col" }, t("at most, GiB")), h("td", {}), head)), h("tbody", {}, rows)));
 }
 
 /** The modules in the order in which they ran, without those that only hold others; the step of the optimizer, which is one moment, as broad as a twelfth of them. */
@@ -67,9 +68,10 @@ function course(timeline) {
   return [...points, ...step.flatMap((point) => Array(Math.max(1, Math.round(points.length / 12 / step.length))).fill(point))];
 }
 
+/** Values for an axis of bytes, round in the unit in which it is written. */
 function scale(high) {
-  const room = high / 5, power = 10 ** Math.floor(Math.log10(room));
-  const step = [1, 2, 5, 10].find((q) => q * power >= room) * power;
+  const unit = high >= 2 ** 40 ? 2 ** 40 : GIB, room = high / unit / 5, power = 10 ** Math.floor(Math.log10(room));
+  const step = [1, 2, 5, 10].find((q) => q * power >= room) * power * unit;
   return Array.from({ length: Math.floor(high / step) + 1 }, (_, i) => i * step);
 }
 
@@ -89,10 +91,10 @@ function marks(fits, peak, Y) {
 function timeline(place, used, fits) {
   const points = course(used.timeline), wide = place.clientWidth;
   const peak = Math.max(...points.map((point) => point.bytes));
-  const high = Math.max(peak * 1.06, ...fits.map((fit) => fit.usable_bytes).filter((size) => size > peak && size < peak * NEAR[1]).map((size) => size * 1.04)) / GIB;
+  const high = Math.max(peak * 1.06, ...fits.map((fit) => fit.usable_bytes).filter((size) => size > peak && size < peak * NEAR[1]).map((size) => size * 1.04));
   const X = (i) => LEFT + ((wide - LEFT - RIGHT) * i) / points.length;
-  const Y = (size) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * size) / GIB / high;
-  const grid = scale(high).map((at) => [s("path", { class: "rule", d: `M${LEFT} ${Y(at * GIB)}H${wide - RIGHT}` }), s("text", { x: LEFT - 8, y: Y(at * GIB) + 4, "text-anchor": "end" }, `${at} GiB`)]);
+  const Y = (size) => HEIGHT - BOTTOM - ((HEIGHT - BOTTOM - TOP) * size) / high;
+  const grid = scale(high).map((at) => [s("path", { class: "rule", d: `M${LEFT} ${Y(at)}H${wide - RIGHT}` }), s("text", { x: LEFT - 8, y: Y(at) + 4, "text-anchor": "end" }, joined(bytes(at)))]);
   const outline = (from, to) => points.slice(from, to).map((point, i) => `L${X(from + i).toFixed(1)} ${Y(point.bytes).toFixed(1)}H${X(from + i + 1).toFixed(1)}`).join("").slice(1);
   const whole = outline(0, points.length);
   let below = 0;
@@ -110,10 +112,10 @@ function timeline(place, used, fits) {
   const capacities = marks(fits, peak, Y).map((fit) => [s("path", { class: "here", d: `M${LEFT} ${Y(fit.usable_bytes)}H${wide - RIGHT}` }), s("text", { class: "name", x: LEFT + 6, y: Y(fit.usable_bytes) - 4 }, fit.hardware)]);
   const cursor = s("path", { class: "cursor" }), dot = s("circle", { class: "dot", r: 4 });
   const text = h("output", {});
-  const at = h("input", { type: "range", min: 0, max: points.length - 1, "aria-label": "Moment of the step", oninput: () => show() });
+  const at = h("input", { type: "range", min: 0, max: points.length - 1, "aria-label": t("Moment of the step"), oninput: () => show() });
   function show() {
     const i = +at.value, point = points[i], x = (X(i) + X(i + 1)) / 2;
-    const said = `${joined(bytes(point.bytes))} in the ${moment(point)}`;
+    const said = t("{0} in the {1}", joined(bytes(point.bytes)), moment(point));
     cursor.setAttribute("d", `M${x} ${TOP - 6}V${HEIGHT - BOTTOM}`);
     dot.setAttribute("cx", x);
     dot.setAttribute("cy", Y(point.bytes));
@@ -137,16 +139,16 @@ function timeline(place, used, fits) {
 function paintAll() {
   if (!answer) return;
   width = $("training").clientWidth;
-  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, "Stopped. ", h("button", { type: "button", class: "offer", onclick: () => { question.forget(); ask(); } }, "Count again")));
+  if (answer.stopped) return made.body.replaceChildren(h("p", { class: "quiet" }, t("Stopped. "), h("button", { type: "button", class: "offer", onclick: () => { question.forget(); ask(); } }, t("Count again"))));
   if (answer.error) return made.body.replaceChildren(h("p", { class: "error" }, answer.error));
   const { memory: used, fits, workload } = answer.found.training;
   const parts = partsOf(used), place = h("div", { class: "course" });
   const key = steady(used).map(([kind]) => h("span", {}, h("i", { style: `background:${paint(kind)}` }), named(kind)));
-  const tensors = joined(bytes(used.peak_bytes)), run = `${workload.batch} × ${integer(workload.seq)} tokens`;
+  const tensors = joined(bytes(used.peak_bytes)), run = t("{0} × {1} tokens", workload.batch, integer(workload.seq));
   made.body.replaceChildren(
-    h("p", { class: "quiet said" }, h("b", { class: "big", title: `${integer(used.device_bytes)} bytes` }, joined(bytes(used.device_bytes))), ` needed to train ${answer.title} on ${run}. The peak, ${tensors} in the allocator's blocks, is in the ${moment(used.peak_at)}; ${joined(bytes(used.after_step_bytes))} stay after a step.`),
-    phases(used), h("h3", {}, "Module by module"), h("div", { class: "legend" }, key, h("span", {}, h("i", { class: "rest" }), "gradients, activations kept and temporary tensors")), place,
-    h("h3", {}, "On one accelerator"), legend(parts, used.device_bytes), fitting(fits, parts, used.device_bytes));
+    h("p", { class: "quiet said" }, h("b", { class: "big", title: t("{0} bytes", integer(used.device_bytes)) }, joined(bytes(used.device_bytes))), t(" needed to train {0} on {1}. The peak, {2} in the allocator's blocks, is in the {3}; {4} stay after a step.", answer.title, run, tensors, moment(used.peak_at), joined(bytes(used.after_step_bytes)))),
+    phases(used), h("h3", {}, t("Module by module")), h("div", { class: "legend" }, key, h("span", {}, h("i", { class: "rest" }), t("gradients, activations kept and temporary tensors"))), place,
+    h("h3", {}, t("On one accelerator")), legend(parts, used.device_bytes), fitting(fits, parts, used.device_bytes));
   timeline(place, used, fits);
 }
 

@@ -27,6 +27,8 @@ class ConvolutionKernels(Lowering):
     def convolve(self, x: Tensor, step: Step, length: Number) -> Tensor:
         """Convolves [batch, channels, rows] → [batch, out, length]."""
         options, width = step.options, step.outs[0].width
-        weight = self.weight(f"{step.name}.weight", (width, x.shape[1] // options["groups"], options["kernel"]))
+        weight = self.weight(
+            f"{step.name}.weight", (width // options["shared"], x.shape[1] // options["groups"], options["kernel"])
+        )
         bias = self.weight(f"{step.name}.bias", (width,)) if options["bias"] else None
         return self.t.convolution(x, weight, bias, length)

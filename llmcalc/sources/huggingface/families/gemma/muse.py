@@ -1,8 +1,9 @@
-"""The text model of Muse Glimmer: Gemma 2's norms, gated attention, QK-norm and embeddings normalised without weights.
+"""The text models of Muse Glimmer and Muse Spark: gated attention, QK-norm, embeddings normalised without weights.
 
-A full-attention layer has no positions.
+A full-attention layer has no positions. Glimmer has Gemma 2's norms. Spark gates its residual sums and has experts of
+a latent width.
 
-transformers: models/muse_glimmer.
+transformers: models/muse_glimmer, models/muse_spark.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from __future__ import annotations
 from typing import Any
 
 from .....components.base import LARGEST
+from .....components.networks.moe import MoE
+from ...absent import present
 from ...config import Config, is_number
 from ...family import Family
 from ...parts import (
+    DENSE_OR_MOE,
     FULL_OR_SLIDING,
     QKVO,
     Table,
@@ -21,6 +25,7 @@ from ...parts import (
     decoder,
     glu,
     listed_kinds,
+    moe,
     offset_rmsnorm,
     qk_norm,
     rmsnorm,
@@ -30,29 +35,72 @@ from ...parts import (
 
 
 def _muse_glimmer_text(config: Config) -> Table:
-    depth, eps = config.size("num_hidden_layers"), config.number("rms_norm_eps")
-    unweighted = rmsnorm(eps, weight=False)
-    mixer = attention(
-        config,
-        output_gate={"per": "element"},
-        **biases(config.flag("attention_bias"), *QKVO),
-        **qk_norm(unweighted),
-    )
-    # Counted from the last layer down, every fourth has full attention and no positions.
-    full = [(depth - 1 - i) % 4 == 0 for i in range(depth)]
-    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full" if last else "sliding" for last in full])
+    eps = config.number("rms_norm_eps")
     block = {
-        "attention": mixer,
+        "attention": _mixer(config),
         "feed_forward": glu(config, act="hidden_activation"),
         "norm": offset_rmsnorm(eps),
         "norm_placement": "sandwich",
     }
+    stack = {**stack_of_layers(_layers(config)), "embedding_norm": rmsnorm(eps, weight=False)}
+    return decoder(config, block, offset_rmsnorm(eps), stack=stack)
+
+
+def _muse_spark_text(config: Config) -> Table:
+    """Reads Muse Spark, whose feed-forward networks are experts where the config lists no dense one."""
+    depth, eps, after = config.size("num_hidden_layers"), config.number("rms_norm_eps"), config.number("post_norm_eps")
+    networks = listed_kinds(config, "mlp_layer_types", DENSE_OR_MOE, ["moe"] * depth)
+    norm, output_norm = offset_rmsnorm(eps), offset_rmsnorm(after)
+    experts: Table = {}
+    if "moe" in networks:
+        latent = {"moe_latent_size": config.size("moe_hidden_size"), "norm": norm, "expert_norm": output_norm}
+        experts = moe(
+            config.size("num_local_experts"),
+            config.size("num_experts_per_tok"),
+            glu(config, width=config.size("moe_intermediate_size")),
+            latent=latent,
+            router={"scoring_func": "sigmoid", "score_correction": "buffer"},
+        )
+    dense: Table = {"type": "mlp", **glu(config)} if "dense" in networks else {}
+    config.fields_read.add("intermediate_size")
+    block = {
+        "type": "residual_gate",
+        "attention": {**_mixer(config), "head_norm": rmsnorm(eps, weight=False)},
+        "feed_forward": experts or dense,
+        "norm": norm,
+        "attention_output_norm": rmsnorm(after, weight=False),
+        "feed_forward_output_norm": output_norm,
+    }
     layers = [
+        (f"{kind}-{network}", {**layer, **({"feed_forward": dense} if network == "dense" and experts else {})})
+        for (kind, layer), network in zip(_layers(config), networks, strict=True)
+    ]
+    stack = {**stack_of_layers(layers), "embedding_norm": rmsnorm(eps, weight=False)}
+    return decoder(config, block, rmsnorm(eps), stack=stack)
+
+
+def _mixer(config: Config) -> Table:
+    """Returns gated attention whose queries and keys are normalised without weights."""
+    return attention(
+        config,
+        output_gate={"per": "element"},
+        **biases(config.flag("attention_bias"), *QKVO),
+        **qk_norm(rmsnorm(config.number("rms_norm_eps"), weight=False)),
+    )
+
+
+def _layers(config: Config) -> list[tuple[str, Table]]:
+    """Returns the kind of each layer, and its attention where it differs from the common one.
+
+    Counted from the last layer down, every fourth has full attention and no positions.
+    """
+    depth = config.size("num_hidden_layers")
+    full = [(depth - 1 - i) % 4 == 0 for i in range(depth)]
+    kinds = listed_kinds(config, "layer_types", FULL_OR_SLIDING, ["full" if last else "sliding" for last in full])
+    return [
         (kind, {"attention": {**position, **_window(config, kind)}})
         for kind, position in zip(kinds, _positions(config, full), strict=True)
     ]
-    stack = {**stack_of_layers(layers), "embedding_norm": unweighted}
-    return decoder(config, block, offset_rmsnorm(eps), stack=stack)
 
 
 def _positions(config: Config, full: list[bool]) -> list[Table]:
@@ -93,7 +141,55 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+SPARK: dict[str, Any] = {
+    **{name: value for name, value in DEFAULTS.items() if name != "hidden_activation"},
+    "hidden_size": 8192,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 16,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "max_position_embeddings": 1048576,
+    "post_norm_eps": 1e-8,
+    "moe_intermediate_size": 4096,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_hidden_size": 4096,
+    "mlp_layer_types": None,
+}
+
 FAMILIES = {
     "muse_glimmer": Family(None, text="muse_glimmer_text", uncounted_encoders={"vision_config": "muse_glimmer_vision"}),
     "muse_glimmer_text": Family(_muse_glimmer_text, DEFAULTS, NO_COUNT),
+    "muse_spark": Family(
+        None,
+        text="muse_spark_text",
+        uncounted_encoders={"vision_config": "muse_spark_vision", "audio_config": "muse_spark_audio"},
+    ),
+    "muse_spark_text": Family(
+        _muse_spark_text,
+        SPARK,
+        NO_COUNT - {"post_norm_eps"} | {"residual_gate_temperature", "routed_scaling_factor"},
+        writes={
+            "post_norm_eps": lambda s: s.first.block.attention_output_norm.eps,
+            "mlp_layer_types": lambda s: [
+                "sparse" if isinstance(layer.feed_forward, MoE) else "dense" for layer in s.layers
+            ],
+            "moe_hidden_size": lambda s: present(s.moe.latent).moe_latent_size,
+        },
+        modules={
+            "self_attn_pre_norm": "input_layernorm",
+            "self_attn_post_norm": "post_attention_layernorm",
+            "mlp_pre_norm": "pre_feedforward_layernorm",
+            "mlp_post_norm": "post_feedforward_layernorm",
+            "self_attn_residual_gate": "post_attention_residual_gate",
+            "mlp_residual_gate": "post_feedforward_residual_gate",
+            "latent_in": "pre_expert_proj",
+            "latent_out": "post_expert_proj",
+            "latent_norm": "pre_expert_norm",
+            "experts": "experts - experts.post_expert_norm",
+            "expert_norm": "experts.post_expert_norm",
+        },
+    ),
 }

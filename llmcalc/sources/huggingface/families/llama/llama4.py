@@ -40,14 +40,22 @@ def _llama4_text(config: Config) -> Table:
         for a in KINDS.values()
         for b in ("rope", "nope")
     }
-    step = config.size("interleave_moe_layer_step")
-    routed = set(range(step - 1, depth, step) if config.get("moe_layers") is None else config.sizes("moe_layers"))
-    experts = moe(
-        config.size("num_local_experts"),
-        config.size("num_experts_per_tok"),
-        glu(config),
-        glu(config),
-        router={"scoring_func": "sigmoid"},
+    if config.get("moe_layers") is None:
+        step = config.size("interleave_moe_layer_step")
+        routed = {*range(step - 1, depth, step)}
+    else:
+        config.fields_read.add("interleave_moe_layer_step")
+        routed = {*config.sizes("moe_layers")}
+    experts = (
+        moe(
+            config.size("num_local_experts"),
+            config.size("num_experts_per_tok"),
+            glu(config),
+            glu(config),
+            router={"scoring_func": "sigmoid"},
+        )
+        if routed
+        else {}
     )
     networks = ["moe" if i in routed else "dense" for i in range(depth)]
     block = {

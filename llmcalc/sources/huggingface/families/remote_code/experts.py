@@ -1,4 +1,5 @@
-"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok-1, MiniMax-01.
+"""Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok, Arctic and
+MiniMax-01.
 
 Sources: the modeling files of the models' repositories and vLLM's, in `Family.code` of each model type.
 """
@@ -116,6 +117,44 @@ def _grok(config: Config) -> Table:
     return decoder(config, block, norm)
 
 
+def _arctic(config: Config) -> Table:
+    """Reads Snowflake Arctic: every `moe_layer_frequency`-th layer has experts, with `use_residual` beside a network.
+
+    That network is as wide as the layer.
+    """
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    period, beside = config.size("moe_layer_frequency"), config.flag("use_residual")
+    names = ["moe" if (i + 1) % period == 0 else "dense" for i in range(depth)]
+    experts = moe(config.size("num_local_experts"), config.size("num_experts_per_tok"), glu(config))
+    routed: Table = {"feed_forward": experts}
+    if beside:
+        routed |= {"type": "dense_residual", "dense": glu(config, width=config.size("hidden_size"))}
+    dense = {"type": "mlp", **glu(config)}
+    block = {"attention": attention(config), "norm": norm, "norm_placement": "pre"}
+    kinds: Table = {"moe": routed, "dense": {"feed_forward": dense}}
+    if {*names} == {"moe"}:
+        return decoder(config, {**block, **routed}, norm)
+    return decoder(config, {**block, "feed_forward": dense}, norm, stack=combined_kinds((names, kinds)))
+
+
+def _grok_2(config: Config) -> Table:
+    """Reads Grok-2: with `residual_moe` a network beside the experts, which reads the same input."""
+    norm, beside = rmsnorm(config.number("rms_norm_eps")), config.flag("residual_moe")
+    width = config.maybe("moe_intermediate_size") or config.size("intermediate_size")
+    config.fields_read.add("intermediate_size")
+    network = {"hidden_act": "gelu_tanh", "gated": True}
+    experts = moe(
+        config.size("num_local_experts"),
+        config.size("num_experts_per_tok"),
+        {**network, "intermediate_size": width},
+        {**network, "intermediate_size": config.size("intermediate_size")} if beside else None,
+    )
+    cap = config.number("attn_logit_softcapping")
+    mixer = attention(config, **({"attn_logit_softcapping": cap} if cap else {}))
+    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "sandwich"}
+    return decoder(config, block, norm)
+
+
 def _minimax_m1(config: Config) -> Table:
     """Reads MiniMax-Text-01 and M1, which list their layers as 0, lightning attention, and 1, softmax attention."""
     config.must("postnorm", True)
@@ -186,7 +225,10 @@ FAMILIES = {
             "use_mixed_mlp_moe": False,
             "moe_topk": 1,
         },
-        ROUTING | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
+        ROUTING
+        | {"use_rotary_pos_emb", "org_vocab_size", "add_classification_head", "class_num"}
+        | {"moe_topk", "num_shared_expert", "use_mixed_mlp_moe", "moe_intermediate_size", "cla_share_factor"},
+        aliases={"head_dim": "attention_head_dim"},
         code=f"{MLX}hunyuan.py",
     ),
     "grok-1": Family(
@@ -204,6 +246,46 @@ FAMILIES = {
             """.split()  # noqa: SIM905
         ),
         code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/grok1.py",
+    ),
+    "arctic": Family(
+        _arctic,
+        {
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 1,
+            "moe_layer_frequency": 2,
+            "use_residual": False,
+            "tie_word_embeddings": False,
+        },
+        frozenset(
+            """
+            enable_expert_tensor_parallelism moe_eval_capacity_factor moe_min_capacity moe_token_dropping
+            moe_train_capacity_factor parallel_attn_mlp_res quantization sliding_window
+            """.split()  # noqa: SIM905
+        ),
+        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/arctic.py",
+    ),
+    "grok-2": Family(
+        _grok_2,
+        {
+            **COMMON,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": None,
+            "residual_moe": False,
+            "attn_logit_softcapping": 30.0,
+        },
+        frozenset(
+            """
+            attn_output_multiplier attn_temperature_len embedding_multiplier_scale final_logit_softcapping
+            global_attn_every_n merge_gate_up output_multiplier_scale replicate_embedding replicate_lm_head
+            rope_type router_logit_softcapping sliding_window_size
+            """.split()  # noqa: SIM905
+        ),
+        code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/grok.py",
     ),
     "minimax_m1": Family(
         _minimax_m1,

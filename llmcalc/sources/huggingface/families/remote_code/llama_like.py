@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .....errors import shown
 from ...config import Config
 from ...family import Family
 from ...parts import QKVO, Table, attention, biases, decoder, glu, layernorm, rmsnorm, rope
@@ -35,10 +36,25 @@ def _baichuan(config: Config) -> Table:
 
 def _minicpm(config: Config) -> Table:
     """Reads MiniCPM 1 to 4, whose scales of the embedding and the residual stream have no parameters."""
-    for name in ("num_experts", "sparse_config"):
-        if config.has(name):
-            config.must(name, None, 0)
+    if config.has("num_experts"):
+        config.must("num_experts", None, 0)
+    if config.has("sparse_config"):
+        dense = config.table("sparse_config").get("dense_len")
+        beyond = "" if dense is None else f" of more than {shown(dense)} tokens"
+        config.notes.append(f"sparse_config: that a sequence{beyond} attends to some blocks alone is not counted")
     return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+
+
+def _mobilellm(config: Config) -> Table:
+    """Reads MobileLLM: `share_embedding` ties the head; sharing the weights of adjacent layers is not supported."""
+    config.must("layer_sharing", False)
+    return llama_like(config, attention(config, **biases(config.flag("attention_bias"), *QKVO)))
+
+
+def _telechat3(config: Config) -> Table:
+    """Reads TeleChat 3, whose layers are Llama's."""
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    return llama_like(config, mixer, config.flag("mlp_bias"))
 
 
 def _orion(config: Config) -> Table:
@@ -122,6 +138,18 @@ FAMILIES = {
             "max_position_embeddings": "seq_length",
         },
         code=f"{VLLM}telechat2.py",
+    ),
+    "telechat3": Family(
+        _telechat3,
+        {**COMMON, "attention_bias": False, "mlp_bias": False},
+        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/telechat3.py",
+    ),
+    "mobilellm": Family(
+        _mobilellm,
+        {**COMMON, "attention_bias": False, "layer_sharing": False, "tie_word_embeddings": False},
+        frozenset({"mlp_bias"}),
+        aliases={"tie_word_embeddings": "share_embedding"},
+        code=f"{HUB}facebook/MobileLLM-125M modeling_mobilellm.py",
     ),
     "exaone": Family(
         _exaone,

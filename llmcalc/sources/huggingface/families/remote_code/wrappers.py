@@ -40,6 +40,32 @@ FAMILIES = {
         ties="text",
         code=f"{HUB}AIDC-AI/Ovis1.6-Gemma2-9B modeling_ovis.py",
     ),
+    "multi_modality": Family(
+        None,
+        text="llama",
+        text_section="language_config",
+        generates=True,
+        ties="text",
+        uncounted_encoders={"gen_vision_config": "a decoder of images"},
+        code="https://github.com/deepseek-ai/Janus/blob/main/janus/models/modeling_vlm.py",
+    ),
+    "interns1": Family(None, text="qwen3", code=f"{HUB}internlm/Intern-S1 modeling_interns1.py"),
+    "minimax_vl_01": Family(
+        None, text="minimax_text_01", ties="text", code=f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"
+    ),
+    "eagle_2_5_vl": Family(None, text="qwen2", ties="text", code=f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py"),
+    **{
+        kind: Family(None, text=text, text_section="llm_config", generates=True, ties="text", code=code)
+        for kind, text, code in (
+            ("ovis2_5", "qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py"),
+            ("NVLM_D", "qwen2", f"{HUB}nvidia/NVLM-D-72B modeling_nvlm_d.py"),
+            ("h2ovl_chat", "mistral", f"{HUB}h2oai/h2ovl-mississippi-2b modeling_h2ovl_chat.py"),
+            ("skywork_chat", "qwen2", f"{HUB}Skywork/Skywork-R1V-38B modeling_skywork_chat.py"),
+            ("eagle_chat", "qwen2", f"{HUB}nvidia/Eagle2-9B modeling_eagle_chat.py"),
+            ("Llama_Nemotron_Nano_VL", "llama", f"{HUB}nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1 modeling.py"),
+            ("NemotronH_Nano_VL_V2", "nemotron_h", f"{HUB}nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16 modeling.py"),
+        )
+    },
     "phi3_v": Family(
         None,
         text="phi3",

@@ -1,0 +1,91 @@
+"""A layer with a dense network beside the experts: the experts read the layer's input, the network attention's output.
+
+Snowflake Arctic: vllm/model_executor/models/arctic.py of vllm-project/vllm (`ArcticDecoderLayer`, `use_residual`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..networks.moe import MoE
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run
+from .block import Sharing, WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class DenseResidualLayer(WholeLayer):
+    """a = x + attention(norm(x)), then a + dense(norm(a)) + experts(norm(x)).
+
+    feed_forward: the experts.
+    dense: the network beside them.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["dense_residual"] = "dense_residual"
+    dense: FeedForward
+    norm_placement: Literal["pre"] = "pre"
+    parallel: None = None
+    cross_attention: None = None
+
+    def networks(self) -> list[Any]:
+        return [self.feed_forward, self.dense]
+
+    def source(self) -> str:
+        return "Snowflake Arctic 2024"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        assert isinstance(self.attention, Component)
+        assert isinstance(self.feed_forward, Component)
+        f.hold(x=x)
+        attended = f.add(x, f.part("self_attn", self.attention, f.part("self_attn_pre_norm", self.norm, x)))
+        f.hold(x=x, attended=attended)
+        y = f.add(attended, f.part("dense", self.dense, f.part("dense_pre_norm", self.norm, attended)))
+        f.hold(x=x, y=y)
+        return f.add(y, f.part("mlp", self.feed_forward, f.part("mlp_pre_norm", self.norm, x)))
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        expert = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        experts = MoE(num_experts=4, num_experts_per_tok=2, expert=expert)
+        norm = Norm(type="rmsnorm")
+        return [cls(attention=attention, feed_forward=experts, dense=expert.model_copy(), norm=norm)]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class DenseResidualReference(nn.Module):
+        """The layer. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: DenseResidualLayer, context: Context) -> None:
+            super().__init__()
+            for name, part in (("self_attn", spec.attention), ("dense", spec.dense), ("mlp", spec.feed_forward)):
+                assert isinstance(part, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
+
+        def _sublayer(self, name: str, x: Tensor, run: Run) -> Tensor:
+            out: Tensor = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
+            return out
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            attended = x + self._sublayer("self_attn", x, run)
+            return attended + self._sublayer("dense", attended, run) + self._sublayer("mlp", x, run)
+
+    return DenseResidualReference

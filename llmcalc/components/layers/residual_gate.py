@@ -1,0 +1,109 @@
+"""A layer whose residual sums are weighted: α · x + β · y, with a learned gate per feature.
+
+transformers: models/muse_spark (`MuseSparkResidualGate`, `MuseSparkTextDecoderLayer`).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Component, Context
+from ..mixers.attention import Attention
+from ..networks.feed_forward import FeedForward
+from ..norm import Norm
+from ..position import Rope
+from ..runtime import Run, vector
+from .block import Sharing, WholeLayer
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ResidualGateLayer(WholeLayer):
+    """Attention, then a feed-forward network, with a norm before and after each, and a gated sum.
+
+    The gate g of a feature gives β = σ(g) and α = √(σ(−g) · (1 + β)), so that α² + β² = 1.
+
+    norm: the norm before each sublayer.
+    attention_output_norm: the norm of attention's output.
+    feed_forward_output_norm: the norm of the network's output.
+    """
+
+    plain: ClassVar[bool] = False
+
+    type: Literal["residual_gate"] = "residual_gate"
+    attention_output_norm: Norm
+    feed_forward_output_norm: Norm
+    norm_placement: Literal["sandwich"] = "sandwich"
+    parallel: None = None
+    cross_attention: None = None
+
+    def source(self) -> str:
+        return "Muse Spark 2026"
+
+    def flow(self, f: Flow, x: Value, sharing: Sharing | None = None) -> Value:
+        for name, part, output_norm in (
+            ("self_attn", self.attention, self.attention_output_norm),
+            ("mlp", self.feed_forward, self.feed_forward_output_norm),
+        ):
+            assert isinstance(part, Component)
+            y = f.part(name, part, f.part(f"{name}_pre_norm", self.norm, x))
+            f.hold(x=x, y=y)
+            y = f.part(f"{name}_post_norm", output_norm, y)
+            f.hold(y=y)
+            with f.scope(f"{name}_residual_gate", kind="residual"):
+                share = f.act(f.vector("", *x.axes), "sigmoid")
+                x = f.add(f.mul(x, share), f.mul(y, share))
+            f.hold(x=x)
+        return x
+
+    def reference(self, context: Context) -> nn.Module:
+        return _reference()(self, context)
+
+    @classmethod
+    def examples(cls) -> list[Self]:
+        attention = Attention(num_attention_heads=4, num_key_value_heads=2, position=Rope())
+        network = FeedForward(intermediate_size=20, hidden_act="silu", gated=True)
+        layer = cls(
+            attention=attention,
+            feed_forward=network,
+            norm=Norm(type="rmsnorm"),
+            attention_output_norm=Norm(type="rmsnorm", weight=False),
+            feed_forward_output_norm=Norm(type="rmsnorm"),
+        )
+        return [layer, layer.model_copy(update={"attention_output_norm": Norm(type="layernorm")})]
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    import torch
+    from torch import nn
+
+    class ResidualGateReference(nn.Module):
+        """The layer with gated residual sums. x: [batch, tokens, hidden] → same shape."""
+
+        def __init__(self, spec: ResidualGateLayer, context: Context) -> None:
+            super().__init__()
+            output_norms = (spec.attention_output_norm, spec.feed_forward_output_norm)
+            sublayers = (("self_attn", spec.attention), ("mlp", spec.feed_forward))
+            for (name, part), output_norm in zip(sublayers, output_norms, strict=True):
+                assert isinstance(part, Component)
+                self.add_module(f"{name}_pre_norm", spec.norm.reference(context))
+                self.add_module(name, part.reference(context))
+                self.add_module(f"{name}_post_norm", output_norm.reference(context))
+                self.add_module(f"{name}_residual_gate", vector(torch.zeros(context.hidden_size)))
+
+        def forward(self, x: Tensor, run: Run) -> Tensor:
+            for name in ("self_attn", "mlp"):
+                y = self.get_submodule(name)(self.get_submodule(f"{name}_pre_norm")(x), run)
+                y = self.get_submodule(f"{name}_post_norm")(y)
+                gate: Any = self.get_submodule(f"{name}_residual_gate")
+                share = torch.sigmoid(gate.weight)
+                rest = torch.sqrt((1 - share) * (1 + share))
+                x = rest * x + share * y
+            return x
+
+    return ResidualGateReference

@@ -1,0 +1,67 @@
+"""A depthwise convolution of the values, added to attention's output: one filter per head.
+
+Xiong 2021 (Nyströmformer, arXiv:2102.03902), §3; Zeng 2021 (YOSO, arXiv:2111.09714).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import field_validator
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import Context, Kernel, Part
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+class ValueConvolution(Part):
+    """The convolution. All features of a head share its filter.
+
+    conv_kernel_size: the kernel size in tokens; odd, so that input and output have the same length.
+    """
+
+    kind: ClassVar[str] = "convolution"
+
+    conv_kernel_size: Kernel
+
+    @field_validator("conv_kernel_size")
+    @classmethod
+    def _odd(cls, size: int) -> int:
+        if size % 2 == 0:
+            raise ValueError(f"{size} is even; expected an odd number")
+        return size
+
+    def source(self) -> str:
+        return "Xiong et al. 2021 (Nyströmformer), §3"
+
+    def flow(self, f: Flow, values: Value, heads: Axis, size: Axis) -> Value:
+        """Records the convolution of the values of all heads."""
+        groups = f.n((heads, size))
+        return f.conv("conv", values, heads, size, kernel=self.conv_kernel_size, groups=groups, shared=size.size)
+
+    def reference(self, context: Context, heads: int) -> nn.Module:
+        return _reference()(self, heads)
+
+
+@cache
+def _reference() -> type[nn.Module]:
+    from torch import nn
+
+    class ValueConvolutionReference(nn.Module):
+        """The convolution. values: [batch, heads, tokens, size] → same shape."""
+
+        def __init__(self, spec: ValueConvolution, heads: int) -> None:
+            super().__init__()
+            kernel = spec.conv_kernel_size
+            self.conv = nn.Conv2d(heads, heads, (kernel, 1), padding=(kernel // 2, 0), bias=False, groups=heads)
+
+        def forward(self, values: Tensor) -> Tensor:
+            out: Tensor = self.conv(values)
+            return out
+
+    return ValueConvolutionReference

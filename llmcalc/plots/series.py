@@ -1,0 +1,28 @@
+"""Colours and lines of curves: no two curves of a picture look the same."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..reports.palette import SERIES
+
+LINES: tuple[Any, ...] = ("-", (0, (7, 2)), (0, (7, 2, 1.5, 2)))
+"""Lines of the first eight curves, of the next eight, and of eight more; dots say something else."""
+
+SHADES = (1.0, 0.62, 0.35)
+"""How much of a colour each of those has; the rest is black."""
+
+
+class CurveStyle(NamedTuple):
+    """colour: as `#rrggbb`. line: matplotlib's line style."""
+
+    colour: str
+    line: Any
+
+
+def curve_style(i: int) -> CurveStyle:
+    """Returns the style of a picture's curve, counted from 0. After 24 curves they begin anew."""
+    turn = i // len(SERIES) % len(LINES)
+    colour = SERIES[i % len(SERIES)]
+    channels = [round(int(colour[at : at + 2], 16) * SHADES[turn]) for at in (1, 3, 5)]
+    return CurveStyle("#" + "".join(f"{channel:02x}" for channel in channels), LINES[turn])

@@ -1,0 +1,108 @@
+"""BERT with approximations of attention over many tokens: Nyströmformer and YOSO.
+
+Nyströmformer (Xiong 2021, arXiv:2102.03902) attends through landmarks where there are fewer of them than tokens, YOSO
+(Zeng 2021, arXiv:2111.09714) by hashes; by default both compute all scores. A convolution of the values stands beside.
+
+transformers: models/nystromformer, models/yoso.
+"""
+
+from __future__ import annotations
+
+from ...absent import present
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import EVERY, Family, Modules, Quirks
+from ...parts import Table, encoder
+from ...writes import Writes
+from .bert import BERT_MODULES, COMMON, OLD, SECOND_BIAS, bert_act, bert_block, bert_head, bert_score, bert_stack
+
+
+def _nystromformer(config: Config) -> Table:
+    if config.size("num_landmarks") != config.size("segment_means_seq_len"):
+        config.notes.append(
+            "num_landmarks: attention through landmarks is not counted: every token attends to all, as where there are "
+            "as many landmarks as tokens"
+        )
+    config.must("inv_coeff_init_option", False)
+    return _convolving(config, "conv_kernel_size")
+
+
+def _yoso(config: Config) -> Table:
+    if not config.flag("use_expectation"):
+        config.notes.append("use_expectation: attention by hashes is not counted: every token attends to all")
+    return _convolving(config, "conv_window")
+
+
+def _convolving(config: Config, field: str) -> Table:
+    """Reads BERT with a convolution of the values, whose kernel is in that field, and no pooler.
+
+    A question-answering head has two scores, whatever the number of labels.
+    """
+    block = bert_block(config)
+    kernel = config.maybe(field)
+    if kernel is not None:
+        if kernel % 2 == 0:
+            raise config.wrong(field, kernel, "an odd number: the class adds as many rows as it reads")
+        block["attention"]["value_convolution"] = {"conv_kernel_size": kernel}
+    rows = config.size("max_position_embeddings")
+    position = {"type": "learned", "max_position_embeddings": rows, "offset": 2}
+    act = bert_act(config)
+    stack, head = bert_stack(config, position), bert_head(config, act)
+    return encoder(config, block, stack, head, bert_score(act), answers=2)
+
+
+def _kernel(field: str) -> Writes:
+    return {
+        field: lambda s: getattr(s.first.block.attention.value_convolution, "conv_kernel_size", None),
+        "max_position_embeddings": lambda s: present(s.first.position).max_position_embeddings,
+    }
+
+
+MODULES: Modules = {
+    **BERT_MODULES,
+    "value_convolution": "conv",
+    "classifier": "pre_classifier + classifier | classifier",
+    "classifier.dense": ".pre_classifier | dense",
+    "value_convolution.conv": ".attention.self.conv",
+}
+
+FAMILIES = {
+    "nystromformer": Family(
+        _nystromformer,
+        {
+            **COMMON,
+            "vocab_size": 30000,
+            "hidden_act": "gelu_new",
+            "max_position_embeddings": 510,
+            "type_vocab_size": 2,
+            "layer_norm_eps": 1e-5,
+            "segment_means_seq_len": 64,
+            "num_landmarks": 64,
+            "conv_kernel_size": 65,
+            "inv_coeff_init_option": False,
+        },
+        OLD,
+        writes=_kernel("conv_kernel_size"),
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY),
+        modules=MODULES,
+        dropout=BERT_DROPOUT,
+    ),
+    "yoso": Family(
+        _yoso,
+        {
+            **COMMON,
+            "vocab_size": 50265,
+            "max_position_embeddings": 4096,
+            "type_vocab_size": 1,
+            "use_expectation": True,
+            "conv_window": None,
+        },
+        OLD | {"hash_code_len", "lsh_backward", "num_hash", "use_fast_hash"},
+        writes=_kernel("conv_window"),
+        deviations=(SECOND_BIAS,),
+        quirks=Quirks(reads_values=EVERY, refuses_bfloat16=EVERY),
+        modules=MODULES,
+        dropout=BERT_DROPOUT,
+    ),
+}

@@ -1,0 +1,192 @@
+"""Language models that denoise masked tokens, whose class is code of the model's own repository: LLaDA, Dream, SDAR.
+
+LLaDA and Dream attend in both directions and keep no cache, so they are read as encoders. SDAR, LLaDA 2 and
+Fast-dLLM denoise one block after another and keep the cache of earlier blocks: decoders.
+
+Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .....components.base import LARGEST
+from ...config import Config
+from ...family import Family
+from ...parts import (
+    QKV,
+    QKVO,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    encoder,
+    glu,
+    moe,
+    qk_norm,
+    rmsnorm,
+)
+
+STEPS = "denoising: the further passes over the same tokens are not counted"
+
+
+def _llada(config: Config) -> Table:
+    """Reads LLaDA: OLMo's fields with Llama's layers.
+
+    LLaDA-MoE's configs state the same model type and Llama's field names.
+    """
+    config.notes.append(STEPS)
+    if config.has("num_experts"):
+        return _llada_moe(config)
+    config.must("block_type", "llama")
+    config.must("layer_norm_type", "rms")
+    for name in ("attention_layer_norm", "input_emb_norm", "alibi", "bias_for_layer_norm"):
+        config.must(name, None, False)
+    config.must("rope", True)
+    norm, bias = rmsnorm(config.number("rms_norm_eps")), config.flag("include_bias")
+    hidden, qkv_bias = config.size("hidden_size"), bias or config.flag("include_qkv_bias")
+    config.fields_read.add("mlp_ratio")
+    width = config.maybe("intermediate_size") or config.size("mlp_ratio") * hidden
+    if width > LARGEST:
+        raise config.wrong("mlp_ratio", config.get("mlp_ratio"), f"a width of at most {LARGEST}")
+    mixer = attention(config, **biases(qkv_bias, *QKV), **biases(bias, "o_bias"))
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(config, bias, width),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    tied = config.flag("tie_word_embeddings")
+    rows = config.maybe("embedding_size") or config.size("vocab_size")
+    config.fields_read.add("vocab_size")
+    head = biases(bias and not tied, "bias")
+    return {**encoder(config, block, {"final_norm": norm}, head), "vocab_size": rows}
+
+
+def _llada_moe(config: Config) -> Table:
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    mixer = attention(
+        config,
+        **biases(config.flag("attention_bias"), *QKVO),
+        **(qk_norm(norm) if config.flag("qk_layernorm") else {}),
+    )
+    shared = config.maybe("shared_expert_intermediate_size")
+    experts = moe(
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=config.size("expert_intermediate_size")),
+        None if shared is None else glu(config, width=shared),
+    )
+    frequency = config.get("moe_layer_freq")
+    listed = frequency if isinstance(frequency, list) else [frequency] * depth
+    if len(listed) != depth or any(kind not in (0, 1) for kind in listed):
+        raise config.wrong("moe_layer_freq", frequency, f"1, or {depth} times 0 or 1")
+    names = ["moe" if kind else "dense" for kind in listed]
+    dense = {"type": "mlp", **glu(config, width=config.size("dense_intermediate_size"))} if "dense" in names else {}
+    config.fields_read.add("dense_intermediate_size")
+    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    stack = combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense} if dense else {}}))
+    return encoder(config, block, {**stack, "final_norm": norm}, {})
+
+
+def _dream(config: Config) -> Table:
+    """Reads Dream: Qwen 2.5's layers."""
+    config.notes.append(STEPS)
+    config.must("use_sliding_window", False)
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(True, *QKV))
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return encoder(config, block, {"final_norm": norm}, {})
+
+
+BLOCKS = frozenset(
+    """
+    bd_size block_length block_size debug ep_size fuse_cross_entropy mask_token_id max_window_layers micro_forward
+    skip_checkpoint sliding_window use_deepep use_sliding_window
+    """.split()  # noqa: SIM905
+)
+"""Fields of training and sampling in blocks."""
+
+QWEN: dict[str, Any] = {
+    "vocab_size": 151936,
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+}
+
+GITHUB, HUB = "https://github.com/", "https://huggingface.co/"
+
+FAMILIES = {
+    "llada": Family(
+        _llada,
+        {
+            "embedding_size": None,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "intermediate_size": None,
+            "mlp_ratio": 4,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "block_type": "llama",
+            "layer_norm_type": "rms",
+            "rope": True,
+            "alibi": False,
+            "attention_layer_norm": False,
+            "input_emb_norm": False,
+            "bias_for_layer_norm": False,
+            "include_bias": False,
+            "include_qkv_bias": False,
+            "tie_word_embeddings": False,
+            "attention_bias": False,
+            "qk_layernorm": True,
+            "moe_layer_freq": 1,
+        },
+        BLOCKS
+        | frozenset(
+            """
+            activation_type alibi_bias_max attention_layer_norm_with_affine block_group_size clip_qkv embedding_dropout
+            flash_attention init_cutoff_factor init_device init_fn init_std layer_norm_with_affine multi_query_attention
+            moe_router_enable_expert_bias moe_router_score_function moe_router_topk_scaling_factor norm_topk_prob
+            precision residual_dropout rope_full_precision routed_scaling_factor router_num_group router_topk_group
+            scale_logits
+            """.split()  # noqa: SIM905
+        ),
+        aliases={
+            "hidden_size": "d_model",
+            "num_attention_heads": "n_heads",
+            "num_key_value_heads": "n_kv_heads",
+            "num_hidden_layers": "n_layers",
+            "intermediate_size": "mlp_hidden_size",
+            "hidden_act": "activation_type",
+            "max_position_embeddings": "max_sequence_length",
+            "tie_word_embeddings": "weight_tying",
+        },
+        generates=True,
+        code=f"{HUB}GSAI-ML/LLaDA-8B-Base modeling_llada.py",
+    ),
+    "Dream": Family(
+        _dream,
+        QWEN,
+        BLOCKS | {"use_mrope"},
+        generates=True,
+        code=f"{HUB}Dream-org/Dream-v0-Instruct-7B modeling_dream.py",
+    ),
+    "sdar": Family(None, text="qwen3", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-8B-Chat modeling_sdar.py"),
+    "sdar_moe": Family(
+        None, text="qwen3_moe", ties="text", ignored=BLOCKS, code=f"{HUB}JetLM/SDAR-30B-A3B-Chat modeling_sdar_moe.py"
+    ),
+    "Fast_dLLM_Qwen": Family(
+        None, text="qwen2", ties="text", ignored=BLOCKS, code="https://github.com/NVlabs/Fast-dLLM/tree/main/v2"
+    ),
+    "llada2_moe": Family(
+        None,
+        text="bailing_moe_v2",
+        generates=True,
+        ties="text",
+        ignored=BLOCKS,
+        code="https://github.com/Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/llada2_moe/language.py",
+    ),
+}

@@ -1,0 +1,235 @@
+"""Encoders for embeddings whose class is code of the model's own repository.
+
+Jina embeddings 2 (jina_bert), NeoBERT, nomic's experts, Llama without a causal mask (llama_bidirec), and the first
+names of GTE (new) and Jina embeddings 3 (xlm_roberta_flash).
+
+Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...dropout import BERT_DROPOUT
+from ...family import Family
+from ...parts import (
+    QKVO,
+    Table,
+    attention,
+    biases,
+    combined_kinds,
+    encoder,
+    glu,
+    layernorm,
+    moe,
+    pooler,
+    qk_norm,
+    rmsnorm,
+    rope,
+    scores_sequences,
+    token_types,
+)
+from ..bert.bert import OLD, bert_act, bert_head
+from ..llama import llama
+
+
+def _jina_bert(config: Config) -> Table:
+    """Reads Jina embeddings 2: BERT with ALiBi and a gated network, whose first map has no bias.
+
+    Checkpoints whose `auto_map` names the code `qk-post-norm` normalize queries and keys.
+    """
+    config.must("position_embedding_type", "alibi")
+    norm = layernorm(config.number("layer_norm_eps"))
+    mixer: Table = {
+        "num_attention_heads": config.size("num_attention_heads"),
+        "position": {"type": "alibi"},
+        **biases(True, *QKVO),
+    }
+    if "qk-post-norm" in str(config.data.get("auto_map", "")):
+        mixer |= qk_norm(norm, "projection")
+    network = {
+        "intermediate_size": config.size("intermediate_size"),
+        "hidden_act": config.choice({"geglu": "gelu", "reglu": "relu"}, "feed_forward_type"),
+        "gated": True,
+        "down_bias": True,
+    }
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "post"}
+    stack = {"embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
+    pools = config.head == "none" or scores_sequences(config)
+    return encoder(config, block, stack, bert_head(config, bert_act(config)), {}, **pooler(pools))
+
+
+def _neobert(config: Config) -> Table:
+    """Reads NeoBERT: Llama's layers without a causal mask; the network is two thirds as wide as stated.
+
+    Its width is the next multiple of 8.
+    """
+    norm, stated = rmsnorm(config.number("rms_norm_eps")), config.size("intermediate_size")
+    width = -(-(2 * stated // 3) // 8) * 8
+    config.must("hidden_act", "swiglu", "SwiGLU")
+    network = {"intermediate_size": width, "hidden_act": "silu", "gated": True}
+    block = {"attention": attention(config), "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    score = {"transform": {"hidden_act": "tanh", "norm": None}}
+    return encoder(config, block, {"final_norm": norm}, {"bias": True}, score)
+
+
+def _nomic_bert_moe(config: Config) -> Table:
+    """Reads nomic-embed-text-v2: BERT with rotary positions, and experts in layer 1 of `moe_every_n_layers`."""
+    config.must("activation_function", "gelu")
+    for name in ("prenorm", "causal", "parallel_block", "use_rms_norm", "expert_choice_router"):
+        config.must(name, None, False)
+    for name in ("num_shared_experts", "moe_impl"):
+        config.must(name, None, 0, "megablocks")
+    norm, depth = layernorm(config.number("layer_norm_epsilon")), config.size("num_hidden_layers")
+    width, period = config.size("intermediate_size"), config.size("moe_every_n_layers")
+    mixer = {
+        "num_attention_heads": config.size("num_attention_heads"),
+        "position": rope(config, theta_name="rotary_emb_base", share_name="rotary_emb_fraction"),
+        **biases(config.flag("qkv_proj_bias"), *QKVO),
+    }
+    dense = {
+        "type": "mlp",
+        "intermediate_size": width,
+        "hidden_act": "gelu",
+        **biases(config.flag("mlp_fc1_bias"), "up_bias"),
+        **biases(config.flag("mlp_fc2_bias"), "down_bias"),
+    }
+    experts = moe(
+        config.size("num_experts"),
+        config.size("moe_top_k"),
+        {"intermediate_size": width, "hidden_act": "gelu"},
+        output_bias=True,
+    )
+    names = ["moe" if i % period == 1 else "dense" for i in range(depth)]
+    block = {"attention": mixer, "feed_forward": dense, "norm": norm, "norm_placement": "post"}
+    layers = combined_kinds((names, {"dense": {}, "moe": {"feed_forward": experts}}))
+    stack = {**layers, "embedding_norm": norm, **token_types(config.count("type_vocab_size"))}
+    return encoder(config, block, stack, bert_head(config, "gelu", norm), {})
+
+
+def _llama_bidirec(config: Config) -> Table:
+    norm = rmsnorm(config.number("rms_norm_eps"))
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    network = glu(config, config.flag("mlp_bias"))
+    block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
+    return encoder(config, block, {"final_norm": norm}, {}, {"bias": False})
+
+
+GITHUB, HUB = "https://github.com/", "https://huggingface.co/"
+
+FAMILIES = {
+    "jina_bert": Family(
+        _jina_bert,
+        {
+            "vocab_size": 30528,
+            "hidden_size": 768,
+            "num_hidden_layers": 12,
+            "num_attention_heads": 12,
+            "intermediate_size": 3072,
+            "hidden_act": "gelu",
+            "max_position_embeddings": 8192,
+            "type_vocab_size": 2,
+            "layer_norm_eps": 1e-12,
+            "position_embedding_type": "alibi",
+            "feed_forward_type": "geglu",
+            "tie_word_embeddings": True,
+        },
+        OLD | {"attn_implementation", "emb_pooler", "model_max_length"},
+        code=f"{HUB}jinaai/jina-bert-implementation modeling_bert.py",
+        dropout=BERT_DROPOUT,
+    ),
+    "neobert": Family(
+        _neobert,
+        {
+            "vocab_size": 30522,
+            "hidden_size": 768,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 12,
+            "num_key_value_heads": None,
+            "head_dim": None,
+            "intermediate_size": 3072,
+            "hidden_act": "SwiGLU",
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": False,
+        },
+        OLD
+        | frozenset(
+            """
+            classifier_init_range decoder_init_range dim_head embedding_init_range kwargs ngpt rms_norm
+            """.split()  # noqa: SIM905
+        ),
+        aliases={"rms_norm_eps": "norm_eps", "max_position_embeddings": "max_length"},
+        code=f"{GITHUB}chandar-lab/NeoBERT/blob/main/src/neobert/model/model.py",
+    ),
+    "nomic_bert_moe": Family(
+        _nomic_bert_moe,
+        {
+            "activation_function": "gelu",
+            "layer_norm_epsilon": 1e-5,
+            "moe_every_n_layers": 2,
+            "num_experts": 8,
+            "moe_top_k": 2,
+            "num_shared_experts": 0,
+            "moe_impl": "megablocks",
+            "qkv_proj_bias": True,
+            "mlp_fc1_bias": True,
+            "mlp_fc2_bias": True,
+            "prenorm": False,
+            "causal": False,
+            "parallel_block": False,
+            "use_rms_norm": None,
+            "expert_choice_router": False,
+            "type_vocab_size": 1,
+            "tie_word_embeddings": True,
+        },
+        OLD
+        | frozenset(
+            """
+            dense_seq_output ffn_div fused_bias_fc fused_dropout_add_ln max_trained_positions
+            moe_normalize_expert_weights moe_resid_pdrop pad_vocab_to_multiple_of parallel_block_tied_norm
+            reorder_and_upcast_attn rotary_emb_interleaved rotary_emb_scale_base rotary_scaling_factor
+            summary_activation summary_first_dropout summary_proj_to_labels summary_type summary_use_proj use_xentropy
+            """.split()  # noqa: SIM905
+        ),
+        aliases={
+            "hidden_size": "n_embd",
+            "num_attention_heads": "n_head",
+            "num_hidden_layers": "n_layer",
+            "intermediate_size": "n_inner",
+            "max_position_embeddings": "n_positions",
+        },
+        code=f"{HUB}nomic-ai/nomic-bert-2048 modeling_hf_nomic_bert.py",
+        dropout=BERT_DROPOUT,
+    ),
+    "llama_bidirec": Family(
+        _llama_bidirec,
+        llama.FAMILIES["llama"].defaults,
+        OLD | {"pooling", "mlp_bias"},
+        code=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
+    ),
+    "xlm_roberta_flash": Family(
+        None,
+        text="jina_embeddings_v3",
+        ties="text",
+        uncounted={"lora_rank": "the adapters of rank {} for its tasks are not counted"},
+        ignored=frozenset(
+            """
+            emb_pooler load_trained_adapters lora_adaptations lora_alpha lora_dropout_p lora_main_params_trainable
+            lora_rank matryoshka_dimensions position_embedding_type rotary_emb_base task_instructions truncate_dim
+            use_reentrant
+            """.split()  # noqa: SIM905
+        ),
+        code=f"{HUB}jinaai/xlm-roberta-flash-implementation modeling_xlm_roberta.py",
+    ),
+    "new": Family(
+        None,
+        text="gte",
+        ties="text",
+        ignored=frozenset(
+            """
+            layer_norm_type logn_attention_clip1 logn_attention_scale pack_qkv position_embedding_type unpad_inputs
+            use_memory_efficient_attention
+            """.split()  # noqa: SIM905
+        ),
+        code=f"{HUB}Alibaba-NLP/new-impl modeling.py",
+    ),
+}

@@ -1,0 +1,174 @@
+"""Multimodal wrappers with code of their own whose configs have the text model's fields at their top.
+
+LLaVA's own classes, Bunny, MiniCPM-V and -o, dots.ocr, GOT-OCR, Keye-VL, Phi-4-multimodal. The text model is counted.
+
+Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
+"""
+
+from __future__ import annotations
+
+from ...config import Config, is_number
+from ...family import Family
+from ...parts import Table
+from ...registry import config_of, family_of
+
+TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5: "qwen3"}
+"""Version of MiniCPM-V → the model type of its text model."""
+
+
+def _minicpmv(config: Config) -> Table:
+    """Reads MiniCPM-V: its version says which text model it has; the first two versions do not state it."""
+    first = 2.0 if config.size("hidden_size") == 2304 else 2.5
+    return _text_of_version(config, first)
+
+
+def _minicpmo(config: Config) -> Table:
+    """Reads MiniCPM-o, whose first version is 2.6."""
+    return _text_of_version(config, 2.6)
+
+
+def _text_of_version(config: Config, first: float) -> Table:
+    stated = config.data.get("version")
+    config.fields_read.add("version")
+    try:
+        number = float(stated) if isinstance(stated, str) or is_number(stated) else first if stated is None else None
+    except (ValueError, OverflowError):
+        number = None
+    if number not in TEXT_OF_VERSION:
+        raise config.wrong("version", stated, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
+    kind = TEXT_OF_VERSION[number]
+    family = family_of(kind)
+    text = config_of({**config.data, "architectures": []}, kind, family, config.head, config.where)
+    table: Table = family.read(text) if family.read is not None else {}
+    config.fields_read |= text.fields_read | family.ignored
+    config.notes += text.notes
+    config.from_defaults |= text.from_defaults
+    return table
+
+
+NOT_COUNTED = "its encoder is not counted"
+
+LLAVA_FIELDS = frozenset(
+    """
+    add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample freeze_mm_mlp_adapter
+    freeze_mm_vision_resampler image_aspect_ratio image_crop_resolution image_grid_pinpoints image_split_resolution
+    max_image_length mm_hidden_size mm_newline_position mm_patch_merge_type mm_projector_lr mm_projector_type
+    mm_resampler_type mm_spatial_pool_mode mm_spatial_pool_stride mm_tunable_parts mm_use_im_patch_token
+    mm_use_im_start_end mm_vision_select_feature mm_vision_select_layer mm_vision_tower_lr pos_skipping_range
+    tokenizer_model_max_length tokenizer_padding_side tune_mm_mlp_adapter tune_mm_vision_resampler
+    unfreeze_mm_vision_tower unfreeze_vision_tower use_mm_proj use_pos_skipping use_s2 vision_tower_pretrained
+    """.split()  # noqa: SIM905
+)
+"""Fields of LLaVA's encoder, projector and training."""
+
+MINICPM_FIELDS = frozenset(
+    """
+    audio_chunk_length audio_pool_step batch_3d_resampler batch_vision_input chunk_input drop_vision_last_layer
+    max_slice_nums scale_resolution image_size init_audio init_tts init_vision listen_speak_type mm_use_im_start_end
+    patch_size query_num slice_config slice_mode stream_input use_image_id vision_batch_size vision_encoder
+    """.split()  # noqa: SIM905
+)
+"""Fields of the encoders and resamplers of MiniCPM-V and -o."""
+
+GITHUB, HUB = "https://github.com/", "https://huggingface.co/"
+
+
+def _llava(text: str, code: str) -> Family:
+    """Returns the record of a class of LLaVA's own code. text: the model type of its text model.
+
+    VILA and NVILA, whose classes have LLaVA's names, have the text model in `llm_cfg`.
+    """
+    return Family(
+        None,
+        text=text,
+        text_section="llm_cfg",
+        ties="text",
+        uncounted={"mm_vision_tower": f"{NOT_COUNTED}: {{}}", "vision_tower": f"{NOT_COUNTED}: {{}}"},
+        ignored=LLAVA_FIELDS,
+        code=code,
+    )
+
+
+LLAVA = f"{GITHUB}haotian-liu/LLaVA/blob/main/llava/model/language_model/"
+LLAVA_NEXT = f"{GITHUB}LLaVA-VL/LLaVA-NeXT/blob/main/llava/model/language_model/"
+BUNNY = f"{GITHUB}BAAI-DCAI/Bunny/blob/main/bunny/model/language_model/"
+
+FAMILIES = {
+    "llava_llama": _llava("llama", f"{LLAVA}llava_llama.py"),
+    "llava_mistral": _llava("mistral", f"{LLAVA}llava_mistral.py"),
+    "llava_mpt": _llava("mpt", f"{LLAVA}llava_mpt.py"),
+    "llava_qwen": _llava("qwen2", f"{LLAVA_NEXT}llava_qwen.py"),
+    "llava_gemma": _llava("gemma", f"{LLAVA_NEXT}llava_gemma.py"),
+    "bunny-phi": _llava("phi", f"{BUNNY}bunny_phi.py"),
+    "bunny-phi3": _llava("phi3", f"{BUNNY}bunny_phi3.py"),
+    "bunny-llama": _llava("llama", f"{BUNNY}bunny_llama.py"),
+    "bunny-qwen2": _llava("qwen2", f"{BUNNY}bunny_qwen.py"),
+    "minicpmv": Family(
+        _minicpmv,
+        uncounted={"vision_config": NOT_COUNTED},
+        ignored=MINICPM_FIELDS,
+        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/minicpmv.py",
+    ),
+    "minicpmo": Family(
+        _minicpmo,
+        uncounted={
+            **dict.fromkeys(("vision_config", "audio_config"), NOT_COUNTED),
+            "tts_config": "its speech decoder is not counted",
+        },
+        ignored=MINICPM_FIELDS,
+        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/minicpmo.py",
+    ),
+    "dots_ocr": Family(
+        None,
+        text="qwen2",
+        ties="text",
+        ignored=frozenset({"attention_bias"}),
+        uncounted_encoders={"vision_config": "dots_vit"},
+        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/dots_ocr.py",
+    ),
+    "GOT": Family(
+        None,
+        text="qwen2",
+        ties="text",
+        uncounted={"vision_tower": f"{NOT_COUNTED}: {{}}"},
+        ignored=frozenset({"image_token_len", "freeze_vision_tower", "use_im_start_end", "vision_select_layer"})
+        | {"im_end_token", "im_patch_token", "im_start_token"},
+        code=f"{GITHUB}Ucas-HaoranWei/GOT-OCR2.0/blob/main/GOT-OCR-2.0-master/GOT/model/GOT_ocr_2_0.py",
+    ),
+    "Keye": Family(
+        None,
+        text="qwen3",
+        ties="text",
+        ignored=frozenset({"attention_bias"}),
+        uncounted_encoders={"vision_config": "KeyeVisionModel"},
+        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/keye.py",
+    ),
+    "KeyeVL1_5": Family(
+        None,
+        text="qwen3",
+        ties="text",
+        ignored=frozenset({"attention_bias"}),
+        uncounted_encoders={"vision_config": "KeyeVisionModel"},
+        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/keye_vl1_5.py",
+    ),
+    "videollama3_qwen2": Family(
+        None,
+        text="qwen2",
+        ties="text",
+        uncounted={"vision_encoder": f"{NOT_COUNTED}: {{}}"},
+        uncounted_encoders={"vision_encoder_config": "videollama3_vision_encoder"},
+        ignored=LLAVA_FIELDS
+        | frozenset({"image_size", "is_alignment", "mm_attn_implementation", "num_frames", "use_token_compression"}),
+        code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
+    ),
+    "phi4mm": Family(
+        None,
+        text="phi4_multimodal",
+        ties="text",
+        uncounted={
+            **dict.fromkeys(("img_processor", "audio_processor", "embd_layer"), NOT_COUNTED),
+            **dict.fromkeys(("vision_lora", "speech_lora"), "its low-rank adapter is not counted"),
+        },
+        code=f"{HUB}microsoft/Phi-4-multimodal-instruct modeling_phi4mm.py",
+    ),
+}

@@ -1,0 +1,74 @@
+"""Step 3: attention with one head of keys and values and queries of a low rank, and experts beside a shared one.
+
+Source: vllm/model_executor/models/step3_text.py and vllm/transformers_utils/configs/step3_vl.py of vllm-project/vllm.
+"""
+
+from __future__ import annotations
+
+from ...config import Config
+from ...family import Family
+from ...parts import Table, attention, combined_kinds, decoder, glu, moe, rmsnorm
+
+
+def _step3_text(config: Config) -> Table:
+    norm, depth = rmsnorm(config.number("rms_norm_eps")), config.size("num_hidden_layers")
+    config.must("num_attention_groups", 1)
+    head_dim = config.size("head_dim")
+    rank = {"rank": config.maybe("share_q_dim") or head_dim, "norm": norm}
+    mixer = attention(config, num_key_value_heads=1, head_dim=head_dim, query_rank=rank)
+    experts = moe(
+        config.size("moe_num_experts"),
+        config.size("moe_top_k"),
+        glu(config, width=config.size("moe_intermediate_size")),
+        glu(config, width=config.size("share_expert_dim")),
+    )
+    routed = _layers_with_experts(config, depth)
+    names = ["moe" if i in routed else "dense" for i in range(depth)]
+    dense = {"type": "mlp", **glu(config)}
+    block = {"attention": mixer, "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=combined_kinds((names, {"moe": {}, "dense": {"feed_forward": dense}})))
+
+
+def _layers_with_experts(config: Config, depth: int) -> set[int]:
+    """Returns the indices in `moe_layers_enum`, numbers with commas between them; by default all but the first."""
+    listed = config.get("moe_layers_enum")
+    if listed is None:
+        return {*range(1, depth)}
+    expected = "indices of layers with commas between them, such as 4,5,6"
+    if isinstance(listed, str) and len(listed) <= 10 * (depth + 1):
+        indices = [text.strip() for text in listed.split(",")]
+        if all(text.isascii() and text.isdigit() for text in indices):
+            return {int(text) for text in indices}
+    raise config.wrong("moe_layers_enum", listed, expected)
+
+
+VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
+
+FAMILIES = {
+    "step3_vl": Family(None, text="step3_text", ties="text", code=f"{VLLM}step3_vl.py"),
+    "step3_text": Family(
+        _step3_text,
+        {
+            "hidden_size": 7168,
+            "intermediate_size": 18432,
+            "num_attention_heads": 64,
+            "num_attention_groups": 1,
+            "num_hidden_layers": 61,
+            "vocab_size": 128815,
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-5,
+            "moe_intermediate_size": 5120,
+            "moe_num_experts": 48,
+            "moe_top_k": 3,
+            "share_expert_dim": 5120,
+            "share_q_dim": 2048,
+            "head_dim": 256,
+            "max_position_embeddings": 65536,
+            "moe_layers_enum": None,
+            "tie_word_embeddings": False,
+        },
+        frozenset({"max_seq_len", "norm_expert_weight"}),
+        aliases={"max_position_embeddings": "max_position_embedding"},
+        code=f"{VLLM}step3_text.py",
+    ),
+}

@@ -1,0 +1,31 @@
+"""Shapes of the families in `sources/huggingface/families/bert/nystromformer.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 90,
+}
+NYSTROM: dict[str, Any] = {"model_type": "nystromformer", **SMALL}
+YOSO: dict[str, Any] = {"model_type": "yoso", **SMALL}
+
+SHAPES = {
+    "NystromformerForMaskedLM": [
+        NYSTROM,
+        {**NYSTROM, "conv_kernel_size": 5, "type_vocab_size": 3, "hidden_act": "relu", "tie_word_embeddings": False},
+    ],
+    "NystromformerForSequenceClassification": [{**NYSTROM, "num_labels": 3}],
+    "NystromformerForTokenClassification": [{**NYSTROM, "num_labels": 3}],
+    "NystromformerForMultipleChoice": [NYSTROM],
+    "NystromformerModel": [{**NYSTROM, "conv_kernel_size": 9}],
+    "YosoForMaskedLM": [YOSO, {**YOSO, "conv_window": 7, "tie_word_embeddings": False}],
+    "YosoForSequenceClassification": [{**YOSO, "num_labels": 3}],
+    "YosoForQuestionAnswering": [YOSO],
+    "YosoModel": [YOSO],
+}

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+JINA: dict[str, Any] = {"model_type": "jina_bert", **SMALL}
+NEOBERT: dict[str, Any] = {
+    "model_type": "neobert",
+    **{name: size for name, size in SMALL.items() if name != "max_position_embeddings"},
+    "max_length": 64,
+    "norm_eps": 1e-5,
+}
+LLAMA: dict[str, Any] = {"model_type": "llama_bidirec", **SMALL, "num_key_value_heads": 2, "pooling": "avg"}
+NEW: dict[str, Any] = {"model_type": "new", **SMALL, "type_vocab_size": 0, "pack_qkv": True, "rope_theta": 160000}
+
+NOMIC: dict[str, Any] = {
+    "model_type": "nomic_bert_moe",
+    "vocab_size": 96,
+    "n_embd": 32,
+    "n_head": 4,
+    "n_layer": 4,
+    "n_inner": 48,
+    "n_positions": 64,
+    "num_experts": 4,
+}
+
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "JinaBertForMaskedLM": [
+        JINA,
+        {**JINA, "type_vocab_size": 1, "feed_forward_type": "reglu"},
+        {**JINA, "auto_map": {"AutoModel": "jinaai/jina-bert-v2-qk-post-norm--modeling_bert.JinaBertModel"}},
+    ],
+    "JinaBertModel": [JINA],
+    "JinaBertForSequenceClassification": [{**JINA, "num_labels": 3}],
+    "NeoBERTLMHead": [NEOBERT, {**NEOBERT, "intermediate_size": 100}],
+    "NeoBERT": [NEOBERT],
+    "NeoBERTForSequenceClassification": [{**NEOBERT, "num_labels": 3}],
+    "LlamaBidirectionalModel": [LLAMA],
+    "LlamaBidirectionalForSequenceClassification": [{**LLAMA, "num_labels": 1}],
+    "NomicBertModel": [
+        {**NOMIC, "moe_every_n_layers": 2},
+        {**NOMIC, "moe_every_n_layers": 3, "moe_top_k": 1, "qkv_proj_bias": False, "mlp_fc1_bias": False},
+    ],
+    "XLMRobertaModel": [
+        {
+            "model_type": "xlm_roberta_flash",
+            **SMALL,
+            "type_vocab_size": 1,
+            "lora_rank": 4,
+            "position_embedding_type": "rotary",
+            "rotary_emb_base": 20000.0,
+        }
+    ],
+    "NewModel": [NEW],
+    "NewForMaskedLM": [{**NEW, "type_vocab_size": 2}],
+    "NewForSequenceClassification": [{**NEW, "num_labels": 1}],
+}

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from typing import Any
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+LLAVA: dict[str, Any] = {
+    **SMALL,
+    "mm_hidden_size": 24,
+    "mm_vision_tower": "openai/clip-vit-large-patch14-336",
+    "mm_projector_type": "mlp2x_gelu",
+    "image_aspect_ratio": "pad",
+}
+MINICPM: dict[str, Any] = {**SMALL, "query_num": 64, "image_size": 448, "vision_config": {"hidden_size": 24}}
+
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "LlavaLlamaForCausalLM": [
+        {"model_type": "llava_llama", **LLAVA},
+        {"model_type": "llava_llama", "llm_cfg": {"model_type": "qwen2", **SMALL}},
+    ],
+    "LlavaMistralForCausalLM": [{"model_type": "llava_mistral", **LLAVA}],
+    "LlavaMptForCausalLM": [
+        {"model_type": "llava_mpt", "vocab_size": 96, "d_model": 32, "n_layers": 3, "n_heads": 4, "mm_hidden_size": 24}
+    ],
+    "LlavaQwenForCausalLM": [{"model_type": "llava_qwen", **LLAVA}],
+    "LlavaGemmaForCausalLM": [{"model_type": "llava_gemma", **LLAVA, "head_dim": 8}],
+    "BunnyPhiForCausalLM": [{"model_type": "bunny-phi", **LLAVA}],
+    "BunnyPhi3ForCausalLM": [{"model_type": "bunny-phi3", **LLAVA}],
+    "BunnyLlamaForCausalLM": [{"model_type": "bunny-llama", **LLAVA}],
+    "BunnyQwenForCausalLM": [{"model_type": "bunny-qwen2", **LLAVA}],
+    "MiniCPMV": [
+        {"model_type": "minicpmv", **MINICPM},
+        {"model_type": "minicpmv", **MINICPM, "version": 2.6},
+        {"model_type": "minicpmv", **MINICPM, "version": "4.0"},
+        {"model_type": "minicpmv", **MINICPM, "version": 4.5, "head_dim": 16},
+        {"model_type": "minicpmv", **MINICPM, "version": 2.0, "scale_emb": 12, "scale_depth": 1.4},
+    ],
+    "MiniCPMO": [
+        {"model_type": "minicpmo", **MINICPM, "audio_config": {"d_model": 24}, "tts_config": {"num_vq": 4}},
+        {"model_type": "minicpmo", **MINICPM, "version": "4.5", "head_dim": 16},
+    ],
+    "DotsOCRForCausalLM": [{"model_type": "dots_ocr", **SMALL, "vision_config": {"embed_dim": 24}}],
+    "GOTQwenForCausalLM": [{"model_type": "GOT", **SMALL, "vision_tower": "vit", "image_token_len": 256}],
+    "KeyeForConditionalGeneration": [{"model_type": "Keye", **SMALL, "head_dim": 16, "vision_config": {}}],
+    "KeyeVL1_5ForConditionalGeneration": [{"model_type": "KeyeVL1_5", **SMALL, "head_dim": 16, "vision_config": {}}],
+    "Videollama3Qwen2ForCausalLM": [
+        {
+            "model_type": "videollama3_qwen2",
+            **SMALL,
+            "mm_projector_type": "mlp2x_gelu",
+            "use_token_compression": True,
+            "vision_encoder_config": {"hidden_size": 24},
+        }
+    ],
+    "Phi4MMForCausalLM": [
+        {"model_type": "phi4mm", **SMALL, "vision_lora": {"r": 256}, "speech_lora": {"r": 320}, "audio_processor": {}}
+    ],
+}

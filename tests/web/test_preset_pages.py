@@ -1,0 +1,157 @@
+"""The page of a preset, the project's addresses, and the preview cards: what search engines and chats read (2 s)."""
+
+from __future__ import annotations
+
+import re
+import struct
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+import llmcalc
+from llmcalc.sources.target import load
+
+from .loading import WEB, bridge, module
+
+URLS = {"Homepage": "https://example.org/page/", "Repository": "https://example.org/code?a=1&b=2"}
+
+
+class Elements(HTMLParser):
+    """Reads a page: `found` has (tag, attributes) of every element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def meta(self) -> dict[str | None, str | None]:
+        """Name or property of each `meta` element → its content."""
+        return {a.get("property") or a.get("name"): a.get("content") for tag, a in self.found if tag == "meta"}
+
+
+@pytest.fixture(scope="module")
+def pages() -> Any:
+    """The module, and the pages of three presets: dense, a mixture of experts, and an encoder without a cache."""
+    bridge()
+    answers, addresses = module(WEB / "answers.py"), module(WEB / "addresses.py")
+    assert addresses
+    made = module(WEB / "preset_pages.py")
+    names = ("llama3-8b", "mixtral-8x7b", "bert-base")
+    of = {name: made.PresetPage(load(name), answers.of_preset(name)["first"], answers.DEFAULTS) for name in names}
+    return made, of
+
+
+def test_a_page_says_what_the_command_line_says(pages: Any) -> None:
+    _, of = pages
+    for name, page in of.items():
+        figures = page.figures()
+        assert figures["Parameters"][0] == f"{llmcalc.params(name).total:,}"
+        assert all(value in page.html(URLS) for value, _ in figures.values())
+        assert f"{page.preset.display}: " in page.description()
+    assert of["mixtral-8x7b"].figures()["Active per token"][0] == f"{llmcalc.params('mixtral-8x7b').active:,}"
+    assert "Active per token" not in of["llama3-8b"].figures()
+    assert "KV cache per token" not in of["bert-base"].figures()
+
+
+def test_a_page_has_a_preview_and_runs_nothing(pages: Any) -> None:
+    _, of = pages
+    text = of["llama3-8b"].html(URLS)
+    page = Elements(text)
+    meta = page.meta()
+    assert meta["og:url"] == "https://example.org/page/m/llama3-8b/"
+    assert meta["og:image"] == "https://example.org/page/card.png"
+    assert meta["twitter:card"] == "summary_large_image"
+    assert meta["og:description"] == meta["description"] == meta["twitter:description"]
+    assert "8,030,261,248" in str(meta["description"])
+    links = {a.get("rel"): a.get("href") for tag, a in page.found if tag == "link"}
+    assert links["canonical"] == "https://example.org/page/m/llama3-8b/"
+    assert not any(tag in ("script", "style") or "style" in a for tag, a in page.found)
+    assert not any(key.startswith("on") for _, a in page.found for key in a)
+    assert ("a", {"href": "../../#m=llama3-8b"}) in page.found
+    assert re.search(r"default-src 'none'[^\"]*style-src 'self'", text)
+
+
+def test_a_picture_has_every_component_and_its_share(pages: Any) -> None:
+    made, of = pages
+    page = of["mixtral-8x7b"]
+    root = ElementTree.fromstring(page.svg(URLS))
+    name = "{http://www.w3.org/2000/svg}"
+    bars = [float(box.get("width", 0)) for box in root.iter(f"{name}rect") if box.get("height") == "84"]
+    assert sum(bars) == pytest.approx(made.WIDTH - 2 * made.MARGIN, abs=0.1)
+    assert bars[0] / sum(bars) == pytest.approx(page.shares["experts"], abs=1e-3)
+    words = " ".join(text.text or "" for text in root.iter(f"{name}text"))
+    assert "46,702,792,704 parameters" in words
+    assert "example.org/page" in words
+
+
+def test_names_are_text_and_no_markup(pages: Any) -> None:
+    made, of = pages
+    page = of["bert-base"]
+    hostile = made.PresetPage(page.preset.model_copy(update={"title": '<b>"&'}), page.first, page.defaults)
+    assert "<b>&quot;" not in hostile.html(URLS).replace("&lt;b&gt;", "")
+    assert ElementTree.fromstring(hostile.svg(URLS)) is not None
+    assert '<b>"&' not in hostile.html(URLS)
+
+
+def test_the_list_and_the_site_map_name_every_page(pages: Any) -> None:
+    made, of = pages
+    files = made.files(URLS, list(of.values()))
+    listed = [a["href"] for tag, a in Elements(files["m/index.html"]).found if tag == "a"]
+    newest = sorted(of, key=lambda name: of[name].preset.released, reverse=True)
+    assert [one for one in listed if one in {f"{name}/" for name in of}] == [f"{name}/" for name in newest]
+    places = re.findall("<loc>(.*?)</loc>", files["sitemap.xml"])
+    assert places[:3] == [f"https://example.org/page/{folder}" for folder in ("", "zh/", "m/")]
+    assert set(places[3:]) == {f"https://example.org/page/m/{name}/" for name in of}
+    assert {f"m/{name}/{file}" for name in of for file in ("index.html", "picture.svg")} <= set(files)
+    assert "sitemap.xml" not in made.files({}, list(of.values()))
+
+
+def test_the_models_of_the_list() -> None:
+    bridge()
+    models = module(WEB / "answers.py").models()
+    assert len(models) == len(bridge().names({}))
+    assert [one["released"] for one in models] == sorted((one["released"] for one in models), reverse=True)
+    llama = next(one for one in models if one["name"] == "llama3-8b")
+    assert llama == {
+        "name": "llama3-8b",
+        "title": "Llama 3 8B",
+        "developer": "Meta",
+        "released": "2024-04-18",
+        "parameters": 8_030_261_248,
+    }
+
+
+def test_addresses_are_the_projects(tmp_path: Path) -> None:
+    addresses = module(WEB / "addresses.py")
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[project]\nurls = { Documentation = "https://example.org/?a=1&b=2" }\n')
+    urls = addresses.project_urls(project)
+    assert addresses.header_links(urls) == '<a class="docs" href="https://example.org/?a=1&amp;b=2">Docs</a>'
+    assert addresses.preview(urls, "", "title", "description") == ""
+    project.write_text("[project]\n")
+    assert addresses.header_links(addresses.project_urls(project)) == ""
+    assert "a=1&amp;b=2" in addresses.header_links(URLS)
+    assert 'content="&quot;"' in addresses.preview(URLS, "", '"', "description")
+
+
+def test_the_calculator_has_a_preview() -> None:
+    page = module(WEB / "build.py").with_addresses((WEB / "src" / "index.html").read_text(encoding="utf-8"))
+    meta = Elements(page).meta()
+    urls = module(WEB / "addresses.py").project_urls()
+    assert meta["og:url"] == urls["Homepage"]
+    assert meta["og:description"] == meta["description"]
+    assert f'href="{urls["Repository"]}"' in page
+    assert "<!-- links -->" not in page
+    assert "<!-- preview -->" not in page
+
+
+def test_the_card_has_the_size_that_is_said() -> None:
+    data = (WEB / "src" / "card.png").read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", data[16:24]) == (1200, 630)

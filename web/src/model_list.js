@@ -1,0 +1,70 @@
+// The list below the model box: presets whose name, title, developer or date has the words that somebody types. It is a
+// combobox with a list (WAI-ARIA Authoring Practices, https://www.w3.org/WAI/ARIA/apg/patterns/combobox/).
+import { $, h, here } from "./dom.js";
+import { count, joined } from "./format.js";
+import { t } from "./words.js";
+
+const MOST = 60; // rows that are drawn; more are said
+
+/** input: the model box. choose: called with the name of a preset, or with the text where none is chosen. */
+export function modelList(input, choose) {
+  const list = $("models"), rest = $("models-rest"), box = $("model-list");
+  let models = null, shown = [], active = -1;
+
+  const loaded = () => (models ??= fetch(here("models.json")).then((found) => found.json()).catch(() => { models = null; return []; }));
+  const matches = (model, words) => words.every((word) => `${model.name} ${model.title} ${model.developer} ${model.released}`.toLowerCase().includes(word));
+
+  function mark(index) {
+    active = index;
+    [...list.children].forEach((row, i) => row.setAttribute("aria-selected", String(i === index)));
+    if (index >= 0) list.children[index].scrollIntoView({ block: "nearest" });
+    if (index >= 0) input.setAttribute("aria-activedescendant", `model-${index}`);
+    else input.removeAttribute("aria-activedescendant");
+  }
+
+  function close() {
+    box.hidden = true;
+    input.setAttribute("aria-expanded", "false");
+    mark(-1);
+  }
+
+  function take(text) {
+    close();
+    choose(text);
+  }
+
+  const row = (model, i) => h("li", { role: "option", id: `model-${i}`, "aria-selected": "false", onclick: () => take(model.name) },
+    h("b", {}, model.title), h("span", {}, model.developer), h("span", {}, joined(count(model.parameters))), h("span", {}, model.released), h("code", {}, model.name));
+
+  async function open() {
+    const all = await loaded(), text = input.value.trim().toLowerCase();
+    if (document.activeElement !== input) return;
+    const matching = text.startsWith("{") ? [] : all.filter((model) => matches(model, text.split(/\s+/)));
+    shown = matching.slice(0, MOST);
+    list.replaceChildren(...shown.map(row));
+    rest.textContent = matching.length > MOST ? t("{0} more; type a name, a developer or a year", matching.length - MOST) : "";
+    box.hidden = !shown.length;
+    input.setAttribute("aria-expanded", String(shown.length > 0));
+    mark(-1);
+  }
+
+  const MOVES = { ArrowDown: () => (active + 1) % shown.length, ArrowUp: () => (active <= 0 ? shown.length : active) - 1 };
+  input.addEventListener("keydown", async (event) => {
+    if (event.key === "Escape") return close();
+    if (event.key === "Enter") {
+      event.preventDefault();
+      return take(shown[active]?.name ?? input.value);
+    }
+    if (!(event.key in MOVES)) return undefined;
+    event.preventDefault();
+    if (box.hidden) await open();
+    if (shown.length) mark(MOVES[event.key]());
+    return undefined;
+  });
+  input.addEventListener("focus", open);
+  input.addEventListener("click", () => { if (box.hidden) open(); });
+  input.addEventListener("input", open);
+  input.addEventListener("blur", close);
+  box.addEventListener("pointerdown", (event) => event.preventDefault()); // the box keeps the focus
+  return { close };
+}

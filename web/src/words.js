@@ -1,0 +1,8 @@
+// The page's language. English text stands in the code; zh.json has every one of its strings in Chinese.
+import { here } from "./dom.js";
+
+const chinese = document.documentElement.lang.startsWith("zh");
+const table = chinese ? await fetch(here("zh.json")).then((found) => found.json()) : {};
+
+/** A text in the page's language. values: what stands in place of {0}, {1}, … */
+export const t = (text, ...values) => (table[text] ?? text).replace(/\{(\d)\}/g, (_, i) => values[i]);
