@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
@@ -25,6 +25,8 @@ from llmcalc.workload.recompute import recompute_of
 from llmcalc.workload.rows import TOKENS
 from llmcalc.workload.run_config import RunConfig
 from llmcalc.workload.workload import Workload
+
+T = TypeVar("T")
 
 CASES = sorted(p.parent for p in (Path(__file__).parent / "data" / "cases").glob("*/config.json"))
 """The folders of published configs with the numbers measured on their classes."""
@@ -99,43 +101,42 @@ def _spec_of_text(text: str) -> ModelSpec:
     return ModelSpec.model_validate(read_config(json.loads(text))[0])
 
 
+def with_other_causes(values: Iterable[T], causes: Callable[[T], Iterable[Hashable]]) -> Iterator[T]:
+    """Yields the values with a cause that no value before them has.
+
+    causes: what a test of a value may find wrong, each a key; two values with the same causes fail for the same reason.
+    """
+    seen: set[Hashable] = set()
+    for value in values:
+        new = set(causes(value))
+        if not new <= seen:
+            seen |= new
+            yield value
+
+
 def with_other_parts(models: Iterable[tuple[str, ModelSpec]]) -> Iterator[tuple[str, ModelSpec]]:
     """Yields the models that have another kind, another head or other steps than each model before them.
 
     A sample of a family's classes, which often compute the same.
     """
-    seen: set[tuple[str, str, frozenset[str]]] = set()
-    for name, spec in models:
-        steps = every_step(spec.shared_program.root.items)
-        key = spec.kind, spec.head.type, frozenset(step.verb for step in steps)
-        if key not in seen:
-            seen.add(key)
-            yield name, spec
+    return with_other_causes(models, lambda model: steps_of(model[1]))
 
 
-def with_other_fields(models: Iterable[tuple[str, ModelSpec]]) -> Iterator[tuple[str, ModelSpec]]:
-    """Yields the models with a word, a truth value or a type in a part's field that no model before has there.
-
-    A sample that has every kind of value of every field, each at least once, but not with every other.
-    """
-    seen: set[tuple[str, str, str]] = set()
-    for name, spec in models:
-        fields = set(_fields(spec))
-        if not fields <= seen:
-            seen |= fields
-            yield name, spec
+def steps_of(spec: ModelSpec) -> list[tuple[str, str, frozenset[str]]]:
+    """What a model computes, as one cause: its kind, its head, and the verbs of its steps."""
+    return [(spec.kind, spec.head.type, frozenset(step.verb for step in every_step(spec.shared_program.root.items)))]
 
 
-def _fields(value: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:
+def fields_of(value: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:
     """Yields (class of a part, field, what it has) of everything below a value."""
     if isinstance(value, BaseModel):
         yield owner, name, type(value).__name__
         for field in type(value).model_fields:
-            yield from _fields(getattr(value, field), type(value).__name__, field)
+            yield from fields_of(getattr(value, field), type(value).__name__, field)
     elif isinstance(value, Mapping | tuple | list):
         yield owner, name, str(bool(value))
         for element in value.values() if isinstance(value, Mapping) else value:
-            yield from _fields(element, owner, name)
+            yield from fields_of(element, owner, name)
     else:
         yield owner, name, str(value) if isinstance(value, str | bool | None) else type(value).__name__
 

@@ -40,6 +40,13 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000, 50, 100)
 
 
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Spares it what a file's tests have left in caches, too: some tests collect garbage after each step."""
+    if nextitem is not None and nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+
+
 class Result(NamedTuple):
     code: int
     out: str

@@ -14,6 +14,7 @@ import ast
 import random
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -92,6 +93,7 @@ def docstrings() -> Iterator[Name]:
                     yield Name(text.splitlines()[0], getattr(node, "name", "module"), f"{file}:{line}")
 
 
+@cache
 def vague_counts() -> dict[str, int]:
     """Room → how often its code has one of the vague identifiers."""
     counts: Counter[str] = Counter()

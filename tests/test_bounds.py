@@ -85,7 +85,14 @@ def test_what_is_refused_names_the_bound(words: tuple[str, ...], message: str) -
     assert re.search(message, done.stderr), done.stderr
 
 
-@pytest.mark.parametrize(("stages", "devices", "batches"), [(8, 512, 8), (16, 512, 16), (16, 512, 64), (64, 2048, 64)])
+@pytest.mark.parametrize(
+    ("stages", "devices", "batches"),
+    [
+        (16, 512, 64),
+        (64, 2048, 64),
+        *(pytest.param(few, 512, few, marks=pytest.mark.exhaustive) for few in (8, 16)),
+    ],
+)
 def test_a_long_pipeline_of_70b_is_answered(stages: int, devices: int, batches: int, tmp_path: Path) -> None:
     job = LAUNCH.read_text().replace("pipeline_parallel_degree = 1", f"pipeline_parallel_degree = {stages}")
     job = job.replace("local_batch_size = 8", f"local_batch_size = {batches}")

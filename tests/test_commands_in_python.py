@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from importlib import import_module
@@ -145,11 +146,22 @@ LAUNCH = """torchrun --nproc-per-node 2 pretrain_gpt.py --num-layers 2 --hidden-
 """
 
 
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with a config."""
+    folder = tmp_path_factory.mktemp("repository")
+    (folder / "model").mkdir()
+    (folder / "model" / "config.json").write_text(CONFIG)
+    git = ("git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.org")
+    for words in (("init", "-q", "--template="), ("add", "model"), ("commit", "-q", "-m", "config")):
+        subprocess.run([*git, *words], check=True)
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder with a config in a repository, a budget that is broken, a checkpoint of another model, a launch file."""
-    (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text(CONFIG)
+    shutil.copytree(repository, tmp_path, dirs_exist_ok=True)
     (tmp_path / "llmcalc.toml").write_text(BUDGET)
     (tmp_path / "run.sh").write_text(LAUNCH)
     (tmp_path / "llmcalc.lock.json").write_text('{"lock": 1, "llmcalc": "0.0.1", "models": [{"target": "gpt2"}]}')
@@ -157,9 +169,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.csv").write_text("users,seconds\n1,2ms\n2,2ms\n8,3ms\n")
     header = json.dumps({"wte.weight": {"dtype": "F32", "shape": [4, 2], "data_offsets": [0, 32]}}).encode()
     (tmp_path / "gpt2.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(32))
-    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@example.org")
-    for words in (("init", "-q"), ("add", "model"), ("commit", "-q", "-m", "config")):
-        subprocess.run([*git, *words], check=True)
     monkeypatch.chdir(tmp_path)
 
 

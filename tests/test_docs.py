@@ -1,6 +1,7 @@
 """The documentation's site: it builds without a warning, and its links lead somewhere without a network (a minute).
 
-It needs Zensical (`pip install -e '.[docs]'`), and is skipped where that is missing.
+It needs Zensical (`pip install -e '.[docs]'`), and is skipped where that is missing. The site's test command in
+CONTRIBUTING.md runs what reads the built site.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.browser
 def test_links_lead_somewhere(site: Path) -> None:
     """Every link within the site has its file and, if it names one, its anchor."""
     pages = {file: Page(file.read_text()) for file in site.rglob("*.html") if file.name != "404.html"}
@@ -83,6 +85,7 @@ def test_links_lead_somewhere(site: Path) -> None:
     assert not broken
 
 
+@pytest.mark.browser
 def test_language_models_have_a_page_of_every_command(site: Path) -> None:
     """`llms.txt` links to pages of Markdown in the site; the schema has the address that it names."""
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]
@@ -95,12 +98,14 @@ def test_language_models_have_a_page_of_every_command(site: Path) -> None:
     assert (site / "description.schema.json").read_text() == (ROOT / "presets/description.schema.json").read_text()
 
 
+@pytest.mark.browser
 def test_pages_ask_no_other_site(site: Path) -> None:
     """Scripts, styles and pictures are those of the site."""
     for file in site.rglob("*.html"):
         assert not [one for one in Page(file.read_text()).sources if urlsplit(one).netloc], file
 
 
+@pytest.mark.browser
 def test_pages_have_a_policy_and_no_scripts_or_styles_of_their_own(site: Path) -> None:
     """The policy stands before whatever it is to hold for."""
     for file in site.rglob("*.html"):
@@ -155,6 +160,7 @@ class Quiet(SimpleHTTPRequestHandler):
         pass
 
 
+@pytest.mark.browser
 def test_the_switch_of_languages_leads_to_the_same_page(site: Path) -> None:
     """Or to the other language's home, from pages that it does not have."""
     folders = {"en": site, "zh": site / "zh"}
@@ -172,6 +178,7 @@ def test_the_switch_of_languages_leads_to_the_same_page(site: Path) -> None:
     assert same >= 40
 
 
+@pytest.mark.browser
 def test_plots_of_chinese_pages_have_chinese_words(site: Path) -> None:
     """What is left in English are names of models, paths of nodes and symbols; every word of labels.toml is in some
     plot.
@@ -206,17 +213,20 @@ def test_the_chinese_page_about_links_has_the_same_fields() -> None:
     assert blocks[1] == blocks[0] != []
 
 
+@pytest.mark.browser
 def test_chinese_lines_do_not_end_in_a_space(site: Path) -> None:
     """A browser would show the end of a line as one."""
     for file in (site / "zh").rglob("*.html"):
         assert not re.search(r"[，。；：、\u4e00-\u9fff]\n *[\u4e00-\u9fff]", file.read_text()), file
 
 
+@pytest.mark.browser
 def test_no_page_shows_the_marks_of_its_source(site: Path) -> None:
     for file in site.rglob("*.html"):
         assert not re.search(r"(&lt;|<)!-- (value|output|plot)", file.read_text()), file
 
 
+@pytest.mark.browser
 def test_pages_say_where_they_are_published(site: Path) -> None:
     """At the address that pyproject.toml states; the page for what is not there is sent for every path below it."""
     address = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Documentation"]

@@ -2,62 +2,49 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-
-import pytest
 
 HEAVY = ("torch", "transformers", "numpy", "sympy", "matplotlib", "yaml")
 
 
-def imported_by(*args: str, first: str = "") -> set[str]:
-    """Returns the heavy libraries that a command has imported when it ends."""
+LATE = ("simulator", "device_memory", "frameworks", "parallel.rank", "parallel.search")
+"""Kernels and layouts, below llmcalc."""
+
+
+def imported_by(*commands: str, modules: tuple[str, ...] = HEAVY, first: str = "") -> dict[str, list[str]]:
+    """Returns command → the modules with these beginnings that one process has when it has run the commands so far."""
     code = (
-        f"import sys\n{first}\nsys.argv = ['llmcalc', *{args!r}]\n"
-        "from llmcalc.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        f"print('imported', *[m for m in {HEAVY!r} if m in sys.modules], file=sys.stderr)"
+        f"import json, sys\n{first}\nfrom llmcalc.cli.main import main\nfound = {{}}\n"
+        f"for command in {commands!r}:\n"
+        "    sys.argv = ['llmcalc', *command.split()]\n"
+        "    try:\n        main()\n    except SystemExit:\n        pass\n"
+        f"    found[command] = [name for name in sys.modules if name.startswith({modules!r})]\n"
+        "print(json.dumps(found), file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    last = result.stderr.strip().splitlines()[-1].split()
-    assert last[0] == "imported"
-    return set(last[1:])
+    found: dict[str, list[str]] = json.loads(result.stderr.strip().splitlines()[-1])
+    return found
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ["params", "llama3-8b"],
-        ["params", "deepseek-v3", "--format", "json"],
-        ["flops", "llama3-8b"],
-        ["kv", "llama3-8b"],
-        ["compare", "gpt2", "llama3-8b"],
-        ["memory", "llama3-8b"],
-        ["presets"],
-        ["hardware"],
-        ["--help"],
-        ["verify", "--help"],
-    ],
-)
-def test_counting_imports_nothing_heavy(args: list[str]) -> None:
-    assert imported_by(*args) == set()
+COUNTING = ("params llama3-8b", "params deepseek-v3 --format json", "flops llama3-8b", "kv llama3-8b")
+OTHERS = ("compare gpt2 llama3-8b", "memory llama3-8b", "presets", "hardware", "--help", "verify --help")
 
 
-@pytest.mark.parametrize("command", ["params", "flops", "kv"])
-def test_counting_loads_no_kernels_and_no_layouts(command: str) -> None:
-    code = (
-        f"import sys\nsys.argv = ['llmcalc', {command!r}, 'llama3-8b']\nfrom llmcalc.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit:\n    pass\n"
-        "rooms = ('simulator', 'device_memory', 'frameworks', 'parallel.rank', 'parallel.search')\n"
-        "late = tuple('llmcalc.' + name for name in rooms)\n"
-        "print([m for m in sys.modules if m.startswith(late)], file=sys.stderr)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stderr.strip().splitlines()[-1] == "[]"
+def test_counting_imports_nothing_heavy() -> None:
+    assert imported_by(*COUNTING, *OTHERS) == {command: [] for command in (*COUNTING, *OTHERS)}
+
+
+def test_counting_loads_no_kernels_and_no_layouts() -> None:
+    below_llmcalc = tuple(f"llmcalc.{name}" for name in LATE)
+    assert imported_by(*COUNTING, modules=below_llmcalc) == {command: [] for command in COUNTING}
 
 
 def test_the_test_can_fail() -> None:
-    assert imported_by("params", "gpt2", first="import numpy") == {"numpy"}
+    (found,) = imported_by("params gpt2", first="import numpy").values()
+    assert "numpy" in found
+    assert imported_by("memory gpt2", modules=("llmcalc.simulator",))["memory gpt2"]
 
 
 def test_import_llmcalc_is_lazy() -> None:

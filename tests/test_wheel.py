@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import venv
 import zipfile
+from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parent.parent
 
@@ -28,21 +32,46 @@ def test_it_holds_presets_and_types(wheel: Path) -> None:
     assert not [n for n in names if n.startswith("tests")]
 
 
+def required(requirements: Iterable[str]) -> set[str]:
+    """Names of the distributions that these requirements need without extras, and of those that they need in turn."""
+    names: set[str] = set()
+    left = list(requirements)
+    while left:
+        requirement = Requirement(left.pop())
+        if requirement.name not in names and (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            names.add(requirement.name)
+            left += metadata.requires(requirement.name) or []
+    return names
+
+
+def install(wheel: Path, environment: Path) -> None:
+    """Installs a wheel with pip in a new environment, which has links to this one's copies of what the wheel requires.
+
+    Nothing is downloaded; `.ci/release` installs the wheel with its requirements from the index.
+    """
+    venv.create(environment, symlinks=True)
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin/python", "install", "-q", "--no-deps"]
+    subprocess.run([*pip, "--no-compile", wheel], check=True, cwd=environment)
+    (packages,) = environment.glob("lib/*/site-packages")
+    (installed,) = metadata.distributions(path=[str(packages)])
+    for name in required(installed.requires or []):
+        distribution = metadata.distribution(name)
+        for top in {file.parts[0] for file in distribution.files or () if file.parts[0] not in ("..", "__pycache__")}:
+            (packages / top).symlink_to(str(distribution.locate_file(top)))
+
+
 def test_it_runs_in_a_clean_environment_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
-    bin_ = tmp_path / "venv/bin"
-    subprocess.run([bin_ / "pip", "install", "-q", str(wheel)], check=True, cwd=tmp_path)
-    result = subprocess.run(
-        [bin_ / "llmcalc", "params", "llama3-8b"], check=True, cwd=tmp_path, capture_output=True, text=True
-    )
+    install(wheel, tmp_path / "venv")
+    program = tmp_path / "venv/bin/llmcalc"
+    result = subprocess.run([program, "params", "llama3-8b"], check=True, cwd=tmp_path, capture_output=True, text=True)
     assert "8,030,261,248" in result.stdout
     without_sympy = subprocess.run(
-        [bin_ / "llmcalc", "explain", "llama3-8b", "mlp"], check=True, cwd=tmp_path, capture_output=True, text=True
+        [program, "explain", "llama3-8b", "mlp"], check=True, cwd=tmp_path, capture_output=True, text=True
     )
     assert "176,160,768" in without_sympy.stdout
     assert "needs sympy: pip install" in " ".join(without_sympy.stdout.split())
     without_torch = subprocess.run(
-        [bin_ / "llmcalc", "verify", "llama3-8b"], check=False, cwd=tmp_path, capture_output=True, text=True
+        [program, "verify", "llama3-8b"], check=False, cwd=tmp_path, capture_output=True, text=True
     )
     assert (without_torch.returncode, without_torch.stdout) == (2, "")
     asked = f"'llmcalc-arch[verify] @ {wheel.as_uri()}'"

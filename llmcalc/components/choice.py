@@ -6,6 +6,7 @@ So counting a Llama imports no state-space model.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -42,9 +43,7 @@ class PartChoice:
 
     def load(self, kind: str) -> type[Part]:
         """Imports and returns the class of the part with that type."""
-        module, _, name = self.homes[kind].partition(":")
-        cls: type[Part] = getattr(import_module(f".{module}", __package__), name)
-        return cls
+        return _imported(self.homes[kind])
 
     def classes(self) -> list[type[Part]]:
         """Imports and returns the classes of all parts."""
@@ -90,6 +89,13 @@ class PartChoice:
     def __get_pydantic_json_schema__(self, source: Any, handler: Any) -> dict[str, Any]:
         """Returns the class names under a separate key; `sources.json_schema` turns them into references."""
         return {PARTS: [cls.__name__ for cls in self.classes()]}
+
+
+@cache
+def _imported(home: str) -> type[Part]:
+    module, _, name = home.partition(":")
+    cls: type[Part] = getattr(import_module(f".{module}", __package__), name)
+    return cls
 
 
 def only(home: str) -> Any:

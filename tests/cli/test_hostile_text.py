@@ -199,8 +199,13 @@ AS_WRITTEN: dict[str, Callable[[str], str]] = {
 """Format → how it writes a name."""
 
 
-@pytest.mark.parametrize("terminal", ["", "1"], ids=["pipe", "terminal"])
-@pytest.mark.parametrize("form", WRITERS)
+@pytest.mark.parametrize(
+    ("form", "terminal"),
+    [
+        *(pytest.param(form, "", id=f"{form}-pipe") for form in WRITERS),
+        pytest.param("table", "1", id="table-terminal"),  # no other form has colours (reports/test_terminal.py)
+    ],
+)
 @pytest.mark.parametrize("words", COMMAND_LINES, ids=lambda words: f"{words[0]}-{COMMAND_LINES.index(words)}")
 def test_the_name_is_shown_escaped(
     words: tuple[str, ...], form: str, terminal: str, folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,26 @@ def python(copy: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+COMMANDS = """
+import contextlib, io, json, sys
+from llmcalc.cli.main import main
+
+outputs = []
+for arguments in json.loads(sys.argv[1]):
+    sys.argv[1:] = arguments
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        main()
+    outputs.append(out.getvalue())
+print(json.dumps(outputs))
+"""
+
+
+def outputs(copy: Path, *commands: Sequence[str]) -> list[str]:
+    """Returns what commands of the copy print. One process runs them, since each would import the copy anew."""
+    found: list[str] = json.loads(python(copy, "-c", COMMANDS, json.dumps(commands)))
+    return found
 
 
 def command(copy: Path, *arguments: str) -> Any:

@@ -57,6 +57,7 @@ def imported(file: Path) -> Iterator[str]:
         yield from (path[1] for path in paths if path[0] == "llmcalc" and len(path) > 1)
 
 
+@cache
 def read_rooms() -> tuple[dict[str, int], set[Arrow]]:
     """Lines of code of every room, and an arrow for each pair of rooms of which one imports the other."""
     room_of = {file: file.relative_to(PACKAGE).with_suffix("").parts[0] for file in sorted(PACKAGE.rglob("*.py"))}

@@ -42,9 +42,8 @@ def neutral_files() -> list[str]:
     return sorted(name for name in found if not name.startswith(folders))
 
 
-def words_of(source: str) -> Iterator[tuple[int, str]]:
+def words_of(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """(line, text) of every identifier and string, without docstrings."""
-    tree = ast.parse(source)
     bodies = (body for parent in ast.walk(tree) if isinstance(body := getattr(parent, "body", None), list))
     alone = (node.value for body in bodies for node in body if isinstance(node, ast.Expr))
     docstrings = {id(value) for value in alone if isinstance(value, ast.Constant)}
@@ -59,8 +58,11 @@ def words_of(source: str) -> Iterator[tuple[int, str]]:
 
 def faults(source: str) -> list[str]:
     """Names of frameworks, and comparisons with the word `torch`."""
-    found = [f"line {line}: {word}" for line, word in words_of(source) if FRAMEWORKS.search(word)]
-    for node in ast.walk(ast.parse(source)):
+    if not FRAMEWORKS.search(source) and not re.search(r"['\"]torch['\"]", source):
+        return []  # most files: not parsed
+    tree = ast.parse(source)
+    found = [f"line {line}: {word}" for line, word in words_of(tree) if FRAMEWORKS.search(word)]
+    for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and "framework" in ast.unparse(node):
             values = [node.left, *node.comparators]
             if any(isinstance(value, ast.Constant) and value.value == "torch" for value in values):
@@ -68,9 +70,11 @@ def faults(source: str) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [name for name in neutral_files() if name not in OTHERWISE])
-def test_neutral_code_names_no_framework(name: str) -> None:
-    assert faults((PACKAGE / name).read_text(encoding="utf-8")) == []
+def test_neutral_code_names_no_framework() -> None:
+    names = [name for name in neutral_files() if name not in OTHERWISE]
+    by_file = {name: faults((PACKAGE / name).read_text(encoding="utf-8")) for name in names}
+    assert len(names) > 500
+    assert {name: lines for name, lines in by_file.items() if lines} == {}
 
 
 @pytest.mark.parametrize("name", OTHERWISE)

@@ -6,7 +6,7 @@ with their own traversal of the tree ignored that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -20,11 +20,11 @@ from llmcalc.flow.tree import Node
 from llmcalc.model import ModelSpec
 from llmcalc.reports import flops as flops_view
 from llmcalc.reports import params as params_view
-from llmcalc.sources.huggingface.registry import FILE_OF
 from llmcalc.sources.preset import Preset
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Setting
-from tests.builders import WITH_CLASSES, family_shapes, spec_of, with_other_parts
+from tests.builders import family_shapes, spec_of, steps_of
+from tests.samples import sampled
 
 SHAPES = dict(family_shapes())
 FIRST = dict(family_shapes(first_of_each_file=True))
@@ -94,17 +94,8 @@ def _rows(spec: ModelSpec, asked: Any, **setting: Any) -> tuple[dict[str, Fracti
     return {"active": values["params"], **values}, sums
 
 
-@pytest.mark.parametrize("choose", [with_other_parts, pytest.param(list, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("file", WITH_CLASSES)
-def test_the_rows_of_explain_add_up_to_its_model_row(
-    file: str, choose: Callable[..., Iterable[tuple[str, ModelSpec]]]
-) -> None:
-    shapes = [(name, config) for name, config in FIRST.items() if FILE_OF[config["model_type"]] == file]
-    for _, spec in choose((name, spec_of(config)) for name, config in shapes):
-        rows_add_up(spec)
-
-
-def rows_add_up(spec: ModelSpec) -> None:
+@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in FIRST.items()}, steps_of))
+def test_the_rows_of_explain_add_up_to_its_model_row(spec: ModelSpec) -> None:
     model, rows = _rows(spec, "all", seq=40)
     assert rows == {quantity: value for quantity, value in model.items() if quantity in rows or value}
     if spec.kind != "encoder":

@@ -37,7 +37,7 @@ from llmcalc.simulator.choices import EAGER, Choices
 from llmcalc.simulator.evidence import choice_name, chosen_kernels, kernel_title
 from llmcalc.simulator.profiles.eager import Eager
 from tests.comparisons import Thing, compared_things
-from tests.contracts.copies import TOYS, command, copy_to, insert, python
+from tests.contracts.copies import TOYS, command, copy_to, insert, outputs
 from tests.contracts.test_parts import around_a_model
 from tests.simulator.compare import examples
 
@@ -331,6 +331,7 @@ feed_forward = { intermediate_size = 160, hidden_act = "silu", gated = true }
 """
 
 TRAINING = ("--phase", "training", "--seq", "64")
+AS_JSON = ("--format", "json")
 
 
 @pytest.fixture(scope="module")
@@ -360,29 +361,38 @@ def tensors(document: Any) -> dict[str, Any]:
     return {}
 
 
-@pytest.mark.parametrize(
-    ("target", "words", "missing"),
-    [
-        ("toy.toml", TRAINING, "mixer tempered"),
-        ("toy.toml", (), "mixer tempered"),
-        ("gpt2", (*TRAINING, "--optimizer", "signum"), "optimizer signum"),
-        ("toy.toml", (*TRAINING, "--optimizer", "signum"), "mixer tempered, optimizer signum"),
-        ("toy.toml", (*TRAINING, "--framework", "fsdp2", "--devices", "2"), "mixer tempered"),
-        ("gpt2", (*TRAINING, "--optimizer", "signum", "--framework", "torch", "--devices", "2"), "optimizer signum"),
-        (
-            "gpt2",
-            (*TRAINING, "--optimizer", "signum", "--framework", "deepspeed", "--devices", "2", "--zero", "2"),
-            "optimizer signum",
-        ),
-    ],
-)
-def test_a_toy_is_untested(toys: Path, target: str, words: tuple[str, ...], missing: str) -> None:
+TOY_RUNS: list[tuple[str, tuple[str, ...], str]] = [
+    ("toy.toml", TRAINING, "mixer tempered"),
+    ("toy.toml", (), "mixer tempered"),
+    ("gpt2", (*TRAINING, "--optimizer", "signum"), "optimizer signum"),
+    ("toy.toml", (*TRAINING, "--optimizer", "signum"), "mixer tempered, optimizer signum"),
+    ("toy.toml", (*TRAINING, "--framework", "fsdp2", "--devices", "2"), "mixer tempered"),
+    ("gpt2", (*TRAINING, "--optimizer", "signum", "--framework", "torch", "--devices", "2"), "optimizer signum"),
+    (
+        "gpt2",
+        (*TRAINING, "--optimizer", "signum", "--framework", "deepspeed", "--devices", "2", "--zero", "2"),
+        "optimizer signum",
+    ),
+]
+"""TARGET, options, and what has no measurement."""
+
+
+@pytest.fixture(scope="module")
+def shown(toys: Path) -> dict[tuple[str, ...], str]:
+    """Command → what it prints, of `memory` with each of `TOY_RUNS`, as a screen and as JSON."""
+    commands = [("memory", target, *words, *form) for target, words, _ in TOY_RUNS for form in ((), AS_JSON)]
+    return dict(zip(commands, outputs(toys, *commands), strict=True))
+
+
+@pytest.mark.parametrize(("target", "words", "missing"), TOY_RUNS)
+def test_a_toy_is_untested(
+    shown: dict[tuple[str, ...], str], target: str, words: tuple[str, ...], missing: str
+) -> None:
     """In the document, and on the screen without --notes."""
-    document = command(toys, "memory", target, *words)
-    term = tensors(document)
+    words = ("memory", target, *words)
+    term = tensors(json.loads(shown[(*words, *AS_JSON)]))
     assert (term["status"], term["witness"]) == ("untested", f"no measurement of {missing}")
-    screen = " ".join(python(toys, "-m", "llmcalc", "memory", target, *words).split())
-    assert f"untested: tensors (no measurement of {missing})" in screen
+    assert f"untested: tensors (no measurement of {missing})" in " ".join(shown[words].split())
 
 
 def test_what_is_compared_stays_as_it_is_beside_the_toys(toys: Path) -> None:
@@ -392,13 +402,17 @@ def test_what_is_compared_stays_as_it_is_beside_the_toys(toys: Path) -> None:
 
 def test_verify_lists_the_toys(toys: Path) -> None:
     """Its checks agree, so that its exit code is 0."""
-    document = command(toys, "verify", "toy.toml")
+    toy, gpt2, screen = outputs(
+        toys, ("verify", "toy.toml", *AS_JSON), ("verify", "gpt2", *AS_JSON), ("verify", "toy.toml")
+    )
+    document = json.loads(toy)
     assert document["ok"]
     mixer, optimizer = {"kind": "mixer", "name": "tempered"}, {"kind": "optimizer", "name": "signum"}
     assert document["untested"] == [mixer, optimizer]
-    assert command(toys, "verify", "gpt2")["untested"] == [optimizer]
-    screen = " ".join(python(toys, "-m", "llmcalc", "verify", "toy.toml").split())
-    assert "untested: mixer tempered, optimizer signum: no measurement of its memory is stated" in screen
+    assert json.loads(gpt2)["untested"] == [optimizer]
+    assert "untested: mixer tempered, optimizer signum: no measurement of its memory is stated" in " ".join(
+        screen.split()
+    )
 
 
 def test_nothing_is_untested_in_a_model_that_is_compared(run: Any) -> None:

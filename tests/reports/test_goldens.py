@@ -51,7 +51,7 @@ SCREENS = {
     "fit-serving": "fit llama3-70b --hardware h100 --devices 4 --phase decode --seq 8k",
     "memory-launch": "memory --launch tests/data/launches/gpt3_7b.sh --hardware h100",
     "plan": "plan llama3-8b --hardware h100 --devices 4 --seq 4k --rows 4",
-    "plan-mixture": "plan mixtral-8x7b --hardware h200 --devices 16 --seq 4k",
+    "plan-mixture": "plan olmoe-1b-7b?num_hidden_layers=4 --hardware h100 --devices 8 --seq 4k",
     "serve": "serve llama3.1-8b --hardware h100 --input 4k --output 512 --concurrency 64 --tpot 20ms --price 2.5",
     "cost": "cost llama3-8b --tokens 1T --hardware h100 --devices 16 --seq 8k --global-batch 512 --price 2.5 --notes",
     "budget": "budget tests/data/llmcalc.toml",

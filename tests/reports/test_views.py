@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from llmcalc.reports import memory as memory_view
 from llmcalc.reports import params as params_view
 from llmcalc.reports.document import Report
 from llmcalc.reports.formats import pipe, plain
+from llmcalc.simulator.evidence import every_step
 from llmcalc.simulator.lowering import Unsupported
 from llmcalc.sources.huggingface.registry import FILES
 from llmcalc.sources.preset import Preset
@@ -35,8 +35,9 @@ from llmcalc.studies import compare
 from llmcalc.studies.rules import conventions
 from llmcalc.symbolic.explain import explain
 from llmcalc.symbolic.formulas import Setting
-from tests.builders import run_config, spec_of, with_other_parts
+from tests.builders import fields_of, run_config, spec_of
 from tests.families import shapes_of
+from tests.samples import sampled
 
 WIDTH = 80
 
@@ -70,35 +71,43 @@ def _memory(preset: Preset, found: Memory) -> list[Report]:
     return [memory_view.report(preset, found, fits(needed, ()))]
 
 
-@pytest.mark.parametrize("choose", [with_other_parts, pytest.param(list, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("file", sorted(FILES))
-def test_every_architecture_can_be_shown(file: str, choose: Callable[..., Iterable[tuple[str, ModelSpec]]]) -> None:
-    classes = import_module(f"tests.families.{file}").SHAPES.items()
-    for cls, spec in choose((cls, spec_of({"architectures": [cls], **shapes[0]})) for cls, shapes in classes):
-        for report in reports(Preset(name=cls, model=spec)):
-            out = io.StringIO()
-            pipe.render(report, out, WIDTH)
-            assert all(len(line) <= WIDTH for line in out.getvalue().splitlines()), out.getvalue()
-            plain.json(report, io.StringIO())
-            plain.csv(report, out)
-            assert "None" not in out.getvalue()
+def architectures() -> dict[str, ModelSpec]:
+    """The first shape of every class of every family."""
+    return {
+        f"{file}-{cls}": spec_of({"architectures": [cls], **shapes[0]})
+        for file in sorted(FILES)
+        for cls, shapes in import_module(f"tests.families.{file}").SHAPES.items()
+    }
 
 
-@pytest.mark.parametrize("file", sorted(FILES))
-def test_every_architecture_can_be_explained(file: str) -> None:
-    cls, shapes = next(iter(import_module(f"tests.families.{file}").SHAPES.items()), ("", ()))
-    for shape in shapes[:1]:
-        spec = spec_of({"architectures": [cls], **shape})
-        out, report = io.StringIO(), explain_view.report(Preset(name=cls, model=spec), explain(spec, setting=SEQ))
+@pytest.mark.parametrize("spec", sampled(architectures(), fields_of))
+def test_every_architecture_can_be_shown(spec: ModelSpec) -> None:
+    for report in reports(Preset(name="model", model=spec)):
+        out = io.StringIO()
         pipe.render(report, out, WIDTH)
-        assert isinstance(report.data, dict)
-        found = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}
-        assert found["params"] == params.params(spec).total
-        workload = run_config(batch=1, seq=SEQ.seq, source=SEQ.seq)
-        assert found["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
-        assert ("kv" in found) == (spec.kind != "encoder" and cache.kv(spec).bytes_per_token > 0)
-        shown = " ".join(out.getvalue().split())
-        assert f"= {found['params']:,}" in shown
+        assert all(len(line) <= WIDTH for line in out.getvalue().splitlines()), out.getvalue()
+        plain.json(report, io.StringIO())
+        plain.csv(report, out)
+        assert "None" not in out.getvalue()
+
+
+def printed_of(spec: ModelSpec) -> set[str]:
+    """What a formula is printed of; test_trees_add_up.py compares the formulas of more models with their counts."""
+    return {spec.kind, spec.head.type, *(step.verb for step in every_step(spec.shared_program.root.items))}
+
+
+@pytest.mark.parametrize("spec", sampled(architectures(), printed_of))
+def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
+    out, report = io.StringIO(), explain_view.report(Preset(name="model", model=spec), explain(spec, setting=SEQ))
+    pipe.render(report, out, WIDTH)
+    assert isinstance(report.data, dict)
+    found = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}
+    assert found["params"] == params.params(spec).total
+    workload = run_config(batch=1, seq=SEQ.seq, source=SEQ.seq)
+    assert found["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
+    assert ("kv" in found) == (spec.kind != "encoder" and cache.kv(spec).bytes_per_token > 0)
+    shown = " ".join(out.getvalue().split())
+    assert f"= {found['params']:,}" in shown
 
 
 def test_a_row_of_csv_says_what_it_is_a_part_of() -> None:

@@ -195,26 +195,37 @@ def test_the_passes_of_both_steps_are_recorded_once_where_they_are_alike() -> No
 
 # --- many layers ------------------------------------------------------------------------------------------------------
 
+ACCUMULATED = replace(PLAIN, microbatches=4)
+FUSED = Training(batch=4, seq=2048, choices=Choices("flash", "fused"), optimizer="adamw-8bit")
+BOTH = (False, True)
+
 DEEP = [
-    *((f"smollm2-135m?num_hidden_layers={layers}", PLAIN) for layers in (9, 40, 130)),
-    *((f"olmoe-1b-7b?num_hidden_layers={layers}", PLAIN) for layers in (12, 70)),
-    *((f"gpt-oss-20b?num_hidden_layers={layers}", PLAIN) for layers in (24, 66)),
-    *((f"qwen3-0.6b?num_hidden_layers={layers}", WAYS["full"]) for layers in (28, 61, 100)),
-    *((f"gpt2?num_hidden_layers={layers}", replace(PLAIN, microbatches=4)) for layers in (10, 65)),
-    ("llama3.1-405b", Training(seq=8192, master=True)),
-    ("llama3-70b", Training(batch=2, seq=2048, recompute=recompute_of("full"))),
-    ("qwen3-235b-a22b", Training(batch=4, seq=2048, choices=Choices("flash", "fused"), optimizer="adamw-8bit")),
+    *((f"smollm2-135m?num_hidden_layers={layers}", PLAIN, BOTH) for layers in (9, 40, 130)),
+    ("olmoe-1b-7b?num_hidden_layers=12", PLAIN, BOTH),
+    ("gpt-oss-20b?num_hidden_layers=24", PLAIN, BOTH),
+    ("qwen3-0.6b?num_hidden_layers=28", WAYS["full"], BOTH),
+    ("gpt2?num_hidden_layers=10", ACCUMULATED, BOTH),
+    ("qwen3-235b-a22b?num_hidden_layers=47", FUSED, BOTH),
 ]
-"""Models of many layers, and how they are trained."""
+"""Models of many layers, how they are trained, and whether their segments are expandable."""
+
+DEEPER = [
+    ("olmoe-1b-7b?num_hidden_layers=70", PLAIN, BOTH),
+    ("gpt-oss-20b?num_hidden_layers=66", PLAIN, BOTH),
+    *((f"qwen3-0.6b?num_hidden_layers={layers}", WAYS["full"], BOTH) for layers in (61, 100)),
+    ("gpt2?num_hidden_layers=65", ACCUMULATED, BOTH),
+    ("llama3.1-405b", Training(seq=8192, master=True), BOTH),
+    ("llama3-70b", Training(batch=2, seq=2048, recompute=recompute_of("full")), BOTH),
+    ("qwen3-235b-a22b", FUSED, BOTH),
+    ("smollm2-135m?num_hidden_layers=300", PLAIN, (True,)),
+    ("smollm2-135m?num_hidden_layers=1000", PLAIN, (False,)),  # the most that are all replayed, for one allocator
+]
+"""The same ways of training at larger depths."""
 
 
 @pytest.mark.parametrize(
     ("name", "training", "expandable"),
-    [
-        *((*deep, (False, True)) for deep in DEEP),
-        ("smollm2-135m?num_hidden_layers=300", PLAIN, (True,)),
-        ("smollm2-135m?num_hidden_layers=1000", PLAIN, (False,)),  # the most that are all replayed, for one allocator
-    ],
+    [*DEEP, *(pytest.param(*deeper, marks=pytest.mark.exhaustive) for deeper in DEEPER)],
 )
 def test_blocks_and_segments_are_those_of_a_replay_of_all_layers(
     name: str, training: Training, expandable: tuple[bool, ...]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ FILE = presets_dir() / "description.schema.json"
 LINE = f"#:schema ../{FILE.name}"
 
 
+@cache
 def validator() -> Draft202012Validator:
     schema = description_schema()
     Draft202012Validator.check_schema(schema)

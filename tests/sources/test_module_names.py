@@ -21,6 +21,7 @@ from llmcalc.sources.huggingface.checkpoint import checkpoint_of
 from llmcalc.witnesses.transformers import build, find_modules
 from tests.builders import family_shapes, spec_of
 from tests.families import shapes_of
+from tests.samples import sampled
 
 LISTS_IN_LISTS = re.compile(r"albert_layer_groups|adapter_list")
 """Modules with two numbers, of which the config does not say the first: ALBERT's groups, and Zamba 2's adapters, whose
@@ -41,8 +42,14 @@ def of_first_expert(name: str) -> str:
     return re.sub(r"(experts\.|expert_)\d+", r"\g<1>0", name)
 
 
+def named_nodes(config: dict[str, Any]) -> set[tuple[str, str]]:
+    """What a class names: its family's nodes with an op."""
+    nodes = (place.node for place in spec_of(config).tree().walk())
+    return {(config["model_type"], node.name) for node in nodes if node.op is not None}
+
+
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("config", [pytest.param(config, id=name) for name, config in family_shapes()])
+@pytest.mark.parametrize("config", sampled(dict(family_shapes()), named_nodes))
 def test_names_are_those_of_the_class(config: dict[str, Any]) -> None:
     spec = spec_of(config)
     model = build(config, to_run=False)

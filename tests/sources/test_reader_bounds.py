@@ -111,9 +111,9 @@ def header_of(count: int, prefix: str = "model.layers.1.mlp.experts.") -> bytes:
 
 
 def test_too_many_tensors(tmp_path: Path) -> None:
-    path = safetensors(tmp_path / "m.safetensors", header_of(1_600_000, ""), 3_200_000)
+    path = safetensors(tmp_path / "m.safetensors", b"{" + b" " * 64_000_000 + b"}")
     refused(bounded("params", str(path)), "expected at most 64,000,000 bytes in all headers")
-    path = safetensors(tmp_path / "m.safetensors", header_of(600_000, ""), 1_200_000)
+    path = safetensors(tmp_path / "m.safetensors", header_of(220_001, ""), 440_002)
     refused(bounded("params", str(path)), "too many tensors; expected at most 220,000")
 
 
@@ -127,8 +127,8 @@ def test_the_largest_header_is_answered(command: str, tmp_path: Path) -> None:
 
 def test_many_tensors_that_are_no_layers_of_the_model_are_answered(tmp_path: Path) -> None:
     """Each has the shape of biases that the checkpoint lacks, which once were compared with every one of them."""
-    header = ",".join(entry(f"h.0.x{i}.scale", 1536 * i, 1536) for i in range(220_000))
-    path = safetensors(tmp_path / "m.safetensors", f"{{{header}}}".encode(), 220_000 * 1536)
+    header = ",".join(entry(f"h.0.x{i}.scale", 1536 * i, 1536) for i in range(50_000))
+    path = safetensors(tmp_path / "m.safetensors", f"{{{header}}}".encode(), 50_000 * 1536)
     result = bounded("check", str(path), "gpt2", "--format", "json")
     assert result.returncode == 1, result.stderr
     # 768 numbers in layer 0: weights and biases of two norms (4), biases of q, k, v and o (4) and of the MLP's output
@@ -182,8 +182,8 @@ def index(path: Path, pairs: str) -> Path:
 
 
 INDEXES: dict[str, tuple[Callable[[], str], str]] = {
-    "5 M files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(5_000_000)), "too large"),
-    "1 M files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(1_000_000)), "expected at most 221,000"),
+    "9 M files": (lambda: '"0":"0",' * 9_000_000 + '"0":"0"', "too large"),
+    "222,000 files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(222_000)), "expected at most 221,000"),
     "200,000 files": (lambda: ",".join(f'"{i}":"{i}"' for i in range(200_000)), "expected at most 5,000"),
     "a tensor twice": (lambda: '"a":"x.safetensors","a":"y.safetensors"', "a is listed twice"),
     "lists": (lambda: '"a":[' + "[]," * 10_000_000 + "[]]", "more than 221,000 values and fields"),

@@ -24,15 +24,15 @@ class Case(NamedTuple):
 CASES = [
     Case("llama3.1-8b", "h100", 4096, 512, {}),
     Case("llama3.1-8b", "l4", 1024, 256, {}),
-    Case("llama3.3-70b", "mi300x", 8192, 1024, {}),
+    Case("llama3.1-8b", "mi300x", 8192, 1024, {}),
     Case("gemma-3-27b", "a100-80gb", 2048, 512, {}),
     Case("qwen3-30b-a3b", "h200", 1024, 1024, {"engine": "tensorrt-llm"}),
-    Case("deepseek-v3", "h200", 4096, 1024, {"devices": 16}),
-    Case("gpt-oss-120b", "b200", 16384, 512, {"quantize": "auto"}),
-    Case("qwen3-235b-a22b", "b200", 1024, 8192, {"kv_dtype": "auto,fp8"}),
+    Case("deepseek-v2-lite", "h200", 4096, 1024, {"devices": 16}),
+    Case("gpt-oss-20b", "b200", 16384, 512, {"quantize": "auto"}),
+    Case("qwen3-8b", "b200", 1024, 8192, {"kv_dtype": "auto,fp8"}),
     Case("mistral-7b", "rtx-4090", 512, 512, {"engine": "sglang"}),
     Case("gpt2", "t4", 256, 256, {}),
-    Case("llama3.1-405b", "h100", 4096, 256, {"quantize": "fp8-dynamic"}),
+    Case("llama3.3-70b", "h100", 4096, 256, {"quantize": "fp8-dynamic"}),
     Case("qwen2.5-14b", "l40s", 128, 2048, {"prefix_hit": 0.5}),
 ]
 

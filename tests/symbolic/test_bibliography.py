@@ -22,7 +22,11 @@ def test_every_source_is_known() -> None:
     assert named <= {*paper_of_source(), *WITHOUT_PAPER}
     # sources of parts that no small shape has: Transformer-XL, LayerScale in the vision encoders of InternVL, and
     # Arctic, whose class is code of its repository
-    assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {"Dai et al. 2019", "Touvron et al. 2021", "Snowflake Arctic 2024"}
+    assert {*paper_of_source(), *WITHOUT_PAPER} - named <= {
+        "Dai et al. 2019",
+        "Touvron et al. 2021",
+        "Snowflake Arctic 2024",
+    }
 
 
 def test_entries_are_whole() -> None:

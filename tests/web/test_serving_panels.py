@@ -19,7 +19,7 @@ Run = Callable[..., Any]
 
 SERVERS: list[tuple[str, dict[str, Any]]] = [
     ("llama3-8b", {"hardware": "h100-sxm", "concurrency": 64, "input": 4096, "output": 1024, "tpot": 30, "price": 2.5}),
-    ("deepseek-v3", {"hardware": "h200", "concurrency": 32, "input": 2048, "output": 512}),
+    ("deepseek-v2-lite", {"hardware": "h200", "concurrency": 32, "input": 2048, "output": 512}),
 ]
 COST: dict[str, Any] = {"hardware": "h100-sxm", "devices": 64, "tokens": "1T", "price": 2.5}
 

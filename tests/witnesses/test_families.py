@@ -8,24 +8,34 @@ its README).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from llmcalc.costs.context_length import learned_positions
 from llmcalc.costs.flops import forward_of
 from llmcalc.flow.tree import Place
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import FILE_OF, FILES, family_of, model_types, read_config, text_of
+from llmcalc.sources.huggingface.registry import FILES, family_of, model_types, read_config, text_of
 from llmcalc.sources.target import load
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
 from llmcalc.witnesses.transformers import verify_config
 from llmcalc.witnesses.witness import witness_of
-from tests.builders import CASES, WITH_CLASSES, family_shapes, run_config, spec_of, with_other_fields
+from tests.builders import (
+    CASES,
+    WITH_CLASSES,
+    family_shapes,
+    fields_of,
+    run_config,
+    spec_of,
+    with_other_causes,
+)
 from tests.families import shapes_of
+from tests.samples import sampled
 from tests.witnesses.verdicts import coverage, hold
 
 
@@ -39,14 +49,30 @@ def _known(case: Path) -> bool:
     return config["model_type"] in model_types()
 
 
-SHAPES = [pytest.param(config, id=name) for name, config in family_shapes()]
+def shapes_with_lengths() -> Iterator[Any]:
+    """Yields every small config with the length of its pass, or None for two lengths.
+
+    Two have every model type and every value of a part's field, so every rule that depends on the length; of the other
+    configs they are exhaustive.
+    """
+    shapes = dict(family_shapes())
+    two_lengths = set(
+        with_other_causes(shapes, lambda name: [shapes[name]["model_type"], *fields_of(spec_of(shapes[name]))])
+    )
+    for name, config in shapes.items():
+        if name in two_lengths:
+            yield pytest.param(config, None, id=name)
+        else:
+            longest = learned_positions(spec_of(config)) or LEAST_SEQ
+            yield pytest.param(config, min(longest, LEAST_SEQ), id=name)
+            yield pytest.param(config, None, id=f"{name}-two lengths", marks=pytest.mark.exhaustive)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")  # MobileBERT without further columns
-@pytest.mark.parametrize("config", SHAPES)
-def test_small_shapes_agree_with_their_class(config: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("config", "seq"), list(shapes_with_lengths()))
+def test_small_shapes_agree_with_their_class(config: dict[str, Any], seq: int | None) -> None:
     spec, notes = spec_of(config), read_config(config)[1]
-    verdict = verify_config(spec, config)
+    verdict = verify_config(spec, config, seq=seq)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures]
     assert not [note for note in notes if "not counted" not in note]
     hold(config, spec, verdict)
@@ -85,17 +111,11 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     return [place for place in costly if place.cost_per_repeat(forward_of)]
 
 
-@pytest.mark.parametrize("choose", [with_other_fields, pytest.param(list, marks=pytest.mark.exhaustive)])
-@pytest.mark.parametrize("file", WITH_CLASSES)
-def test_small_shapes_agree_with_the_reference(
-    file: str, choose: Callable[..., Iterable[tuple[str, ModelSpec]]]
-) -> None:
+@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, fields_of))
+def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
     """All of them are compared with their class above, and every part's examples with its reference."""
-    shapes = [(name, config) for name, config in family_shapes() if FILE_OF[config["model_type"]] == file]
-    for name, spec in choose((name, spec_of(config)) for name, config in shapes):
-        verdict = verify_reference(spec, batch=2)
-        failures = [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
-        assert verdict.ok, (name, failures)
+    verdict = verify_reference(spec, batch=2)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured, c.explanation()) for c in verdict.failures[:8]]
 
 
 @pytest.mark.parametrize("kind", [k for k in model_types() if family_of(k).read is not None])

@@ -33,17 +33,17 @@ from llmcalc.witnesses.storages import StorageTracker
 from tests.simulator.allocator_witness import WitnessAllocator
 from tests.witnesses import gpu_memory
 
-SMALL = "smollm2-135m?num_hidden_layers=2"
+SMALL = "smollm2-135m?num_hidden_layers=2&vocab_size=1000"
 
 MODELS = [
     SMALL,
-    "gpt2?num_hidden_layers=2",
+    "gpt2?num_hidden_layers=2&vocab_size=1000",
     "bert-tiny",
-    "t5-small?encoder.num_hidden_layers=1&decoder.num_hidden_layers=1",
-    "olmoe-1b-7b?num_hidden_layers=2",
-    "deepseek-v2-lite?num_hidden_layers=2",
-    "apertus-8b?num_hidden_layers=1",
-    "gemma2-2b?num_hidden_layers=2",
+    "t5-small?encoder.num_hidden_layers=1&decoder.num_hidden_layers=1&vocab_size=1000",
+    "olmoe-1b-7b?num_hidden_layers=2&num_experts=8&hidden_size=256&vocab_size=1000",
+    "deepseek-v2-lite?num_hidden_layers=2&num_experts=8&hidden_size=256&vocab_size=1000",
+    "apertus-8b?num_hidden_layers=1&hidden_size=256&vocab_size=1000",
+    "gemma2-2b?num_hidden_layers=2&hidden_size=256&vocab_size=1000",
 ]
 
 
@@ -94,7 +94,7 @@ def test_settings_of_training_hold_what_torch_holds(settings: dict[str, Any]) ->
     ids=lambda settings: str(list(settings.values())[-1]),
 )
 def test_what_meta_does_not_run_runs_on_the_cpu(settings: dict[str, Any]) -> None:
-    found = compared(f"{SMALL}&vocab_size=64", "cpu", **settings)
+    found = compared(SMALL.replace("1000", "64"), "cpu", **settings)
     assert found.runs
     assert [check.data() for check in found.checks if not check.ok] == []
 

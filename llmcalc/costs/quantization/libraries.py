@@ -245,7 +245,7 @@ def _converted(c: Fields, label: str, stored: LinearFormat) -> LinearScheme:
     """Returns the scheme of `transformers`: every `nn.Linear` but the listed ones, and the head if it is not listed."""
     excluded = ModuleList(c.union("modules_to_not_convert"), field="modules_to_not_convert")
     stated = c.get("modules_to_not_convert") is not None
-    return LinearScheme(label, "transformers", (), (Group(stored),), head=stated, everywhere=True, kept=excluded)
+    return LinearScheme(label, "transformers", (), (Group(stored),), head=stated, everywhere=True, excluded=excluded)
 
 
 def exl2(c: Fields) -> Scheme:

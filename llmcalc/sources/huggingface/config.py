@@ -95,6 +95,8 @@ class Config:
     notes: list[str] = field(default_factory=list)
     unknown: list[Unknown] = field(default_factory=list)
     from_defaults: dict[str, int] = field(default_factory=dict)
+    _names: dict[tuple[str, ...], tuple[str, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Names of a field → these with their aliases. A reader asks for most fields several times."""
 
     def __post_init__(self) -> None:
         """Raises `InputError` for RoPE parameters that are neither a table nor empty.
@@ -127,14 +129,18 @@ class Config:
 
     def _with_aliases(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Returns the names with their aliases, and marks all of them as read."""
+        if names not in self._names:
+            self._names[names] = self._aliased(names)
+        self.fields_read.update(self._names[names])
+        return self._names[names]
+
+    def _aliased(self, names: tuple[str, ...]) -> tuple[str, ...]:
         read_names = [name for name in names if name not in self.unread]
         aliased = [self.aliases[name] for name in names if name in self.aliases]
         usual_names = [
             name for name, alias in self.aliases.items() if alias in (*read_names, *aliased) and name not in self.unread
         ]
-        names = tuple(dict.fromkeys((*read_names, *aliased, *usual_names)))
-        self.fields_read.update(names)
-        return names
+        return tuple(dict.fromkeys((*read_names, *aliased, *usual_names)))
 
     def _winning_name(self, names: tuple[str, ...]) -> str | None:
         """Returns the name whose value counts, among those in the config; a null replaces no other value."""

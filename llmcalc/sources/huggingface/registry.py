@@ -213,6 +213,7 @@ def family_files() -> list[str]:
     ]
 
 
+@cache
 def families_in(file: str) -> Mapping[str, Family]:
     """Returns model type → its record, for a file in `families`."""
     families: Mapping[str, Family] = import_module(f".families.{file}", __package__).FAMILIES

@@ -42,23 +42,37 @@ def to_config(spec: ModelSpec) -> dict[str, Any]:
     Raises `InputError` if no known class computes the spec; it names the nearest class and the difference.
     """
     facts, spec_values = Facts(spec, FIELDS), canonical(spec)
-    nearest: tuple[tuple[int, int], str, Difference] | None = None
+    others: list[tuple[str, dict[str, Any]]] = []
     for kind, family in _families(facts):
         for name in class_names(kind, spec):
             config = wrapped(_candidate_config(kind, family, name, facts), spec)
             config_spec = _read_back(config)
             if config_spec is None:
                 continue
-            mismatches = sorted(differences(spec_values, canonical(config_spec)), key=_is_in_tower)
-            if not mismatches:
+            class_values = canonical(config_spec)
+            if next(differences(spec_values, class_values), None) is None:
                 return config
-            distance = (
-                sum(weight(difference) for difference in mismatches if not _is_in_tower(difference)),
-                sum(weight(difference) for difference in mismatches if _is_in_tower(difference)),
-            )
-            if nearest is None or distance < nearest[0]:
-                nearest = distance, config["architectures"][0], mismatches[0]
-    raise InputError("no transformers class is known here that computes this architecture" + _nearest_text(nearest))
+            others.append((config["architectures"][0], class_values))
+    raise InputError(
+        "no transformers class is known here that computes this architecture" + _nearest(spec_values, others)
+    )
+
+
+def _nearest(spec_values: dict[str, Any], others: list[tuple[str, dict[str, Any]]]) -> str:
+    """Returns, for the message, the class that differs least and its first difference.
+
+    others: (name of a class, what it computes in canonical form).
+    """
+    nearest: tuple[tuple[int, int], str, Difference] | None = None
+    for name, class_values in others:
+        mismatches = sorted(differences(spec_values, class_values), key=_is_in_tower)
+        distance = (
+            sum(weight(difference) for difference in mismatches if not _is_in_tower(difference)),
+            sum(weight(difference) for difference in mismatches if _is_in_tower(difference)),
+        )
+        if nearest is None or distance < nearest[0]:
+            nearest = distance, name, mismatches[0]
+    return _nearest_text(nearest)
 
 
 def _families(facts: Facts) -> Iterator[tuple[str, Family]]:

@@ -22,8 +22,10 @@ from llmcalc.sources.huggingface.towers import sections_of
 from llmcalc.witnesses.measure import buffers, parameters
 from llmcalc.witnesses.reference import verify_reference
 from llmcalc.witnesses.transformers import build, verify_config
+from tests.builders import fields_of
 from tests.components.towers.tower_shapes import GEMMA4, GEMMA4_AUDIO, KIMI, LLAMA4, PIXTRAL, SIGLIP, WRAPPERS
 from tests.families import shapes_of
+from tests.samples import sampled
 from tests.witnesses.verdicts import hold
 
 TEXT: dict[str, Any] = {
@@ -139,9 +141,17 @@ def test_towers_hold_what_their_class_holds(kind: str, shape: dict[str, Any]) ->
     assert sum(node.total(buffers_of) for node in nodes.values()) == elements
 
 
-@pytest.mark.parametrize(("kind", "shape"), WRAPPED)
-def test_towers_agree_with_the_reference(kind: str, shape: dict[str, Any]) -> None:
-    spec = ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
+def wrappers() -> dict[str, ModelSpec]:
+    """The models of `WRAPPED`, by kind and number."""
+    return {
+        f"{kind}-{i}": ModelSpec.model_validate(read_config(wrapped(kind, shape))[0])
+        for kind, (_, _, shapes) in WRAPPERS.items()
+        for i, shape in enumerate(shapes)
+    }
+
+
+@pytest.mark.parametrize("spec", sampled(wrappers(), lambda spec: fields_of(spec.towers)))
+def test_towers_agree_with_the_reference(spec: ModelSpec) -> None:
     verdict = verify_reference(spec, batch=2)
     assert verdict.ok, verdict.failures[:8]
     compared = {check.node for check in verdict.checks if check.quantity == "parameters"}
