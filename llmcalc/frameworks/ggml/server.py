@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -15,8 +15,9 @@ from ...sources.checkpoints.gguf import TYPES
 from ..engines.engine import EngineMemory, Term
 from ..engines.server import EngineServer
 from .compute_graph import HOST, buffer_sizes
-from .model import GgufModel, LayerShape
-from .placement import Layers, Placement, read_overrides
+from .layer_runs import laid_out_layers
+from .model import GgufModel, GgufTensor, LayerShape
+from .placement import EXPERTS, Layers, Override, Placement, read_overrides
 from .speculation import draft_flags, draft_of, drafted_tokens
 from .transformer_graph import GraphSettings, model_graph
 from .versions import GgmlRecord, GgmlRules
@@ -284,19 +285,23 @@ class GgmlServer(EngineServer):
         return everything if word == "all" or int(word) < 0 else min(int(word), everything)
 
     @cached_property
+    def overrides(self) -> tuple[Override, ...]:
+        """The patterns of --override-tensor."""
+        text = self.flags.get("override_tensor")
+        return () if text is None else read_overrides(str(text), self.devices)
+
+    @cached_property
     def placement(self) -> Placement:
         """Where tensors go as the flags say, before --fit."""
         layers = Layers(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.split, self.rules.output_counts_first
         )
-        text = self.flags.get("override_tensor")
-        overrides = () if text is None else read_overrides(str(text), self.devices)
         everything = len(self.model.layers)
         number = everything if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
         dense = int(self.flags.get("n_cpu_ffn", 0))
         return Placement(
             layers,
-            overrides,
+            self.overrides,
             host_experts=frozenset(range(min(number, everything))),
             host_networks=frozenset(range(min(dense, everything))),
         )
@@ -343,7 +348,6 @@ class GgmlServer(EngineServer):
     def compute_buffers(self, placement: Placement) -> dict[str, int]:
         """Bytes of the graph of one micro-batch on each device."""
         places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in self.model.tensors}
-        distinct = self._distinct_layers(placement, places)
         rules, number = self.rules, len(self.model.layers)
         rows = self.sequences * (1 + self.drafted_tokens)
         outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, rows)
@@ -364,12 +368,14 @@ class GgmlServer(EngineServer):
             full_offload=self.layers_on_gpus > number,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
+        moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
+        laid_out = laid_out_layers(self._layer_keys(placement, places, moved_tokens))
         graph = model_graph(
             rules.graph,
             settings,
             self.model.hidden_size,
             self.model.vocab_size,
-            {i: self.model.layers[i] for i in distinct},
+            {i: self.model.layers[i] for i in laid_out},
             number,
             placement.layers.device,
             places.get,
@@ -383,26 +389,33 @@ class GgmlServer(EngineServer):
         )
         return buffer_sizes(graph, self.devices, pipeline)
 
-    def _distinct_layers(self, placement: Placement, places: Mapping[str, tuple[int, str]]) -> list[int]:
-        """The layers whose graphs are laid out: of a run of equal layers at one place, the first ones and the last.
+    def _layer_keys(
+        self, placement: Placement, places: Mapping[str, tuple[int, str]], moved_tokens: int
+    ) -> list[Hashable]:
+        """A key of each layer, equal for layers with equal graphs.
 
-        Memory repeats from the second layer of a run on.
+        The bytes of a weight are part of it only where an operation may copy the weight to another device.
+        moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
         """
-        of_layer: dict[int, list[tuple[str, int, str]]] = {}
+        rules = self.rules.graph
+        of_layer: dict[int, list[GgufTensor]] = {}
         for tensor in self.model.tensors:
             if tensor.layer is not None:
-                name = tensor.name.partition(f"blk.{tensor.layer}.")[2]
-                of_layer.setdefault(tensor.layer, []).append((name, *places[tensor.name]))
-        keys = [
-            (id(layer), placement.layers.device(i), tuple(of_layer.get(i, ())))
-            for i, layer in enumerate(self.model.layers)
-        ]
-        distinct = []
-        for i, key in enumerate(keys):
-            is_inside = i >= 3 and i + 1 < len(keys) and all(keys[j] == key for j in (i - 3, i - 2, i - 1, i + 1))
-            if not is_inside:
-                distinct.append(i)
-        return distinct
+                of_layer.setdefault(tensor.layer, []).append(tensor)
+        keys: list[Hashable] = []
+        for i, layer in enumerate(self.model.layers):
+            tensors = of_layer.get(i, ())
+            expert_homes = {places[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
+            weights = []
+            for tensor in tensors:
+                nbytes, home = places[tensor.name]
+                if EXPERTS.match(tensor.name):
+                    is_copied = len(expert_homes) > 1 or (home == HOST and rules.moves_experts(moved_tokens, layer))
+                else:
+                    is_copied = home == HOST and rules.moves(moved_tokens)
+                weights.append((tensor.name.partition(f"blk.{i}.")[2], home, nbytes if is_copied else 0))
+            keys.append((id(layer), placement.layers.device(i), tuple(weights)))
+        return keys
 
     def buffers(self, placement: Placement) -> Buffers:
         """All buffers of each device."""
@@ -430,6 +443,8 @@ class GgmlServer(EngineServer):
         """Another server of the same model, which it shares."""
         other.__dict__["model"] = self.model
         other.__dict__["draft_model"] = self.draft_model
+        if (self.flags.get("override_tensor"), self.devices) == (other.flags.get("override_tensor"), other.devices):
+            other.__dict__["overrides"] = self.overrides
         return other
 
 
