@@ -1,6 +1,7 @@
 """Which layers' graphs are laid out: where a pattern of layers repeats, its first repeats and the last.
 
-From its second repeat on, a pattern allocates and frees the same bytes, so whole repeats between are left out.
+From its second repeat on, a pattern allocates and frees the same bytes, but its results may alternate between two free
+blocks; so an even number of repeats is left out.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Hashable, Sequence
 LONGEST_PATTERN = 8
 """Layers of the longest pattern that is looked for; llama-quantize gives every third layer a larger type."""
 
-FIRST_REPEATS, LAST_REPEATS = 3, 1
+FIRST_REPEATS, LAST_REPEATS = 3, 2
 """Repeats of a pattern that are laid out before and after those that are left out."""
 
 
@@ -38,4 +39,4 @@ def _dropped(keys: Sequence[Hashable], start: int, pattern: int) -> int:
     while end < len(keys) and keys[end] == keys[end - pattern]:
         end += 1
     repeats = (end - start) // pattern - FIRST_REPEATS - LAST_REPEATS
-    return max(0, repeats) * pattern
+    return max(0, repeats) // 2 * 2 * pattern
