@@ -8,6 +8,7 @@ tensor in the best-fitting free block of its device's buffer and frees it after 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
@@ -28,6 +29,10 @@ new: in memory of its own. inplace: in that of a source with the same layout, wh
 view: nothing; it is another shape of a source. store: nothing; it writes into a cache.
 input, weight, cache: no operation, but a tensor that the graph reads; only inputs are in the compute buffer.
 """
+
+
+LEAVES: tuple[Operation, ...] = ("input", "weight", "cache")
+"""Tensors that no operation makes."""
 
 
 class Tensor:
@@ -81,19 +86,20 @@ class Graph:
     def expand(self, *results: Tensor) -> None:
         """Adds operations with all that they need, sources first (`ggml_build_forward_expand`)."""
         for result in results:
-            if id(result) in self._visited:
+            if id(result) in self._visited or result.operation in LEAVES:
                 continue
             self._visited.add(id(result))
             stack = [(result, iter(result.sources))]
             while stack:
                 tensor, sources = stack[-1]
-                source = next((source for source in sources if id(source) not in self._visited), None)
-                if source is not None:
-                    self._visited.add(id(source))
-                    stack.append((source, iter(source.sources)))
-                    continue
-                stack.pop()
-                if tensor.operation not in ("input", "weight", "cache"):
+                for source in sources:
+                    if id(source) not in self._visited:
+                        self._visited.add(id(source))
+                        if source.operation not in LEAVES:
+                            stack.append((source, iter(source.sources)))
+                            break
+                else:
+                    stack.pop()
                     self.nodes.append(tensor)
 
 
@@ -171,10 +177,7 @@ def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
             ordered.append((node, None))
             continue
         device = node.place
-        moves_weight = any(
-            source.place != current and (source.base or source).operation == "weight" for source in node.sources
-        )
-        if device != current or (inputs and moves_weight):
+        if device != current or (inputs and _reads_weight_elsewhere(node, current)):
             start, inputs, current = len(ordered), 0, device
         for i, source in enumerate(node.sources):
             if source.place == device or (device == HOST and source.operation == "input"):
@@ -192,22 +195,29 @@ def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
     return ordered, list(copies.values())
 
 
+def _reads_weight_elsewhere(node: Tensor, device: str) -> bool:
+    return any(source.place != device and (source.base or source).operation == "weight" for source in node.sources)
+
+
 class _Buffer:
     """The buffer of a device: its free blocks, and how far it was ever used."""
 
     def __init__(self) -> None:
-        self.free: list[list[int]] = [[0, 2**62]]
+        self.free: list[tuple[int, int]] = [(0, 2**62)]
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
         """Takes the best-fitting free block, the last one only if no other is large enough. Returns its offset."""
-        fitting = [block for block in self.free[:-1] if block[1] >= nbytes]
-        block = min(reversed(fitting), key=lambda candidate: candidate[1]) if fitting else self.free[-1]
-        offset = block[0]
-        block[0] += nbytes
-        block[1] -= nbytes
-        if not block[1]:
-            self.free.remove(block)
+        best = len(self.free) - 1
+        least = -1
+        for i, (_, block_bytes) in enumerate(self.free[:-1]):
+            if block_bytes >= nbytes and (least < 0 or block_bytes <= least):
+                best, least = i, block_bytes
+        offset, block_bytes = self.free[best]
+        if block_bytes == nbytes:
+            del self.free[best]
+        else:
+            self.free[best] = (offset + nbytes, block_bytes - nbytes)
         self.size = max(self.size, offset + nbytes)
         return offset
 
@@ -215,11 +225,15 @@ class _Buffer:
         """Returns a block, merged with free ones beside it."""
         if not nbytes:
             return
-        place = next((i for i, block in enumerate(self.free) if block[0] > offset), len(self.free))
-        self.free.insert(place, [offset, nbytes])
-        for i in (place, place - 1):
-            if 0 <= i < len(self.free) - 1 and self.free[i][0] + self.free[i][1] == self.free[i + 1][0]:
-                self.free[i][1] += self.free.pop(i + 1)[1]
+        free = self.free
+        place = bisect_right(free, (offset, 0))
+        if place < len(free) and offset + nbytes == free[place][0]:
+            nbytes += free.pop(place)[1]
+        if place and sum(free[place - 1]) == offset:
+            place -= 1
+            offset, before = free.pop(place)
+            nbytes += before
+        free.insert(place, (offset, nbytes))
 
 
 def _aligned(nbytes: int) -> int:
@@ -233,7 +247,9 @@ def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> di
     inputs: dict[int, Tensor] = {}
     for node, copy in ordered:
         operations += [(node, (node,)), (copy, ())] if copy is not None else [(node, node.sources)]
-        inputs |= {id(tensor): tensor for tensor in (node, *node.sources) if tensor.operation == "input"}
+        for tensor in (node, *node.sources):
+            if tensor.operation == "input":
+                inputs[id(tensor)] = tensor
         if copy is None and node.operation == "view" and node.base is not None:
             node.base.views += 1
     if pipeline:
