@@ -405,3 +405,39 @@ def test_a_draft_model_has_weights_and_a_cache() -> None:
 def test_tokens_found_in_the_prompt_take_nothing() -> None:
     found = answer(speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}).result
     assert found.kv_tokens == answer().result.kv_tokens
+
+
+def test_ranks_divide_the_tokens_of_copied_heads() -> None:
+    chosen: dict[str, Any] = {"hardware": "h200", "engine": "vllm==0.19", "tensor_parallel_size": 8}
+    latents = answer("deepseek-v3", max_model_len=32768, **chosen).result
+    divided = answer("deepseek-v3", max_model_len=32768, decode_context_parallel_size=8, **chosen).result
+    assert (divided.blocks, divided.kv_tokens) == (latents.blocks, 8 * latents.kv_tokens)
+    assert divided.max_concurrency == pytest.approx(8 * latents.max_concurrency)
+    # four key heads on eight ranks: two ranks have the same head
+    heads = answer("qwen3-235b-a22b", decode_context_parallel_size=2, **chosen).result
+    assert heads.kv_tokens == 2 * answer("qwen3-235b-a22b", **chosen).result.kv_tokens
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "message"),
+    [
+        ("qwen3-235b-a22b", {"decode_context_parallel_size": 4}, "of at most 2, as the model has 4 heads of keys"),
+        ("deepseek-v3", {"decode_context_parallel_size": 3}, "a divisor of --tensor-parallel-size 8"),
+        ("deepseek-v3", {"decode_context_parallel_size": 2, "engine": "vllm==0.10"}, r"from vLLM 0\.11 on"),
+        ("gpt-oss-20b", {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 2}, "of prompts"),
+        ("gemma3-1b", {"decode_context_parallel_size": 2}, "layers of several kinds"),
+        (
+            "deepseek-v3",
+            {"decode_context_parallel_size": 2, "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
+            "with drafted tokens",
+        ),
+    ],
+)
+def test_divisions_of_tokens_that_are_not_modelled_are_refused(
+    target: str, flags: dict[str, Any], message: str
+) -> None:
+    chosen: dict[str, Any] = {"hardware": "h200", "engine": "vllm==0.19", "tensor_parallel_size": 8}
+    if target == "gemma3-1b":
+        chosen["tensor_parallel_size"] = 4
+    with pytest.raises(InputError, match=message):
+        answer(target, **chosen | flags)
