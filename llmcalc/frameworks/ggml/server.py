@@ -15,6 +15,7 @@ from ...sources.checkpoints.gguf import TYPES
 from ..engines.engine import EngineMemory, Term
 from ..engines.server import EngineServer
 from .compute_graph import HOST, buffer_sizes
+from .encoder import encoder_bytes, encoder_device
 from .layer_runs import laid_out_layers
 from .model import GgufModel, GgufTensor, LayerShape
 from .placement import EXPERTS, Layers, Override, Placement, read_overrides
@@ -215,6 +216,11 @@ class GgmlServer(EngineServer):
         return bool(self.flags.get("mlock")) or "mlock" in str(self.flags.get("load_mode", ""))
 
     @cached_property
+    def encoder_bytes(self) -> int:
+        """Bytes of the tensors of the encoder of images (--mmproj)."""
+        return encoder_bytes(self.flags, self.preset)
+
+    @cached_property
     def drafted_tokens(self) -> int:
         """The most tokens that are drafted for a slot."""
         return drafted_tokens(self.flags)
@@ -309,10 +315,11 @@ class GgmlServer(EngineServer):
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def model_buffers(self, placement: Placement) -> dict[str, int]:
-        """Bytes of the tensors on each device."""
+        """Bytes of the tensors on each device, with those of an encoder of images."""
         sizes: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
             sizes[placement.device(tensor)] += tensor.nbytes
+        sizes[encoder_device(self.flags, self.devices)] += self.encoder_bytes
         return sizes
 
     def layer_cache(self, layer: LayerShape) -> tuple[int, int]:
@@ -443,6 +450,7 @@ class GgmlServer(EngineServer):
         """Another server of the same model, which it shares."""
         other.__dict__["model"] = self.model
         other.__dict__["draft_model"] = self.draft_model
+        other.__dict__["encoder_bytes"] = self.encoder_bytes
         if (self.flags.get("override_tensor"), self.devices) == (other.flags.get("override_tensor"), other.devices):
             other.__dict__["overrides"] = self.overrides
         return other
@@ -490,7 +498,7 @@ def engine_memory(
         notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
         host={
             "ram_bytes": buffers.total(HOST),
-            "disk_bytes": model.file_bytes + (0 if server.draft is None else server.draft.model.file_bytes),
+            "disk_bytes": model.file_bytes + server.encoder_bytes + (0 if server.draft is None else server.draft.model.file_bytes),
             "mmap": server.maps_file,
             "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
         },
@@ -499,6 +507,8 @@ def engine_memory(
 
 def _model_origin(server: GgmlServer, device: str) -> str:
     scheme = server.model.scheme + (f", with {server.draft.preset.name} that drafts" if server.draft else "")
+    if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
+        scheme += "; with the encoder of images"
     return f"{scheme}; with token embeddings" if device == HOST else scheme
 
 
@@ -521,7 +531,9 @@ def _notes(server: GgmlServer) -> list[str]:
     notes = []
     if server.model.file is None and server.model.scheme == "bf16":
         notes.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
-    if server.preset.model.towers:
+    if server.encoder_bytes:
+        notes.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")
+    elif server.preset.model.towers:
         notes.append("the encoder of images (--mmproj) is a file of its own and is not counted")
     if server.maps_file and not server.locks_memory:
         notes.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
