@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from ...errors import InputError
-from ...parallel.layout import ONE_DEVICE, Layout
+from ...parallel.layout import ONE_DEVICE, ImpossibleLayout, Layout
 from ..engines.rank import EngineRank
 
 NETWORKS = frozenset({"feed_forward", "experts", "shared_expert", "router"})
@@ -31,9 +30,9 @@ class AttentionRank(EngineRank):
 
     @cached_property
     def weights(self) -> int:
-        """Bytes of the weights. Raises `InputError` for MXFP4, whose blocks are divided otherwise."""
+        """Bytes of the weights. Raises `ImpossibleLayout` for MXFP4, whose blocks are divided otherwise."""
         if self.scheme == "mxfp4":
-            raise InputError("--enable-dp-attention: is not modelled for experts in MXFP4; remove the flag")
+            raise ImpossibleLayout("--enable-dp-attention: is not modelled for experts in MXFP4; remove the flag")
         layout, number = self.network_layout, self.network_rank
         networks = EngineRank(
             self.preset, layout, number, self.quantize, self.dtype, self.with_towers, self.with_mtp

@@ -441,3 +441,22 @@ def test_divisions_of_tokens_that_are_not_modelled_are_refused(
         chosen["tensor_parallel_size"] = 4
     with pytest.raises(InputError, match=message):
         answer(target, **chosen | flags)
+
+
+def test_fit_times_a_token_of_every_user() -> None:
+    document = llmcalc.fit("llama3.1-8b", hardware="h100", engine="vllm==0.19", users=16, seq=8192).document
+    (option,) = document["options"]
+    timed = llmcalc.time("llama3.1-8b", hardware="h100", phase="decode", batch=16, seq=8192, engine="vllm==0.19")
+    assert option["tpot"]["estimate"] == pytest.approx(timed.document["seconds"]["estimate"], rel=1e-6)
+    assert option["tokens_per_second"] == pytest.approx(16 / option["tpot"]["estimate"], rel=1e-6)
+    # each of two replicas has half of the users
+    (replicas,) = llmcalc.fit(
+        "llama3.1-8b", hardware="h100", engine="vllm==0.19", users=32, seq=8192, data_parallel_size=2
+    ).document["options"]
+    assert replicas["tpot"] == option["tpot"]
+    assert replicas["tokens_per_second"] == pytest.approx(2 * option["tokens_per_second"], rel=1e-6)
+
+
+def test_fit_has_no_time_where_the_users_do_not_fit() -> None:
+    document = llmcalc.fit("llama3.1-8b", hardware="rtx-3090", engine="vllm", users=4096, devices=1).document
+    assert [option["tpot"] for option in document["options"]] == [None]
