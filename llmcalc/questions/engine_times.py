@@ -36,7 +36,9 @@ def option_time(
     settings = memory.settings
     cache = str(settings.get(record.instead["--kv-dtype"].lstrip("-").replace("-", "_"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in name for name in settings)
-    if not option.serves or layout is None or (layout.dp > 1 and layout.ep > 1) or cache not in TIMED_CACHES or is_untimed:
+    if not option.serves or layout is None or cache not in TIMED_CACHES or is_untimed:
+        return None
+    if layout.dp > 1 and layout.ep > 1:
         return None
     formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache]}
     chosen = {name: value for name, value in formats.items() if value is not None}

@@ -117,6 +117,7 @@ def fit_report(
     """
     from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
 
+    has_times = any(timed is not None for timed in times)
     best = options[0]
     where = f"{best.memory.devices} × {best.hardware.title}"
     holds = f"{users:,} user{'s' * (users > 1)} of {best.memory.max_model_len:,} tokens"
@@ -131,13 +132,13 @@ def fit_report(
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
-                *decoding_cells(timed),
+                *(decoding_cells(timed) if has_times else ()),
             ]
         )
         for option, timed in zip(options, times, strict=True)
     ]
     title = f"{use.preset.display} on {_engine_name(use)}"
-    columns = (*OPTION_COLUMNS, *DECODING_COLUMNS)
+    columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
     table = Table(title, columns, rows, _launch_aside(use).removeprefix("; "), notes, answer, name="options")
     tables = [table, *([_changes_table(use)] if is_named and use.changes else [])]
     data = {

@@ -498,7 +498,9 @@ def engine_memory(
         notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
         host={
             "ram_bytes": buffers.total(HOST),
-            "disk_bytes": model.file_bytes + server.encoder_bytes + (0 if server.draft is None else server.draft.model.file_bytes),
+            "disk_bytes": model.file_bytes
+            + server.encoder_bytes
+            + (0 if server.draft is None else server.draft.model.file_bytes),
             "mmap": server.maps_file,
             "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
         },

@@ -323,20 +323,20 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         block_size=page,
         assumed=server.assumed,
         settings=server.settings,
-        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_draft_notes(server), _replica_note(server)))),
+        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_server_notes(server)))),
     )
 
 
-def _draft_notes(server: Server) -> list[str]:
-    """A note on a model that drafts tokens."""
-    if "speculative_algorithm" not in server.flags:
-        return []
-    return ["the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"]
-
-
-def _replica_note(server: Server) -> str:
-    """A note where each replica of attention has a cache of its own."""
-    return f"each of the {server.dp} replicas of attention has that many tokens" if server.divides_attention else ""
+def _server_notes(server: Server) -> list[str]:
+    """Notes on a model that drafts tokens, and on replicas of attention with a cache each."""
+    notes = []
+    if "speculative_algorithm" in server.flags:
+        notes.append(
+            "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
+        )
+    if server.divides_attention:
+        notes.append(f"each of the {server.dp} replicas of attention has that many tokens")
+    return notes
 
 
 def _note(tokens: int, length: int, stops: bool) -> str:
