@@ -171,7 +171,8 @@ def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
     """Divides the graph into runs on one device, and adds the copies that a run reads at its start (pass 5)."""
     copies: dict[tuple[int, str | None], Tensor] = {}
     ordered: _Ordered = []
-    start, inputs, current = 0, 0, ""
+    start = inputs = 0
+    current: str | None = None
     for node in nodes:
         if node.operation == "view":
             ordered.append((node, None))
@@ -195,7 +196,7 @@ def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
     return ordered, list(copies.values())
 
 
-def _reads_weight_elsewhere(node: Tensor, device: str) -> bool:
+def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
     return any(source.place != device and (source.base or source).operation == "weight" for source in node.sources)
 
 

@@ -19,7 +19,7 @@ from .encoder import encoder_bytes, encoder_device
 from .layer_runs import laid_out_layers
 from .model import GgufModel, GgufTensor, LayerShape
 from .placement import EXPERTS, Layers, Override, Placement, read_overrides
-from .speculation import draft_flags, draft_of, drafted_tokens
+from .speculation import MODULES, draft_flags, draft_of, drafted_tokens, types_of
 from .transformer_graph import GraphSettings, model_graph
 from .versions import GgmlRecord, GgmlRules
 
@@ -76,6 +76,8 @@ class GgmlServer(EngineServer):
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
             raise InputError(f"{flag}: speculative decoding is modelled from build {first} on; remove the flag")
+        if self.drafts_by_modules and not self.model.modules:
+            raise InputError(f"--spec-type {MODULES}: the model has no modules of multi-token prediction; remove it")
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.flash:
             raise InputError(
                 f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
@@ -225,6 +227,11 @@ class GgmlServer(EngineServer):
         """The most tokens that are drafted for a slot."""
         return drafted_tokens(self.flags)
 
+    @property
+    def drafts_by_modules(self) -> bool:
+        """Whether the model's modules of multi-token prediction draft tokens."""
+        return MODULES in types_of(self.flags)
+
     @cached_property
     def draft_model(self) -> GgufModel | None:
         """The draft model; None without one."""
@@ -329,7 +336,8 @@ class GgmlServer(EngineServer):
         cells = self.window_cells(layer.window) * self.streams
         keys = cells * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
         values = cells * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
-        return keys + 4 * layer.state_elements * self.sequences, values
+        states = layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.drafts_by_modules else 0))
+        return keys + 4 * states, values
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent is not None
@@ -354,11 +362,17 @@ class GgmlServer(EngineServer):
 
     def compute_buffers(self, placement: Placement) -> dict[str, int]:
         """Bytes of the graph of one micro-batch on each device."""
-        places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in self.model.tensors}
+        return self.graph_buffers(placement, dict(enumerate(self.model.layers)))
+
+    def graph_buffers(
+        self, placement: Placement, layers: Mapping[int, LayerShape], more: Iterable[GgufTensor] = ()
+    ) -> dict[str, int]:
+        """Bytes of the graph of some layers and the output on each device. more: tensors beside the model's."""
+        places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *more)}
         rules, number = self.rules, len(self.model.layers)
         rows = self.sequences * (1 + self.drafted_tokens)
         outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, rows)
-        windows = {layer.window for layer in self.model.layers}
+        windows = {layer.window for layer in layers.values()}
         settings = GraphSettings(
             tokens=self.micro_batch,
             outputs=outputs,
@@ -376,14 +390,15 @@ class GgmlServer(EngineServer):
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
         moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
-        laid_out = laid_out_layers(self._layer_keys(placement, places, moved_tokens))
+        keys = self._layer_keys(placement, places, moved_tokens, layers)
+        laid_out = [list(layers)[i] for i in laid_out_layers(keys)]
         graph = model_graph(
             rules.graph,
             settings,
             self.model.hidden_size,
             self.model.vocab_size,
-            {i: self.model.layers[i] for i in laid_out},
-            number,
+            {i: layers[i] for i in laid_out},
+            max(layers) + 1,
             placement.layers.device,
             places.get,
         )
@@ -397,7 +412,11 @@ class GgmlServer(EngineServer):
         return buffer_sizes(graph, self.devices, pipeline)
 
     def _layer_keys(
-        self, placement: Placement, places: Mapping[str, tuple[int, str]], moved_tokens: int
+        self,
+        placement: Placement,
+        places: Mapping[str, tuple[int, str]],
+        moved_tokens: int,
+        layers: Mapping[int, LayerShape],
     ) -> list[Hashable]:
         """A key of each layer, equal for layers with equal graphs.
 
@@ -410,7 +429,7 @@ class GgmlServer(EngineServer):
             if tensor.layer is not None:
                 of_layer.setdefault(tensor.layer, []).append(tensor)
         keys: list[Hashable] = []
-        for i, layer in enumerate(self.model.layers):
+        for i, layer in layers.items():
             tensors = of_layer.get(i, ())
             expert_homes = {places[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
             weights = []
@@ -427,9 +446,36 @@ class GgmlServer(EngineServer):
     def buffers(self, placement: Placement) -> Buffers:
         """All buffers of each device."""
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
+        if self.drafts_by_modules:
+            buffers = buffers.with_draft(self.module_buffers(placement))
         if self.draft is None:
             return buffers
         return buffers.with_draft(self.draft.buffers(self.draft.placement))
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the tensors in all files: of the model, of what drafts tokens, and of an encoder of images."""
+        size = self.model.file_bytes + self.encoder_bytes
+        if self.drafts_by_modules and self.model.file is None:
+            size += sum(tensor.nbytes for tensor in self.model.module_tensors)
+        return size + (0 if self.draft is None else self.draft.model.file_bytes)
+
+    def module_buffers(self, placement: Placement) -> Buffers:
+        """The buffers of the modules of multi-token prediction, which are layers after the last one.
+
+        They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
+        """
+        number, modules = len(self.model.layers), self.model.modules
+        types = {f"cache_type_{name}": self.flags.get(f"cache_type_{name}_draft", "f16") for name in "kv"}
+        drafting = self.with_flags(**types, spec_type="none")
+        tensors: dict[str, int] = {}
+        for tensor in self.model.module_tensors:
+            device = placement.device(tensor)
+            tensors[device] = tensors.get(device, 0) + tensor.nbytes
+        home = placement.layers.device(number) if self.keeps_cache else HOST
+        cache = {home: sum(sum(drafting.layer_cache(module)) for module in modules)}
+        layers = {number + i: module for i, module in enumerate(modules)}
+        return Buffers(tensors, cache, drafting.graph_buffers(placement, layers, self.model.module_tensors))
 
     @property
     def free(self) -> int:
@@ -498,9 +544,7 @@ def engine_memory(
         notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
         host={
             "ram_bytes": buffers.total(HOST),
-            "disk_bytes": model.file_bytes
-            + server.encoder_bytes
-            + (0 if server.draft is None else server.draft.model.file_bytes),
+            "disk_bytes": server.file_bytes,
             "mmap": server.maps_file,
             "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
         },
@@ -509,6 +553,7 @@ def engine_memory(
 
 def _model_origin(server: GgmlServer, device: str) -> str:
     scheme = server.model.scheme + (f", with {server.draft.preset.name} that drafts" if server.draft else "")
+    scheme += ", with modules that draft" if server.drafts_by_modules else ""
     if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
         scheme += "; with the encoder of images"
     return f"{scheme}; with token embeddings" if device == HOST else scheme
