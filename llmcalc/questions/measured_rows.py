@@ -61,7 +61,7 @@ def calibration_of(
     """
     runs = [
         _measured_run(f"{path}:{number}", row, question, options, read_model, timer)
-        for number, row in _rows(Path(path))
+        for number, row in list(_rows(Path(path)))  # all are read before the first is timed
     ]
     return calibrate(runs)
 
@@ -71,11 +71,14 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     data = read_bytes(path, MOST_BYTES, "a .csv file")
     try:
         reader = csv.DictReader(io.StringIO(data.decode("utf-8-sig")), strict=True)
+        reader.fieldnames = [name.strip().replace("-", "_") for name in reader.fieldnames or ()]
         known = [*OWN_COLUMNS, *TIME_COLUMNS, *declared(Settings), USERS.name, *LAYOUT_COLUMNS]
-        for name in reader.fieldnames or ():
+        for name in reader.fieldnames:
+            if reader.fieldnames.count(name) > 1:
+                raise InputError(f"{path}: column {shown(name)} is there twice; expected one")
             if name not in known:
                 raise InputError(f"{path}: column {shown(name)} is no option of time.{suggest(str(name), known)}")
-        if "seconds" not in (reader.fieldnames or ()):
+        if "seconds" not in reader.fieldnames:
             raise InputError(f"{path}: the column 'seconds' is missing; expected the measured time of each row")
         for count, row in enumerate(reader):
             if count >= MOST_ROWS:

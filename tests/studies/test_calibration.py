@@ -6,6 +6,7 @@ import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from llmcalc.errors import InputError
+from llmcalc.questions.durations import parse_duration
 from llmcalc.sources.hardware import find_hardware
 from llmcalc.sources.presets import load_preset
 from llmcalc.timing import calibration
@@ -40,6 +42,9 @@ PRICERS += [pricer(batch, 4096, is_prompt=True) for batch in (1, 2, 4)]
 def measured_with(truth: Factors, noise: Sequence[float] = ()) -> Calibration:
     errors = noise or [1.0] * len(PRICERS)
     return calibrate([MeasuredRun(str(i), seconds(truth) * errors[i], seconds) for i, seconds in enumerate(PRICERS)])
+
+
+NOISE = (1.02, 0.98, 1.0, 1.01, 0.99, 1.03, 0.97, 1.0, 1.02)
 
 
 def test_a_common_factor_is_found_again() -> None:
@@ -108,6 +113,21 @@ def test_a_fit_that_raises_regret_is_refused() -> None:
     assert fit.refused == "it would raise the regret of the chosen layout"
 
 
+def test_of_many_runs_several_are_left_out_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    alone = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
+    fits: list[int] = []
+    minimize = calibration.minimize
+    monkeypatch.setattr(calibration, "MOST_ESTIMATES", 3 * len(PRICERS))
+    monkeypatch.setattr(
+        calibration, "minimize", lambda linear, *rest: fits.append(len(linear.parts)) or minimize(linear, *rest)
+    )
+    together = measured_with(Factors(1.5, 1.5, 1.5, 1.5), NOISE)
+    assert fits == [6] * 3 * len(calibration.STIFFNESSES) + [len(PRICERS)]
+    assert astuple(together.fitted) == pytest.approx(astuple(alone.fitted), rel=0.1)
+    assert together.left_out.median_error == pytest.approx(alone.left_out.median_error, abs=0.03)
+    assert together.refused == alone.refused == ""
+
+
 def test_few_rows_are_refused() -> None:
     with pytest.raises(InputError, match="--calibrate: 2 measured runs; expected at least 3"):
         calibrate([MeasuredRun("a", 1.0, PRICERS[0])] * 2)
@@ -160,6 +180,17 @@ def test_time_plan_and_serve_answer_as_it_runs_here(run: Any, rows: Any) -> None
     assert plan["feasible"][0]["seconds"]["estimate"] > answer(run, *words)["feasible"][0]["seconds"]["estimate"]
 
 
+def test_columns_and_numbers_as_programs_write_them(run: Any, rows: Any) -> None:
+    """A column has its option's name with hyphens too, and a time is what Python prints."""
+    lines = [line.split(",") for line in ROWS.splitlines()[1:]]
+    seconds = [parse_duration("", cells[-1]) for cells in lines]
+    heading = "phase, users,seq,tp,kv-dtype,seconds\n"
+    written = heading + "".join(
+        f"{','.join(cells[:-1])},,{number!r}\n" for cells, number in zip(lines, seconds, strict=True)
+    )
+    assert answer(run, *TIME, "--calibrate", rows(written)) == answer(run, *TIME, "--calibrate", rows(ROWS))
+
+
 def test_a_refused_fit_changes_nothing(run: Any, rows: Any) -> None:
     noise = "phase,users,seq,seconds\ndecode,1,2048,4ms\ndecode,1,2048,14ms\ndecode,1,2048,4ms\ndecode,1,2048,14ms\n"
     document = answer(run, *TIME, "--calibrate", rows(noise))
@@ -179,6 +210,8 @@ FILES: dict[str, tuple[str, str]] = {
     "too few rows": ("users,seconds\n1,1s\n2,1s\n", "2 measured runs; expected at least 3"),
     "nothing": ("", "the column 'seconds' is missing"),
     "too many rows": ("seconds\n" + "1s\n" * 301, "more than 300 rows"),
+    "too many rows before a bad one is timed": ("tp,seconds\n" + "3,1s\n" * 301, "more than 300 rows"),
+    "a column twice": ("zero_group,zero-group,seconds\n1,1,1s\n", "column 'zero_group' is there twice"),
 }
 
 

@@ -18,8 +18,8 @@ from ...costs.quantization.gguf import GGUFMix
 from ...costs.quantization.named import scheme_named
 from ...errors import InputError
 from ...flow.tree import Place
-from ...optional import MTP
 from ...ops import AttentionCore, Conv1d, ExpertLinear, KVCache, Linear, State
+from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
