@@ -65,7 +65,7 @@ NOT_ON_THE_PAGE = (
     *(f"llmcalc/reports/{part}." for part in ("verify", "fit", "checkpoint", "diff", "budget", "junit", "measured")),
     *(f"llmcalc/reports/{part}." for part in ("engine", "log", "lock", "cyclonedx", "time_formulas")),
     *(f"llmcalc/questions/{part}." for part in ("differences", "locks", "witnesses")),
-    *(f"llmcalc/questions/{part}." for part in ("engines", "logs", "measured_rows", "receipts")),
+    *(f"llmcalc/questions/{part}." for part in ("engine_times", "engines", "logs", "measured_rows", "receipts")),
     "llmcalc/presets/description.schema.",
     *("pydantic/v1/", "pydantic/mypy."),
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..accelerator import Hardware
 from ..errors import InputError
@@ -18,7 +18,11 @@ from ..frameworks.server_files.server import LaunchedServer
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import COMMON_HARDWARE, find_hardware, load_hardware
 from ..sources.preset import Preset
+from .engine_times import option_time
 from .receipts import ReceiptFile
+
+if TYPE_CHECKING:
+    from ..reports.document import Report
 
 MOST_DEVICES = 64
 """The largest number of devices on which `fit` tries an engine."""
@@ -230,7 +234,13 @@ def ask_engine_fit(
     if receipt is not None:
         options[0] = _with_notes(options[0], receipt)
     serves = options[0].serves
-    return ReportedAnswer(options, lambda: fit_report(use, options, user_count, question.hardware is not None), serves)
+    is_named = question.hardware is not None
+
+    def report() -> Report:
+        times = [option_time(question.preset, record, version, option, user_count) for option in options]
+        return fit_report(use, options, times, user_count, is_named)
+
+    return ReportedAnswer(options, report, serves)
 
 
 def _with_notes(option: EngineOption, receipt: ReceiptFile) -> EngineOption:

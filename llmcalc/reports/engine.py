@@ -12,6 +12,7 @@ from .summary import model_data
 
 if TYPE_CHECKING:
     from ..frameworks.engines.use import EngineOption, EngineUse
+    from ..studies.run_time import TimedRun
 
 TITLES = {
     "budget": "budget",
@@ -106,8 +107,17 @@ def cache_report(uses: Sequence[EngineUse]) -> Report:
     return Report(documents[0] if len(documents) == 1 else documents, [table]).of(uses[0].preset.target)
 
 
-def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_named: bool) -> Report:
-    """Returns the answer of `fit`. users: requests at once. is_named: whether the user named the accelerator."""
+def fit_report(
+    use: EngineUse, options: Sequence[EngineOption], times: Sequence[TimedRun | None], users: int, is_named: bool
+) -> Report:
+    """Returns the answer of `fit`.
+
+    times: of each option, a token of all users; None without a time. users: requests at once. is_named: whether the
+    user named the accelerator.
+    """
+    from .seconds import DECODING_COLUMNS, decoding_cells, decoding_data
+
+    has_times = any(timed is not None for timed in times)
     best = options[0]
     where = f"{best.memory.devices} × {best.hardware.title}"
     holds = f"{users:,} user{'s' * (users > 1)} of {best.memory.max_model_len:,} tokens"
@@ -122,12 +132,14 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
+                *(decoding_cells(timed) if has_times else ()),
             ]
         )
-        for option in options
+        for option, timed in zip(options, times, strict=True)
     ]
     title = f"{use.preset.display} on {_engine_name(use)}"
-    table = Table(title, OPTION_COLUMNS, rows, _launch_aside(use).removeprefix("; "), notes, answer, name="options")
+    columns = (*OPTION_COLUMNS, *(DECODING_COLUMNS if has_times else ()))
+    table = Table(title, columns, rows, _launch_aside(use).removeprefix("; "), notes, answer, name="options")
     tables = [table, *([_changes_table(use)] if is_named and use.changes else [])]
     data = {
         "model": model_data(use.preset),
@@ -145,8 +157,9 @@ def fit_report(use: EngineUse, options: Sequence[EngineOption], users: int, is_n
                 "kv_tokens": option.memory.kv_tokens,
                 "max_concurrency": option.memory.max_concurrency,
                 "message": option.memory.message,
+                **decoding_data(timed),
             }
-            for option in options
+            for option, timed in zip(options, times, strict=True)
         ],
         "changes": _changes_data(use),
         "assumed": dict(best.memory.assumed),

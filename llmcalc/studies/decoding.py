@@ -15,11 +15,11 @@ STACK = "vllm"
 
 
 def decoded_token(
-    memory: Memory, hardware: Hardware, layout: Layout = ONE_DEVICE, users: int | None = None
+    memory: Memory, hardware: Hardware, layout: Layout = ONE_DEVICE, users: int | None = None, stack: str = STACK
 ) -> TimedRun | None:
     """Returns the time of a token of every sequence of an inference run.
 
-    memory: the run on one device. users: sequences of a replica; default those of the run.
+    memory: the run on one device. users: sequences of a replica; default those of the run. stack: what runs it.
     None for training, prompts and encoders, and for accelerators and layouts without a time.
     """
     if memory.settings.phase not in ("inference", "decode") or memory.spec.kind == "encoder":
@@ -28,6 +28,6 @@ def decoded_token(
     try:
         run = memory if batch == memory.states.workload.batch else memory.with_(batch=batch)
         decoding = replace(run, settings=run.settings.with_(phase="decode"))
-        return time_inference(decoding, hardware, layout, TimeSettings(STACK))
+        return time_inference(decoding, hardware, layout, TimeSettings(stack))
     except InputError:
         return None

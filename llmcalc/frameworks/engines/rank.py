@@ -11,7 +11,9 @@ from ...components.mixers.mla import MLA
 from ...components.position import Rope
 from ...costs.cache import CacheGroup, kv
 from ...costs.context_length import longest_sequence
+from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
+from ...device_memory.static import MemoryUse
 from ...device_memory.static import memory as static_memory
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
@@ -118,13 +120,23 @@ class EngineRank:
 
     def _weights(self, model: ModelSpec, scheme: str | None) -> int:
         """Returns bytes of a model's weights under a scheme. scheme: None for the checkpoint's own."""
+        return int(self._use(model, scheme).weights)
+
+    def _use(self, model: ModelSpec, scheme: str | None) -> MemoryUse:
         scheme_fields: dict[str, Any] = {} if scheme is None else {"quantize": scheme}
         if self.dtype is not None:
             scheme_fields["dtype"] = self.dtype
         include = included(self.with_mtp, self.with_towers and bool(self.preset.model.towers))
         settings = Settings(phase="inference", **scheme_fields)
-        use = static_memory(model, settings, self.preset.dtype, include, self.preset.checkpoint)
-        return int(use.weights)
+        return static_memory(model, settings, self.preset.dtype, include, self.preset.checkpoint)
+
+    @cached_property
+    def weights_by_component(self) -> dict[str, int]:
+        """Bytes of the rank's weights by component (`attention`, `experts`, …)."""
+        use = self._use(self.model, self.scheme)
+        if use.quantized is not None:
+            return {component: int(parts.total) for component, parts in use.quantized.by_component.items()}
+        return {component: int(bytes_of(size, use.dtype)) for component, size in use.count.by_component.items()}
 
     @cached_property
     def _groups(self) -> list[CacheGroup]:
@@ -198,6 +210,12 @@ def mixers(spec: ModelSpec) -> Iterator[tuple[Any, int]]:
         for _, layer, count, _ in stack.groups():
             for part in _parts(layer):
                 yield part, count
+
+
+def key_heads(spec: ModelSpec) -> list[int]:
+    """Returns the heads of keys and values of each kind of attention in the decoder."""
+    heads = (getattr(part, "num_key_value_heads", None) for part, _ in mixers(spec))
+    return [int(number) for number in heads if number]
 
 
 def _parts(record: Record, depth: int = 0) -> Iterator[Record]:

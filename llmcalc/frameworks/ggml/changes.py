@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...errors import InputError
@@ -30,14 +30,19 @@ def memory(server: GgmlServer) -> EngineMemory:
     return EngineMemory(**{**changed.__dict__, "assumed": assumed})
 
 
-def _holds(server: GgmlServer) -> bool:
-    """Whether all GPUs hold their buffers. The graphs are laid out only where tensors and caches alone leave room."""
+def _room(server: GgmlServer) -> int:
+    """The fewest bytes that a GPU has left; below 0 where buffers do not fit.
+
+    The graphs are laid out only where tensors and caches alone leave room.
+    """
     placement = server.placement
-    tensors = Buffers(server.model_buffers(placement), server.cache_buffers(placement), {})
-    if any(tensors.total(device) > server.free for device in server.devices):
-        return False
-    buffers = server.buffers(placement)
-    return all(buffers.total(device) <= server.free for device in server.devices)
+    buffers = Buffers(server.model_buffers(placement), server.cache_buffers(placement), {})
+    room = _least_left(server, buffers)
+    return room if room < 0 else _least_left(server, server.buffers(placement))
+
+
+def _least_left(server: GgmlServer, buffers: Buffers) -> int:
+    return min((server.free - buffers.total(device) for device in server.devices), default=0)
 
 
 def _fixed(server: GgmlServer, **flags: Any) -> GgmlServer:
@@ -46,18 +51,27 @@ def _fixed(server: GgmlServer, **flags: Any) -> GgmlServer:
     return server.with_flags(fit="off", **(everything | flags))
 
 
-def _smallest(server: GgmlServer, flag: str, least: int, most: int, is_growing: bool) -> int | None:
-    """The value nearest to `least` (growing) or `most` with which all GPUs hold their buffers; None if none does."""
+def _largest(least: int, most: int, room: Callable[[int], int]) -> int | None:
+    """Returns the largest value that leaves room, which falls with the value; None if the least value leaves none.
 
-    def holds(value: int) -> bool:
-        return _holds(_fixed(server, **{flag: value}))
-
-    good, bad = (most, least - 1) if is_growing else (least, most + 1)
-    if not holds(good):
+    Room is nearly linear, so a guess is a linear interpolation; half the interval where that gains too little.
+    """
+    good, bad = least, most
+    left, missing = room(good), -room(bad)
+    if left < 0:
         return None
-    while abs(good - bad) > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
+    if missing <= 0:
+        return most
+    halves = False
+    while bad - good > 1:
+        width = bad - good
+        guess = good + (width // 2 if halves else min(max(width * left // (left + missing), 1), width - 1))
+        bytes_left = room(guess)
+        if bytes_left < 0:
+            bad, missing = guess, -bytes_left
+        else:
+            good, left = guess, bytes_left
+        halves = not halves and bad - good > width // 2
     return good
 
 
@@ -66,28 +80,20 @@ def fewest_host_experts(server: GgmlServer) -> int | None:
     number = len(server.model.layers)
     if not any(layer.experts for layer in server.model.layers):
         return None
-    return _smallest(server, "n_cpu_moe", 0, number, True)
+    on_gpus = _largest(0, number, lambda layers: _room(_fixed(server, n_cpu_moe=number - layers)))
+    return None if on_gpus is None else number - on_gpus
 
 
 def most_layers(server: GgmlServer) -> int | None:
     """The most layers (-ngl, with the output as one) that the GPUs hold."""
-    return _smallest(server, "n_gpu_layers", 0, len(server.model.layers) + 1, False)
+    return _largest(0, len(server.model.layers) + 1, lambda layers: _room(_fixed(server, n_gpu_layers=layers)))
 
 
 def longest_context(server: GgmlServer) -> int | None:
     """The longest context (-c), a multiple of 256, with which the GPUs hold everything."""
     steps = max(1, server.context // 256)
-
-    def holds(step: int) -> bool:
-        return _holds(_fixed(server, ctx_size=256 * step))
-
-    if not holds(1):
-        return None
-    good, bad = 1, steps + 1
-    while bad - good > 1:
-        middle = (good + bad) // 2
-        good, bad = (middle, bad) if holds(middle) else (good, middle)
-    return 256 * good
+    longest = _largest(1, steps, lambda step: _room(_fixed(server, ctx_size=256 * step)))
+    return None if longest is None else 256 * longest
 
 
 def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -97,7 +103,7 @@ def candidates(server: GgmlServer) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     small_cache = {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"}
     everywhere, words = ({}, "") if server.asks_for_layers else ({"n_gpu_layers": "all"}, "-ngl all ")
-    has_room = _holds(_fixed(server))
+    has_room = _room(_fixed(server)) >= 0
     if server.micro_batch > SMALL_BATCH and not has_room:
         yield f"{words}-ub {SMALL_BATCH}", everywhere | {"ubatch_size": SMALL_BATCH}
     if server.key_type in ("f16", "bf16", "f32"):
@@ -142,7 +148,7 @@ def layouts(server: GgmlServer, most: int) -> Iterator[tuple[dict[str, Any], Eng
 
 def _placements(server: GgmlServer, split: Mapping[str, Any]) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     trials: list[dict[str, Any]] = [{"n_gpu_layers": "all"}]
-    if not _holds(_fixed(server)):
+    if _room(_fixed(server)) < 0:
         if server.key_type == "f16" and "cache_type_v" not in server.flags:
             trials.append(trials[0] | {"cache_type_k": SMALL_CACHE, "cache_type_v": SMALL_CACHE, "flash_attn": "on"})
         experts = fewest_host_experts(server)

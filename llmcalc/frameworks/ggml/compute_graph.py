@@ -8,8 +8,9 @@ tensor in the best-fitting free block of its device's buffer and frees it after 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal, TypeAlias
 
 HOST = "CPU"
@@ -30,6 +31,10 @@ input, weight, cache: no operation, but a tensor that the graph reads; only inpu
 """
 
 
+LEAVES: tuple[Operation, ...] = ("input", "weight", "cache")
+"""Tensors that no operation makes."""
+
+
 class Tensor:
     """A tensor of a graph.
 
@@ -37,9 +42,16 @@ class Tensor:
     base: the tensor whose memory a view or a store is in. has_offset: whether a view begins within it.
     device: the device of a weight or a cache; of an operation the one that it is fixed to, or None.
     may_move: whether an operation whose weight is on the host may run on a GPU, which then gets a copy of the weight.
+    is_external: whether its memory is not in a compute buffer.
+
+    The scheduler and the allocator write the other fields. place: the device. children, views: readers and views that
+    have not run. offset, is_allocated: its memory. stays: whether its memory is never freed.
     """
 
-    __slots__ = ("base", "device", "has_offset", "layout", "may_move", "nbytes", "operation", "sources")
+    __slots__ = (
+        "base", "children", "device", "has_offset", "is_allocated", "is_external", "layout", "may_move", "nbytes",
+        "offset", "operation", "place", "sources", "stays", "views",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -58,12 +70,10 @@ class Tensor:
         if operation in ("view", "store"):
             viewed = sources[-1] if operation == "store" else sources[0]
             self.base = viewed.base or viewed
-
-    @property
-    def is_external(self) -> bool:
-        """Whether its memory is not in a compute buffer."""
-        owner = self.base or self
-        return owner.operation in ("weight", "cache")
+        self.is_external = (self.base or self).operation in ("weight", "cache")
+        self.place: str | None = None
+        self.children = self.views = self.offset = 0
+        self.is_allocated = self.stays = False
 
 
 class Graph:
@@ -76,36 +86,37 @@ class Graph:
     def expand(self, *results: Tensor) -> None:
         """Adds operations with all that they need, sources first (`ggml_build_forward_expand`)."""
         for result in results:
-            stack: list[tuple[Tensor, int]] = [(result, 0)]
+            if id(result) in self._visited or result.operation in LEAVES:
+                continue
+            self._visited.add(id(result))
+            stack = [(result, iter(result.sources))]
             while stack:
-                tensor, i = stack.pop()
-                if i == 0:
-                    if id(tensor) in self._visited:
-                        continue
-                    self._visited.add(id(tensor))
-                if i < len(tensor.sources):
-                    stack += [(tensor, i + 1), (tensor.sources[i], 0)]
-                elif tensor.operation not in ("input", "weight", "cache"):
+                tensor, sources = stack[-1]
+                for source in sources:
+                    if id(source) not in self._visited:
+                        self._visited.add(id(source))
+                        if source.operation not in LEAVES:
+                            stack.append((source, iter(source.sources)))
+                            break
+                else:
+                    stack.pop()
                     self.nodes.append(tensor)
 
 
 def buffer_sizes(graph: Graph, devices: Sequence[str], pipeline: bool = False) -> dict[str, int]:
-    """Computes the compute buffer of each device in bytes.
+    """Computes the compute buffer of each device in bytes. A graph is allocated once.
 
     devices: the GPUs in their order; the host comes after them. pipeline: whether inputs have several copies.
     """
-    placement = _devices_of(graph.nodes, [*devices, HOST])
-    ordered, copies = _with_copies(graph.nodes, placement)
-    return _allocate(ordered, placement, copies, pipeline)
+    _place(graph.nodes, [*devices, HOST])
+    ordered, copies = _with_copies(graph.nodes)
+    return _allocate(ordered, copies, pipeline)
 
 
-def _devices_of(nodes: Sequence[Tensor], devices: Sequence[str]) -> dict[int, str]:
-    """Returns the device of every tensor by its identity (passes 1 to 4 of the scheduler)."""
-    devices_by_id: dict[int, str] = {}
+def _place(nodes: Sequence[Tensor], devices: Sequence[str]) -> None:
+    """Gives every tensor its device (passes 1 to 4 of the scheduler)."""
     for node in nodes:
-        device = _fixed_device(node, devices)
-        if device is not None:
-            devices_by_id[id(node)] = device
+        node.place = _fixed_device(node, devices)
     operations = [node for node in nodes if node.operation != "view"]
     for only_gpus, order in (
         (True, operations),
@@ -115,28 +126,26 @@ def _devices_of(nodes: Sequence[Tensor], devices: Sequence[str]) -> dict[int, st
     ):
         current: str | None = None
         for node in order:
-            device = devices_by_id.get(id(node))
-            if device is not None:
-                current = None if only_gpus and device == HOST else device
+            if node.place is not None:
+                current = None if only_gpus and node.place == HOST else node.place
             elif current is not None:
-                devices_by_id[id(node)] = current
+                node.place = current
     for node in nodes:
-        if id(node) not in devices_by_id:  # a view
-            devices_by_id[id(node)] = _home(node, devices_by_id, devices[0])
+        if node.place is None:  # a view
+            node.place = _home(node, devices[0])
         for source in node.sources:
-            if id(source) not in devices_by_id:
-                devices_by_id[id(source)] = _home(source, devices_by_id, devices_by_id[id(node)])
-    return devices_by_id
+            if source.place is None:
+                source.place = _home(source, node.place)
 
 
-def _home(tensor: Tensor, devices_by_id: dict[int, str], default: str) -> str:
+def _home(tensor: Tensor, default: str) -> str:
     """The device of a tensor that no operation is assigned to: its own, that of what it views, the host for inputs."""
     owner = tensor.base or tensor
     if owner.is_external:
         return owner.device or default
     if owner.operation == "input":
         return HOST
-    return devices_by_id.get(id(owner), default)
+    return owner.place or default
 
 
 def _fixed_device(node: Tensor, devices: Sequence[str]) -> str | None:
@@ -158,55 +167,58 @@ _Ordered: TypeAlias = list[tuple[Tensor, Tensor | None]]
 """Operations in their order. With a second tensor: the copy of a source, which is made there."""
 
 
-def _with_copies(nodes: Sequence[Tensor], placement: dict[int, str]) -> tuple[_Ordered, dict[tuple[int, str], Tensor]]:
+def _with_copies(nodes: Sequence[Tensor]) -> tuple[_Ordered, list[Tensor]]:
     """Divides the graph into runs on one device, and adds the copies that a run reads at its start (pass 5)."""
-    copies: dict[tuple[int, str], Tensor] = {}
+    copies: dict[tuple[int, str | None], Tensor] = {}
     ordered: _Ordered = []
-    start, inputs, current = 0, 0, ""
+    start = inputs = 0
+    current: str | None = None
     for node in nodes:
         if node.operation == "view":
             ordered.append((node, None))
             continue
-        device = placement[id(node)]
-        moves_weight = any(
-            (source.base or source).operation == "weight" and placement[id(source)] != current
-            for source in node.sources
-        )
-        if device != current or (inputs and moves_weight):
+        device = node.place
+        if device != current or (inputs and _reads_weight_elsewhere(node, current)):
             start, inputs, current = len(ordered), 0, device
         for i, source in enumerate(node.sources):
-            home = placement[id(source)]
-            if home == device or (device == HOST and source.operation == "input"):
+            if source.place == device or (device == HOST and source.operation == "input"):
                 continue
             key = (id(source), device)
             if key not in copies:
                 copy = Tensor(source.nbytes, layout=source.layout)
+                copy.place = device
                 copies[key] = copy
-                placement[id(copy)] = device
                 ordered.insert(start, (source, copy))
                 start += 1
                 inputs += 1
             node.sources[i] = copies[key]
         ordered.append((node, None))
-    return ordered, copies
+    return ordered, list(copies.values())
+
+
+def _reads_weight_elsewhere(node: Tensor, device: str | None) -> bool:
+    return any(source.place != device and (source.base or source).operation == "weight" for source in node.sources)
 
 
 class _Buffer:
     """The buffer of a device: its free blocks, and how far it was ever used."""
 
     def __init__(self) -> None:
-        self.free: list[list[int]] = [[0, 2**62]]
+        self.free: list[tuple[int, int]] = [(0, 2**62)]
         self.size = 0
 
     def allocate(self, nbytes: int) -> int:
         """Takes the best-fitting free block, the last one only if no other is large enough. Returns its offset."""
-        fitting = [block for block in self.free[:-1] if block[1] >= nbytes]
-        block = min(reversed(fitting), key=lambda candidate: candidate[1]) if fitting else self.free[-1]
-        offset = block[0]
-        block[0] += nbytes
-        block[1] -= nbytes
-        if not block[1]:
-            self.free.remove(block)
+        best = len(self.free) - 1
+        least = -1
+        for i, (_, block_bytes) in enumerate(self.free[:-1]):
+            if block_bytes >= nbytes and (least < 0 or block_bytes <= least):
+                best, least = i, block_bytes
+        offset, block_bytes = self.free[best]
+        if block_bytes == nbytes:
+            del self.free[best]
+        else:
+            self.free[best] = (offset + nbytes, block_bytes - nbytes)
         self.size = max(self.size, offset + nbytes)
         return offset
 
@@ -214,104 +226,91 @@ class _Buffer:
         """Returns a block, merged with free ones beside it."""
         if not nbytes:
             return
-        place = next((i for i, block in enumerate(self.free) if block[0] > offset), len(self.free))
-        self.free.insert(place, [offset, nbytes])
-        for i in (place, place - 1):
-            if 0 <= i < len(self.free) - 1 and self.free[i][0] + self.free[i][1] == self.free[i + 1][0]:
-                self.free[i][1] += self.free.pop(i + 1)[1]
-
-
-class _Use:
-    """Where a tensor is allocated, and how many readers and views it still has."""
-
-    __slots__ = ("children", "is_allocated", "offset", "stays", "views")
-
-    def __init__(self) -> None:
-        self.children = self.views = self.offset = 0
-        self.is_allocated = self.stays = False
+        free = self.free
+        place = bisect_right(free, (offset, 0))
+        if place < len(free) and offset + nbytes == free[place][0]:
+            nbytes += free.pop(place)[1]
+        if place and sum(free[place - 1]) == offset:
+            place -= 1
+            offset, before = free.pop(place)
+            nbytes += before
+        free.insert(place, (offset, nbytes))
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
-def _allocate(
-    ordered: _Ordered, placement: dict[int, str], copies: dict[tuple[int, str], Tensor], pipeline: bool
-) -> dict[str, int]:
+def _allocate(ordered: _Ordered, copies: Sequence[Tensor], pipeline: bool) -> dict[str, int]:
     """Allocates all tensors in their order, and returns how far the buffer of each device is used."""
-    buffers: dict[str, _Buffer] = {}
-    uses = defaultdict[int, _Use](_Use)
-
-    def allocate(tensor: Tensor) -> None:
-        if tensor.is_external or tensor.base is not None:
-            return
-        use = uses[id(tensor)]
-        if use.is_allocated:
-            return
-        use.is_allocated = True
-        if tensor.operation == "inplace":
-            for parent in tensor.sources:
-                parent_use = uses[id(parent)]
-                owner = parent.base or parent
-                owner_use = uses[id(owner)]
-                if (
-                    parent.is_external
-                    or parent.layout is None
-                    or parent.layout != tensor.layout
-                    or owner_use.stays
-                    or placement[id(parent)] != placement[id(tensor)]
-                    or parent_use.children != 1
-                    or parent_use.views
-                ):
-                    continue
-                if parent.base is not None and (owner_use.views != 1 or owner_use.children or parent.has_offset):
-                    continue
-                use.offset = owner_use.offset
-                parent_use.is_allocated = owner_use.is_allocated = False
-                return
-        buffer = buffers.setdefault(placement[id(tensor)], _Buffer())
-        use.offset = buffer.allocate(_aligned(tensor.nbytes))
-
-    def release(tensor: Tensor) -> None:
-        use = uses[id(tensor)]
-        if use.stays or tensor.is_external or not use.is_allocated:
-            return
-        buffers[placement[id(tensor)]].release(use.offset, _aligned(tensor.nbytes))
-        use.is_allocated = False
-
-    operations: list[tuple[Tensor, Iterable[Tensor]]] = []
+    buffers = defaultdict[str, _Buffer](_Buffer)
+    operations: list[tuple[Tensor, Sequence[Tensor]]] = []
+    inputs: dict[int, Tensor] = {}
     for node, copy in ordered:
         operations += [(node, (node,)), (copy, ())] if copy is not None else [(node, node.sources)]
-    inputs = {id(t): t for node, _ in ordered for t in (node, *node.sources) if t.operation == "input"}
-    if pipeline:
-        for tensor in (*inputs.values(), *copies.values()):
-            uses[id(tensor)].stays = True
-            for _ in range(PIPELINE_COPIES - 1):
-                buffers.setdefault(placement[id(tensor)], _Buffer()).allocate(_aligned(tensor.nbytes))
-            allocate(tensor)
-    for node, copy in ordered:
+        for tensor in (node, *node.sources):
+            if tensor.operation == "input":
+                inputs[id(tensor)] = tensor
         if copy is None and node.operation == "view" and node.base is not None:
-            uses[id(node.base)].views += 1
+            node.base.views += 1
+    if pipeline:
+        for tensor in (*inputs.values(), *copies):
+            tensor.stays = True
+            for _ in range(PIPELINE_COPIES - 1):
+                buffers[str(tensor.place)].allocate(_aligned(tensor.nbytes))
+            _allocate_tensor(tensor, buffers)
     for _, read in operations:
         for source in read:
-            uses[id(source)].children += 1
+            source.children += 1
     for tensor in inputs.values():
-        allocate(tensor)
+        _allocate_tensor(tensor, buffers)
     for node, read in operations:
         for source in read:
-            allocate(source)
+            _allocate_tensor(source, buffers)
         if node not in read:
-            allocate(node)
+            _allocate_tensor(node, buffers)
         for source in read:
-            use = uses[id(source)]
-            use.children -= 1
-            if use.children or use.views:
+            source.children -= 1
+            if source.children or source.views:
                 continue
+            owner = source
             if source.base is not None:
-                base_use = uses[id(source.base)]
-                base_use.views -= 1
-                if not base_use.views and not base_use.children:
-                    release(source.base)
-            else:
-                release(source)
+                owner = source.base
+                owner.views -= 1
+                if owner.views or owner.children:
+                    continue
+            if owner.is_allocated and not owner.stays:
+                buffers[str(owner.place)].release(owner.offset, _aligned(owner.nbytes))
+                owner.is_allocated = False
     return {device: buffer.size for device, buffer in buffers.items()}
+
+
+def _allocate_tensor(tensor: Tensor, buffers: Mapping[str, _Buffer]) -> None:
+    """Gives a tensor memory, where it is not external, a view, or allocated: that of a source, or a free block."""
+    if tensor.is_allocated or tensor.is_external or tensor.base is not None:
+        return
+    tensor.is_allocated = True
+    if tensor.operation == "inplace":
+        for parent in tensor.sources:
+            if _gives_memory(parent, tensor):
+                owner = parent.base or parent
+                tensor.offset = owner.offset
+                parent.is_allocated = owner.is_allocated = False
+                return
+    tensor.offset = buffers[str(tensor.place)].allocate(_aligned(tensor.nbytes))
+
+
+def _gives_memory(parent: Tensor, tensor: Tensor) -> bool:
+    """Whether an operation in place takes the memory of a source: where no other operation reads it."""
+    owner = parent.base or parent
+    if (
+        parent.is_external
+        or parent.layout is None
+        or parent.layout != tensor.layout
+        or owner.stays
+        or parent.place != tensor.place
+        or parent.children != 1
+        or parent.views
+    ):
+        return False
+    return parent.base is None or (owner.views == 1 and not owner.children and not parent.has_offset)

@@ -41,10 +41,10 @@ SHARED = (
         ),
         refused="the model is TARGET; remove the flag",
     ),
-    *(
-        Flag(names, refused=f"the encoder of images {NOT_MODELLED}")
-        for names in (("--mmproj", "-mm"), ("--mmproj-url", "-mmu"))
-    ),
+    Flag(("--mmproj", "-mm"), "text"),
+    Flag(("--mmproj-url", "-mmu"), "text"),
+    Flag(("--mmproj-device", "-mmdev"), "text"),
+    Flag(("--mmproj-offload",), "switch"),
     *(Flag((name,), refused=f"an adapter {NOT_MODELLED}") for name in ("--lora", "--lora-scaled")),
     *(
         Flag((name,), refused=f"a control vector {NOT_MODELLED}")

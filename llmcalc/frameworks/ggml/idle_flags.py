@@ -102,7 +102,6 @@ WITH_VALUE = """
     --image-min-tokens
     --image-max-tokens
     --mtmd-batch-max-tokens
-    --mmproj-device -mmdev
     --video-fps
     --video-timestamp-interval
     --video-ffmpeg-dir
@@ -199,7 +198,6 @@ SWITCHES = """
     --lora-init-without-apply
     --mmproj-auto
     --no-mmproj
-    --mmproj-offload
     --spec-draft-backend-sampling
     """.strip().split("\n")
 """Flags without a value; `--no-` before the name turns off what is on by default."""

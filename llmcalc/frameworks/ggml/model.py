@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from ...costs.quantization.named import scheme_named
 from ...errors import InputError
 from ...flow.tree import Place
 from ...ops import AttentionCore, Conv1d, ExpertLinear, KVCache, Linear, State
+from ...optional import MTP
 from ...sources.checkpoints.read import read_checkpoint
 from ...sources.preset import Preset
 from ...units import DTYPE_BITS
@@ -205,10 +206,39 @@ class GgufModel:
 
     @cached_property
     def tensors(self) -> tuple[GgufTensor, ...]:
-        """The tensors as they are loaded. A tied output is loaded a second time, with the output layer."""
-        if any(tensor.name == OUTPUT for tensor in self.stored):
-            return self.stored
-        return (*self.stored, *(t._replace(name=OUTPUT) for t in self.stored if t.name == EMBEDDING))
+        """The tensors as they are loaded. A tied output is loaded a second time, with the output layer.
+
+        Modules of multi-token prediction, which files have as further layers, are left in the file.
+        """
+        number = len(self.layers)
+        loaded = tuple(tensor for tensor in self.stored if tensor.layer is None or tensor.layer < number)
+        if any(tensor.name == OUTPUT for tensor in loaded):
+            return loaded
+        return (*loaded, *(t._replace(name=OUTPUT) for t in loaded if t.name == EMBEDDING))
+
+    @cached_property
+    def modules(self) -> tuple[LayerShape, ...]:
+        """The modules of multi-token prediction, which are layers after the last one; empty without them."""
+        shapes: list[LayerShape] = []
+        for place in self.preset.model.tree().place().children():
+            if place.node.optional == MTP.name and place.node.indices:
+                shapes += [_shape(place)] * len(place.node.indices)
+        return tuple(shapes)
+
+    @cached_property
+    def module_tensors(self) -> tuple[GgufTensor, ...]:
+        """The tensors of the modules of multi-token prediction, with the types of further layers."""
+        number = len(self.layers)
+        if self.file is not None and self.quantize is None:
+            return tuple(tensor for tensor in self.stored if tensor.layer is not None and tensor.layer >= number)
+        every_site = sites(self.preset.model.tree(), frozenset({MTP.name}))
+        modules = [
+            replace(site, optional="", layer=number + (site.layer or 0))
+            for site in every_site
+            if site.optional == MTP.name
+        ]
+        sizes = self._sizes([*sites(self.preset.model.tree()), *modules])[-len(modules) :]
+        return tuple(GgufTensor(_gguf_name(site), nbytes, site.layer) for site, nbytes in sizes)
 
     @property
     def file_bytes(self) -> int:
@@ -217,19 +247,20 @@ class GgufModel:
 
     def _chosen(self) -> Iterator[GgufTensor]:
         """Yields the tensors with the types that llama-quantize chooses, or in the published format."""
+        for site, nbytes in self._sizes(list(sites(self.preset.model.tree()))):
+            yield GgufTensor(_gguf_name(site), nbytes, site.layer)
+
+    def _sizes(self, weight_sites: list[WeightSite]) -> list[tuple[WeightSite, int]]:
+        """Each tensor with its bytes."""
         model = self.preset.model
         scheme = self._mix or (scheme_named(MXFP4) if self.scheme == MXFP4 else None)
-        weight_sites = list(sites(model.tree()))
         bits = 32 if self.preset.dtype == "float32" else 16
         if scheme is not None:
-            sizes = [(site, int(parts.total)) for site, parts in scheme.store(model, weight_sites, "float32")]
-        else:
-            sizes = [
-                (site, int(site.tensor.size) * (bits if site.tensor.role in ("matrix", "table") else 32) // 8)
-                for site in weight_sites
-            ]
-        for site, nbytes in sizes:
-            yield GgufTensor(_gguf_name(site), nbytes, site.layer)
+            return [(site, int(parts.total)) for site, parts in scheme.store(model, weight_sites, "float32")]
+        return [
+            (site, int(site.tensor.size) * (bits if site.tensor.role in ("matrix", "table") else 32) // 8)
+            for site in weight_sites
+        ]
 
 
 def _layer_places(place: Place) -> Iterator[Place]:

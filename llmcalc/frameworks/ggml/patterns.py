@@ -56,6 +56,7 @@ class Pattern:
 
     def __init__(self, text: str, flag: str) -> None:
         self._text, self._flag, self._at, self._depth, self._steps = text, flag, 0, 0, 0
+        self._matched: dict[str, bool] = {}
         if len(text) > MOST_CHARACTERS:
             raise InputError(f"{flag}: a pattern of {len(text):,} characters; expected at most {MOST_CHARACTERS:,}")
         self._edges: list[list[tuple[_Step, int]]] = [[]]
@@ -64,8 +65,12 @@ class Pattern:
             raise self._error("an unmatched )")
 
     def matches(self, name: str) -> bool:
-        """Whether the pattern occurs anywhere in a name (std::regex_search)."""
-        name = name[:LONGEST_NAME]
+        """Whether the pattern occurs anywhere in a name (std::regex_search). A name is searched once."""
+        if name not in self._matched:
+            self._matched[name] = self._search(name[:LONGEST_NAME])
+        return self._matched[name]
+
+    def _search(self, name: str) -> bool:
         states: set[int] = set()
         for i in range(len(name) + 1):
             self._follow(0, states, i == 0, i == len(name))

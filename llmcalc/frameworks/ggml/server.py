@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -15,9 +15,11 @@ from ...sources.checkpoints.gguf import TYPES
 from ..engines.engine import EngineMemory, Term
 from ..engines.server import EngineServer
 from .compute_graph import HOST, buffer_sizes
-from .model import GgufModel, LayerShape
-from .placement import Layers, Placement, read_overrides
-from .speculation import draft_flags, draft_of, drafted_tokens
+from .encoder import encoder_bytes, encoder_device
+from .layer_runs import laid_out_layers
+from .model import GgufModel, GgufTensor, LayerShape
+from .placement import EXPERTS, Layers, Override, Placement, read_overrides
+from .speculation import MODULES, draft_flags, draft_of, drafted_tokens, types_of
 from .transformer_graph import GraphSettings, model_graph
 from .versions import GgmlRecord, GgmlRules
 
@@ -74,6 +76,8 @@ class GgmlServer(EngineServer):
             flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
             first = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
             raise InputError(f"{flag}: speculative decoding is modelled from build {first} on; remove the flag")
+        if self.drafts_by_modules and not self.model.modules:
+            raise InputError(f"--spec-type {MODULES}: the model has no modules of multi-token prediction; remove it")
         if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.flash:
             raise InputError(
                 f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
@@ -214,9 +218,19 @@ class GgmlServer(EngineServer):
         return bool(self.flags.get("mlock")) or "mlock" in str(self.flags.get("load_mode", ""))
 
     @cached_property
+    def encoder_bytes(self) -> int:
+        """Bytes of the tensors of the encoder of images (--mmproj)."""
+        return encoder_bytes(self.flags, self.preset)
+
+    @cached_property
     def drafted_tokens(self) -> int:
         """The most tokens that are drafted for a slot."""
         return drafted_tokens(self.flags)
+
+    @property
+    def drafts_by_modules(self) -> bool:
+        """Whether the model's modules of multi-token prediction draft tokens."""
+        return MODULES in types_of(self.flags)
 
     @cached_property
     def draft_model(self) -> GgufModel | None:
@@ -284,19 +298,23 @@ class GgmlServer(EngineServer):
         return everything if word == "all" or int(word) < 0 else min(int(word), everything)
 
     @cached_property
+    def overrides(self) -> tuple[Override, ...]:
+        """The patterns of --override-tensor."""
+        text = self.flags.get("override_tensor")
+        return () if text is None else read_overrides(str(text), self.devices)
+
+    @cached_property
     def placement(self) -> Placement:
         """Where tensors go as the flags say, before --fit."""
         layers = Layers(
             len(self.model.layers), self.devices, self.layers_on_gpus, self.split, self.rules.output_counts_first
         )
-        text = self.flags.get("override_tensor")
-        overrides = () if text is None else read_overrides(str(text), self.devices)
         everything = len(self.model.layers)
         number = everything if self.flags.get("cpu_moe") else int(self.flags.get("n_cpu_moe", 0))
         dense = int(self.flags.get("n_cpu_ffn", 0))
         return Placement(
             layers,
-            overrides,
+            self.overrides,
             host_experts=frozenset(range(min(number, everything))),
             host_networks=frozenset(range(min(dense, everything))),
         )
@@ -304,10 +322,11 @@ class GgmlServer(EngineServer):
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def model_buffers(self, placement: Placement) -> dict[str, int]:
-        """Bytes of the tensors on each device."""
+        """Bytes of the tensors on each device, with those of an encoder of images."""
         sizes: dict[str, int] = {HOST: 0, **dict.fromkeys(self.devices, 0)}
         for tensor in self.model.tensors:
             sizes[placement.device(tensor)] += tensor.nbytes
+        sizes[encoder_device(self.flags, self.devices)] += self.encoder_bytes
         return sizes
 
     def layer_cache(self, layer: LayerShape) -> tuple[int, int]:
@@ -317,7 +336,8 @@ class GgmlServer(EngineServer):
         cells = self.window_cells(layer.window) * self.streams
         keys = cells * cache_bytes(self.key_type, layer.key_width) if layer.key_width else 0
         values = cells * cache_bytes(self.value_type, layer.value_width) if layer.value_width else 0
-        return keys + 4 * layer.state_elements * self.sequences, values
+        states = layer.state_elements * self.sequences * (1 + (self.drafted_tokens if self.drafts_by_modules else 0))
+        return keys + 4 * states, values
 
     def _latent_cache(self, layer: LayerShape) -> tuple[int, int]:
         assert layer.latent is not None
@@ -342,12 +362,17 @@ class GgmlServer(EngineServer):
 
     def compute_buffers(self, placement: Placement) -> dict[str, int]:
         """Bytes of the graph of one micro-batch on each device."""
-        places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in self.model.tensors}
-        distinct = self._distinct_layers(placement, places)
+        return self.graph_buffers(placement, dict(enumerate(self.model.layers)))
+
+    def graph_buffers(
+        self, placement: Placement, layers: Mapping[int, LayerShape], more: Iterable[GgufTensor] = ()
+    ) -> dict[str, int]:
+        """Bytes of the graph of some layers and the output on each device. more: tensors beside the model's."""
+        places = {tensor.name: (tensor.nbytes, placement.device(tensor)) for tensor in (*self.model.tensors, *more)}
         rules, number = self.rules, len(self.model.layers)
         rows = self.sequences * (1 + self.drafted_tokens)
         outputs = self.micro_batch if rules.outputs == "tokens" else min(self.micro_batch, rows)
-        windows = {layer.window for layer in self.model.layers}
+        windows = {layer.window for layer in layers.values()}
         settings = GraphSettings(
             tokens=self.micro_batch,
             outputs=outputs,
@@ -364,13 +389,16 @@ class GgmlServer(EngineServer):
             full_offload=self.layers_on_gpus > number,
             moves_weights=not self.flags.get("no_op_offload") and not self.flags.get("run_time_repack"),
         )
+        moved_tokens = settings.tokens if settings.moves_weights and self.devices else 0
+        keys = self._layer_keys(placement, places, moved_tokens, layers)
+        laid_out = [list(layers)[i] for i in laid_out_layers(keys)]
         graph = model_graph(
             rules.graph,
             settings,
             self.model.hidden_size,
             self.model.vocab_size,
-            {i: self.model.layers[i] for i in distinct},
-            number,
+            {i: layers[i] for i in laid_out},
+            max(layers) + 1,
             placement.layers.device,
             places.get,
         )
@@ -383,33 +411,71 @@ class GgmlServer(EngineServer):
         )
         return buffer_sizes(graph, self.devices, pipeline)
 
-    def _distinct_layers(self, placement: Placement, places: Mapping[str, tuple[int, str]]) -> list[int]:
-        """The layers whose graphs are laid out: of a run of equal layers at one place, the first ones and the last.
+    def _layer_keys(
+        self,
+        placement: Placement,
+        places: Mapping[str, tuple[int, str]],
+        moved_tokens: int,
+        layers: Mapping[int, LayerShape],
+    ) -> list[Hashable]:
+        """A key of each layer, equal for layers with equal graphs.
 
-        Memory repeats from the second layer of a run on.
+        The bytes of a weight are part of it only where an operation may copy the weight to another device.
+        moved_tokens: tokens of a micro-batch, 0 where no operation moves to a GPU.
         """
-        of_layer: dict[int, list[tuple[str, int, str]]] = {}
+        rules = self.rules.graph
+        of_layer: dict[int, list[GgufTensor]] = {}
         for tensor in self.model.tensors:
             if tensor.layer is not None:
-                name = tensor.name.partition(f"blk.{tensor.layer}.")[2]
-                of_layer.setdefault(tensor.layer, []).append((name, *places[tensor.name]))
-        keys = [
-            (id(layer), placement.layers.device(i), tuple(of_layer.get(i, ())))
-            for i, layer in enumerate(self.model.layers)
-        ]
-        distinct = []
-        for i, key in enumerate(keys):
-            is_inside = i >= 3 and i + 1 < len(keys) and all(keys[j] == key for j in (i - 3, i - 2, i - 1, i + 1))
-            if not is_inside:
-                distinct.append(i)
-        return distinct
+                of_layer.setdefault(tensor.layer, []).append(tensor)
+        keys: list[Hashable] = []
+        for i, layer in layers.items():
+            tensors = of_layer.get(i, ())
+            expert_homes = {places[tensor.name][1] for tensor in tensors if EXPERTS.match(tensor.name)}
+            weights = []
+            for tensor in tensors:
+                nbytes, home = places[tensor.name]
+                if EXPERTS.match(tensor.name):
+                    is_copied = len(expert_homes) > 1 or (home == HOST and rules.moves_experts(moved_tokens, layer))
+                else:
+                    is_copied = home == HOST and rules.moves(moved_tokens)
+                weights.append((tensor.name.partition(f"blk.{i}.")[2], home, nbytes if is_copied else 0))
+            keys.append((id(layer), placement.layers.device(i), tuple(weights)))
+        return keys
 
     def buffers(self, placement: Placement) -> Buffers:
         """All buffers of each device."""
         buffers = Buffers(self.model_buffers(placement), self.cache_buffers(placement), self.compute_buffers(placement))
+        if self.drafts_by_modules:
+            buffers = buffers.with_draft(self.module_buffers(placement))
         if self.draft is None:
             return buffers
         return buffers.with_draft(self.draft.buffers(self.draft.placement))
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of the tensors in all files: of the model, of what drafts tokens, and of an encoder of images."""
+        size = self.model.file_bytes + self.encoder_bytes
+        if self.drafts_by_modules and self.model.file is None:
+            size += sum(tensor.nbytes for tensor in self.model.module_tensors)
+        return size + (0 if self.draft is None else self.draft.model.file_bytes)
+
+    def module_buffers(self, placement: Placement) -> Buffers:
+        """The buffers of the modules of multi-token prediction, which are layers after the last one.
+
+        They have a cache of the draft's types and a graph that returns the logits of one token of each slot.
+        """
+        number, modules = len(self.model.layers), self.model.modules
+        types = {f"cache_type_{name}": self.flags.get(f"cache_type_{name}_draft", "f16") for name in "kv"}
+        drafting = self.with_flags(**types, spec_type="none")
+        tensors: dict[str, int] = {}
+        for tensor in self.model.module_tensors:
+            device = placement.device(tensor)
+            tensors[device] = tensors.get(device, 0) + tensor.nbytes
+        home = placement.layers.device(number) if self.keeps_cache else HOST
+        cache = {home: sum(sum(drafting.layer_cache(module)) for module in modules)}
+        layers = {number + i: module for i, module in enumerate(modules)}
+        return Buffers(tensors, cache, drafting.graph_buffers(placement, layers, self.model.module_tensors))
 
     @property
     def free(self) -> int:
@@ -430,6 +496,9 @@ class GgmlServer(EngineServer):
         """Another server of the same model, which it shares."""
         other.__dict__["model"] = self.model
         other.__dict__["draft_model"] = self.draft_model
+        other.__dict__["encoder_bytes"] = self.encoder_bytes
+        if (self.flags.get("override_tensor"), self.devices) == (other.flags.get("override_tensor"), other.devices):
+            other.__dict__["overrides"] = self.overrides
         return other
 
 
@@ -475,7 +544,7 @@ def engine_memory(
         notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
         host={
             "ram_bytes": buffers.total(HOST),
-            "disk_bytes": model.file_bytes + (0 if server.draft is None else server.draft.model.file_bytes),
+            "disk_bytes": server.file_bytes,
             "mmap": server.maps_file,
             "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
         },
@@ -484,6 +553,9 @@ def engine_memory(
 
 def _model_origin(server: GgmlServer, device: str) -> str:
     scheme = server.model.scheme + (f", with {server.draft.preset.name} that drafts" if server.draft else "")
+    scheme += ", with modules that draft" if server.drafts_by_modules else ""
+    if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
+        scheme += "; with the encoder of images"
     return f"{scheme}; with token embeddings" if device == HOST else scheme
 
 
@@ -506,7 +578,9 @@ def _notes(server: GgmlServer) -> list[str]:
     notes = []
     if server.model.file is None and server.model.scheme == "bf16":
         notes.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
-    if server.preset.model.towers:
+    if server.encoder_bytes:
+        notes.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")
+    elif server.preset.model.towers:
         notes.append("the encoder of images (--mmproj) is a file of its own and is not counted")
     if server.maps_file and not server.locks_memory:
         notes.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")

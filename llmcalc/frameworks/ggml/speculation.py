@@ -1,8 +1,11 @@
 """Speculative decoding in llama-server (common/speculative.cpp): which tokens are drafted, and by which model.
 
 A draft model has buffers of its own, with a context as long as the target's and caches of its own type
-(`common_speculative_init_result`). Tokens that are found in earlier ones take nothing on a device. Both make the target
-compute the logits of all drafted tokens of a slot (`common_speculative_get_output_limits`).
+(`common_speculative_init_result`). So have the model's own modules of multi-token prediction (`draft-mtp`): their
+tensors, a cache as long as the target's, and a graph; and recurrent states of the target are kept for every drafted
+token, so that a rejected one can be taken back (src/llama-memory-recurrent.cpp). Tokens that are found in earlier ones
+take nothing on a device. All make the target compute the logits of all drafted tokens of a slot
+(`common_speculative_get_output_limits`).
 """
 
 from __future__ import annotations
@@ -18,6 +21,9 @@ from ...sources.target import load
 DRAFT_TOKENS = 3
 """Default of --spec-draft-n-max (common/common.h, `common_params_speculative_draft`)."""
 
+MODULES = "draft-mtp"
+"""The type of drafts by the model's modules of multi-token prediction."""
+
 TOKENS_OF_TYPES = {
     "none": ("", 0),
     "ngram-simple": ("spec_ngram_simple_size_m", 48),
@@ -26,6 +32,7 @@ TOKENS_OF_TYPES = {
     "ngram-mod": ("spec_ngram_mod_n_max", 64),
     "ngram-cache": ("", 8),
     "draft-simple": ("draft_max", DRAFT_TOKENS),
+    MODULES: ("draft_max", DRAFT_TOKENS),
 }
 """Type of speculative decoding → the flag of the tokens that it drafts, and its default."""
 
@@ -47,10 +54,17 @@ INHERITED = (
 """Flags that hold for the draft too (`common_base_params_to_speculative`)."""
 
 
+def types_of(flags: Mapping[str, Any]) -> list[str]:
+    """Returns the types of --spec-type."""
+    return [name.strip() for name in str(flags.get("spec_type", "none")).lower().split(",")]
+
+
 def drafted_tokens(flags: Mapping[str, Any]) -> int:
     """Returns the most tokens that are drafted for a slot. Raises `InputError` for types that are not modelled."""
-    types = [name.strip() for name in str(flags.get("spec_type", "none")).lower().split(",")]
+    types = types_of(flags)
     if flags.get("model_draft"):
+        if MODULES in types:
+            raise InputError(f"--spec-type {MODULES}: with --model-draft is not modelled; remove one of them")
         types.append("draft-simple")
     tokens = 0
     for name in types:

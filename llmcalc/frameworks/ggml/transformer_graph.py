@@ -40,6 +40,15 @@ class GraphRules:
     least_moved_tokens: int = 32
     moves_by_expert: bool = False
 
+    def moves(self, tokens: int) -> bool:
+        """Whether a product of so many tokens with a weight on the host moves to a GPU."""
+        return tokens >= self.least_moved_tokens
+
+    def moves_experts(self, tokens: int, layer: LayerShape) -> bool:
+        """Whether products of so many tokens with experts on the host move to a GPU."""
+        by_expert = tokens * layer.top_k >= self.least_moved_tokens * layer.experts
+        return self.moves(tokens) and (by_expert or not self.moves_by_expert)
+
 
 @dataclass(frozen=True)
 class GraphSettings:
@@ -125,7 +134,7 @@ class _Builder:
 
     def matmul(self, name: str, layer: int | None, rows: int, source: Tensor, tokens: int) -> Tensor:
         weight = self._weight(name, layer)
-        moves = tokens >= self.rules.least_moved_tokens and self.settings.moves_weights
+        moves = self.rules.moves(tokens) and self.settings.moves_weights
         return self._new((rows, tokens), weight, source, may_move=moves)
 
     def norm(self, name: str, layer: int | None, source: Tensor) -> Tensor:
@@ -365,9 +374,7 @@ class _Builder:
 
     def experts(self, i: int, layer: LayerShape, source: Tensor, tokens: int) -> Tensor:
         n, k, width = layer.experts, layer.top_k, layer.expert_width
-        least = self.rules.least_moved_tokens
-        moves = tokens * k >= least * n if self.rules.moves_by_expert else tokens >= least
-        moves = moves and tokens >= least and self.settings.moves_weights
+        moves = self.rules.moves_experts(tokens, layer) and self.settings.moves_weights
 
         def product(name: str, rows: int, *sources: Tensor) -> Tensor:
             return self._new((rows, k, tokens), self._weight(f"blk.{i}.{name}.weight", i), *sources, may_move=moves)

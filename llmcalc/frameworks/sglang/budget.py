@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,8 @@ from ..engines.engine import EngineMemory, EngineVersion, Term
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
 from ..engines.versions import Context
+from .adapters import adapter_bytes
+from .attention_rank import AttentionRank
 from .flags import SCHEMES
 from .versions import Rules, SGLangRecord, sglang_record
 from .weights import unused_bytes
@@ -32,6 +35,9 @@ PROMPT_LENGTHS = (
 )  # fmt: skip
 """Lengths of prompts that are captured as CUDA graphs in pieces: the first, the last and their distance."""
 
+MANY_GRAPHS = 300
+"""Sequences of the largest CUDA graph above which replicas of attention reserve 4.5 MiB for each, not 3."""
+
 MAX_PREFILL_TOKENS = 16384
 """Tokens of a prompt's pass where prompts are not divided (`--chunked-prefill-size -1`)."""
 
@@ -45,7 +51,11 @@ class Server(EngineServer):
     name = "sglang"
     length_field = "context_length"
     layout_fields = "tp_size", "pp_size", "dp_size"
-    decided_by = {"weights": ("dtype", "quantize"), "non_torch": (), "kv_cache": ("mem_fraction_static", "dtype")}
+    decided_by = {
+        "weights": ("dtype", "quantize", "enable_lora", "max_lora_rank", "max_loras_per_batch"),
+        "non_torch": (),
+        "kv_cache": ("mem_fraction_static", "dtype"),
+    }
 
     @property
     def record(self) -> SGLangRecord:
@@ -55,10 +65,32 @@ class Server(EngineServer):
     def rules(self) -> Rules:
         return self.record.rules(self.numbers)
 
+    def __post_init__(self) -> None:
+        """Raises `InputError` for flags that contradict each other or the model."""
+        super().__post_init__()
+        if self.divides_attention and self.tp % self.dp:
+            raise InputError(
+                f"--dp-size {self.dp}: does not divide --tp-size {self.tp}, which --enable-dp-attention needs"
+            )
+        if self.flags.get("enable_dp_lm_head") and not self.flags.get("enable_dp_attention"):
+            raise InputError("--enable-dp-lm-head: SGLang needs --enable-dp-attention too")
+        if self.divides_attention and self.flags.get("enable_lora"):
+            raise InputError("--enable-dp-attention: with --enable-lora is not modelled; remove one of them")
+
+    @property
+    def dp(self) -> int:
+        """Replicas: of the whole model, or of attention within its tensor-parallel ranks."""
+        return int(self.flags.get("dp_size", 1))
+
+    @property
+    def divides_attention(self) -> bool:
+        """Whether the replicas are of attention alone; SGLang ignores the flag with one replica."""
+        return bool(self.flags.get("enable_dp_attention")) and self.dp > 1
+
     @property
     def devices(self) -> int:
         """Devices of all replicas."""
-        return self.tp * self.pp * int(self.flags.get("dp_size", 1))
+        return self.tp * self.pp * (1 if self.divides_attention else self.dp)
 
     @cached_property
     def layout(self) -> Layout:
@@ -154,6 +186,8 @@ class Server(EngineServer):
             sizes = self.flags.get("cuda_graph_bs") or [defaults.cuda_graph_max_bs[self.tp >= 4]]
             graphs = int(self.flags.get("cuda_graph_max_bs", max(sizes)))
             reserve = (512 + 1.5 * max(chunk, 2048) + 2 * graphs + 1024 * ranks / 8) / 1024
+            if self.divides_attention:
+                reserve += graphs * self.dp * (4.5 if graphs > MANY_GRAPHS else 3) / 1024
             reserve += self.piecewise_bytes(chunk) / GIB
             reserve = max(reserve, 10.0) if gib > 60 else reserve
         reserve += self.draft_reserve_gib
@@ -172,8 +206,15 @@ class Server(EngineServer):
 
     def rank(self, stage: int) -> EngineRank:
         """The model of the first rank of a stage."""
-        loads_towers = self.loads_towers and stage == 0
-        return EngineRank(self.preset, self.layout, self.layout.rank(pp=stage), self.quantize, self.dtype, loads_towers)
+        loads_towers, layout = self.loads_towers and stage == 0, self.layout
+        number = layout.rank(pp=stage)
+        if not self.divides_attention:
+            return EngineRank(self.preset, layout, number, self.quantize, self.dtype, loads_towers)
+        attention = replace(layout, tp=self.tp // self.dp)
+        return AttentionRank(
+            self.preset, attention, attention.rank(pp=stage), self.quantize, self.dtype, loads_towers,
+            network_layout=layout, network_rank=number, divides_head=not self.flags.get("enable_dp_lm_head"),
+        )  # fmt: skip
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -202,8 +243,10 @@ class Server(EngineServer):
         return self.hardware.capacity_bytes - self.outside_torch
 
     def weights(self, rank: EngineRank) -> int:
-        """Bytes of the weights, with the tables of RoPE, as the device's free memory shows them."""
-        return rank.weights + rank.rope_elements * ROPE_BYTES + unused_bytes(rank, self.element_bytes)
+        """Bytes of the weights, with tables of RoPE and slots of adapters, as the device's free memory shows them."""
+        tables = rank.rope_elements * ROPE_BYTES
+        adapters = adapter_bytes(rank, self.flags, self.element_bytes)
+        return rank.weights + tables + adapters + unused_bytes(rank, self.element_bytes)
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -280,15 +323,20 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         block_size=page,
         assumed=server.assumed,
         settings=server.settings,
-        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_draft_notes(server)))),
+        notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_server_notes(server)))),
     )
 
 
-def _draft_notes(server: Server) -> list[str]:
-    """A note on a model that drafts tokens."""
-    if "speculative_algorithm" not in server.flags:
-        return []
-    return ["the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"]
+def _server_notes(server: Server) -> list[str]:
+    """Notes on a model that drafts tokens, and on replicas of attention with a cache each."""
+    notes = []
+    if "speculative_algorithm" in server.flags:
+        notes.append(
+            "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"
+        )
+    if server.divides_attention:
+        notes.append(f"each of the {server.dp} replicas of attention has that many tokens")
+    return notes
 
 
 def _note(tokens: int, length: int, stops: bool) -> str:

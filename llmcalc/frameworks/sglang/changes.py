@@ -47,7 +47,13 @@ def layouts(
 
 
 def layout_flags(tp: int, pp: int, dp: int, ep: int) -> dict[str, Any] | None:
-    """Returns the flags of a layout; None for one that is not modelled: attention of a rank's own."""
-    if dp > 1 or tp % ep:
+    """Returns the flags of a layout; None for one that the engine does not have.
+
+    Ranks with attention of their own divide experts with all others.
+    """
+    ranks = tp * dp
+    if ranks % ep:
         return None
-    return {name: size for name, size in (("tp_size", tp), ("pp_size", pp), ("ep_size", ep)) if size > 1}
+    sizes: dict[str, Any] = {"tp_size": ranks, "pp_size": pp, "dp_size": dp, "ep_size": ep}
+    flags = {name: size for name, size in sizes.items() if size > 1}
+    return flags | ({"enable_dp_attention": True} if dp > 1 else {})

@@ -17,7 +17,7 @@ from ...parallel.layout import Layout
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
 from ..engines.flags import AUTO
-from ..engines.rank import EngineRank
+from ..engines.rank import EngineRank, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, slots_of
 from .cache_formats import PACKED_FORMATS, packed_bytes
@@ -49,6 +49,9 @@ LAST_OF_FIRST_ENGINE = (0, 7)
 
 WITHOUT_FIRST_ENGINE = (0, 11)
 """First version without the first engine."""
+
+CONTEXT_RANKS_FROM = ((0, 11), (0, 11, 1))
+"""First versions in which ranks divide the tokens of a cache of latents, and of one of several heads."""
 
 GRAPHS_ARE_ESTIMATED_FROM = (0, 19)
 """First version that estimates CUDA graphs (v1/worker/gpu_worker.py)."""
@@ -90,6 +93,33 @@ class Server(EngineServer):
             raise InputError("--speculative-config: a draft model with stages is not modelled")
         if self.dp > 1 and self.pp > 1 and self.flags.get("enable_expert_parallel"):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
+
+        self.check_context_ranks()
+
+    def check_context_ranks(self) -> None:
+        """Raises `InputError` for a division of the cache's tokens that vLLM refuses (vllm/config/model.py,
+        `verify_with_parallel_config`): only ranks that would hold copies of the same heads divide tokens.
+        """
+        ranks = self.context_ranks
+        if ranks == 1:
+            return
+        heads = 1 if self.rank(0).latent_projections else min(key_heads(self.preset.model), default=1)
+        version = CONTEXT_RANKS_FROM[heads > 1]
+        if self.numbers < version:
+            text = ".".join(map(str, version))
+            raise InputError(f"--decode-context-parallel-size: is modelled for this model from vLLM {text} on")
+        if self.tp % ranks or heads * ranks > self.tp:
+            raise InputError(
+                f"--decode-context-parallel-size {ranks}: expected a divisor of --tensor-parallel-size {self.tp} of at "
+                f"most {max(1, self.tp // heads)}, as the model has {heads} head{'s' * (heads > 1)} of keys"
+            )
+        if self.speculation.tokens:
+            raise InputError("--decode-context-parallel-size: with drafted tokens is not modelled; remove one of them")
+
+    @property
+    def context_ranks(self) -> int:
+        """Ranks of a tensor-parallel group that divide the tokens of the cache (decode context parallelism)."""
+        return int(self.flags.get("decode_context_parallel_size", 1))
 
     def check_environment(self) -> None:
         """Raises `InputError` for variables and tables of flags that are not modelled."""
@@ -313,7 +343,9 @@ class Server(EngineServer):
         rank, run, rules = self.rank(number), self.profile_run(number), self.rules
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
         drafted = [] if self.draft is None else self.draft.token_caches
-        pool = block_pool(rank, self.cache_element(rank), self.block_size, rules, has_full_windows, drafted)
+        pool = block_pool(
+            rank, self.cache_element(rank), self.block_size, rules, has_full_windows, drafted, self.context_ranks
+        )
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
         outside_bytes = self.measured("non_torch", outside.mib * MIB)

@@ -177,9 +177,8 @@ FLAGS = (
             "--enable-tower-connector-lora",
         ),
     ),
-    *refused_flags(
-        "context parallelism", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "-pcp"
-    ),
+    Flag(("--decode-context-parallel-size", "-dcp"), "number", most=1024),
+    *refused_flags("context parallelism of prompts", "--prefill-context-parallel-size", "-pcp"),
     *refused_flags(
         "the load balancing of experts", "--eplb-config", "--num-redundant-experts", "--elastic-ep-max-dp-size"
     ),

@@ -97,13 +97,15 @@ def block_pool(
     rules: Rules,
     has_full_windows: bool = False,
     drafted: Sequence[TokenCache] = (),
+    context_ranks: int = 1,
 ) -> BlockPool:
     """Returns the pool of a rank.
 
     element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
     has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
+    context_ranks: ranks that divide the tokens of the cache, of which each block then has so many times its tokens.
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
-    beside layers of several kinds.
+    or that divides tokens beside layers of several kinds.
     """
     caches, states = [*rank.token_caches, *drafted], rank.state_caches
     if not caches:
@@ -116,7 +118,9 @@ def block_pool(
         caches = [TokenCache("attention", layers, None, widest)]
     if all(cache.window is None for cache in caches) and not states:
         token_bytes = math.ceil(sum(cache.layers * cache.width for cache in caches) * element_bytes)
-        return BlockPool(token_bytes * block_size, block_size, (Group(1, None),))
+        return BlockPool(token_bytes * block_size, block_size * context_ranks, (Group(1, None),))
+    if context_ranks > 1:
+        raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if drafted:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
     return _grouped_pool(caches, states, element_bytes, block_size)

@@ -339,6 +339,33 @@ def test_drafted_tokens_have_logits() -> None:
     assert compute(spec_type="none") == compute()
 
 
+def test_modules_of_the_model_draft() -> None:
+    chosen: dict[str, Any] = {"ctx_size": 8192, "parallel": 2, "fit": "off", "kv_unified": True}
+    plain = memory("qwen3.6-27b", **chosen)
+    drafted = memory("qwen3.6-27b", spec_type="draft-mtp", draft_max=3, cache_type_k_draft="q8_0", **chosen)
+    # the tensors of one layer of full attention, with its projection of two hidden states, in Q4_K and Q6_K
+    matrices = 2 * 5120 * 5120 + 5120 * (2 * 6144 + 6144 + 1024) + 2 * 5120 * 17408
+    weights = matrices * 144 // 256 + (5120 * 1024 + 5120 * 17408) * 210 // 256 + 4 * (5 * 5120 + 2 * 256)
+    assert drafted.bytes_of("model_buffer") - plain.bytes_of("model_buffer") == weights
+    # its cache of 8,192 cells, 4 key heads of 256 (keys in blocks of 34 bytes); and the states of two sequences, of 48
+    # layers, three times more: 48 heads of 128 x 128 and three inputs of a convolution over 10,240, in float32
+    cache = 8192 * 4 * 256 * 2 + 8192 * 4 * 256 * 34 // 32
+    states = 48 * (48 * 128 * 128 + 3 * 10240) * 4
+    assert drafted.bytes_of("kv_buffer") - plain.bytes_of("kv_buffer") == cache + 2 * 3 * states
+    assert drafted.bytes_of("compute_buffer") > plain.bytes_of("compute_buffer")
+
+
+def test_modules_of_a_file_stay_in_it_where_they_do_not_draft(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "plain.gguf", METADATA, tensors())
+    write_gguf(tmp_path / "modules.gguf", METADATA, [*tensors(), ("blk.2.nextn.eh_proj.weight", (256, 512), "Q4_K")])
+    plain, modules = (
+        llmcalc.memory(str(tmp_path / name), hardware="rtx-3090", engine="llama.cpp", n_gpu_layers="all").result
+        for name in ("plain.gguf", "modules.gguf")
+    )
+    assert modules.bytes_of("model_buffer") == plain.bytes_of("model_buffer")
+    assert modules.host["disk_bytes"] - plain.host["disk_bytes"] == 256 * 512 * 144 // 256
+
+
 def test_dense_networks_of_the_first_layers_stay_on_the_host() -> None:
     flags = {"ctx_size": 4096, "n_gpu_layers": "all", "fit": "off"}
     whole, moved = memory(**flags), memory(**flags, n_cpu_ffn=4)
@@ -381,7 +408,8 @@ def test_slots_that_share_a_cache_may_state_their_context() -> None:
         ({"model_draft": "x.gguf"}, "--model-draft 'x.gguf': cannot be read"),
         ({"model_draft": "llama3.1-1b-eagle"}, "--model-draft"),
         ({"model_draft": "llama3.2-1b", "engine": "llama.cpp==b5000"}, "modelled from build b9440"),
-        ({"spec_type": "draft-mtp"}, "--spec-type 'draft-mtp': is not modelled"),
+        ({"spec_type": "draft-eagle3"}, "--spec-type 'draft-eagle3': is not modelled"),
+        ({"spec_type": "draft-mtp"}, "the model has no modules of multi-token prediction"),
         ({"mla_use": 3}, "mla"),
         ({"device": ",".join(["CUDA0"] * 99)}, "--device"),
         ({"target": "t5-base"}, "encoder"),

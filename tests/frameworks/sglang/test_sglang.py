@@ -69,7 +69,19 @@ def test_tokens_of_a_log() -> None:
     [
         ({"mem_fraction": 0.9}, "--mem-fraction-static"),
         ({"mem_fraction_static": 2}, "--mem-fraction-static"),
-        ({"enable_dp_attention": True}, "data parallelism"),
+        ({"enable_dp_attention": True, "dp_size": 3, "tp_size": 4}, "--dp-size 3: does not divide --tp-size 4"),
+        ({"enable_dp_lm_head": True}, "--enable-dp-lm-head: SGLang needs --enable-dp-attention"),
+        (
+            {"target": "gpt-oss-20b", "enable_dp_attention": True, "dp_size": 2, "tp_size": 2},
+            "--enable-dp-attention: is not modelled for experts in MXFP4",
+        ),
+        ({"enable_lora": True}, "--enable-lora: SGLang takes matrices and rank"),
+        ({"enable_lora": True, "lora_target_modules": "all"}, "--max-lora-rank too"),
+        ({"enable_lora": True, "lora_target_modules": "c_attn", "max_lora_rank": 8}, "--lora-target-modules"),
+        (
+            {"target": "qwen3-30b-a3b", "enable_lora": True, "lora_target_modules": "all", "max_lora_rank": 8},
+            "adapters of experts",
+        ),
         ({"quantization": "w4afp8"}, "--quantize SCHEME"),
         ({"speculative_algorithm": "medusa"}, "--speculative-algorithm"),
         ({"speculative_algorithm": "EAGLE", "target": "qwen3.5-9b"}, "states of drafted tokens"),
@@ -123,3 +135,42 @@ def test_latent_attention_has_a_reserve_of_its_own() -> None:
 def test_long_prompts_take_no_time() -> None:
     with pytest.raises(InputError, match="less than SGLang reserves"):
         memory(piecewise_cuda_graph_max_tokens=10**12)
+
+
+def test_slots_of_adapters_take_memory_before_the_cache() -> None:
+    chosen = {"enable_lora": True, "max_lora_rank": 32, "tp_size": 2, "mem_fraction_static": 0.8}
+    plain = memory(tp_size=2, mem_fraction_static=0.8)
+    slots = memory(lora_target_modules="q_proj,o_proj", max_loras_per_batch=3, **chosen)
+    # 32 layers; a rank has 16 of 32 heads of 128 and 4 of 8 key heads; a slot of queries is one of keys and values too
+    sides = 32 * ((4096 + 2048) + 2 * (4096 + 512) + (2048 + 4096))
+    assert slots.bytes_of("weights") - plain.bytes_of("weights") == 3 * 32 * 2 * sides
+    assert plain.bytes_of("kv_cache") - slots.bytes_of("kv_cache") == 3 * 32 * 2 * sides
+    networks = 32 * 3 * (4096 + 7168)
+    everything = memory(lora_target_modules="['all']", max_loras_per_batch=3, **chosen)
+    assert everything.bytes_of("weights") - slots.bytes_of("weights") == 3 * 32 * 2 * networks
+
+
+def test_replicas_of_attention_divide_networks_alone() -> None:
+    chosen = {"target": "qwen3-30b-a3b", "hardware": "h200", "mem_fraction_static": 0.8, "tp_size": 4}
+    whole = memory(**chosen)
+    replicas = memory(dp_size=4, enable_dp_attention=True, **chosen)
+    ignored = memory(dp_size=1, enable_dp_attention=True, **chosen)
+    assert (replicas.devices, ignored.terms) == (4, whole.terms)
+    # 48 layers: queries and output, 4,096 wide, and 512 of keys and of values were in four parts; and the embedding.
+    # The head stays divided.
+    attention = 48 * 2048 * (2 * 4096 + 2 * 512)
+    embedding = 151_936 * 2048
+    more = replicas.bytes_of("weights") - whole.bytes_of("weights")
+    assert more == pytest.approx(2 * (attention + embedding) * 3 // 4, abs=48 * 8 * 2**20)
+    # four key heads of 128, keys and values, 2 bytes, instead of one
+    assert replicas.kv_tokens == replicas.bytes_of("kv_cache") // (48 * 4 * 128 * 2 * 2)
+    head = memory(dp_size=4, enable_dp_attention=True, enable_dp_lm_head=True, **chosen)
+    assert head.bytes_of("weights") - replicas.bytes_of("weights") == pytest.approx(2 * embedding * 3 // 4, abs=2**21)
+
+
+def test_replicas_of_attention_lower_the_default_fraction() -> None:
+    gib = find_hardware("h200").memory_bytes / GIB
+    fraction = memory("qwen3-30b-a3b", "h200", "0.5.5", tp_size=8, dp_size=8, enable_dp_attention=True)
+    # graphs of 512 sequences: 4.5 MiB for each and for each replica
+    reserve = (512 + 1.5 * 8192 + 2 * 512 + 1024 + 4.5 * 512 * 8) / 1024
+    assert fraction.assumed["--mem-fraction-static"] == round((gib - reserve) / gib, 3)

@@ -405,3 +405,58 @@ def test_a_draft_model_has_weights_and_a_cache() -> None:
 def test_tokens_found_in_the_prompt_take_nothing() -> None:
     found = answer(speculative_config={"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 4}).result
     assert found.kv_tokens == answer().result.kv_tokens
+
+
+def test_ranks_divide_the_tokens_of_copied_heads() -> None:
+    chosen: dict[str, Any] = {"hardware": "h200", "engine": "vllm==0.19", "tensor_parallel_size": 8}
+    latents = answer("deepseek-v3", max_model_len=32768, **chosen).result
+    divided = answer("deepseek-v3", max_model_len=32768, decode_context_parallel_size=8, **chosen).result
+    assert (divided.blocks, divided.kv_tokens) == (latents.blocks, 8 * latents.kv_tokens)
+    assert divided.max_concurrency == pytest.approx(8 * latents.max_concurrency)
+    # four key heads on eight ranks: two ranks have the same head
+    heads = answer("qwen3-235b-a22b", decode_context_parallel_size=2, **chosen).result
+    assert heads.kv_tokens == 2 * answer("qwen3-235b-a22b", **chosen).result.kv_tokens
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "message"),
+    [
+        ("qwen3-235b-a22b", {"decode_context_parallel_size": 4}, "of at most 2, as the model has 4 heads of keys"),
+        ("deepseek-v3", {"decode_context_parallel_size": 3}, "a divisor of --tensor-parallel-size 8"),
+        ("deepseek-v3", {"decode_context_parallel_size": 2, "engine": "vllm==0.10"}, r"from vLLM 0\.11 on"),
+        ("gpt-oss-20b", {"decode_context_parallel_size": 1, "prefill_context_parallel_size": 2}, "of prompts"),
+        ("gemma3-1b", {"decode_context_parallel_size": 2}, "layers of several kinds"),
+        (
+            "deepseek-v3",
+            {"decode_context_parallel_size": 2, "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
+            "with drafted tokens",
+        ),
+    ],
+)
+def test_divisions_of_tokens_that_are_not_modelled_are_refused(
+    target: str, flags: dict[str, Any], message: str
+) -> None:
+    chosen: dict[str, Any] = {"hardware": "h200", "engine": "vllm==0.19", "tensor_parallel_size": 8}
+    if target == "gemma3-1b":
+        chosen["tensor_parallel_size"] = 4
+    with pytest.raises(InputError, match=message):
+        answer(target, **chosen | flags)
+
+
+def test_fit_times_a_token_of_every_user() -> None:
+    document = llmcalc.fit("llama3.1-8b", hardware="h100", engine="vllm==0.19", users=16, seq=8192).document
+    (option,) = document["options"]
+    timed = llmcalc.time("llama3.1-8b", hardware="h100", phase="decode", batch=16, seq=8192, engine="vllm==0.19")
+    assert option["tpot"]["estimate"] == pytest.approx(timed.document["seconds"]["estimate"], rel=1e-6)
+    assert option["tokens_per_second"] == pytest.approx(16 / option["tpot"]["estimate"], rel=1e-6)
+    # each of two replicas has half of the users
+    (replicas,) = llmcalc.fit(
+        "llama3.1-8b", hardware="h100", engine="vllm==0.19", users=32, seq=8192, data_parallel_size=2
+    ).document["options"]
+    assert replicas["tpot"] == option["tpot"]
+    assert replicas["tokens_per_second"] == pytest.approx(2 * option["tokens_per_second"], rel=1e-6)
+
+
+def test_fit_has_no_time_where_the_users_do_not_fit() -> None:
+    document = llmcalc.fit("llama3.1-8b", hardware="rtx-3090", engine="vllm", users=4096, devices=1).document
+    assert [option["tpot"] for option in document["options"]] == [None]

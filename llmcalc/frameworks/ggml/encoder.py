@@ -1,0 +1,52 @@
+"""The encoder of images and audio of llama-server (`--mmproj`): a file of its own, whose tensors one device holds.
+
+Source: tools/mtmd/clip.cpp (`load_tensors`): all tensors are on the first GPU, on that of --mmproj-device, or on the
+host (`--no-mmproj-offload`, or without a GPU). Types: those of the file, else those that conversion chooses
+(gguf-py, `MmprojModel`): matrices in f16, other tensors in f32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ...costs.quantization.base import sites
+from ...errors import InputError, shown
+from ...optional import TOWERS
+from ...sources.checkpoints.read import read_checkpoint
+from ...sources.preset import Preset
+from .compute_graph import HOST
+
+
+def encoder_bytes(flags: Mapping[str, Any], preset: Preset) -> int:
+    """Returns the bytes of the encoder's tensors; 0 without one.
+
+    Raises `InputError` for a file that cannot be read and for a model whose description has no encoder.
+    """
+    name = flags.get("mmproj") or flags.get("mmproj_url")
+    if not name:
+        return 0
+    path = Path(str(name))
+    if path.suffix == ".gguf" and path.is_file():
+        return sum(tensor.nbytes for tensor in read_checkpoint(path).tensors)
+    towers = [site for site in sites(preset.model.tree(), frozenset({TOWERS.name})) if site.optional == TOWERS.name]
+    if not towers:
+        raise InputError(
+            f"--mmproj {shown(name)}: there is no such file here, and {preset.name} has no encoder of images in its "
+            "description; expected the GGUF file of the encoder"
+        )
+    return sum(int(site.tensor.size) * int(site.times) * (4 if site.tensor.role == "vector" else 2) for site in towers)
+
+
+def encoder_device(flags: Mapping[str, Any], devices: Sequence[str]) -> str:
+    """Returns the device of the encoder. Raises `InputError` for one that the server does not have."""
+    chosen = flags.get("mmproj_device")
+    if not devices or flags.get("mmproj_offload") is False or chosen == "none":
+        return HOST
+    if chosen is None:
+        return devices[0]
+    known = {device.upper(): device for device in devices}
+    if str(chosen).strip().upper() not in known:
+        raise InputError(f"--mmproj-device {shown(chosen)}: expected one of none, {', '.join(devices)}")
+    return known[str(chosen).strip().upper()]

@@ -1,0 +1,42 @@
+"""Which layers' graphs are laid out: where a pattern of layers repeats, its first repeats and the last.
+
+From its second repeat on, a pattern allocates and frees the same bytes, but its results may alternate between two free
+blocks; so an even number of repeats is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+LONGEST_PATTERN = 8
+"""Layers of the longest pattern that is looked for; llama-quantize gives every third layer a larger type."""
+
+FIRST_REPEATS, LAST_REPEATS = 3, 2
+"""Repeats of a pattern that are laid out before and after those that are left out."""
+
+
+def laid_out_layers(keys: Sequence[Hashable]) -> list[int]:
+    """Returns the indices of the layers whose graphs are laid out. keys: equal for layers with equal graphs."""
+    chosen: list[int] = []
+    start = 0
+    while start < len(keys):
+        dropped, pattern = max((_dropped(keys, start, pattern), -pattern) for pattern in range(1, LONGEST_PATTERN + 1))
+        if not dropped:
+            chosen.append(start)
+            start += 1
+            continue
+        first = start + FIRST_REPEATS * -pattern
+        chosen += range(start, first)
+        start = first + dropped
+        chosen += range(start, start + LAST_REPEATS * -pattern)
+        start += LAST_REPEATS * -pattern
+    return chosen
+
+
+def _dropped(keys: Sequence[Hashable], start: int, pattern: int) -> int:
+    """The layers that are left out where a pattern of so many layers begins at a layer: a multiple of the pattern."""
+    end = start + pattern
+    while end < len(keys) and keys[end] == keys[end - pattern]:
+        end += 1
+    repeats = (end - start) // pattern - FIRST_REPEATS - LAST_REPEATS
+    return max(0, repeats) // 2 * 2 * pattern

@@ -1,0 +1,75 @@
+"""Slots of LoRA adapters in SGLang (srt/lora/mem_pool.py, `LoRAMemoryPool`): memory taken after the weights are loaded.
+
+Each targeted matrix of a layer has, for each of `max_loras_per_batch` slots, `max_lora_rank` rows over its inputs and
+as many over its outputs. Queries, keys and values are one target, and so are gate and up-projection; each of them has
+rows of its own. Adapters beyond the slots wait on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError, shown
+from ...ops import ExpertLinear, Linear
+from ..engines.rank import EngineRank
+
+USUAL_SLOTS = 8
+"""Default of --max-loras-per-batch."""
+
+QKV, GATE_UP = ("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")
+
+TARGETS = {
+    **dict.fromkeys((*QKV, "qkv_proj"), QKV), "o_proj": ("o_proj",),
+    **dict.fromkeys((*GATE_UP, "gate_up_proj"), GATE_UP), "down_proj": ("down_proj",),
+}  # fmt: skip
+"""Value of --lora-target-modules → the matrices that get slots (srt/lora/utils.py, `get_normalized_target_modules`)."""
+
+
+SEPARATORS = str.maketrans(",[]'\"", "     ")
+"""Signs between names of --lora-target-modules, as lists of YAML and Python have them."""
+
+
+def targets_of(flags: Mapping[str, Any]) -> frozenset[str]:
+    """Returns the names of the matrices that get slots. Raises `InputError` for names that are not modelled."""
+    names = flags.get("lora_target_modules")
+    if names is None:
+        raise InputError(
+            "--enable-lora: SGLang takes matrices and rank from the adapters' own configs; expected "
+            "--lora-target-modules all and --max-lora-rank 16, or those of the adapters"
+        )
+    words = str(names).translate(SEPARATORS).split()
+    unknown = [word for word in words if word not in TARGETS and word != "all"]
+    if unknown or not words:
+        raise InputError(
+            f"--lora-target-modules {shown(unknown[0] if unknown else '')}: is not modelled; expected all, or some of "
+            f"{', '.join(TARGETS)}"
+        )
+    chosen = TARGETS if "all" in words else words
+    return frozenset(matrix for word in chosen for matrix in TARGETS[word])
+
+
+def adapter_bytes(rank: EngineRank, flags: Mapping[str, Any], element_bytes: int) -> int:
+    """Returns the bytes of all slots on a rank; 0 where adapters are off.
+
+    element_bytes: bytes of an element of the model, which the slots take.
+    Raises `InputError` for a missing rank and for layers whose adapters are not modelled.
+    """
+    if not flags.get("enable_lora") and "lora_paths" not in flags:
+        return 0
+    targets = targets_of(flags)
+    if "max_lora_rank" not in flags:
+        raise InputError("--enable-lora: expected --max-lora-rank too, the largest rank of the adapters")
+    if rank.state_caches or rank.latent_projections:
+        raise InputError("--enable-lora: adapters of latent and of recurrent layers are not modelled; remove the flag")
+    sides = 0
+    for place in rank.model.tree().walk():
+        op = place.node.op
+        if place.optional or place.node.name not in targets:
+            continue
+        if isinstance(op, ExpertLinear):
+            raise InputError("--enable-lora: adapters of experts are not modelled; expected --lora-target-modules "
+                             "qkv_proj o_proj")  # fmt: skip
+        if isinstance(op, Linear):
+            sides += int(place.times * (op.n_in + op.n_out))
+    return int(flags.get("max_loras_per_batch", USUAL_SLOTS)) * int(flags["max_lora_rank"]) * element_bytes * sides

@@ -1,0 +1,65 @@
+"""The time of a token of every user of an engine's server, for the layouts that `fit --engine` lists."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ..device_memory.settings import settings_of
+from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
+from ..frameworks.engines.use import EngineOption
+from ..frameworks.engines.versions import numbers_of
+from ..parallel.divisors import divisors
+from ..parallel.layout import Layout
+from ..sources.preset import Preset
+from .runs import RunQuestion
+
+if TYPE_CHECKING:
+    from ..studies.run_time import TimedRun
+
+TIMED_CACHES = {"auto": None, "bf16": None, "bfloat16": None, "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"}
+"""Word of an engine for the format of the cache → that of llmcalc; None for the published one."""
+
+
+def option_time(
+    preset: Preset, record: Engine, version: EngineVersion, option: EngineOption, users: int
+) -> TimedRun | None:
+    """Returns the time of a token of all users, whose requests are as long as the longest.
+
+    None for a layout that does not hold the users, and where no stack times what the engine does: layers on the host,
+    drafted tokens, weights in a format that a flag of the engine says, and experts divided over copies of attention.
+    """
+    from ..studies.decoding import decoded_token
+
+    memory = option.memory
+    layout = _layout(record, memory)
+    settings = memory.settings
+    cache = str(settings.get(record.instead["--kv-dtype"].lstrip("-").replace("-", "_"), "auto"))
+    is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in name for name in settings)
+    if not option.serves or layout is None or cache not in TIMED_CACHES or is_untimed:
+        return None
+    if layout.dp > 1 and layout.ep > 1:
+        return None
+    formats = {"quantize": settings.get("quantize"), "kv_dtype": TIMED_CACHES[cache]}
+    chosen = {name: value for name, value in formats.items() if value is not None}
+    question = RunQuestion(
+        preset=preset,
+        settings=settings_of(phase="decode", batch=1, seq=memory.max_model_len, **chosen),
+        accelerators=(option.hardware,),
+    )
+    stack = record.stack(numbers_of(version.version))
+    users_of_replica = -(-users // layout.dp)
+    return decoded_token(question.on_one_device(), option.hardware, layout, users_of_replica, stack)
+
+
+def _layout(record: Engine, memory: EngineMemory) -> Layout | None:
+    """Returns the layout whose flags a server has; None where the engine's layouts have no such flags."""
+    if record.layout_flags is None:
+        return None
+    for tp, pp in product(divisors(memory.devices, memory.devices), repeat=2):
+        dp, rest = divmod(memory.devices, tp * pp)
+        for ep in () if rest or not dp else dict.fromkeys((tp * dp, 1)):
+            flags = record.layout_flags(tp, pp, dp, ep)
+            if flags is not None and all(memory.settings.get(name) == size for name, size in flags.items()):
+                return Layout(tp=tp, pp=pp, dp=dp, ep=ep, etp=tp * dp // ep if ep > 1 else None)
+    return None
