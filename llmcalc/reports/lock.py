@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,20 +11,26 @@ from ..studies.lock import Change, Locked, program_version
 from .document import Column, Report, Row, Table
 from .notes import plural
 
+
+def _short_digest(text: str) -> str:
+    """Returns the first digits of a digest, and other values as they are."""
+    return text[:12] if re.fullmatch("[0-9a-f]{64}", text) else text
+
+
 COLUMNS = (
     Column("target", "model", justify="left", wrap=True),
     Column("parameters", "parameters", units.count),
     Column("active", "active", units.count),
     Column("bytes_per_token", "cache per token", units.memory),
     Column("bytes", "weights", units.memory),
-    Column("sha256", "SHA-256", justify="left", brief=lambda digest: digest[:12]),
+    Column("sha256", "SHA-256", justify="left", brief=_short_digest),
 )
 
 CHANGE_COLUMNS = (
     Column("target", "model", justify="left", wrap=True),
     Column("key", "value", justify="left", wrap=True),
-    Column("locked", "locked", wrap=True),
-    Column("now", "now", wrap=True),
+    Column("locked", "locked", brief=_short_digest),
+    Column("now", "now", brief=_short_digest),
 )
 
 

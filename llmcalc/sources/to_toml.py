@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..components.stack import BASE, Stack
+from ..model import ModelSpec
 from ..record import NONE, Record
 from .preset import NOT_IN_FILES, Preset
 
@@ -23,7 +24,12 @@ def description(preset: Preset) -> dict[str, Any]:
     if preset.changes:
         preset_fields["title"] = preset.display
         preset_fields.pop("aliases", None)
-    return {**preset_fields, "model": _table(preset.model)}
+    return {**preset_fields, "model": model_description(preset.model)}
+
+
+def model_description(model: ModelSpec) -> dict[str, Any]:
+    """Returns the fields of a model that are not defaults, as tables: `[model]` of its description."""
+    return _table(model)
 
 
 def dump_toml(preset: Preset) -> str:

@@ -23,6 +23,7 @@ from ..errors import InputError
 from ..sources.names import hub_id_of, is_hub_id
 from ..sources.preset import Preset
 from ..sources.presets import find_preset
+from ..sources.to_toml import model_description
 from ..units import short_dtype
 
 FORMATS = ("fp8", "int8", "nf4", "awq-int4-g128", "mxfp4", "q8_0", "q4_k_m")
@@ -87,8 +88,11 @@ def locked_model(preset: Preset) -> Locked:
 
 
 def _digest(preset: Preset) -> str:
-    """Returns the SHA-256 of the config, or of the description without one, as JSON with sorted keys and no spaces."""
-    content = preset.config or preset.model.model_dump(mode="json", exclude_unset=True)
+    """Returns the SHA-256 of the config, or of the description without one, as JSON with sorted keys and no spaces.
+
+    A description has no fields with default values, so that its digest stays when a later version has more fields.
+    """
+    content = preset.config or model_description(preset.model)
     text = json.dumps([content, list(preset.changes)], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 

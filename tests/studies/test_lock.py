@@ -13,6 +13,7 @@ from cyclonedx.validation.json import JsonStrictValidator
 import llmcalc
 from llmcalc.sources import hub
 from llmcalc.sources.presets import load_preset
+from llmcalc.sources.target import load
 from llmcalc.studies.lock import FORMATS, locked_model
 from tests.families import shapes_of
 
@@ -46,6 +47,13 @@ def test_gpt2_by_hand() -> None:
     assert data["params"] == {"total": 124_439_808, "active": 124_439_808, "embedding": 50_257 * 768 + 1024 * 768}
     assert data["cache"] == {"seq": 1024, "bytes_per_token": 2 * 12 * 768 * 2, "bytes": 1024 * 2 * 12 * 768 * 2}
     assert data["weights"]["bf16"] == 2 * 124_439_808
+
+
+def test_a_default_that_is_stated_changes_no_digest() -> None:
+    """A later version has more fields, whose defaults change nothing."""
+    plain, stated = load_preset("llama3-8b"), load("llama3-8b?decoder.block.attention.q_bias=false")
+    stated = stated.model_copy(update={"changes": plain.changes})
+    assert locked_model(stated).data["sha256"] == locked_model(plain).data["sha256"]
 
 
 def test_a_lock_is_the_same_every_time(run: Any) -> None:
