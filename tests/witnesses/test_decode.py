@@ -124,7 +124,7 @@ ENCODERS = {
         "modernbert",
         "mpnet",
     ),
-    *("nomic_bert", "squeezebert", "tapas", "ultrabert", "xlm", "xlm-roberta", "xlnet"),
+    *("nomic_bert", "nystromformer", "squeezebert", "tapas", "ultrabert", "xlm", "xlm-roberta", "xlnet", "yoso"),
 }
 """Families of encoder-only models or classifiers, which do not decode."""
 LIMITS = ("window", "chunk", "selected", "limit", "chosen", "keys")

@@ -226,7 +226,7 @@ def test_entries_that_name_nothing_are_said() -> None:
         ),
         ({"quant_method": "bitnet", "linear_class": "other"}, "linear_class: 'other'"),
         ({"quant_method": "eetq", "weights": "int4"}, "weights: 'int4'"),
-        *(({"quant_method": name}, f"quant_method: '{name}' is not known") for name in ("vptq", "higgs")),
+        *(({"quant_method": name}, f"quant_method: '{name}' is not known") for name in ("vptq", "spqr")),
         (
             {"quant_method": "modelopt", "quant_algo": "W4A8"},
             "quant_algo: 'W4A8'; expected MIXED_PRECISION or one of FP8",

@@ -155,5 +155,10 @@ WRAPPERS = {
 }
 """Wrapper → its class and the modules of its encoders."""
 
-UNBUILT = {"fast_vlm": "its class needs timm", "perception_lm": "its class needs timm"}
+UNBUILT = {
+    **dict.fromkeys(("fast_vlm", "perception_lm"), "its class needs timm"),
+    **dict.fromkeys(
+        ("Keye", "KeyeVL1_5", "dots_ocr", "multi_modality", "videollama3_qwen2"), "its class is code of its repository"
+    ),
+}
 """Wrapper → the reason why its class is not compared."""

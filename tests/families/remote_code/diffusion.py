@@ -49,7 +49,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         LLADA_MOE,
         {**LLADA_MOE, "moe_layer_freq": [0, 1, 1], "shared_expert_intermediate_size": 24, "qk_layernorm": False},
     ],
-    "DreamModel": [{"model_type": "Dream", **SMALL}],
+    "DreamModel": [
+        {"model_type": "Dream", **SMALL},
+        {"model_type": "Dream", **SMALL, "num_key_value_heads": 4, "tie_word_embeddings": True},
+    ],
     "SDARForCausalLM": [{"model_type": "sdar", **SMALL, "head_dim": 8, "block_size": 4}],
     "SDARMoeForCausalLM": [{"model_type": "sdar_moe", **EXPERTS, "head_dim": 8, "ep_size": 1}],
     "Fast_dLLM_QwenForCausalLM": [{"model_type": "Fast_dLLM_Qwen", **SMALL, "bd_size": 32}],

@@ -165,6 +165,7 @@ FAMILIES = {
     "muse_spark": Family(
         None,
         text="muse_spark_text",
+        ties="never",
         uncounted_encoders={"vision_config": "muse_spark_vision", "audio_config": "muse_spark_audio"},
     ),
     "muse_spark_text": Family(

@@ -11,6 +11,7 @@ from ...config import Config, is_number
 from ...family import Family
 from ...parts import Table
 from ...registry import config_of, family_of
+from ..multimodal.multimodal import LLAVA_TOWERS, OF_LLAVA
 
 TEXT_OF_VERSION = {2.0: "minicpm", 2.5: "llama", 2.6: "qwen2", 4.0: "llama", 4.5: "qwen3"}
 """Version of MiniCPM-V → the model type of its text model."""
@@ -48,15 +49,14 @@ def _text_of_version(config: Config, first: float) -> Table:
 
 NOT_COUNTED = "its encoder is not counted"
 
-LLAVA_FIELDS = frozenset(
+LLAVA_FIELDS = OF_LLAVA | frozenset(
     """
-    add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample freeze_mm_mlp_adapter
-    freeze_mm_vision_resampler image_aspect_ratio image_crop_resolution image_grid_pinpoints image_split_resolution
-    max_image_length mm_hidden_size mm_newline_position mm_patch_merge_type mm_projector_lr mm_projector_type
-    mm_resampler_type mm_spatial_pool_mode mm_spatial_pool_stride mm_tunable_parts mm_use_im_patch_token
-    mm_use_im_start_end mm_vision_select_feature mm_vision_select_layer mm_vision_tower_lr pos_skipping_range
-    tokenizer_model_max_length tokenizer_padding_side tune_mm_mlp_adapter tune_mm_vision_resampler
-    unfreeze_mm_vision_tower unfreeze_vision_tower use_mm_proj use_pos_skipping use_s2 vision_tower_pretrained
+    add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample
+    freeze_mm_vision_resampler image_crop_resolution image_split_resolution max_image_length mm_newline_position
+    mm_patch_merge_type mm_projector_lr mm_resampler_type mm_spatial_pool_mode mm_spatial_pool_stride
+    mm_tunable_parts mm_vision_tower_lr pos_skipping_range tokenizer_model_max_length tokenizer_padding_side
+    tune_mm_vision_resampler unfreeze_mm_vision_tower unfreeze_vision_tower use_pos_skipping use_s2
+    vision_tower_pretrained
     """.split()  # noqa: SIM905
 )
 """Fields of LLaVA's encoder, projector and training."""
@@ -83,7 +83,7 @@ def _llava(text: str, code: str) -> Family:
         text=text,
         text_section="llm_cfg",
         ties="text",
-        uncounted={"mm_vision_tower": f"{NOT_COUNTED}: {{}}", "vision_tower": f"{NOT_COUNTED}: {{}}"},
+        uncounted={**LLAVA_TOWERS, "vision_tower": LLAVA_TOWERS["mm_vision_tower"]},
         ignored=LLAVA_FIELDS,
         code=code,
     )
@@ -158,7 +158,16 @@ FAMILIES = {
         uncounted={"vision_encoder": f"{NOT_COUNTED}: {{}}"},
         uncounted_encoders={"vision_encoder_config": "videollama3_vision_encoder"},
         ignored=LLAVA_FIELDS
-        | frozenset({"image_size", "is_alignment", "mm_attn_implementation", "num_frames", "use_token_compression"}),
+        | frozenset(
+            {
+                "mm_hidden_size",
+                "image_size",
+                "is_alignment",
+                "mm_attn_implementation",
+                "num_frames",
+                "use_token_compression",
+            }
+        ),
         code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
     ),
     "phi4mm": Family(
