@@ -34,6 +34,7 @@ OTHER_NAMES = {
     "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
+    "joyai_llm_flash": "deepseek_v3",
     "youtu_llm": "youtu",
 }
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
