@@ -34,12 +34,15 @@ OTHER_NAMES = {
     "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
+    "cogvlm2": "cogvlm",
     "joyai_llm_flash": "deepseek_v3",
     "youtu_llm": "youtu",
+    "LLaVAOneVision1_5_text": "qwen3",
 }
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
 
 CODE_CLASSES = {
+    "CogVLM": "cogvlm",
     "Grok1ForCausalLM": "grok-2",
     "JinaBert": "jina_bert",
     "xlm-roberta-flash-implementation": "xlm_roberta_flash",

@@ -26,7 +26,8 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ..deepseek.deepseek import LATENT, ROUTING as CHOICE, SIGMOID, deepseek, mla, routed
+from ..deepseek.deepseek import LATENT, SIGMOID, deepseek, mla, routed
+from ..deepseek.deepseek import ROUTING as CHOICE
 from ..experts.minimax import minimax
 
 
@@ -351,7 +352,7 @@ FAMILIES = {
         },
         CHOICE
         | frozenset({"embedding_dropout", "moe_router_enable_routed_scaling", "output_dropout", "router_dtype"})
-        | {"score_function", "use_qk_norm"},
+        | {"q_head_dim", "score_function", "use_qk_norm"},
         code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/sarvam.py",
     ),
     "smallthinker": Family(

@@ -1,11 +1,15 @@
 """Multimodal wrappers with code of their own whose configs have the text model's fields at their top.
 
-LLaVA's own classes, Bunny, MiniCPM-V and -o, dots.ocr, GOT-OCR, Keye-VL, Phi-4-multimodal. The text model is counted.
+LLaVA's own classes, Bunny, MiniCPM-V and -o, dots.ocr, GOT-OCR, Keye-VL, Phi-4-multimodal, Moondream 2,
+Isaac, Youtu-VL, Kimi-Audio. The text model is counted.
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 from ...config import Config, is_number
 from ...family import Family
@@ -36,14 +40,29 @@ def _text_of_version(config: Config, first: float) -> Table:
         number = None
     if number not in TEXT_OF_VERSION:
         raise config.wrong("version", stated, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
-    kind = TEXT_OF_VERSION[number]
+    return _text_as(config, TEXT_OF_VERSION[number], config.data)
+
+
+def _text_as(config: Config, kind: str, fields: Mapping[str, Any]) -> Table:
+    """Returns the text model that the fields describe, as its model type reads them."""
     family = family_of(kind)
-    text = config_of({**config.data, "architectures": []}, kind, family, config.head, config.where)
+    text = config_of({**fields, "architectures": []}, kind, family, config.head, config.where)
     table: Table = family.read(text) if family.read is not None else {}
     config.fields_read |= text.fields_read | family.ignored
     config.notes += text.notes
     config.from_defaults |= text.from_defaults
     return table
+
+
+def _moondream(config: Config) -> Table:
+    """Reads Moondream 2: Phi's layers with the sizes of Phi 1.5, unless a config of 2024 states others.
+
+    Its encoder of images is not counted. Sizes under `config`, which its smaller model has, are not supported.
+    """
+    config.must("config", None, {})
+    config.notes.append(f"vision: {NOT_COUNTED}")
+    stated = config.table("text_config") if config.has("text_config") else config.data
+    return _text_as(config, "phi", stated)
 
 
 NOT_COUNTED = "its encoder is not counted"
@@ -160,6 +179,49 @@ FAMILIES = {
         ignored=LLAVA_FIELDS
         | frozenset({"image_size", "is_alignment", "mm_attn_implementation", "num_frames", "use_token_compression"}),
         code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
+    ),
+    "moondream1": Family(
+        _moondream,
+        {"config": None, "text_config": None},
+        generates=True,
+        code=f"{GITHUB}vikhyat/moondream/blob/main/moondream/torch/text.py",
+    ),
+    "isaac": Family(
+        None,
+        text="qwen3",
+        ties="text",
+        uncounted_encoders={"vision_config": "siglip2"},
+        ignored=frozenset(
+            """
+            max_sequence_length pixel_shuffle_scale video_patch_size vision_attn_implementation vision_max_num_patches
+            vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
+            """.split()  # noqa: SIM905
+        ),
+        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/isaac.py",
+    ),
+    "youtu_vl": Family(
+        None,
+        text="youtu",
+        ties="text",
+        uncounted_encoders={"vision_config": "siglip2"},
+        code=f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/youtu_vl/language.py",
+    ),
+    "kimi_audio": Family(
+        None,
+        text="qwen2",
+        ties="text",
+        uncounted={
+            "kimia_mimo_layers": "the {} layers that give audio tokens, and their head, are not counted",
+            "kimia_adaptor_input_dim": NOT_COUNTED,
+        },
+        ignored=frozenset(
+            """
+            kimia_audio_output_vocab kimia_media_begin kimia_media_end kimia_mimo_audiodelaytokens
+            kimia_mimo_transformer_from_layer_index kimia_text_output_vocab kimia_token_offset num_audio_special_tokens
+            num_base_tokens use_whisper_feature
+            """.split()  # noqa: SIM905
+        ),
+        code=f"{GITHUB}MoonshotAI/Kimi-Audio modeling_moonshot_kimia.py",
     ),
     "phi4mm": Family(
         None,

@@ -110,6 +110,12 @@ def _plamo(config: Config) -> Table:
     return decoder(config, {**block, "parallel": "shared"}, norm)
 
 
+def _cogvlm(config: Config) -> Table:
+    """Reads CogVLM 1 and 2: Llama's layers for tokens of text; those of an image have weights of their own."""
+    config.notes.append("the layers' second set of projections, which tokens of an image use, is not counted")
+    return llama_like(config, attention(config))
+
+
 COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -189,6 +195,14 @@ FAMILIES = {
         {**COMMON, "attention_bias": False, "mlp_bias": False},
         frozenset({"bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv", "sliding_window"}),
         code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/solar.py",
+    ),
+    "cogvlm": Family(
+        _cogvlm,
+        {**COMMON, "rms_norm_eps": 1e-5},
+        frozenset({"template_version"}),
+        uncounted={"vision_config": "its encoder is not counted"},
+        aliases={"num_key_value_heads": "num_multi_query_heads"},
+        code="https://huggingface.co/zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
     ),
     "plamo": Family(
         _plamo,
