@@ -36,6 +36,7 @@ OTHER_NAMES = {
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
     "cogvlm2": "cogvlm",
     "joyai_llm_flash": "deepseek_v3",
+    "llava_qwen2": "llava_qwen",
     "youtu_llm": "youtu",
     "LLaVAOneVision1_5_text": "qwen3",
 }

@@ -33,6 +33,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "LlavaGemmaForCausalLM": [{"model_type": "llava_gemma", **LLAVA, "head_dim": 8}],
     "BunnyPhiForCausalLM": [{"model_type": "bunny-phi", **LLAVA}],
     "BunnyPhi3ForCausalLM": [{"model_type": "bunny-phi3", **LLAVA}],
+    "Phi4ForCausalLMV": [{"model_type": "phi4-siglip", **LLAVA, "min_num_patches": 256, "max_num_patches": 3600}],
     "BunnyLlamaForCausalLM": [{"model_type": "bunny-llama", **LLAVA}],
     "BunnyQwenForCausalLM": [{"model_type": "bunny-qwen2", **LLAVA}],
     "MiniCPMV": [

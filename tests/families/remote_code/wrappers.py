@@ -106,6 +106,9 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
         {"model_type": "ultravox", "text_config": {"model_type": kind, **SMALL}, "audio_config": {"d_model": 24}}
         for kind in ("llama", "mistral")
     ],
+    "TinyLlavaForConditionalGeneration": [
+        {"model_type": "tinyllava", "text_config": {"model_type": kind, **SMALL}} for kind in ("phi", "qwen2")
+    ],
     "OpenVLAForActionPrediction": [
         {"model_type": "openvla", "text_config": {"model_type": "llama", **SMALL}, "timm_model_ids": ["vit_large"]}
     ],

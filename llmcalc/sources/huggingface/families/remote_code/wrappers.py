@@ -68,6 +68,13 @@ FAMILIES = {
         uncounted_encoders={"audio_config": "whisper"},
         code="https://github.com/fixie-ai/ultravox/blob/main/ultravox/model/ultravox_model.py",
     ),
+    "tinyllava": Family(
+        None,
+        text="llama",
+        generates=True,
+        ties="text",
+        code="https://github.com/TinyLLaVA/TinyLLaVA_Factory/blob/main/tinyllava/model/modeling_tinyllava.py",
+    ),
     "openvla": Family(
         None,
         text="llama",
