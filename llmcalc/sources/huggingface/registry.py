@@ -296,7 +296,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
         return "", data, kind
     section = data.get(name)
     if section is None:
-        return "", data, text
+        return "", {**data, "architectures": []} if family.generates else data, text
     if not isinstance(section, dict):
         raise InputError(f"{name}: {shown(section)}; expected a table of fields")
     text_type = section.get("model_type") or text

@@ -72,7 +72,8 @@ LLAVA_FIELDS = frozenset(
     """
     add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample freeze_mm_mlp_adapter
     freeze_mm_vision_resampler image_aspect_ratio image_crop_resolution image_grid_pinpoints image_split_resolution
-    max_image_length max_num_patches min_num_patches mm_hidden_size mm_newline_position mm_patch_merge_type mm_projector_lr mm_projector_type
+    max_image_length max_num_patches min_num_patches mm_hidden_size mm_newline_position mm_patch_merge_type
+    mm_projector_lr mm_projector_type
     mm_resampler_type mm_spatial_pool_mode mm_spatial_pool_stride mm_tunable_parts mm_use_im_patch_token
     mm_use_im_start_end mm_vision_select_feature mm_vision_select_layer mm_vision_tower_lr pos_skipping_range
     tokenizer_model_max_length tokenizer_padding_side tune_mm_mlp_adapter tune_mm_vision_resampler
