@@ -104,7 +104,13 @@ def _llava(text: str, code: str) -> Family:
         text=text,
         text_section="llm_cfg",
         ties="text",
-        uncounted={"mm_vision_tower": f"{NOT_COUNTED}: {{}}", "vision_tower": f"{NOT_COUNTED}: {{}}"},
+        uncounted={
+            "mm_hidden_size": "the projector from encoders of width {} is not counted",
+            "mm_image_tower": "the image encoder {} is not counted",
+            "mm_video_tower": "the video encoder {} is not counted",
+            "mm_vision_tower": f"{NOT_COUNTED}: {{}}",
+            "vision_tower": f"{NOT_COUNTED}: {{}}",
+        },
         ignored=LLAVA_FIELDS,
         code=code,
     )
