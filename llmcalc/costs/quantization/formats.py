@@ -331,7 +331,7 @@ class Metal(LinearFormat):
     bits: int
     group: int
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         scales = n_out * floor_div(n_in, self.group) * FP32
         return Parts(n_out * floor_div(n_in * self.bits, 32) * INT32, scales, scales)
 
@@ -349,7 +349,7 @@ class Higgs(LinearFormat):
     bits: int
     group: int
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         levels = 2**self.bits
         scales = n_out * floor_div(n_in, self.group) * plain_bytes
         tables = (levels + 2 * levels**2) * plain_bytes
@@ -368,7 +368,7 @@ class StaticRange(LinearFormat):
 
     bits: int
 
-    def of(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
+    def bytes_by_part(self, n_out: Number, n_in: Number, plain_bytes: int) -> Parts:
         return Parts(n_out * ceil_div(n_in * self.bits, 8), n_out * FP32, other=2 * FP32)
 
     def describe(self) -> str:
