@@ -151,3 +151,34 @@ def test_the_published_config_of_minimax_m1_is_the_preset() -> None:
         "vocab_size": 200064,
     }
     assert params(spec_of(config)).total == params(llmcalc.load("minimax-text-01").model).total == 456_089_655_296
+
+
+def test_solar_pro_has_its_published_number_of_parameters() -> None:
+    """https://huggingface.co/upstage/solar-pro-preview-instruct: 22.1B."""
+    config = {
+        "architectures": ["SolarForCausalLM"], "model_type": "solar", "vocab_size": 32128, "hidden_size": 5120,
+        "intermediate_size": 17920, "num_attention_heads": 40, "num_key_value_heads": 10, "num_hidden_layers": 64,
+        "max_position_embeddings": 4096, "sliding_window": 2047, "bskcn_1": [12, 20, 32, 44], "bskcn_2": [20, 32],
+        "bskcn_3": [16, 24, 36, 48], "bskcn_4": [28, 40], "bskcn_tv": [0.9, 0.8],
+    }  # fmt: skip
+    layer = 2 * 5120**2 + 2 * 5120 * 1280 + 3 * 5120 * 17920 + 2 * 5120
+    assert llmcalc.params(config).total == 64 * layer + 5120 + 2 * 32128 * 5120 == 22_140_032_000
+
+
+def test_every_step_of_ouro_runs_the_same_layers() -> None:
+    """https://huggingface.co/ByteDance/Ouro-1.4B: the parameters of 24 layers, the FLOPs and the cache of 96."""
+    config = {
+        "architectures": ["OuroForCausalLM"], "model_type": "ouro", "vocab_size": 49152, "hidden_size": 2048,
+        "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "num_hidden_layers": 24,
+        "max_position_embeddings": 65536, "total_ut_steps": 4,
+    }  # fmt: skip
+    layer = 4 * 2048**2 + 3 * 2048 * 5632 + 4 * 2048
+    assert llmcalc.params(config).total == 24 * layer + 2048 + 2 * 49152 * 2048 == 1_434_650_624
+    assert llmcalc.kv(config, seq=1000).bytes == 96 * 2 * 2048 * 1000 * 2
+
+
+def test_sizes_of_moondream_in_its_own_table_are_refused() -> None:
+    small = {"architectures": ["HfMoondream"], "model_type": "moondream1", "config": {"text": {"dim": 1024}}}
+    with pytest.raises(InputError, match="config: a table"):
+        llmcalc.load(small)
+    assert llmcalc.params({**small, "config": {}}).total == 1_418_270_720

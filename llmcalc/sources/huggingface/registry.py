@@ -34,11 +34,16 @@ OTHER_NAMES = {
     "deepseek_ref": "deepseek_v4",
     "diff_llama": "diffllama",
     "ernie4_5_moe_vl": "ernie4_5_vl_moe",
+    "cogvlm2": "cogvlm",
+    "joyai_llm_flash": "deepseek_v3",
+    "llava_qwen2": "llava_qwen",
     "youtu_llm": "youtu",
+    "LLaVAOneVision1_5_text": "qwen3",
 }
 """Older model type, or folder name of a family in transformers if it differs from the model type → the model type."""
 
 CODE_CLASSES = {
+    "CogVLM": "cogvlm",
     "Grok1ForCausalLM": "grok-2",
     "JinaBert": "jina_bert",
     "xlm-roberta-flash-implementation": "xlm_roberta_flash",
@@ -291,7 +296,7 @@ def text_of(data: Mapping[str, Any]) -> tuple[str, Mapping[str, Any], str]:
         return "", data, kind
     section = data.get(name)
     if section is None:
-        return "", data, text
+        return "", {**data, "architectures": []} if family.generates else data, text
     if not isinstance(section, dict):
         raise InputError(f"{name}: {shown(section)}; expected a table of fields")
     text_type = section.get("model_type") or text

@@ -44,6 +44,14 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "NeoBERTForSequenceClassification": [{**NEOBERT, "num_labels": 3}],
     "LlamaBidirectionalModel": [LLAMA],
     "LlamaBidirectionalForSequenceClassification": [{**LLAMA, "num_labels": 1}],
+    "NVEmbedModel": [
+        {
+            "model_type": "nvembed",
+            "latent_attention_config": {"model_type": "latent_attention"},
+            "text_config": {"model_type": "bidir_mistral", **SMALL, "num_key_value_heads": 2},
+        }
+    ],
+    "BidirectionalMistralModel": [{"model_type": "bidir_mistral", **SMALL, "num_key_value_heads": 2, "head_dim": 16}],
     "NomicBertModel": [
         {**NOMIC, "moe_every_n_layers": 2},
         {**NOMIC, "moe_every_n_layers": 3, "moe_top_k": 1, "qkv_proj_bias": False, "mlp_fc1_bias": False},

@@ -38,6 +38,27 @@ LING2: dict[str, Any] = {
     "first_k_dense_replace": 1,
     "num_nextn_predict_layers": 0,
 }
+SARVAM: dict[str, Any] = {
+    "model_type": "sarvam_mla",
+    **SMALL,
+    "num_key_value_heads": 4,
+    "moe_intermediate_size": 16,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "num_shared_experts": 1,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+}
+SMALLTHINKER: dict[str, Any] = {
+    "model_type": "smallthinker",
+    **{name: size for name, size in SMALL.items() if name != "intermediate_size"},
+    "head_dim": 16,
+    "moe_ffn_hidden_size": 16,
+    "moe_num_primary_experts": 8,
+    "moe_num_active_primary_experts": 2,
+}
 HUNYUAN: dict[str, Any] = {
     "model_type": "hunyuan",
     **SMALL,
@@ -73,6 +94,18 @@ SHAPES = {
     "BailingMoeV2ForCausalLM": [
         LING2,
         {**LING2, "rotary_dim": None, "partial_rotary_factor": 0.5, "moe_shared_expert_intermediate_size": 8},
+    ],
+    "SarvamMoEForCausalLM": [
+        {**LING2, "model_type": "sarvam_moe", "rotary_dim": None},
+        {**LING, "model_type": "sarvam_moe", "moe_router_enable_expert_bias": True, "head_dim": 16},
+    ],
+    "SarvamMLAForCausalLM": [
+        {**SARVAM, "first_k_dense_replace": 1},
+        {**SARVAM, "q_lora_rank": 8, "num_shared_experts": 0, "moe_router_enable_expert_bias": False},
+    ],
+    "SmallThinkerForCausalLM": [
+        {**SMALLTHINKER, "rope_layout": [0, 1, 1], "sliding_window_layout": [0, 1, 1], "sliding_window_size": 8},
+        {**SMALLTHINKER, "rope_layout": [1, 1, 1], "tie_word_embeddings": True},
     ],
     "HunYuanForCausalLM": [
         {**HUNYUAN, "use_cla": True, "cla_share_factor": 2},

@@ -33,6 +33,7 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "LlavaGemmaForCausalLM": [{"model_type": "llava_gemma", **LLAVA, "head_dim": 8}],
     "BunnyPhiForCausalLM": [{"model_type": "bunny-phi", **LLAVA}],
     "BunnyPhi3ForCausalLM": [{"model_type": "bunny-phi3", **LLAVA}],
+    "Phi4ForCausalLMV": [{"model_type": "phi4-siglip", **LLAVA, "min_num_patches": 256, "max_num_patches": 3600}],
     "BunnyLlamaForCausalLM": [{"model_type": "bunny-llama", **LLAVA}],
     "BunnyQwenForCausalLM": [{"model_type": "bunny-qwen2", **LLAVA}],
     "MiniCPMV": [
@@ -45,6 +46,27 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
     "MiniCPMO": [
         {"model_type": "minicpmo", **MINICPM, "audio_config": {"d_model": 24}, "tts_config": {"num_vq": 4}},
         {"model_type": "minicpmo", **MINICPM, "version": "4.5", "head_dim": 16},
+    ],
+    "HfMoondream": [{"model_type": "moondream1", **SMALL}],
+    "Moondream": [{"model_type": "moondream1", "text_config": {"model_type": "phi", **SMALL}}],
+    "IsaacForConditionalGeneration": [
+        {"model_type": "isaac", **SMALL, "vision_config": {"hidden_size": 24}, "vision_max_num_patches": 6144}
+    ],
+    "YoutuVLForConditionalGeneration": [
+        {
+            "model_type": "youtu_vl",
+            **SMALL,
+            "num_key_value_heads": 4,
+            "kv_lora_rank": 8,
+            "q_lora_rank": 8,
+            "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4,
+            "v_head_dim": 8,
+            "vision_config": {"hidden_size": 24},
+        }
+    ],
+    "MoonshotKimiaForCausalLM": [
+        {"model_type": "kimi_audio", **SMALL, "kimia_mimo_layers": 2, "kimia_adaptor_input_dim": 20}
     ],
     "DotsOCRForCausalLM": [{"model_type": "dots_ocr", **SMALL, "vision_config": {"embed_dim": 24}}],
     "GOTQwenForCausalLM": [{"model_type": "GOT", **SMALL, "vision_tower": "vit", "image_token_len": 256}],

@@ -79,6 +79,18 @@ SHAPES = {
         {"model_type": "mobilellm", **GROUPED, "share_embedding": True, "layer_sharing": False},
         {"model_type": "mobilellm", **SMALL, "head_dim": 16, "share_embedding": False},
     ],
+    "SolarForCausalLM": [
+        {"model_type": "solar", **GROUPED, "sliding_window": 8, "bskcn_1": [0], "bskcn_3": [2], "bskcn_tv": [0.9, 0.8]},
+        {"model_type": "solar", **SMALL, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ],
+    "CogVLMForCausalLM": [
+        {"model_type": "cogvlm", **SMALL, "vision_config": {"hidden_size": 24}, "template_version": "chat"},
+        {"model_type": "cogvlm", **SMALL, "num_multi_query_heads": 2},
+    ],
+    "PlamoForCausalLM": [
+        {"model_type": "plamo", **SMALL, "n_shared_head": 2},
+        {"model_type": "plamo", **SMALL, "n_shared_head": 4, "tie_word_embeddings": True},
+    ],
     "XverseForCausalLM": [
         {"model_type": "xverse", **SMALL},
         {"model_type": "xverse", **GROUPED, "tie_word_embeddings": True},

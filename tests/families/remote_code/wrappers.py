@@ -98,5 +98,20 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             },
         }
     ],
+    "LLaVAOneVision1_5_ForConditionalGeneration": [
+        {"model_type": "llavaonevision1_5", "text_config": {"model_type": "LLaVAOneVision1_5_text", **SMALL}},
+        {"model_type": "llavaonevision1_5", "text_config": {**SMALL, "head_dim": 16}, "vision_config": {"depth": 2}},
+    ],
+    "UltravoxModel": [
+        {"model_type": "ultravox", "text_config": {"model_type": kind, **SMALL}, "audio_config": {"d_model": 24}}
+        for kind in ("llama", "mistral")
+    ],
+    "TinyLlavaForConditionalGeneration": [
+        {"model_type": "tinyllava", "text_config": {"model_type": kind, **SMALL}} for kind in ("phi", "qwen2")
+    ],
+    "OpenVLAForActionPrediction": [
+        {"model_type": "openvla", "text_config": {"model_type": "llama", **SMALL}, "timm_model_ids": ["vit_large"]}
+    ],
+    "HCXVisionForCausalLM": [{"model_type": "hyperclovax_vlm", "text_config": {"model_type": "llama", **SMALL}}],
     "Phi3VForCausalLM": [{"model_type": "phi3_v", **SMALL}],
 }

@@ -1,6 +1,7 @@
 """Encoders for embeddings whose class is code of the model's own repository.
 
-Jina embeddings 2 (jina_bert), NeoBERT, nomic's experts, Llama without a causal mask (llama_bidirec), and the first
+Jina embeddings 2 (jina_bert), NeoBERT, nomic's experts, Llama and Mistral without a causal mask (llama_bidirec,
+bidir_mistral of NV-Embed), and the first
 names of GTE (new) and Jina embeddings 3 (xlm_roberta_flash).
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
@@ -107,9 +108,16 @@ def _nomic_bert_moe(config: Config) -> Table:
 
 
 def _llama_bidirec(config: Config) -> Table:
+    bias = biases(config.flag("attention_bias"), *QKVO)
+    return _without_mask(config, attention(config, **bias), glu(config, config.flag("mlp_bias")))
+
+
+def _bidir_mistral(config: Config) -> Table:
+    return _without_mask(config, attention(config), glu(config))
+
+
+def _without_mask(config: Config, mixer: Table, network: Table) -> Table:
     norm = rmsnorm(config.number("rms_norm_eps"))
-    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
-    network = glu(config, config.flag("mlp_bias"))
     block = {"attention": mixer, "feed_forward": network, "norm": norm, "norm_placement": "pre"}
     return encoder(config, block, {"final_norm": norm}, {}, {"bias": False})
 
@@ -205,6 +213,19 @@ FAMILIES = {
         llama.FAMILIES["llama"].defaults,
         OLD | {"pooling", "mlp_bias"},
         code=f"{HUB}nvidia/llama-nemotron-embed-1b-v2 llama_bidirectional_model.py",
+    ),
+    "bidir_mistral": Family(
+        _bidir_mistral,
+        llama.FAMILIES["mistral"].defaults,
+        OLD | {"sliding_window"},
+        code=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
+    ),
+    "nvembed": Family(
+        None,
+        text="bidir_mistral",
+        ties="text",
+        uncounted_encoders={"latent_attention_config": "latent_attention"},
+        code=f"{HUB}nvidia/NV-Embed-v2 modeling_nvembed.py",
     ),
     "xlm_roberta_flash": Family(
         None,

@@ -1,11 +1,12 @@
 """Grouped-query attention with routed experts: DeepSeek-MoE, Ling and Ring, Hunyuan-Large, Grok, Arctic and
-MiniMax-01.
+MiniMax-01; Sarvam's and SmallThinker's.
 
 Sources: the modeling files of the models' repositories and vLLM's, in `Family.code` of each model type.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...config import Config
@@ -25,7 +26,8 @@ from ...parts import (
     rmsnorm,
     rope,
 )
-from ..deepseek.deepseek import SIGMOID, deepseek, routed
+from ..deepseek.deepseek import LATENT, SIGMOID, deepseek, mla, routed
+from ..deepseek.deepseek import ROUTING as CHOICE
 from ..experts.minimax import minimax
 
 
@@ -167,6 +169,56 @@ def _minimax_m1(config: Config) -> Table:
     return minimax(config, ["full" if kind else "linear" for kind in listed], position)
 
 
+def _sarvam_mla(config: Config) -> Table:
+    """Reads Sarvam 105B: DeepSeek-V3 with the field names of Ling; its queries have no low rank unless stated."""
+    depth, first_moe = config.size("num_hidden_layers"), config.count("first_k_dense_replace")
+    names = ["dense" if i < first_moe else "moe" for i in range(depth)]
+    width, shared_count = config.size("moe_intermediate_size"), config.count("num_shared_experts")
+    shared_width = (config.maybe("moe_shared_expert_intermediate_size") or width) * shared_count
+    router: Table = SIGMOID if config.flag("moe_router_enable_expert_bias") else {}
+    experts = moe(
+        config.size("num_experts"),
+        config.size("num_experts_per_tok"),
+        glu(config, width=width),
+        glu(config, width=shared_width) if shared_count else None,
+        **router,
+    )
+    return deepseek(config, mla(config), experts, names)
+
+
+def _smallthinker(config: Config) -> Table:
+    """Reads SmallThinker: experts with ReLU in every layer, whose router reads the layer's input.
+
+    `rope_layout` and `sliding_window_layout` have 1 for each layer with rotary positions, or with a window.
+    """
+    depth = config.size("num_hidden_layers")
+    rotary, windowed = (_layout(config, name, depth, default) for name, default in LAYOUTS.items())
+    window = config.maybe("sliding_window_size") if any(windowed) else None
+    config.fields_read.add("sliding_window_size")
+    network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
+    experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), network)
+    norm, names, kinds = rmsnorm(config.number("rms_norm_eps")), [], {}
+    for turned, limited in zip(rotary, windowed, strict=True):
+        fields: Table = {} if turned else {"position": "none"}
+        fields |= {"sliding_window": window} if limited and window else {}
+        names.append(f"{'sliding' if limited else 'full'}{'' if turned else '_no_rope'}")
+        kinds[names[-1]] = {"attention": fields} if fields else {}
+    block = {"attention": attention(config), "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
+    return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
+
+
+LAYOUTS = {"rope_layout": 1, "sliding_window_layout": 0}
+"""Lists of SmallThinker's layers → what stands in one that is not given."""
+
+
+def _layout(config: Config, name: str, depth: int, default: int) -> list[int]:
+    """Returns 0 or 1 for each layer."""
+    listed = config.sizes(name) if config.has(name) else [default] * depth
+    if len(listed) != depth or not {*listed} <= {0, 1}:
+        raise config.wrong(name, listed, f"{depth} times 0 or 1, one for each layer")
+    return listed
+
+
 COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -287,6 +339,33 @@ FAMILIES = {
         ),
         code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/grok.py",
     ),
+    "sarvam_mla": Family(
+        _sarvam_mla,
+        {
+            **COMMON,
+            **LATENT,
+            "q_lora_rank": None,
+            "num_shared_experts": 0,
+            "moe_shared_expert_intermediate_size": None,
+            "moe_router_enable_expert_bias": True,
+            "first_k_dense_replace": 0,
+        },
+        CHOICE
+        | frozenset({"embedding_dropout", "moe_router_enable_routed_scaling", "output_dropout", "router_dtype"})
+        | {"q_head_dim", "score_function", "use_qk_norm"},
+        code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/sarvam.py",
+    ),
+    "smallthinker": Family(
+        _smallthinker,
+        {**COMMON, "rope_layout": None, "sliding_window_layout": None, "sliding_window_size": 4096},
+        frozenset(
+            """
+            model_name moe_enable_early_router moe_enable_secondary_experts moe_primary_router_apply_softmax
+            moe_secondary_expert_size moe_num_secondary_experts norm_topk_prob output_router_logits sliding_window
+            """.split()  # noqa: SIM905
+        ),
+        code="https://github.com/SJTU-IPADS/SmallThinker sglang/srt/models/smallthinker.py",
+    ),
     "minimax_m1": Family(
         _minimax_m1,
         {
@@ -314,4 +393,8 @@ FAMILIES = {
     ),
 }
 FAMILIES["bailing_moe_v2"] = FAMILIES["bailing_moe"]
+FAMILIES["sarvam_moe"] = replace(
+    FAMILIES["bailing_moe"],
+    code="https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/sarvam.py",
+)
 FAMILIES["minimax_text_01"] = FAMILIES["minimax_m1"]

@@ -1,11 +1,16 @@
 """Multimodal wrappers with code of their own whose configs have the text model's fields at their top.
 
-LLaVA's own classes, Bunny, MiniCPM-V and -o, dots.ocr, GOT-OCR, Keye-VL, Phi-4-multimodal. The text model is counted.
+LLaVA's own classes, Bunny, MiniCPM-V and -o, dots.ocr, GOT-OCR, Keye-VL, Phi-4-multimodal, Moondream 2,
+Isaac, Youtu-VL, Kimi-Audio. The text model is counted.
 
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from ...config import Config, is_number
 from ...family import Family
@@ -37,9 +42,13 @@ def _text_of_version(config: Config, first: float) -> Table:
         number = None
     if number not in TEXT_OF_VERSION:
         raise config.wrong("version", stated, f"one of {', '.join(map(str, TEXT_OF_VERSION))}")
-    kind = TEXT_OF_VERSION[number]
+    return _text_as(config, TEXT_OF_VERSION[number], config.data)
+
+
+def _text_as(config: Config, kind: str, fields: Mapping[str, Any]) -> Table:
+    """Returns the text model that the fields describe, as its model type reads them."""
     family = family_of(kind)
-    text = config_of({**config.data, "architectures": []}, kind, family, config.head, config.where)
+    text = config_of({**fields, "architectures": []}, kind, family, config.head, config.where)
     table: Table = family.read(text) if family.read is not None else {}
     config.fields_read |= text.fields_read | family.ignored
     config.notes += text.notes
@@ -47,12 +56,23 @@ def _text_of_version(config: Config, first: float) -> Table:
     return table
 
 
+def _moondream(config: Config) -> Table:
+    """Reads Moondream 2: Phi's layers with the sizes of Phi 1.5, unless a config of 2024 states others.
+
+    Its encoder of images is not counted. Sizes under `config`, which its smaller model has, are not supported.
+    """
+    config.must("config", None, {})
+    config.notes.append(f"vision: {NOT_COUNTED}")
+    stated = config.table("text_config") if config.has("text_config") else config.data
+    return _text_as(config, "phi", stated)
+
+
 NOT_COUNTED = "its encoder is not counted"
 
 LLAVA_FIELDS = OF_LLAVA | frozenset(
     """
     add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample
-    freeze_mm_vision_resampler image_crop_resolution image_split_resolution max_image_length mm_newline_position
+    freeze_mm_vision_resampler image_crop_resolution image_split_resolution max_image_length max_num_patches min_num_patches mm_newline_position
     mm_patch_merge_type mm_projector_lr mm_resampler_type mm_spatial_pool_mode mm_spatial_pool_stride
     mm_tunable_parts mm_vision_tower_lr pos_skipping_range tokenizer_model_max_length tokenizer_padding_side
     tune_mm_vision_resampler unfreeze_mm_vision_tower unfreeze_vision_tower use_pos_skipping use_s2
@@ -103,6 +123,9 @@ FAMILIES = {
     "bunny-phi3": _llava("phi3", f"{BUNNY}bunny_phi3.py"),
     "bunny-llama": _llava("llama", f"{BUNNY}bunny_llama.py"),
     "bunny-qwen2": _llava("qwen2", f"{BUNNY}bunny_qwen.py"),
+    "phi4-siglip": replace(
+        _llava("phi3", f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/phi4_siglip/language.py"), generates=True
+    ),
     "minicpmv": Family(
         _minicpmv,
         uncounted={"vision_config": NOT_COUNTED},
@@ -169,6 +192,49 @@ FAMILIES = {
             }
         ),
         code=f"{GITHUB}DAMO-NLP-SG/VideoLLaMA3/blob/main/videollama3/model/videollama3_qwen2.py",
+    ),
+    "moondream1": Family(
+        _moondream,
+        {"config": None, "text_config": None},
+        generates=True,
+        code=f"{GITHUB}vikhyat/moondream/blob/main/moondream/torch/text.py",
+    ),
+    "isaac": Family(
+        None,
+        text="qwen3",
+        ties="text",
+        uncounted_encoders={"vision_config": "siglip2"},
+        ignored=frozenset(
+            """
+            max_sequence_length pixel_shuffle_scale video_patch_size vision_attn_implementation vision_max_num_patches
+            vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
+            """.split()  # noqa: SIM905
+        ),
+        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/isaac.py",
+    ),
+    "youtu_vl": Family(
+        None,
+        text="youtu",
+        ties="text",
+        uncounted_encoders={"vision_config": "siglip2"},
+        code=f"{GITHUB}Blaizzy/mlx-vlm/blob/main/mlx_vlm/models/youtu_vl/language.py",
+    ),
+    "kimi_audio": Family(
+        None,
+        text="qwen2",
+        ties="text",
+        uncounted={
+            "kimia_mimo_layers": "the {} layers that give audio tokens, and their head, are not counted",
+            "kimia_adaptor_input_dim": NOT_COUNTED,
+        },
+        ignored=frozenset(
+            """
+            kimia_audio_output_vocab kimia_media_begin kimia_media_end kimia_mimo_audiodelaytokens
+            kimia_mimo_transformer_from_layer_index kimia_text_output_vocab kimia_token_offset num_audio_special_tokens
+            num_base_tokens use_whisper_feature
+            """.split()  # noqa: SIM905
+        ),
+        code=f"{GITHUB}MoonshotAI/Kimi-Audio modeling_moonshot_kimia.py",
     ),
     "phi4mm": Family(
         None,

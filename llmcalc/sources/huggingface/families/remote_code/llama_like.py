@@ -1,5 +1,7 @@
 """Llama's layer under other field names, with other biases, norms or positions: internlm, baichuan, exaone and others.
 
+PLaMo has its attention and its network side by side.
+
 Sources: the modeling files of the models' repositories, in `Family.code` of each model type.
 """
 
@@ -89,6 +91,31 @@ def _step1(config: Config) -> Table:
     return llama_like(config, mixer, config.flag("mlp_bias"))
 
 
+def _solar(config: Config) -> Table:
+    """Reads Solar Pro, which blends the states of earlier layers into later ones, by fixed weights without parameters.
+
+    The engines that serve it attend to all tokens, whatever `sliding_window` says.
+    """
+    mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO))
+    return llama_like(config, mixer, config.flag("mlp_bias"))
+
+
+def _plamo(config: Config) -> Table:
+    """Reads PLaMo 1: `n_shared_head` heads of queries share one of keys and values; one norm in a layer."""
+    norm, heads = rmsnorm(config.number("rms_norm_eps")), config.size("num_attention_heads")
+    kv_heads = config.divided("n_shared_head", heads, config.size("n_shared_head"))
+    config.fields_read.add("num_key_value_heads")
+    mixer = attention(config, num_key_value_heads=kv_heads)
+    block = {"attention": mixer, "feed_forward": glu(config), "norm": norm, "norm_placement": "pre"}
+    return decoder(config, {**block, "parallel": "shared"}, norm)
+
+
+def _cogvlm(config: Config) -> Table:
+    """Reads CogVLM 1 and 2: Llama's layers for tokens of text; those of an image have weights of their own."""
+    config.notes.append("the layers' second set of projections, which tokens of an image use, is not counted")
+    return llama_like(config, attention(config))
+
+
 COMMON: dict[str, Any] = {
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
@@ -162,6 +189,26 @@ FAMILIES = {
         {**COMMON, "attention_bias": False, "mlp_bias": False, "tie_word_embeddings": True},
         aliases={"num_key_value_heads": "num_attention_groups"},
         code=f"{VLLM}step1.py",
+    ),
+    "solar": Family(
+        _solar,
+        {**COMMON, "attention_bias": False, "mlp_bias": False},
+        frozenset({"bskcn_1", "bskcn_2", "bskcn_3", "bskcn_4", "bskcn_tv", "sliding_window"}),
+        code="https://github.com/sgl-project/sglang/blob/main/python/sglang/srt/models/solar.py",
+    ),
+    "cogvlm": Family(
+        _cogvlm,
+        {**COMMON, "rms_norm_eps": 1e-5},
+        frozenset({"template_version"}),
+        uncounted={"vision_config": "its encoder is not counted"},
+        aliases={"num_key_value_heads": "num_multi_query_heads"},
+        code="https://huggingface.co/zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py",
+    ),
+    "plamo": Family(
+        _plamo,
+        {**COMMON, "n_shared_head": 8},
+        frozenset({"rope_traditional"}),
+        code="https://github.com/ml-explore/mlx-lm/blob/main/mlx_lm/models/plamo.py",
     ),
     "xverse": Family(_llama, COMMON, code=f"{HUB}xverse/XVERSE-7B modeling_xverse.py"),
     "aquila": Family(_llama, COMMON, code=f"{VLLM}aquila.py"),

@@ -54,6 +54,42 @@ FAMILIES = {
         None, text="minimax_text_01", ties="text", code=f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"
     ),
     "eagle_2_5_vl": Family(None, text="qwen2", ties="text", code=f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py"),
+    "llavaonevision1_5": Family(
+        None,
+        text="qwen3",
+        ties="text",
+        code=f"{HUB}lmms-lab/LLaVA-OneVision-1.5-8B-Instruct modeling_llavaonevision1_5.py",
+    ),
+    "ultravox": Family(
+        None,
+        text="llama",
+        generates=True,
+        ties="text",
+        uncounted_encoders={"audio_config": "whisper"},
+        code="https://github.com/fixie-ai/ultravox/blob/main/ultravox/model/ultravox_model.py",
+    ),
+    "tinyllava": Family(
+        None,
+        text="llama",
+        generates=True,
+        ties="text",
+        code="https://github.com/TinyLLaVA/TinyLLaVA_Factory/blob/main/tinyllava/model/modeling_tinyllava.py",
+    ),
+    "openvla": Family(
+        None,
+        text="llama",
+        generates=True,
+        ties="text",
+        uncounted_encoders={"timm_model_ids": "timm"},
+        code="https://github.com/openvla/openvla/blob/main/prismatic/extern/hf/modeling_prismatic.py",
+    ),
+    "hyperclovax_vlm": Family(
+        None,
+        text="llama",
+        ties="text",
+        generates=True,
+        code=f"{HUB}naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B modeling_hyperclovax.py",
+    ),
     **{
         kind: Family(None, text=text, text_section="llm_config", generates=True, ties="text", code=code)
         for kind, text, code in (

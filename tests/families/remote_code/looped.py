@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from typing import Any
+
+OURO: dict[str, Any] = {
+    "model_type": "ouro",
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+}
+
+SHAPES: dict[str, list[dict[str, Any]]] = {
+    "OuroForCausalLM": [
+        {**OURO, "total_ut_steps": 3, "early_exit_threshold": 1.0, "layer_types": ["full_attention"] * 2},
+        {**OURO, "total_ut_steps": 1, "head_dim": 16, "tie_word_embeddings": True},
+    ],
+}
