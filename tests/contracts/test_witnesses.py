@@ -52,6 +52,7 @@ MODULES = (
     "tests/simulator/published/test_published.py",
     "tests/device_memory/test_grid.py",
     "tests/device_memory/test_optimizer_steps.py",
+    "tests/device_memory/test_projected_optimizers.py",
     "tests/device_memory/test_published.py",
     "tests/frameworks/fsdp2/test_fsdp2.py",
     "tests/frameworks/fsdp2/test_fsdp2_pipeline.py",

@@ -349,6 +349,9 @@ def test_defaults_are_the_libraries() -> None:
         "paged-adamw-8bit": "loop",
         "paged-lion": "loop",
         "paged-lion-8bit": "loop",
+        "adam-mini": "loop",
+        "galore": "loop",
+        "apollo": "loop",
         "schedule-free-adamw": "foreach",
         "schedule-free-sgd": "foreach",
     }

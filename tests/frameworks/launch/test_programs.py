@@ -40,6 +40,7 @@ PROGRAM_OF = {
     "axolotl_zero1.yaml": "axolotl",
     "llama_factory_full_z3.yaml": "LLaMA-Factory",
     "llama_factory_qlora.yaml": "LLaMA-Factory",
+    "llama_factory_galore.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
     "trl_sft.yaml": "TRL",
@@ -198,7 +199,8 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
         ({"stage": "kto"}, "stage ('kto' is not modelled; sft, pt, rm, dpo are)"),
         ({"finetuning_type": "oft"}, "finetuning_type ('oft' is not modelled; full and lora are)"),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
-        ({"use_galore": True}, "use_galore (GaLore's projected states: not modelled)"),
+        ({"use_galore": True}, "use_galore: LLaMA-Factory refuses it with adapters; expected finetuning_type: full"),
+        ({"use_badam": True}, "use_badam (BAdam, which trains one block at a time: not modelled)"),
         ({"cutof_len": 1}, "cutof_len (no argument that is known)"),
     ],
 )
@@ -206,6 +208,41 @@ def test_what_llama_factory_is_refused_for(changes: dict[str, Any], said: str) -
     with pytest.raises(InputError) as stop:
         changed("llama_factory_qlora.yaml", **changes)
     assert said in str(stop.value)
+
+
+def test_projected_gradients_of_llama_factory() -> None:
+    settings = read_launch(FILES / "llama_factory_galore.yaml").settings
+    wanted = {"optimizer": "galore-r64", "optimizer_in_backward": True, "dtype": "bf16", "master_weights": "none"}
+    assert wanted.items() <= settings.items()
+    apollo = changed("llama_factory_galore.yaml", use_galore=None, use_apollo=True, gradient_accumulation_steps=4)
+    assert apollo.settings["optimizer"] == "apollo-r16"
+    assert apollo.filled_in["apollo_rank"] == 16
+    assert "optimizer_in_backward" not in apollo.settings
+    mini = changed("llama_factory_galore.yaml", use_galore=None, use_adam_mini=True).settings
+    assert (mini["optimizer"], mini["optimizer_impl"]) == ("adam-mini", "loop")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gradient_accumulation_steps": 2}, "galore_layerwise: LLaMA-Factory refuses it with 2 gradient accumulation"),
+        ({"galore_rank": 0}, "galore_rank: 0; expected a whole number of at least 1"),
+        ({"galore_rank": 100_000}, "galore_rank: 100,000; expected at most 99,999"),
+        ({"galore_target": "q_proj"}, "galore_target (all alone is modelled)"),
+        ({"galore_proj_type": "full"}, "galore_proj_type (std alone is modelled)"),
+        ({"optim": "adamw_8bit"}, "optim (with use_galore adamw_torch alone is modelled)"),
+        ({"deepspeed": "z3.json"}, "use_galore: LLaMA-Factory refuses it with DeepSpeed"),
+    ],
+)
+def test_what_projected_gradients_are_refused_for(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        changed("llama_factory_galore.yaml", **changes)
+    assert said in str(stop.value)
+
+
+def test_layers_updated_in_the_backward_pass_have_one_device() -> None:
+    with pytest.raises(InputError, match=r"galore_layerwise: LLaMA-Factory refuses it with 2 devices; expected 1"):
+        read_launch(FILES / "llama_factory_galore.yaml", 2)
 
 
 def test_adapters_of_torchtune() -> None:
