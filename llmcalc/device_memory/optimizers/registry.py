@@ -22,6 +22,7 @@ NAMES = (
     "adamw-8bit",
     "lion-8bit",
     "adamw-8bit-torchao",
+    "adamw-4bit-torchao",
     "paged-adamw",
     "paged-adamw-8bit",
     "paged-lion",

@@ -129,6 +129,11 @@ def test_axolotl_fills_in_its_defaults() -> None:
     assert launch.filled_in["optimizer"] == "adamw_torch_fused"
 
 
+def test_axolotls_optimizers_are_the_trainers() -> None:
+    for name, optimizer in (("adamw_torch_4bit", "adamw-4bit-torchao"), ("adamw_torch_8bit", "adamw-8bit-torchao")):
+        assert changed("axolotl_qlora.yaml", optimizer=name).settings["optimizer"] == optimizer
+
+
 def test_axolotl_trains_in_bf16_under_fsdp() -> None:
     launch = read_launch(FILES / "axolotl_full_fsdp2.yaml", 8)
     assert launch.framework == "fsdp2"
