@@ -129,6 +129,20 @@ def test_axolotl_fills_in_its_defaults() -> None:
     assert launch.filled_in["optimizer"] == "adamw_torch_fused"
 
 
+def test_keys_of_axolotl_without_a_value_ask_for_nothing() -> None:
+    more = "gptq_groupsize:\nmodel_config:\n  output_router_logits: true\n"
+    text = (FILES / "axolotl_qlora.yaml").read_text() + more
+    launch = launch_of(text, "axolotl.yaml", None, folder=FILES)
+    assert launch.settings == read_launch(FILES / "axolotl_qlora.yaml").settings
+    assert any("the loss of the routers is not counted" in note for note in launch.notes)
+
+
+def test_scales_of_axolotls_weights_in_4_bits() -> None:
+    for is_quantized, base in ((True, "nf4-dq"), (False, "nf4")):
+        changes = {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": is_quantized}}
+        assert changed("axolotl_qlora.yaml", **changes).settings["base"] == base
+
+
 def test_axolotls_optimizers_are_the_trainers() -> None:
     for name, optimizer in (("adamw_torch_4bit", "adamw-4bit-torchao"), ("adamw_torch_8bit", "adamw-8bit-torchao")):
         assert changed("axolotl_qlora.yaml", optimizer=name).settings["optimizer"] == optimizer
@@ -171,6 +185,13 @@ def test_a_named_file_is_read_from_the_current_folder() -> None:
         ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo are)"),
         ({"fp8": True}, "fp8 (products in 8 bits"),
         ({"optimizer": "came_pytorch"}, "optimizer ('came_pytorch' is not modelled)"),
+        ({"bnb_config_kwargs": {"blocksize": 128}}, "bnb_config_kwargs.blocksize (it is not modelled"),
+        (
+            {"model_config": {"num_hidden_layers": 2}},
+            "model_config.num_hidden_layers (this field of the config is not replaced",
+        ),
+        ({"expert_parallel_size": 4}, "expert_parallel_size (it is modelled as 1)"),
+        ({"use_sonicmoe": True}, "use_sonicmoe (SonicMoE's kernels are not modelled)"),
         ({"adapter": "llama-adapter"}, "adapter: 'llama-adapter'; expected lora or qlora"),
         ({"lora_r": None}, "lora_r: missing"),
         ({"attn_implementation": "fp8"}, "attn_implementation: 'fp8'; expected eager"),
