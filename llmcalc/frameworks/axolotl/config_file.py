@@ -316,9 +316,7 @@ def _check_overrides(reading: Reading, data: Table) -> None:
             raise reading.wrong(key, f"{shown(fields)}; expected a table")
         for name in fields:
             if name not in OVERRIDES_WITHOUT_MEMORY:
-                reading.unknown[f"{key}.{name}"[:100]] = (
-                    "fields of the model's config are not replaced; edit the config"
-                )
+                reading.unknown[f"{key}.{name}"[:100]] = "this field of the config is not replaced"
         if fields.get("output_router_logits"):
             reading.notes.append(f"{key}.output_router_logits: the loss of the routers is not counted")
 

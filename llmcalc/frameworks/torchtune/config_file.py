@@ -41,7 +41,6 @@ OFF = {
     "quantizer": "training with quantized weights is not modelled",
     "use_fp8": "products in 8 bits are not modelled",
     "enable_fp8_training": "products in 8 bits are not modelled",
-    "fsdp_cpu_offload": "shards on the host are not modelled",
     "ac_mode": "selective checkpointing is not modelled",
 }
 """Key → why a value other than false or null is not modelled."""
@@ -138,7 +137,11 @@ def read_torchtune(data: Table, source: Source) -> Launch:
             target=MODELS[plain_name],
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
             settings=words,
-            own_settings=TitanSettings(reduced="bfloat16" if dtype == "bf16" else "") if is_sharded else None,
+            own_settings=TitanSettings(
+                reduced="bfloat16" if dtype == "bf16" else "", offloads=reading.flag(data, "fsdp_cpu_offload")
+            )
+            if is_sharded
+            else None,
         )
 
 

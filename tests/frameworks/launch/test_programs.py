@@ -37,6 +37,7 @@ REFUSED = {"nemo_t5.yaml": "name: 'megatron_t5': its layers are not read"}
 PROGRAM_OF = {
     "axolotl_qlora.yaml": "axolotl",
     "axolotl_full_fsdp2.yaml": "axolotl",
+    "axolotl_fsdp2_offload.yaml": "axolotl",
     "axolotl_zero1.yaml": "axolotl",
     "llama_factory_full_z3.yaml": "LLaMA-Factory",
     "llama_factory_qlora.yaml": "LLaMA-Factory",
@@ -159,6 +160,18 @@ def test_axolotl_trains_in_bf16_under_fsdp() -> None:
         "norm": "fused",
     }.items() <= launch.settings.items()
     assert launch.settings["cross_entropy"] == "chunked"
+
+
+def test_shards_on_the_host() -> None:
+    launch = read_launch(FILES / "axolotl_fsdp2_offload.yaml", 8)
+    assert (launch.framework, launch.layout.zero, launch.own_settings.offloads) == ("fsdp2", 3, True)
+    assert not read_launch(FILES / "axolotl_full_fsdp2.yaml", 8).own_settings.offloads
+    assert changed("torchtune_lora.yaml", 2, fsdp_cpu_offload=True).own_settings.offloads
+    whole, offloaded = (
+        llmcalc.memory(launch=FILES / "axolotl_fsdp2_offload.yaml", devices=devices).document for devices in (1, 8)
+    )
+    assert offloaded["memory"]["by_kind"].get("optimizer", 0) == 0
+    assert whole["host_bytes"] > 7 * offloaded["host_bytes"] > 0
 
 
 def test_configs_of_deepspeed_come_with_the_program() -> None:
