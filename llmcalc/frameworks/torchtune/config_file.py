@@ -32,7 +32,8 @@ IGNORED = frozenset(
     output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle run_val_every_n_steps
     dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
     log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
-    cudnn_deterministic_mode     keep_last_n_checkpoints epochs_to_run compile_components packed
+    cudnn_deterministic_mode keep_last_n_checkpoints epochs_to_run compile_components packed
+    low_cpu_ram tensor_parallel_plan name
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step."""
