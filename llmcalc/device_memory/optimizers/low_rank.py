@@ -55,7 +55,7 @@ def in_update_order(run: OptimizerStep) -> Iterator[OptimizedParameter]:
 def is_projected_from_the_right(gradient: Tensor) -> bool:
     """Whether the projector has the columns' number of columns: the matrix has at least as many rows."""
     rows, columns = gradient.shape
-    return rows >= columns
+    return bool(rows >= columns)
 
 
 def projected_shape(gradient: Tensor, rank: int) -> Shape:
