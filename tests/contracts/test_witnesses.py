@@ -229,6 +229,7 @@ NOT_EXACT: Mapping[str, Mapping[str, str]] = {
         "part second_stream": UNREAD,
         "part unused_embedding": UNREAD,
         "part vision_experts": UNREAD,
+        "part query_factors": NOT_RUN,
         "part multi_token_prediction": "the comparison leaves it out, as training does by default",
         "optimizer adafactor": NOT_RUN,
         "optimizer muon": "refused on shards",
