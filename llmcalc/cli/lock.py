@@ -59,7 +59,9 @@ def command(
             raise typer.Exit(1)
         return
     if not chosen:
-        raise InputError("TARGET: missing; expected the models to lock, or --check")
+        raise InputError(
+            "missing argument TARGET, or --check (llmcalc lock --help explains)"
+        )
     answer = ask_lock(chosen, reading.load)
     if fmt != "cyclonedx":
         Writing(notes, fmt or "json", output).show(answer.report())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -11,6 +10,9 @@ from ..errors import InputError, shown
 DURATION = re.compile(r"((?:[0-9]{1,9}(?:\.[0-9]{0,20})?|\.[0-9]{1,20})(?:e[+-]?[0-9]{1,2})?)\s*(us|ms|s|min|h)?")
 """As typed, or as a program writes a number: `1.1179999999999999`, `9.1e-05`."""
 
+LONGEST = 1e9
+"""Seconds that no run takes, 31 years."""
+
 DURATION_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 
 
@@ -18,6 +20,6 @@ def parse_duration(where: str, text: Any) -> float:
     """Parses a duration in seconds: `8.1s`, `810ms`, `8.1`. Raises `InputError` for other text."""
     match = DURATION.fullmatch(str(text).strip()) if isinstance(text, str | int | float) else None
     seconds = 0.0 if match is None else float(match[1]) * DURATION_UNITS[match[2] or "s"]
-    if not 0 < seconds < math.inf:
+    if not 0 < seconds < LONGEST:
         raise InputError(f"{where}: {shown(text)}; expected a duration such as 8.1s, 35ms or 12min")
     return seconds

@@ -232,9 +232,9 @@ def test_a_wrong_override(override: str, run: Run) -> None:
     refused(run("params", "llama3-8b", "--set", override), SETS[override])
 
 
-APART = ("check", "plot", "diff", "budget", "schema", "web", "explain-log")
+APART = ("check", "plot", "diff", "budget", "schema", "web", "mcp", "explain-log")
 """Commands of other words: check takes a checkpoint first and explain-log a log, plot has commands of its own, diff
-takes two TARGETs, budget a file, schema and web nothing.
+takes two TARGETs, budget a file, schema, web and mcp nothing.
 """
 
 

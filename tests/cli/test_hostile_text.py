@@ -164,6 +164,7 @@ COMMAND_LINES: list[tuple[str, ...]] = [
     ("check", TENSORS, MODEL_FILE),
     ("check", f"{NAME}.gguf", MODEL_FILE),
     ("budget", BUDGET_FILE),
+    ("lock", MODEL_FILE),
     ("hardware", HARDWARE_FILE),
 ]
 """Every command that can carry a name out of a file to its answer."""
@@ -174,6 +175,7 @@ OTHERS = {
     "presets": "lists presets of llmcalc alone",
     "schema": "has no input",
     "web": "has no input",
+    "mcp": "answers in JSON, as the commands do",
 }
 
 

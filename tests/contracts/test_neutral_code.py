@@ -23,7 +23,6 @@ FRAMEWORKS = re.compile("|".join((*(name for name in NAMES if name != "torch"), 
 OTHERWISE = {
     "frameworks/registry.py": "the list of the frameworks",
     "frameworks/logs/registry.py": "the list of the readers of logs",
-    "frameworks/launch/refused.py": "names the options of a framework that stand for a program's file",
     "frameworks/launch/kinds.py": "the list of the programs",
     "frameworks/launch/command_line.py": "an installed program that is called after Megatron",
     "frameworks/launch/refused_programs.py": "scripts of NeMo that are called after Megatron",

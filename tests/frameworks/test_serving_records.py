@@ -78,7 +78,7 @@ def by_torch(spec: ModelSpec, inference: Inference, layout: Layout, rank: int) -
             whole = [*module.parameters(), *module.buffers()]
             gc.collect()
             mode.now = 0
-            mode.seen.clear()
+            mode.tracked.clear()
             mode.follow(one.to_local() if isinstance(one, DTensor) else one for one in whole)
             del whole
             set_up = mode.now

@@ -28,8 +28,7 @@ from llmcalc.sources.checkpoints.safetensors import DTYPE_BITS, read_safetensors
 from llmcalc.sources.huggingface.registry import family_of
 from llmcalc.sources.target import load
 from llmcalc.witnesses.checkpoint import match
-from tests.builders import spec_of
-from tests.witnesses.test_families import SHAPES
+from tests.builders import family_shapes, spec_of
 
 
 def test_safetensors(tmp_path: Path) -> None:
@@ -226,10 +225,10 @@ def _deviates(config: dict[str, Any]) -> bool:
 
 
 PLAIN = [
-    p
-    for p in SHAPES
-    if not _deviates(p.values[0])
-    and p.values[0]["model_type"]
+    pytest.param(config, id=name)
+    for name, config in family_shapes()
+    if not _deviates(config)
+    and config["model_type"]
     in ("llama", "mistral", "qwen2", "qwen3", "gpt2", "gpt_neox", "phi3", "mixtral", "gemma2", "bert", "t5")
 ]
 

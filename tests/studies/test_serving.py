@@ -156,7 +156,7 @@ def test_engines_have_layouts_and_rules_of_their_own(run: Any, engine: str) -> N
     assert {"tp": 4, "pp": 1, "dp": 1, "ep": 4, "quantize": None, "kv_dtype": None} in [
         server["options"] for server in document["servers"]
     ]
-    assert any(server["options"]["dp"] > 1 for server in document["servers"]) == (engine != "sglang")
+    assert any(server["options"]["dp"] > 1 for server in document["servers"])  # copies of attention in SGLang
 
 
 def test_a_range_ends_where_all_requests_arrive_at_once(run: Any) -> None:

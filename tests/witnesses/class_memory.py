@@ -441,7 +441,7 @@ class Named(AllReal):
 
     def _follow(self, tensor: torch.Tensor, func: Any) -> None:
         key = tensor.untyped_storage()._cdata
-        if key not in self.seen:
+        if key not in self.tracked:
             module = re.sub(r"\.\d+(?=\.|$)", "", self.modules[-1]) if self.modules else ""
             self.made[key] = f"{module} {func} {list(tensor.shape)} {tensor.dtype}"
         super()._follow(tensor, func)

@@ -91,9 +91,9 @@ class QueryFactors(Part):
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Records the first projection and the norm."""
-        low = f.linear("q_a_proj", x, Axis("query_rank", self.rank))
+        low = f.part("q_a_norm", self.norm, f.linear("q_a_proj", x, Axis("query_rank", self.rank)))
         f.hold(low=low)
-        return f.part("q_a_norm", self.norm, low)
+        return low
 
     def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
         """Builds the first projection and the norm."""
@@ -592,12 +592,12 @@ def _reference() -> type[nn.Module]:
                 scores = scores + bias.to(scores.dtype)
             if mask is not None:
                 scores = scores.masked_fill(~mask, float("-inf"))
+            dtype = torch.float32 if float32_softmax else scores.dtype
             if sinks is not None:  # one more key, without a value, that every query attends to
                 sink = sinks[None, :, None, None].expand(*scores.shape[:-1], 1).to(scores.dtype)
-                scores = torch.cat([scores, sink], -1)
-            probs = torch.softmax(scores.float() if float32_softmax else scores, -1)
-            probs = probs if sinks is None else probs[..., :-1]
-            return apply_dropout(self, "attention", probs.to(v.dtype)) @ v
+                probs = torch.softmax(torch.cat([scores, sink], -1).to(dtype), -1)[..., :-1].to(v.dtype)
+                return apply_dropout(self, "attention", probs) @ v
+            return apply_dropout(self, "attention", torch.softmax(scores.to(dtype), -1).to(v.dtype)) @ v
 
     class AttentionReference(nn.Module):
         """Softmax attention with its projections. x: [batch, tokens, hidden] → same shape."""

@@ -588,9 +588,10 @@ def _reference() -> type[nn.Module]:
             y = self.latent_in(x) if hasattr(self, "latent_in") else x
             y = self.latent_norm(y) if hasattr(self, "latent_norm") else y
             dispatch = self.dispatch(weights, top_experts, run)
-            outputs = self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped)
-            outputs = self.expert_norm(outputs) if hasattr(self, "expert_norm") else outputs
-            y = dispatch.combined(outputs, weights)
+            norm_output = getattr(self, "expert_norm", lambda outputs: outputs)  # no name may keep the outputs alive
+            y = dispatch.combined(
+                norm_output(self.experts(dispatch.rows(y), dispatch.expert, dispatch.grouped)), weights
+            )
             y = self.latent_out(y) if hasattr(self, "latent_out") else y
             if hasattr(self, "shared_expert"):
                 shared_output = self.shared_expert(x)

@@ -177,13 +177,14 @@ class Products(Elementwise):
         return self.reshape(self.bmm(a3, b3), (*batch_shape, a.shape[-2], b.shape[-1]))
 
     def convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
-        """Convolves along the last axis: [batch, channels, rows] → [batch, out, length]."""
+        """Convolves along the rows: [batch, channels, rows, …] → [batch, out, length, …]."""
         low_bias = None if bias is None else self.operand(bias)
         low_weight = self.operand(weight)
         return self._convolution(self.operand(x), low_weight, low_bias, length)
 
     def _convolution(self, x: Tensor, weight: Tensor, bias: Tensor | None, length: Number) -> Tensor:
-        shape, ins = (x.shape[0], weight.shape[0], length), (x, weight) if bias is None else (x, weight, bias)
+        shape = (x.shape[0], weight.shape[0], length, *x.shape[3:])
+        ins = (x, weight) if bias is None else (x, weight, bias)
         shapes = [tensor.shape for tensor in ins]
 
         def backward(g: Tensor, needs_input_grad: Needs, *_: Tensor) -> Sequence[Gradient]:

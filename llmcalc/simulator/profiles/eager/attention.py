@@ -250,9 +250,10 @@ class AttentionKernels(Lowering):
             scores = t.add(scores, t.to(bias, scores.dtype))
         if mask is not None:
             scores = t.masked_fill(scores, t.like(mask, dtype=BOOL)) if mask.dtype is BOOL else t.add(scores, mask)
+        number_format = FLOAT32 if float32 else scores.dtype
         if sinks is not None:
-            scores = t.cat([scores, self.sink(sinks, scores)])
-        probs = t.softmax(t.to(scores, FLOAT32) if float32 else scores)
-        if sinks is not None:
-            probs = t.slice(probs, k.shape[-2])
-        return t.matmul(self.apply_dropout(t.to(probs, v.dtype), dropout), v)
+            sink = self.sink(sinks, scores)
+            keys = scores.shape[-1]
+            probs = t.to(t.slice(t.softmax(t.to(t.cat([scores, sink]), number_format)), keys), v.dtype)
+            return t.matmul(self.apply_dropout(probs, dropout), v)
+        return t.matmul(self.apply_dropout(t.to(t.softmax(t.to(scores, number_format)), v.dtype), dropout), v)
