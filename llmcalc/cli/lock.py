@@ -59,9 +59,7 @@ def command(
             raise typer.Exit(1)
         return
     if not chosen:
-        raise InputError(
-            "missing argument TARGET, or --check (llmcalc lock --help explains)"
-        )
+        raise InputError("missing argument TARGET, or --check (llmcalc lock --help explains)")
     answer = ask_lock(chosen, reading.load)
     if fmt != "cyclonedx":
         Writing(notes, fmt or "json", output).show(answer.report())
