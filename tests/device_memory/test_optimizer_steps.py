@@ -284,6 +284,13 @@ def test_torchaos_states_by_hand() -> None:
     assert kept("ao_adamw_8bit", (4097,), (10,)) == 2 * 2 * 4107
 
 
+@compares(lambda: {Thing("optimizer", "adamw-4bit-torchao")}, torch=False)
+def test_torchaos_states_of_4_bits_by_hand() -> None:
+    """Two codes in a byte, a scale for each block of 256, and a map of 16 codes per state."""
+    assert kept("adamw_torch_4bit", (64, 64)) == 2 * (2048 + 4 * 16 + 4 * 16)
+    assert kept("ao_adamw_4bit", (4097,), (10,)) == 2 * 2 * 4107
+
+
 @compares(lambda name, states: {Thing("optimizer", optimizer(name).name)}, torch=False)
 @pytest.mark.parametrize(("name", "states"), [("schedule_free_adamw", 2), ("schedule_free_sgd", 1)])
 def test_schedule_free_states_by_hand(name: str, states: int) -> None:
@@ -345,10 +352,14 @@ def test_defaults_are_the_libraries() -> None:
         "adamw-8bit": "loop",
         "lion-8bit": "loop",
         "adamw-8bit-torchao": "loop",
+        "adamw-4bit-torchao": "loop",
         "paged-adamw": "loop",
         "paged-adamw-8bit": "loop",
         "paged-lion": "loop",
         "paged-lion-8bit": "loop",
+        "adam-mini": "loop",
+        "galore": "loop",
+        "apollo": "loop",
         "schedule-free-adamw": "foreach",
         "schedule-free-sgd": "foreach",
     }

@@ -27,6 +27,9 @@ STEP_BYTES = 4
 COMPARISON = "tests/device_memory/test_optimizer_steps.py"
 """The test that compares the steps of optimizers."""
 
+COMPARISON_WITH_LIBRARIES = "tests/device_memory/test_projected_optimizers.py"
+"""The test that compares the steps of Adam-mini, GaLore and APOLLO, by hand and with the libraries' own code."""
+
 BY_TORCH = by_torch(COMPARISON)
 """The witness of an optimizer whose steps are compared with those of torch."""
 

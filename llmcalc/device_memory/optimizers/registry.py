@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -21,14 +22,24 @@ NAMES = (
     "adamw-8bit",
     "lion-8bit",
     "adamw-8bit-torchao",
+    "adamw-4bit-torchao",
     "paged-adamw",
     "paged-adamw-8bit",
     "paged-lion",
     "paged-lion-8bit",
+    "adam-mini",
+    "galore",
+    "apollo",
     "schedule-free-adamw",
     "schedule-free-sgd",
 )
 """The words of `--optimizer`; the file of `adamw-8bit` is `adamw_8bit.py`."""
+
+WITH_RANK = re.compile(r"(galore|apollo)-r([1-9][0-9]{0,4})")
+"""Names of optimizers with the rank of their projections, such as `galore-r64`."""
+
+LARGEST_RANK = 99_999
+"""The largest rank of such a name."""
 
 DEFAULT = "adamw"
 """The optimizer of training that names none."""
@@ -36,7 +47,10 @@ DEFAULT = "adamw"
 
 @cache
 def _record(name: str) -> Optimizer:
-    record: Optimizer = import_module(f".{name.replace('-', '_')}", __package__).OPTIMIZER
+    with_rank = WITH_RANK.fullmatch(name)
+    module = with_rank[1] if with_rank else name.replace("-", "_")
+    contents = import_module(f".{module}", __package__)
+    record: Optimizer = contents.of_rank(int(with_rank[2]), name) if with_rank else contents.OPTIMIZER
     return record
 
 
@@ -48,10 +62,12 @@ def optimizers() -> Iterator[Optimizer]:
 def optimizer(name: str, where: str = "--optimizer") -> Optimizer:
     """Returns the record of an optimizer by its name or an alias; `_` and `-` are equivalent.
 
+    `galore` and `apollo` may have the rank of their projections behind `-r`.
+
     Raises `InputError` for a name that is none's.
     """
     hyphenated = name.replace("_", "-")
-    if hyphenated in NAMES:
+    if hyphenated in NAMES or WITH_RANK.fullmatch(hyphenated):
         return _record(hyphenated)
     record = next((record for record in optimizers() if hyphenated in record.aliases), None)
     if record is None:

@@ -28,6 +28,9 @@ READ = frozenset(
     unfrozen_parameters dp_shard_size dp_replicate_size context_parallel_size tensor_parallel_size
     sequence_parallel_degree rl fp8 qat quantization gptq relora layer_offloading tiled_mlp selective_checkpointing
     auto_find_batch_size neftune_noise_alpha trust_remote_code model_quantization_config quantize_moe_experts
+    bnb_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft diffusion llmcompressor
+    lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
+    nvfp4_merge_aware
     """.split()  # noqa: SIM905
 )
 
@@ -77,10 +80,14 @@ IGNORED = frozenset(
     ray_run_name resources_per_worker revision rl_beta orpo_alpha simpo_gamma cpo_alpha dpo_beta
     sample_packing_eff_est sample_packing_mp_start_method tokenizer_save_jinja_files torch_compile_options
     torch_empty_cache_steps total_num_tokens total_supervised_tokens train_on_eot type_of_model unk_token use_eaft
-    eaft_alpha eaft_k use_mlflow use_ray use_trackio use_wandb rope_scaling overrides_of_model_config max_prompt_len
+    eaft_alpha eaft_k use_mlflow use_ray use_trackio use_wandb rope_scaling max_prompt_len
     preprocess_iterable preprocess_shards dion_lr dion_momentum dpo_generate_during_eval remove_padding
     peft_layers_pattern embeddings_skip_upcast loftq_config peft precompute_ref_log_probs torchdistx_path
-    swanlab_project swanlab_run_name use_swanlab otel_metrics_host otel_metrics_port role_boundaries
+    swanlab_project swanlab_run_name use_swanlab swanlab_experiment_name swanlab_description swanlab_mode
+    swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
+    swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
+    swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
+    otel_metrics_host otel_metrics_port role_boundaries
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step, or by less than one block."""
@@ -99,6 +106,16 @@ REFUSED = {
     "peft_use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters of experts are not modelled",
     "quantize_moe_experts": "experts in 4 bits are not modelled",
+    "llama4_linearized_experts": "experts as linear layers are not modelled",
+    "use_scattermoe": "ScatterMoE's kernels are not modelled",
+    "use_sonicmoe": "SonicMoE's kernels are not modelled",
+    "use_onebitllms": "weights of one bit are not modelled",
+    "fused_attn_kernel": "the fused kernel of attention with adapters is not modelled",
+    "nvfp4_merge_aware": "adapters over weights in nvfp4 are not modelled",
+    "ebft": "its samples and losses are not modelled",
+    "diffusion": "masked diffusion is not modelled",
+    "llmcompressor": "training of sparse weights is not modelled",
+    "lisa_n_layers": "LISA, which trains some layers at a time, is not modelled",
 }
 """Key → why a value other than false or null is not modelled."""
 
@@ -111,7 +128,13 @@ ATTENTION_FLAGS = {
 }
 """Flag of an attention implementation → transformers' name of it."""
 
-PARALLEL_SIZES = ("dp_replicate_size", "context_parallel_size", "tensor_parallel_size", "sequence_parallel_degree")
+PARALLEL_SIZES = (
+    "dp_replicate_size",
+    "context_parallel_size",
+    "tensor_parallel_size",
+    "sequence_parallel_degree",
+    "expert_parallel_size",
+)
 """Sizes of parallel groups of which only 1 is modelled."""
 
 CUT_CROSS_ENTROPY = "CutCrossEntropyPlugin"
@@ -146,6 +169,7 @@ def read_axolotl(data: Table, source: Source) -> Launch:
         words |= {"precision": "fp32"} if half is None else {"dtype": half, "master_weights": "none"}
         words |= _kernels(reading, data)
         words |= _adapters(reading, data)
+        _check_overrides(reading, data)
         if data.get("rl"):
             words |= _preferences(reading, str(data["rl"]), words)
         if data.get("reward_model") or data.get("process_reward_model"):
@@ -261,12 +285,40 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
         dropout=data.get("lora_dropout"),
     )
     if adapter == "qlora" and data.get("load_in_4bit") is not False:
-        words["base"] = "nf4-dq"
+        words["base"] = _four_bit_format(reading, data)
     elif data.get("load_in_8bit"):
         words["base"] = "int8"
     if not words.get("lora_dropout") and not data.get("trust_remote_code") and data.get("lora_mlp_kernel") is not False:
         reading.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
     return words
+
+
+def _four_bit_format(reading: Reading, data: Table) -> str:
+    """Returns the format of weights in 4 bits: nf4 whose scales are quantized too by default."""
+    options = data.get("bnb_config_kwargs") or {}
+    if not isinstance(options, Mapping):
+        raise reading.wrong("bnb_config_kwargs", f"{shown(options)}; expected a table")
+    for name, value in options.items():
+        if name not in ("bnb_4bit_use_double_quant", "bnb_4bit_quant_type") or value not in (True, False, "nf4"):
+            reading.unknown[f"bnb_config_kwargs.{name}"[:100]] = "it is not modelled; bnb_4bit_use_double_quant is"
+    return "nf4" if options.get("bnb_4bit_use_double_quant") is False else "nf4-dq"
+
+
+OVERRIDES_WITHOUT_MEMORY = ("output_router_logits", "use_cache", "rope_scaling", "rope_theta", "rope_parameters")
+"""Fields of the model's config that change no memory, or that of the routers' loss alone."""
+
+
+def _check_overrides(reading: Reading, data: Table) -> None:
+    """Notes the fields of the model's config that the file replaces and that are not read."""
+    for key in ("model_config", "overrides_of_model_config"):
+        fields = data.get(key) or {}
+        if not isinstance(fields, Mapping):
+            raise reading.wrong(key, f"{shown(fields)}; expected a table")
+        for name in fields:
+            if name not in OVERRIDES_WITHOUT_MEMORY:
+                reading.unknown[f"{key}.{name}"[:100]] = "this field of the config is not replaced"
+        if fields.get("output_router_logits"):
+            reading.notes.append(f"{key}.output_router_logits: the loss of the routers is not counted")
 
 
 PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}

@@ -48,6 +48,8 @@ class Sharding:
     frozen_dtype: number format of the shards of frozen parameters; None (default) for `dtype`.
     copies_gathered: whether a tensor group copies gathered tokens, as in `Divided`, false by default.
     overlaps: whether compiled layers use asynchronous tensor parallelism, false by default.
+    offloads: whether shards, their gradients and the optimizer's states are on the host (`CPUOffloadPolicy`), false by
+        default.
     """
 
     shards: int
@@ -62,6 +64,7 @@ class Sharding:
     frozen_dtype: Dtype | None = None
     copies_gathered: bool = False
     overlaps: bool = False
+    offloads: bool = False
 
 
 class GatheredStorage(Storage):
@@ -125,7 +128,7 @@ class Parameter:
         self.path, self.shard_elements, self.width = path, part_rows * count(tuple(other_sides)), width
         dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
         with counted_as(meter, "weights"):
-            shard_storage = Storage(meter, self.shard_elements * dtype.bytes)
+            shard_storage = Storage(meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
         self.shard = Tensor((shard_rows, *other_sides), dtype, shard_storage, leaf=template.leaf)
         storage = GatheredStorage(meter, self.shard_elements * sharding.shards * width)
         self.unsharded_param = Tensor(template.shape, sharding.gathered_dtype, storage, leaf=template.leaf)
@@ -254,13 +257,28 @@ class Group:
         with counted_as(traffic.meter, "communication") if stream is None else traffic.communication_stream(stream):
             if sharding.shards == 1:
                 return Storage(traffic.meter, 0)
-            cast = [parameter for parameter in self.parameters if parameter.shard.dtype is not sharding.gathered_dtype]
-            cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast)
-            _all_gather_inputs = Storage(traffic.meter, cast_bytes) if cast_bytes else None
+            _all_gather_inputs = self._all_gather_inputs()
             traffic.collectives.append(
                 Collective(self.name, "all_gather", "dp", sharding.shards, not forward, size * sharding.shards)
             )
             return Storage(traffic.meter, size * sharding.shards)
+
+    def _all_gather_inputs(self) -> list[Storage]:
+        """Allocates the inputs of an all-gather: casts together, or copies from the host one by one."""
+        meter, sharding = self.traffic.meter, self.traffic.sharding
+        if sharding.offloads:
+            return [self._copy_from_host(parameter) for parameter in self.parameters]
+        cast = [parameter for parameter in self.parameters if parameter.shard.dtype is not sharding.gathered_dtype]
+        cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast)
+        return [Storage(meter, cast_bytes)] if cast_bytes else []
+
+    def _copy_from_host(self, parameter: Parameter) -> Storage:
+        """Allocates a copy of a shard on the device, and its cast beside it (`FSDPParam.all_gather_inputs`)."""
+        meter = self.traffic.meter
+        sharded_param_data = Storage(meter, parameter.shard_elements * parameter.shard.dtype.bytes)
+        if parameter.shard.dtype is self.traffic.sharding.gathered_dtype:
+            return sharded_param_data
+        return Storage(meter, parameter.shard_elements * parameter.width)
 
     def wait_for_unshard(self, forward: bool) -> None:
         """Copies gathered shards into unsharded parameters. In forward passes the buffer stays until the next copy."""
@@ -280,7 +298,10 @@ class Group:
     def _copy_out(self, parameter: Parameter) -> None:
         """Allocates an unsharded parameter. A single rank casts its shard first."""
         sharding = self.traffic.sharding
-        if sharding.shards == 1 and parameter.shard.dtype is not sharding.gathered_dtype:
+        if sharding.shards == 1 and sharding.offloads:
+            with counted_as(self.traffic.meter, "communication"):
+                _host_copy = self._copy_from_host(parameter)
+        elif sharding.shards == 1 and parameter.shard.dtype is not sharding.gathered_dtype:
             _all_gather_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
         assert isinstance(parameter.unsharded_param.storage, GatheredStorage)
         parameter.unsharded_param.storage.fill()
@@ -427,7 +448,7 @@ class Group:
             reduce_scatter_input = Storage(traffic.meter, size * sharding.shards)
         unsharded_grads.clear()
         all_reduce_input: Storage | None = None
-        makes_gradients = any(parameter.shard.grad is None for parameter in with_grad)
+        makes_gradients = not sharding.offloads and any(parameter.shard.grad is None for parameter in with_grad)
         casts = sharding.reduce_dtype is not sharding.dtype
         with (
             traffic.communication_stream(REDUCE),
@@ -453,7 +474,8 @@ class Group:
                 reduce_output = Storage(traffic.meter, elements * sharding.dtype.bytes)
         for parameter in with_grad:  # views of the sum, or added to the gradients that are there
             if parameter.shard.grad is None:
-                parameter.shard.grad = Tensor(parameter.shard.shape, parameter.shard.dtype, reduce_output)
+                storage = Storage(traffic.meter, 0) if sharding.offloads else reduce_output
+                parameter.shard.grad = Tensor(parameter.shard.shape, parameter.shard.dtype, storage)
         return reduce_scatter_input, all_reduce_input
 
     def finalize_backward(self) -> None:

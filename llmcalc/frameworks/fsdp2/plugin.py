@@ -63,8 +63,6 @@ def fsdp_layout(
     if version == 1:
         reading.notes.append("FSDP version 1 is counted as version 2, which divides each tensor by itself")
     zero, reshard, hybrid = _strategy(reading, table)
-    if table.get("offload_params") not in (None, False, "false"):
-        reading.unknown[f"{section}.fsdp_offload_params"] = "offloading to the host is not modelled"
     if table.get("xla") not in (None, False):
         reading.unknown[f"{section}.xla"] = "XLA is not modelled"
     command_settings: dict[str, Any] = {}
@@ -133,7 +131,12 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
         "bf16",
         "fp16",
     )
-    return TitanSettings(reduced="bfloat16" if is_half_precision else "", reduces_each=version > 1, flat=version == 1)
+    return TitanSettings(
+        reduced="bfloat16" if is_half_precision else "",
+        reduces_each=version > 1,
+        flat=version == 1,
+        offloads=flag_value(reading, "fsdp_config.fsdp_offload_params", table.get("offload_params") or False),
+    )
 
 
 def mixed_precision_settings(command_settings: Mapping[str, Any]) -> dict[str, Any]:

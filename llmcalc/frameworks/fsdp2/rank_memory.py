@@ -8,14 +8,18 @@ from typing import Any
 
 from ...algebra import Number
 from ...components.evidence import evidence_of_parts
+from ...costs.trained_tensors import TrainedTensor
 from ...device_memory.cuda_runtime import HOPPER, Runtime
 from ...device_memory.device_memory import TORCH, DeviceMemory, Term, device_memory, summarize, with_evidence
 from ...device_memory.estimate import is_recurrent
 from ...device_memory.evidence import evidence_of_run
+from ...device_memory.host import pinned_bytes
+from ...device_memory.optimizers.registry import optimizer
 from ...device_memory.training import Training
 from ...errors import InputError
 from ...evidence import STATUSES
 from ...model import ModelSpec
+from ...ops import ParamTensor
 from ...optional import TOWERS
 from ...parallel.layout import Layout
 from ...parallel.layout_request import version_date
@@ -51,6 +55,9 @@ IN_RINGS = Term(
     "tensors", 0, "source", "torch/distributed/tensor/experimental/_context_parallel and fsdp/_fully_shard", TORCH
 )
 """Verification status of a run with context parallelism: attention was compared with torch, a whole model was not."""
+
+OFFLOADED = Term("tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH)
+"""Verification status of a run whose shards are on the host."""
 
 DIVIDED = Term("tensors", 0, "source", "torch/distributed/tensor and fsdp/_fully_shard", TORCH)
 """Verification status of a run with tensor parallelism that was not compared with FSDPMemTracker."""
@@ -107,7 +114,30 @@ def fsdp_memory(
             raise NotRepeating(f"the first and last {fsdp.prefetch} layers gather others than those between")
         return [record(spec, rank_training, sharded, fsdp, layout.reshard, layers, workspace, program, ring)]
 
-    return device_memory(spec, run, runtime, (), tensors, training.recompute.every)
+    memory = device_memory(spec, run, runtime, (), tensors, training.recompute.every)
+    return replace(memory, host=host_terms(spec, training, layout, rank, fsdp)) if fsdp.offloads else memory
+
+
+def host_terms(spec: ModelSpec, training: Training, layout: Layout, rank: int, fsdp: Fsdp) -> tuple[Term, ...]:
+    """Returns the terms of a rank's host memory: pinned shards and gradients, and the optimizer's states."""
+    stacks, record = layer_stacks(spec), optimizer(training.optimizer)
+    weights = gradients = states = 0
+    for layer, group in _run_of_few_layers(spec, training, layout, rank, fsdp).lowering.groups.items():
+        times = _represented_layers(layer, stacks)
+        for parameter in group.parameters:
+            size = pinned_bytes(parameter.shard_elements * parameter.shard.dtype.bytes)
+            weights += times * size
+            if not parameter.shard.leaf:
+                continue
+            gradients += times * size
+            shard = TrainedTensor(ParamTensor(parameter.shard.shape, "vector"), "optimizer", times)
+            states += int(record.state([shard], parameter.shard.dtype.name, training.momentum).bytes)
+    source = "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy, pinned"
+    return (
+        Term("weights (pinned)", weights, "source", source),
+        Term("gradients (pinned)", gradients, "source", source),
+        Term("optimizer states", states, "source", "torch/optim on tensors of the host"),
+    )
 
 
 def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
@@ -132,7 +162,7 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
 
 def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
     """Returns the weakest verification status of any tensor. tensors: status without float8, cp and tp."""
-    terms = [tensors]
+    terms = [tensors, OFFLOADED] if fsdp.offloads else [tensors]
     if fsdp.float8 is not None:
         terms.append(IN_FLOAT8)
     elif layout.cp > 1:

@@ -48,7 +48,7 @@ class Float8:
 
 @dataclass(frozen=True)
 class TitanSettings:
-    """Settings of a job without options in `llmcalc memory`. Files of accelerate set the last three.
+    """Settings of a job without options in `llmcalc memory`. Files of accelerate set the last four.
 
     old: whether the file has the form of 2024.
     float8: the conversion of linear layers to float8; None (default) for none.
@@ -59,6 +59,7 @@ class TitanSettings:
     reduced: number format in which gradients are reduced; empty (default) for torchtitan's.
     reduces_each: whether every micro-batch reduces its gradients, or only the last one of a step; true by default.
     flat: whether the parameters of a layer are one flat tensor, as in FSDP version 1; false by default.
+    offloads: whether shards, gradients and optimizer states are on the host; false by default.
     """
 
     old: bool = False
@@ -70,6 +71,7 @@ class TitanSettings:
     reduced: str = ""
     reduces_each: bool = True
     flat: bool = False
+    offloads: bool = False
 
 
 def titan_settings(own_settings: Any) -> TitanSettings:

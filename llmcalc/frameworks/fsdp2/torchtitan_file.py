@@ -391,8 +391,6 @@ def _settings(job: _Job, layout: Layout) -> dict[str, Any]:
         "compile": _compiles_layers(job) or None,
         "recompute": _recompute(job),
     }
-    if job.flag("enable_cpu_offload", False, training):
-        reading.unknown["training.enable_cpu_offload"] = "offloading to the host is not modelled"
     if job.flag("enable_compiled_autograd", False, "parallelism", "experimental"):
         reading.unknown["parallelism.enable_compiled_autograd"] = "compiled autograd is not modelled"
     return {key: value for key, value in command_settings.items() if value is not None}
@@ -504,6 +502,7 @@ def _titan_settings(job: _Job, layout: Layout, is_2024_form: bool) -> TitanSetti
         async_tensor_parallel=layout.tp > 1 and job.flag("enable_async_tensor_parallel", False, *sections),
         compiled_loss=_compiled_loss(job),
         schedules=_schedules(job, layout) if layout.pp > 1 else 1,
+        offloads=job.flag("enable_cpu_offload", False, "training"),
     )
     if not settings.loss_parallel and not layout.zero:
         name, _ = job.find("disable_loss_parallel", "parallelism", "training")

@@ -48,6 +48,7 @@ class Fsdp:
     frozen: number format of the shards of frozen parameters; empty (default) for `dtype`.
     copies_gathered: with tensor parallelism, whether gathered tokens of one sequence are copied; false by default.
     overlaps: with tensor parallelism, whether it is asynchronous in compiled layers; false by default.
+    offloads: whether shards, gradients and optimizer states are on the host (`CPUOffloadPolicy`); false by default.
     """
 
     dtype: str = "float32"
@@ -61,6 +62,7 @@ class Fsdp:
     frozen: str = ""
     copies_gathered: bool = False
     overlaps: bool = False
+    offloads: bool = False
 
 
 TITAN = Fsdp()
@@ -132,6 +134,7 @@ def torchtitan_training(
         frozen=frozen,
         copies_gathered=version is not None and version < IN_PLACE,
         overlaps=settings.async_tensor_parallel,
+        offloads=settings.offloads,
     )
 
 
@@ -165,6 +168,8 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         (training.optimizer_in_backward, "the optimizer in the backward pass"),
         (training.gradient_dtype is not None, "sums of gradients in a format of their own"),
         (training.keeps_gradients, "gradients that are set to zero"),
+        (fsdp.offloads and layout.pp > 1, "shards on the host in a pipeline"),
+        (fsdp.offloads and fsdp.float8 is not None, "shards on the host beside products in 8 bits"),
     ):
         if applies:
             raise InputError(f"FSDP2 with {description} is not modelled")
@@ -183,6 +188,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         frozen,
         fsdp.copies_gathered,
         fsdp.overlaps,
+        fsdp.offloads,
     )
 
 
@@ -235,6 +241,11 @@ class FsdpRun(TrainingRun):
                 self.next_batch()
             self.traffic.reduces = reduces_every or i == count - 1
             self.forward_and_backward()
+
+    def update(self) -> None:
+        """Runs the optimizer's step, which allocates nothing on the device where the shards are on the host."""
+        if not self.traffic.sharding.offloads:
+            super().update()
 
     def finish_backward(self) -> None:
         """Ends a backward pass."""

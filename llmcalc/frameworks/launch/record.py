@@ -432,8 +432,8 @@ LARGEST = 2**40
 
 
 def unknown_keys(reading: Reading, table: Mapping[str, Any], known: Iterable[str], at: str, why: str) -> None:
-    """Notes the keys of a table that are not among `known`. why: the note."""
+    """Notes the keys of a table that are not among `known` and have a value. why: the note."""
     names = set(known)
-    for key in table:
-        if key not in names:
+    for key, value in table.items():
+        if key not in names and value is not None:
             reading.unknown[f"{at}.{key}".strip(".")[:100]] = why

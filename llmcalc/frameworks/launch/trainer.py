@@ -36,6 +36,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw_8bit": {"optimizer": "adamw-8bit"},
     "adamw_torch_8bit": {"optimizer": "adamw-8bit-torchao"},
     "ao_adamw_8bit": {"optimizer": "adamw-8bit-torchao"},
+    "adamw_torch_4bit": {"optimizer": "adamw-4bit-torchao"},
+    "ao_adamw_4bit": {"optimizer": "adamw-4bit-torchao"},
     "paged_adamw_8bit": {"optimizer": "paged-adamw-8bit"},
     "paged_adamw": {"optimizer": "paged-adamw"},
     "paged_adamw_32bit": {"optimizer": "paged-adamw"},

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
-from ..launch.record import Launch, Reading, Source, Table, reading_of, unknown_keys
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
@@ -27,6 +28,8 @@ READ = frozenset(
     stage finetuning_type cutoff_len lora_rank lora_target lora_dropout additional_target quantization_bit
     quantization_method quantization_type double_quantization flash_attn enable_liger_kernel pure_bf16
     disable_gradient_checkpointing use_reentrant_gc use_unsloth_gc upcast_lmhead_output upcast_layernorm
+    use_adam_mini use_galore galore_rank galore_target galore_layerwise galore_proj_type
+    use_apollo apollo_rank apollo_target apollo_layerwise apollo_proj apollo_proj_type
     """.split()  # noqa: SIM905
 )
 
@@ -42,13 +45,13 @@ IGNORED = frozenset(
     include_effective_tokens_per_second use_eaft_loss freeze_vision_tower freeze_multi_modal_projector
     save_only_model hf_hub_token ms_hub_token use_fast_tokenizer print_param_status pref_beta pref_loss pref_ftx
     early_stopping_steps use_dft_loss include_tokens_per_second badam_mode badam_switch_mode badam_switch_interval
-    badam_verbose badam_update_ratio galore_rank galore_target galore_layerwise galore_scale apollo_rank
-    apollo_target apollo_layerwise apollo_scale oft_block_size oft_target pissa_iter pissa_convert eaft_alpha nproc
+    badam_verbose badam_update_ratio galore_scale apollo_scale oft_block_size oft_target pissa_iter
+    pissa_convert eaft_alpha nproc
     predict_with_generate infer_backend infer_dtype eval_on_each_dataset data_shared_file_system max_new_tokens
-    add_special_tokens add_tokens adapter_folder apollo_proj apollo_proj_type apollo_scale_front apollo_scale_type
+    add_special_tokens add_tokens adapter_folder apollo_scale_front apollo_scale_type
     apollo_update_interval audio_sampling_rate badam_mask_mode badam_start_block block_diag_attn crop_to_patches
     dpo_label_smoothing enable_torch_profiler eval_num_beams fp8_backend fp8_enable_fsdp_float8_all_gather
-    galore_proj_type galore_update_interval image_do_pan_and_scan init_special_tokens kto_chosen_weight
+    galore_update_interval image_do_pan_and_scan init_special_tokens kto_chosen_weight
     kto_rejected_weight ld_alpha length_penalty master_addr master_port module_dropout moe_aux_loss_coef
     new_special_tokens_config num_beams offload_folder oft_rank om_hub_token ppo_buffer_size ppo_epochs
     ppo_score_norm ppo_target ppo_whiten_rewards pref_bco_weight ray_init_kwargs repetition_penalty rope_scaling
@@ -62,9 +65,6 @@ IGNORED = frozenset(
 
 REFUSED = {
     "use_badam": "BAdam, which trains one block at a time",
-    "use_adam_mini": "Adam-mini's states",
-    "use_galore": "GaLore's projected states",
-    "use_apollo": "APOLLO's projected states",
     "use_muon": "Muon with LLaMA-Factory's groups",
     "use_llama_pro": "frozen layers",
     "use_dora": "DoRA",
@@ -134,6 +134,7 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
         if data.get("use_eaft_loss"):
             reading.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
         words |= _formats(reading, data, kind)
+        words |= _optimizer(reading, data, words, source.world_size)
         return trained(reading, "llama-factory", data, words, source.world_size, shipped=DEEPSPEED_CONFIGS)
 
 
@@ -186,6 +187,47 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
         return words | {"base": "int8"}
     words["base"] = "nf4-dq" if reading.flag(data, "double_quantization", True) else "nf4"
     return words
+
+
+def _optimizer(reading: Reading, data: Table, words: Table, world_size: int | None) -> dict[str, Any]:
+    """Returns the settings of an optimizer that is not the Trainer's (train/trainer_utils.py)."""
+    if reading.flag(data, "use_galore"):
+        return _low_rank(reading, data, "galore", words, world_size)
+    if reading.flag(data, "use_apollo"):
+        return _low_rank(reading, data, "apollo", words, world_size)
+    if not reading.flag(data, "use_adam_mini"):
+        return {}
+    reading.filled_in.pop("optim", None)
+    if data.get("deepspeed") or data.get("fsdp"):
+        reading.unknown["use_adam_mini"] = "on shards it is not modelled"
+    return {"optimizer": "adam-mini", "optimizer_impl": "loop"}
+
+
+def _low_rank(reading: Reading, data: Table, name: str, words: Table, world_size: int | None) -> dict[str, Any]:
+    """Returns the settings of GaLore or APOLLO. name: the beginning of their arguments."""
+    if "lora_rank" in words:
+        raise reading.wrong(f"use_{name}", "LLaMA-Factory refuses it with adapters; expected finetuning_type: full")
+    if data.get("deepspeed"):
+        raise reading.wrong(f"use_{name}", "LLaMA-Factory refuses it with DeepSpeed; expected a file without deepspeed")
+    if str(data.get("optim", "adamw_torch")) not in ("adamw_torch", "adamw_torch_fused"):
+        reading.unknown["optim"] = f"with use_{name} adamw_torch alone is modelled"
+    modelled = {"target": "all", "proj_type": "std"} | ({"proj": "random"} if name == "apollo" else {})
+    for key, value in modelled.items():
+        if reading.value(data, f"{name}_{key}", value) not in (value, [value]):
+            reading.unknown[f"{name}_{key}"] = f"{value} alone is modelled"
+    reading.filled_in.pop("optim", None)
+    rank = size_of(reading, f"{name}_rank", reading.value(data, f"{name}_rank", 16))
+    if rank > LARGEST_RANK:
+        raise reading.wrong(f"{name}_rank", f"{rank:,}; expected at most {LARGEST_RANK:,}")
+    settings: dict[str, Any] = {"optimizer": f"{name}-r{rank}", "optimizer_impl": "loop"}
+    if reading.flag(data, f"{name}_layerwise"):
+        for key, count in (("gradient_accumulation_steps", words["num_microbatches"]), ("devices", world_size)):
+            if (count or 1) > 1:
+                raise reading.wrong(
+                    f"{name}_layerwise", f"LLaMA-Factory refuses it with {count} {key.replace('_', ' ')}; expected 1"
+                )
+        settings["optimizer_in_backward"] = True
+    return settings
 
 
 def _formats(reading: Reading, data: Table, kind: str) -> dict[str, Any]:

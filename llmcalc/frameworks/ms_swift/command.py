@@ -12,7 +12,7 @@ from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED
+from ..launch.trainer import TRAINER_IGNORED, pair_words
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
 
@@ -42,6 +42,17 @@ IGNORED = frozenset(
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step of a language model."""
+
+PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward"}
+"""`rlhf_type` on pairs → its loss."""
+
+PAIRS_IGNORED = frozenset(
+    """
+    beta rpo_alpha simpo_gamma cpo_alpha loss_type loss_weights label_smoothing center_rewards_coefficient
+    f_divergence_type reference_free
+    """.split()  # noqa: SIM905
+)
+"""Arguments of trainings on pairs that do not change the memory of a step."""
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
@@ -97,12 +108,13 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         verb = verb or command.program.rpartition(".")[2]
         if verb not in ("sft", "pt", "main", "rlhf"):
             raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
-        if verb == "rlhf":
-            raise reading.wrong(
-                f"line {command.line}: swift {verb}",
-                "trainings with preferences, rewards or generated answers are not modelled; expected swift sft or pt",
-            )
         data = plain_arguments(arguments_of(command.words, source.where), reading, READ - {"model"})
+        if verb == "rlhf" and str(data.get("rlhf_type", "dpo")) not in PAIRS:
+            raise reading.wrong(
+                f"line {command.line}: swift rlhf --rlhf_type",
+                f"{shown(data['rlhf_type'])}: trainings with rewards or generated answers are not modelled; expected "
+                f"{', '.join(PAIRS)}, or swift sft or pt",
+            )
         target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
         return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, verb), target)
 
@@ -128,6 +140,10 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
 def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
+    if verb == "rlhf":
+        read_names = (*read_names, *PAIRS_IGNORED, "rlhf_type", "ref_model")
+        if data.get("ref_model") is not None:
+            reading.unknown["--ref_model"] = "a reference model of other weights is not modelled"
     reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
     unknown_keys(reading, data, read_names, "", "no argument that is known")
     tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
@@ -177,6 +193,10 @@ def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
                 "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
             )
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
+    if verb == "rlhf":
+        words = {"batch": batch} | ({"lora_rank": table["lora_r"]} if tuner == "lora" else {})
+        loss = PAIRS[reading.value(data, "rlhf_type", "dpo")]
+        table["per_device_train_batch_size"] = pair_words(reading, "rlhf_type", loss, words)["batch"]
     config = data.get("deepspeed")
     if config is not None:
         table["deepspeed"] = deepspeed_config(str(config)) or config

@@ -32,7 +32,8 @@ IGNORED = frozenset(
     output_dir checkpointer resume_from_checkpoint save_adapter_weights_only seed shuffle run_val_every_n_steps
     dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
     log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
-    cudnn_deterministic_mode     keep_last_n_checkpoints epochs_to_run compile_components packed
+    cudnn_deterministic_mode keep_last_n_checkpoints epochs_to_run compile_components packed
+    low_cpu_ram tensor_parallel_plan name
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step."""
@@ -41,7 +42,6 @@ OFF = {
     "quantizer": "training with quantized weights is not modelled",
     "use_fp8": "products in 8 bits are not modelled",
     "enable_fp8_training": "products in 8 bits are not modelled",
-    "fsdp_cpu_offload": "shards on the host are not modelled",
     "ac_mode": "selective checkpointing is not modelled",
 }
 """Key → why a value other than false or null is not modelled."""
@@ -138,7 +138,11 @@ def read_torchtune(data: Table, source: Source) -> Launch:
             target=MODELS[plain_name],
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
             settings=words,
-            own_settings=TitanSettings(reduced="bfloat16" if dtype == "bf16" else "") if is_sharded else None,
+            own_settings=TitanSettings(
+                reduced="bfloat16" if dtype == "bf16" else "", offloads=reading.flag(data, "fsdp_cpu_offload")
+            )
+            if is_sharded
+            else None,
         )
 
 

@@ -18,6 +18,7 @@ import llmcalc
 from llmcalc.components.base import Component
 from llmcalc.device_memory.cuda_runtime import Runtime
 from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.host import pinned_bytes
 from llmcalc.device_memory.settings import Settings
 from llmcalc.device_memory.training import Training
 from llmcalc.errors import InputError
@@ -313,6 +314,35 @@ def test_one_rank_alone_gathers_nothing() -> None:
 # --- many layers from few ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_shards_on_the_host_are_copied_to_the_device_for_a_gather(dtype: str) -> None:
+    """Between the passes nothing of the shards, their gradients and the optimizer's states is on the device.
+
+    The inputs of an all-gather are copies in the shards' format, which a cast replaces one after the other.
+    """
+    spec, layout = family("llama3-8b"), Layout(dp=4, zero=3)
+    training = Training(batch=1, seq=7, optimizer="adamw", implementation="fused", choices=FLASH)
+    fsdp = Fsdp(dtype=dtype, offloads=True)
+    run = FsdpRun(spec, training, sharding(training, layout, 0, fsdp), fsdp)
+    run.set_up()
+    assert run.meter.by_kind["weights"] == 0
+    run.step()
+    assert [run.meter.by_kind[kind] for kind in ("weights", "gradients", "optimizer")] == [0, 0, 0]
+    group = max(run.lowering.groups.values(), key=lambda group: group.gather_bytes)
+    shards = [parameter.shard_elements for parameter in group.parameters]
+    inputs = group._all_gather_inputs()
+    assert sum(one.bytes for one in inputs) == group.gather_bytes == 2 * sum(shards)
+    offloaded = fsdp_memory(spec, training, layout, 0, fsdp=fsdp)
+    on_device = fsdp_memory(spec, training, layout, 0, fsdp=replace(fsdp, offloads=False))
+    weights, gradients, states = (term.bytes for term in offloaded.host)
+    every = [parameter for each in run.lowering.groups.values() for parameter in each.parameters]
+    width = 4 if dtype == "float32" else 2
+    assert weights == gradients == sum(pinned_bytes(width * parameter.shard_elements) for parameter in every)
+    assert states == sum(2 * width * parameter.shard.count + 4 for parameter in every)  # two moments and a step count
+    assert offloaded.exact_bytes < on_device.exact_bytes
+    assert on_device.host == ()
+
+
 def with_layers(spec: ModelSpec, layers: int) -> ModelSpec:
     """The same decoder with another number of layers."""
     assert spec.decoder is not None
@@ -490,7 +520,8 @@ def test_ranks_of_a_cluster() -> None:
     one = memory(spec, Settings("training", batch=1, seq=9, attn_implementation="eager"))
     found = Cluster.of(one, Layout(dp=7, zero=3), "fsdp2", "2025-01-01")
     first, last = found.by_rank
-    training = Training(batch=1, seq=9, implementation="fused")
+    choices = torchtitan_training(spec, one.training())[0].choices  # with the mask that the class adds to its scores
+    training = Training(batch=1, seq=9, implementation="fused", choices=choices)
     own = replayed(spec, training, Layout(dp=7, zero=3), 0).bytes[Seen(2, 0, "backward")]
     assert first.device.exact_bytes == own
     assert last.device.exact_bytes < first.device.exact_bytes

@@ -208,7 +208,6 @@ def test_layers_that_stay_as_they_are() -> None:
         ({"model": {"converters": ["mx"]}}, "model.converters: mx (MXFP8 products are not modelled)"),
         ({"model": {"converters": ["nvfp4"]}}, "model.converters: nvfp4 (not known)"),
         ({"float8": {"enable_float8_linear": True, "scaling_type_input": "delayed"}}, "float8.scaling_type_input"),
-        ({"training": {"enable_cpu_offload": True}}, "training.enable_cpu_offload"),
         ({"activation_checkpoint": {"mode": "memory_budget"}}, "activation_checkpoint.mode"),
         ({"training": {"local_batch_sise": 4}}, "training.local_batch_sise (no key that is known)"),
         ({"parallelism": {"expert_parallel_comm_backend": "deepep"}}, "expert_parallel_comm_backend"),
@@ -373,6 +372,15 @@ def test_arguments_of_the_trainer(more: dict[str, Any], words: dict[str, Any]) -
     assert words.items() <= settings.items()
 
 
+def test_shards_on_the_host() -> None:
+    trainer = read_trainer({**TRAINER, "fsdp": "full_shard offload"}, Source("t.yaml", 16))
+    data = {**ACCELERATE, "distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}}
+    for launch in (trainer, read_accelerate(data, Source("a.yaml"))):
+        assert launch.own_settings.offloads
+    with pytest.raises(InputError, match=r"fsdp_config\.fsdp_offload_params: 'maybe'; expected true or false"):
+        read_accelerate({**data, "fsdp_config": {"fsdp_offload_params": "maybe"}}, Source("a.yaml"))
+
+
 @pytest.mark.parametrize(
     ("more", "layout"),
     [
@@ -395,7 +403,6 @@ def test_the_trainers_layouts(more: dict[str, Any], layout: Layout) -> None:
     [
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size: 0; expected a whole number of at least 1"),
         ({"optim": "galore_adamw"}, "optim ('galore_adamw' is not modelled)"),
-        ({"fsdp": "full_shard offload"}, "fsdp_config.fsdp_offload_params"),
         ({"fsdp": "half_shard"}, "fsdp: 'half_shard'; expected full_shard"),
         ({"bf16": "maybe"}, "bf16: 'maybe'; expected true or false"),
         ({"deepspeed": "none.json"}, "expected the path of a config of DeepSpeed that can be read"),
@@ -507,7 +514,6 @@ def test_megatron_of_accelerate() -> None:
     ("more", "said"),
     [
         ({"distributed_type": "XLA"}, "distributed_type: 'XLA'; expected one of NO, MULTI_GPU, FSDP"),
-        ({"distributed_type": "FSDP", "fsdp_config": {"fsdp_offload_params": True}}, "fsdp_config.fsdp_offload_params"),
         (
             {"distributed_type": "FSDP", "fsdp_config": {"fsdp_sharding_strategy": "SOME"}},
             "'SOME'; expected one of FULL",

@@ -33,6 +33,7 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("fastchat.sh", "fastchat", "fsdp2", {"dp": 4, "seq": 2048, "attn_implementation": "flash"}),
     ("qwen_lora.sh", "fastchat", "torch", {"lora_rank": 64, "lora_targets": ("all-linear",), "seq": 512}),
     ("swift_full.sh", "ms-swift", "deepspeed", {"dp": 4, "zero": 3, "num_microbatches": 8, "seq": 8192}),
+    ("swift_dpo.sh", "ms-swift", "torch", {"lora_rank": 8, "num_microbatches": 8, "batch": 4}),
     ("swift_lora.sh", "ms-swift", "torch", {"lora_rank": 16, "num_microbatches": 16, "recompute": "full"}),
     ("swift_megatron.sh", "ms-swift", "megatron", {"tp": 2, "dp": 2, "zero": 1, "seq": 4096, "num_microbatches": 8}),
     ("deepspeed_chat_step1.sh", "deepspeed-chat", "deepspeed", {"dp": 8, "zero": 2, "batch": 8, "dtype": "fp16"}),
@@ -90,7 +91,9 @@ def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
 
 COMMANDS = [
     ("swift sft --model a/b --tuner_type llamapro", "--tuner_type: 'llamapro' is not modelled; expected full or lora"),
-    ("swift rlhf --rlhf_type dpo --model a/b", "swift rlhf: trainings with preferences"),
+    ("swift rlhf --rlhf_type grpo --model a/b", "swift rlhf --rlhf_type: 'grpo': trainings with rewards or generated"),
+    ("swift rlhf --tuner_type full --model a/b", "rlhf_type ('sigmoid' has a reference model"),
+    ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
     ("megatron sft --model a/b --tuner_type lora", "adapters under Megatron-Core are not modelled"),
     ("megatron rlhf --rlhf_type dpo --model a/b", "megatron rlhf: trainings with preferences"),
     ("swift export --model a/b", "swift export: is no training; expected swift sft"),

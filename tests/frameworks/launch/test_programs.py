@@ -37,9 +37,11 @@ REFUSED = {"nemo_t5.yaml": "name: 'megatron_t5': its layers are not read"}
 PROGRAM_OF = {
     "axolotl_qlora.yaml": "axolotl",
     "axolotl_full_fsdp2.yaml": "axolotl",
+    "axolotl_fsdp2_offload.yaml": "axolotl",
     "axolotl_zero1.yaml": "axolotl",
     "llama_factory_full_z3.yaml": "LLaMA-Factory",
     "llama_factory_qlora.yaml": "LLaMA-Factory",
+    "llama_factory_galore.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
     "trl_sft.yaml": "TRL",
@@ -128,6 +130,25 @@ def test_axolotl_fills_in_its_defaults() -> None:
     assert launch.filled_in["optimizer"] == "adamw_torch_fused"
 
 
+def test_keys_of_axolotl_without_a_value_ask_for_nothing() -> None:
+    more = "gptq_groupsize:\nmodel_config:\n  output_router_logits: true\n"
+    text = (FILES / "axolotl_qlora.yaml").read_text() + more
+    launch = launch_of(text, "axolotl.yaml", None, folder=FILES)
+    assert launch.settings == read_launch(FILES / "axolotl_qlora.yaml").settings
+    assert any("the loss of the routers is not counted" in note for note in launch.notes)
+
+
+def test_scales_of_axolotls_weights_in_4_bits() -> None:
+    for is_quantized, base in ((True, "nf4-dq"), (False, "nf4")):
+        changes = {"bnb_config_kwargs": {"bnb_4bit_use_double_quant": is_quantized}}
+        assert changed("axolotl_qlora.yaml", **changes).settings["base"] == base
+
+
+def test_axolotls_optimizers_are_the_trainers() -> None:
+    for name, optimizer in (("adamw_torch_4bit", "adamw-4bit-torchao"), ("adamw_torch_8bit", "adamw-8bit-torchao")):
+        assert changed("axolotl_qlora.yaml", optimizer=name).settings["optimizer"] == optimizer
+
+
 def test_axolotl_trains_in_bf16_under_fsdp() -> None:
     launch = read_launch(FILES / "axolotl_full_fsdp2.yaml", 8)
     assert launch.framework == "fsdp2"
@@ -139,6 +160,18 @@ def test_axolotl_trains_in_bf16_under_fsdp() -> None:
         "norm": "fused",
     }.items() <= launch.settings.items()
     assert launch.settings["cross_entropy"] == "chunked"
+
+
+def test_shards_on_the_host() -> None:
+    launch = read_launch(FILES / "axolotl_fsdp2_offload.yaml", 8)
+    assert (launch.framework, launch.layout.zero, launch.own_settings.offloads) == ("fsdp2", 3, True)
+    assert not read_launch(FILES / "axolotl_full_fsdp2.yaml", 8).own_settings.offloads
+    assert changed("torchtune_lora.yaml", 2, fsdp_cpu_offload=True).own_settings.offloads
+    whole, offloaded = (
+        llmcalc.memory(launch=FILES / "axolotl_fsdp2_offload.yaml", devices=devices).document for devices in (1, 8)
+    )
+    assert offloaded["memory"]["by_kind"].get("optimizer", 0) == 0
+    assert whole["host_bytes"] > 7 * offloaded["host_bytes"] > 0
 
 
 def test_configs_of_deepspeed_come_with_the_program() -> None:
@@ -165,6 +198,13 @@ def test_a_named_file_is_read_from_the_current_folder() -> None:
         ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo are)"),
         ({"fp8": True}, "fp8 (products in 8 bits"),
         ({"optimizer": "came_pytorch"}, "optimizer ('came_pytorch' is not modelled)"),
+        ({"bnb_config_kwargs": {"blocksize": 128}}, "bnb_config_kwargs.blocksize (it is not modelled"),
+        (
+            {"model_config": {"num_hidden_layers": 2}},
+            "model_config.num_hidden_layers (this field of the config is not replaced",
+        ),
+        ({"expert_parallel_size": 4}, "expert_parallel_size (it is modelled as 1)"),
+        ({"use_sonicmoe": True}, "use_sonicmoe (SonicMoE's kernels are not modelled)"),
         ({"adapter": "llama-adapter"}, "adapter: 'llama-adapter'; expected lora or qlora"),
         ({"lora_r": None}, "lora_r: missing"),
         ({"attn_implementation": "fp8"}, "attn_implementation: 'fp8'; expected eager"),
@@ -198,7 +238,8 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
         ({"stage": "kto"}, "stage ('kto' is not modelled; sft, pt, rm, dpo are)"),
         ({"finetuning_type": "oft"}, "finetuning_type ('oft' is not modelled; full and lora are)"),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
-        ({"use_galore": True}, "use_galore (GaLore's projected states: not modelled)"),
+        ({"use_galore": True}, "use_galore: LLaMA-Factory refuses it with adapters; expected finetuning_type: full"),
+        ({"use_badam": True}, "use_badam (BAdam, which trains one block at a time: not modelled)"),
         ({"cutof_len": 1}, "cutof_len (no argument that is known)"),
     ],
 )
@@ -206,6 +247,41 @@ def test_what_llama_factory_is_refused_for(changes: dict[str, Any], said: str) -
     with pytest.raises(InputError) as stop:
         changed("llama_factory_qlora.yaml", **changes)
     assert said in str(stop.value)
+
+
+def test_projected_gradients_of_llama_factory() -> None:
+    settings = read_launch(FILES / "llama_factory_galore.yaml").settings
+    wanted = {"optimizer": "galore-r64", "optimizer_in_backward": True, "dtype": "bf16", "master_weights": "none"}
+    assert wanted.items() <= settings.items()
+    apollo = changed("llama_factory_galore.yaml", use_galore=None, use_apollo=True, gradient_accumulation_steps=4)
+    assert apollo.settings["optimizer"] == "apollo-r16"
+    assert apollo.filled_in["apollo_rank"] == 16
+    assert "optimizer_in_backward" not in apollo.settings
+    mini = changed("llama_factory_galore.yaml", use_galore=None, use_adam_mini=True).settings
+    assert (mini["optimizer"], mini["optimizer_impl"]) == ("adam-mini", "loop")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gradient_accumulation_steps": 2}, "galore_layerwise: LLaMA-Factory refuses it with 2 gradient accumulation"),
+        ({"galore_rank": 0}, "galore_rank: 0; expected a whole number of at least 1"),
+        ({"galore_rank": 100_000}, "galore_rank: 100,000; expected at most 99,999"),
+        ({"galore_target": "q_proj"}, "galore_target (all alone is modelled)"),
+        ({"galore_proj_type": "full"}, "galore_proj_type (std alone is modelled)"),
+        ({"optim": "adamw_8bit"}, "optim (with use_galore adamw_torch alone is modelled)"),
+        ({"deepspeed": "z3.json"}, "use_galore: LLaMA-Factory refuses it with DeepSpeed"),
+    ],
+)
+def test_what_projected_gradients_are_refused_for(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError) as stop:
+        changed("llama_factory_galore.yaml", **changes)
+    assert said in str(stop.value)
+
+
+def test_layers_updated_in_the_backward_pass_have_one_device() -> None:
+    with pytest.raises(InputError, match=r"galore_layerwise: LLaMA-Factory refuses it with 2 devices; expected 1"):
+        read_launch(FILES / "llama_factory_galore.yaml", 2)
 
 
 def test_adapters_of_torchtune() -> None:

@@ -1,0 +1,66 @@
+"""Adam-mini (adam_mini/adam_mini.py of version 1.1.1; Zhang 2024, arXiv:2406.16793).
+
+Each tensor has a whole first moment. The second moment of a matrix is one mean per row, that of a vector is whole, as
+Adam-mini has it for biases. For queries and keys Adam-mini has one mean per head, and for norms a single one: both are
+counted as the larger rule says, as shapes alone do not tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...algebra import Number
+from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_over
+from ...evidence import by_source
+from ...ops import ParamTensor
+from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+
+def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+    """Returns the bytes of the first moment and of the means of the second one."""
+    return {"m": bytes_of(elements_of(tensors), dtype), "vmean": bytes_of(sum_over(tensors, _mean_count), dtype)}
+
+
+def _mean_count(tensor: ParamTensor) -> Number:
+    """Returns the number of means: the size without the second axis; the whole size of a vector."""
+    return ParamTensor((tensor.shape[0], *tensor.shape[2:]), tensor.role).size if len(tensor.shape) > 1 else tensor.size
+
+
+def step(run: OptimizerStep) -> None:
+    """Runs `Adam_mini.step`. Its local variables live until the next parameter replaces them."""
+    h = update = None
+    for parameter in run.loop_over(run.updated):
+        grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
+        is_vector = len(grad.shape) < 2
+        if not parameter.states:
+            means = grad.shape if is_vector else (grad.shape[0], 1, *grad.shape[2:])
+            with run.counted_as_states():
+                parameter.states += [run.t.like(grad, dtype=dtype), run.t.new(means, dtype)]  # m, vmean
+        if is_vector:
+            h = run.t.like(run.t.like(parameter.states[1]))
+            run.write(parameter.tensor, h)
+            continue
+        squares = run.t.like(grad)
+        means_of_squares = run.t.new(parameter.states[1].shape, grad.dtype)
+        del squares
+        h = run.t.like(run.t.like(parameter.states[1]))
+        step_sizes = run.t.like(h)
+        update = run.t.like(parameter.states[0])
+        run.write(parameter.tensor, run.t.like(update), means_of_squares, step_sizes)
+
+
+OPTIMIZER = Optimizer(
+    name="adam-mini",
+    implementations=("loop",),
+    states=states,
+    step=step,
+    not_in_torch="adam_mini is not a part of torch",
+    note="a matrix has one mean of the second moment per row, a vector its whole second moment; Adam-mini itself has "
+    "fewer for queries, keys and norms",
+    by_matrix=True,
+    witness=by_source("adam_mini/adam_mini.py; at most, for queries, keys and norms", COMPARISON_WITH_LIBRARIES),
+)

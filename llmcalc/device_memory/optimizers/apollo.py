@@ -1,0 +1,113 @@
+"""APOLLO's AdamW with random projections (apollo_torch/apollo.py and random_projector.py of version 1.0.3; Zhu 2024,
+arXiv:2412.05270).
+
+The moments of a projected gradient only scale the gradient itself, by one factor per channel. `apollo-r256` has rank
+256; without a number it is 128.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of, sum_over
+from ...evidence import by_source
+from .low_rank import (
+    NOTE,
+    RANK,
+    in_update_order,
+    is_projected_from_the_right,
+    longer_side,
+    projected_shape,
+    shorter_side,
+    split,
+)
+from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
+
+if TYPE_CHECKING:
+    from ...simulator.tensor import Dtype, Tensor
+    from .step import OptimizerStep
+
+
+def of_rank(rank: int, name: str) -> Optimizer:
+    """Returns the record of APOLLO with projections of this rank."""
+
+    def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+        """Returns the bytes of projectors, of both moments, and of the norm of each matrix's last scaled gradient."""
+        projected, whole = split(tensors)
+        elements = sum_over(projected, lambda tensor: rank * longer_side(tensor))
+        moment = bytes_of(elements + elements_of(whole), dtype)
+        return {
+            "ortho_matrix": bytes_of(sum_over(projected, lambda tensor: rank * shorter_side(tensor)), dtype),
+            "exp_avg": moment,
+            "exp_avg_sq": moment,
+            "scaled_grad": bytes_of(count_of(projected), dtype),
+        }
+
+    def step(run: OptimizerStep) -> None:
+        """Runs `AdamW.step`. Its local variables live until the next parameter replaces them."""
+        grad = denom = norm_grad = factor = scaled_grad = None
+        for parameter in in_update_order(run):
+            grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
+            if parameter.matrix:
+                if not parameter.states:
+                    parameter.states.append(_projector(run, grad, rank, dtype))
+                grad = run.t.new(projected_shape(parameter.grad, rank), dtype)
+            if len(parameter.states) < 2:
+                with run.counted_as_states():
+                    parameter.states[1:] = [run.t.like(grad, dtype=dtype) for _ in range(2)]  # exp_avg, exp_avg_sq
+            denom = run.t.like(parameter.states[2 if parameter.matrix else -1])
+            norm_grad = run.t.like(denom)
+            if parameter.matrix:
+                factor = _channel_factors(run, norm_grad, is_projected_from_the_right(parameter.grad))
+                scaled_grad = run.t.like(parameter.grad, dtype=dtype)
+                is_first = len(parameter.states) < 4
+                if not is_first:
+                    limiter = run.t.new((), dtype)
+                    scaled_grad = run.t.like(scaled_grad)
+                    run.write(scaled_grad, limiter)
+                with run.counted_as_states():
+                    parameter.states[3:] = [run.t.new((), dtype)]  # scaled_grad
+                norm_grad = scaled_grad
+            run.write(parameter.tensor, grad, denom, norm_grad, factor)
+
+    return Optimizer(
+        name=name,
+        implementations=("loop",),
+        states=states,
+        step=step,
+        not_in_torch="apollo_torch is not a part of torch",
+        aliases=("apollo-adamw",) if rank == RANK else (),
+        note=NOTE,
+        by_matrix=True,
+        witness=by_source("apollo_torch/apollo.py", COMPARISON_WITH_LIBRARIES),
+    )
+
+
+def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
+    """Allocates what `get_orthogonal_matrix` does: an fp32 copy of the gradient, random numbers, their quotient."""
+    from ...simulator.tensor import FLOAT32
+
+    rows, columns = gradient.shape
+    shape = (rank, columns) if is_projected_from_the_right(gradient) else (rows, rank)
+    matrix = run.t.to(gradient, FLOAT32)
+    random = run.t.new(shape, FLOAT32)
+    if dtype is FLOAT32:
+        with run.counted_as_states():
+            return run.t.like(random)
+    quotient = run.t.like(random)
+    del random
+    run.write(quotient, matrix)
+    with run.counted_as_states():
+        return run.t.like(quotient, dtype=dtype)
+
+
+def _channel_factors(run: OptimizerStep, norm_grad: Tensor, is_right: bool) -> Tensor:
+    """Allocates the ratio of two norms per channel, whose divisor is not 0."""
+    channels = norm_grad.shape[0 if is_right else 1]
+    numerator, divisor = (run.t.new((channels,), norm_grad.dtype) for _ in range(2))
+    divisor = run.t.like(divisor)
+    return run.t.like(numerator, divisor)
+
+
+OPTIMIZER = of_rank(RANK, "apollo")

@@ -1,0 +1,106 @@
+"""GaLore's AdamW (galore_torch/adamw.py and galore_projector.py of version 1.0; Zhao 2024, arXiv:2403.03507).
+
+The projector is a part of the singular vectors of a gradient. In fp32 it is a view, which keeps the whole square of
+singular vectors alive; in other formats it is a copy of rank rows or columns. `galore-r64` has rank 64. The
+decomposition's own work buffers are not counted: they exist in the steps that renew the projector, each 200th.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from ...algebra import Number, minimum
+from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_over
+from ...evidence import by_source
+from ...ops import ParamTensor
+from .low_rank import (
+    NOTE,
+    RANK,
+    in_update_order,
+    is_projected_from_the_right,
+    longer_side,
+    projected_shape,
+    shorter_side,
+    split,
+)
+from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
+
+if TYPE_CHECKING:
+    from ...simulator.tensor import Dtype, Tensor
+    from .step import OptimizerStep
+
+
+def of_rank(rank: int, name: str) -> Optimizer:
+    """Returns the record of GaLore with projections of this rank."""
+
+    def clipped_rank(tensor: ParamTensor) -> Number:
+        return minimum(rank, shorter_side(tensor))
+
+    def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+        """Returns the bytes of projectors and of both moments."""
+        projected, whole = split(tensors)
+        projector_rank = shorter_side if dtype == "float32" else clipped_rank
+        projectors = sum_over(projected, lambda tensor: projector_rank(tensor) * shorter_side(tensor))
+        elements = sum_over(projected, lambda tensor: clipped_rank(tensor) * longer_side(tensor))
+        moment = bytes_of(elements + elements_of(whole), dtype)
+        return {"ortho_matrix": bytes_of(projectors, dtype), "exp_avg": moment, "exp_avg_sq": moment}
+
+    def step(run: OptimizerStep) -> None:
+        """Runs `AdamW.step`. Its local variables live until the next parameter replaces them."""
+        grad = denom = norm_grad = None
+        for parameter in in_update_order(run):
+            grad, dtype = parameter.grad, run.dtype or parameter.grad.dtype
+            if parameter.matrix:
+                if not parameter.states:
+                    parameter.states.append(_projector(run, grad, rank, dtype))
+                grad = run.t.new(projected_shape(grad, min(rank, *grad.shape)), dtype)
+            if len(parameter.states) < 2:
+                with run.counted_as_states():
+                    parameter.states += [run.t.like(grad, dtype=dtype) for _ in range(2)]  # exp_avg, exp_avg_sq
+            denom = run.t.like(parameter.states[-1])
+            norm_grad = run.t.like(denom)
+            if parameter.matrix:
+                norm_grad = run.t.like(run.t.new(parameter.grad.shape, dtype))  # projected back, then scaled
+            run.write(parameter.tensor, grad, denom, norm_grad)
+
+    return Optimizer(
+        name=name,
+        implementations=("loop",),
+        states=states,
+        step=step,
+        not_in_torch="galore_torch is not a part of torch",
+        aliases=("galore-adamw",) if rank == RANK else (),
+        note=NOTE,
+        by_matrix=True,
+        witness=by_source("galore_torch/adamw.py; without its decomposition's work buffers", COMPARISON_WITH_LIBRARIES),
+    )
+
+
+def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:
+    """Allocates what `get_orthogonal_matrix` does, and returns the projector, or the tensor that it is a view of."""
+    from ...simulator.tensor import FLOAT32
+
+    rows, columns = gradient.shape
+    shorter = min(rows, columns)
+    rank, is_right = min(rank, shorter), is_projected_from_the_right(gradient)
+    matrix = run.t.to(gradient, FLOAT32)
+    is_float = dtype is FLOAT32
+    left = run.t.new((rows, shorter), FLOAT32) if is_right else None  # U
+    with run.counted_as_states():
+        right = run.t.new((shorter, shorter), FLOAT32) if is_float else None
+    if right is None:
+        right = run.t.new((shorter, shorter), FLOAT32)
+    other = run.t.new((shorter, columns), FLOAT32) if not is_right else None  # Vh
+    scales = run.t.new((shorter,), FLOAT32)
+    diagonal = run.t.new((rank, rank), FLOAT32)
+    product = run.t.new((rows, rank) if is_right else (rank, columns), FLOAT32)
+    del diagonal
+    run.write(product, matrix, left, other, scales)
+    if is_float:
+        return right
+    with run.counted_as_states():
+        return run.t.new((rank, columns) if is_right else (rows, rank), dtype)
+
+
+OPTIMIZER = of_rank(RANK, "galore")

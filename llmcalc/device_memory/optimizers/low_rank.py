@@ -1,0 +1,64 @@
+"""States of optimizers that project the gradients of the layers' matrices to a low rank, GaLore and APOLLO.
+
+A gradient of m rows and n columns becomes max(m, n) × rank numbers: by a projector of rank × n from the right where it
+has at least as many rows as columns, else by one of m × rank from the left (`proj_type` std in galore_torch 1.0 and
+apollo_torch 1.0.3). All other tensors have two whole moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ...algebra import Number, minimum
+from ...costs.trained_tensors import TrainedTensor
+from ...ops import ParamTensor
+
+if TYPE_CHECKING:
+    from ...simulator.strides import Shape
+    from ...simulator.tensor import Tensor
+    from .step import OptimizedParameter, OptimizerStep
+
+RANK = 128
+"""The rank of a name without one, transformers' default of both (trainer_optimizer.py of 5.23)."""
+
+NOTE = "projected gradients for the weight matrices of linear layers in the layers, two whole moments for other tensors"
+
+
+def split(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:
+    """Returns the tensors whose gradients are projected, and the other ones."""
+    projected = [tensor for tensor in tensors if tensor.is_layer_matrix]
+    return projected, [tensor for tensor in tensors if not tensor.is_layer_matrix]
+
+
+def shorter_side(tensor: ParamTensor) -> Number:
+    """Returns the number of rows or columns of a matrix, whichever is less."""
+    rows, columns = tensor.shape
+    return minimum(rows, columns)
+
+
+def longer_side(tensor: ParamTensor) -> Number:
+    """Returns the number of rows or columns of a matrix, whichever is more."""
+    rows, columns = tensor.shape
+    return rows + columns - shorter_side(tensor)
+
+
+def in_update_order(run: OptimizerStep) -> Iterator[OptimizedParameter]:
+    """Yields the updated parameters as LLaMA-Factory groups them: vectors, tensors with weight decay, matrices."""
+    whole = [parameter for parameter in run.updated if not parameter.matrix]
+    vectors = [parameter for parameter in whole if len(parameter.grad.shape) < 2]
+    with_decay = [parameter for parameter in whole if len(parameter.grad.shape) >= 2]
+    matrices = [parameter for parameter in run.updated if parameter.matrix]
+    yield from run.loop_over([*vectors, *with_decay, *matrices])
+
+
+def is_projected_from_the_right(gradient: Tensor) -> bool:
+    """Whether the projector has the columns' number of columns: the matrix has at least as many rows."""
+    rows, columns = gradient.shape
+    return bool(rows >= columns)
+
+
+def projected_shape(gradient: Tensor, rank: int) -> Shape:
+    """Returns the shape of a projected gradient."""
+    rows, columns = gradient.shape
+    return (rows, rank) if is_projected_from_the_right(gradient) else (rank, columns)

@@ -1,0 +1,73 @@
+"""The AdamW optimizers of torchao (torchao/optim/adam.py, subclass_8bit.py and subclass_4bit.py of version 0.18).
+
+A tensor of at least 4096 elements, in whole blocks of 256, has two states of 8 or 4 bits per element, each with one
+fp32 scale per block and a code map of its own; other tensors have two states in their own format. 4-bit states have
+blocks of 256 too, as transformers asks (trainer_optimizer.py of 5.23); torchao's own default is 128. The step count is
+on the host. The step of a tensor is one compiled function, which is taken to make no temporary tensors: its kernels
+were not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from ...algebra import Number, floor_div, minimum
+from ...costs.trained_tensors import TrainedTensor, bytes_of, sum_over
+from ...evidence import by_source
+from ...ops import ParamTensor
+from .bitsandbytes import BLOCK, LEAST_8BIT, is_large
+from .record import COMPARISON, Optimizer, States
+
+if TYPE_CHECKING:
+    from .step import OptimizerStep
+
+
+def torchao_adamw(name: str, bits: Literal[4, 8], *aliases: str) -> Optimizer:
+    """Returns the record of AdamW with states of this number of bits per element."""
+    codes_per_byte, map_entries = 8 // bits, 2**bits
+
+    def states(tensors: Sequence[TrainedTensor], dtype: str) -> States:
+        """Returns the bytes of two states: codes with n/256 scales and a code map, or n numbers in the tensor's
+        format."""
+        codes = sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, codes_per_byte))
+        other_states = bytes_of(sum_over(tensors, lambda t: (1 - _is_quantized(t)) * t.size), dtype)
+        scales = 4 * sum_over(tensors, lambda t: _is_quantized(t) * floor_div(t.size, BLOCK))
+        maps = 2 * 4 * map_entries * sum_over(tensors, _is_quantized)
+        moment = codes + other_states
+        return {"exp_avg": moment, "exp_avg_sq": moment, "scales": 2 * scales, "qmaps": maps}
+
+    def step(run: OptimizerStep) -> None:
+        """Runs `_AdamBase.step`, which allocates the states just before a tensor's first update."""
+        from ...simulator.tensor import FLOAT32, UINT8
+
+        t = run.t
+        for parameter in run.loop_over(run.updated):
+            if parameter.states:
+                continue
+            size, tensor = parameter.tensor.count, parameter.tensor
+            with run.counted_as_states():
+                for _ in range(2):
+                    if size < LEAST_8BIT or size % BLOCK:
+                        parameter.states.append(t.like(tensor, dtype=run.dtype))
+                    else:
+                        parameter.states.append(t.new((size // codes_per_byte,), UINT8))
+                        parameter.states += [t.new((size // BLOCK,), FLOAT32), t.new((map_entries,), FLOAT32)]
+
+    return Optimizer(
+        name=name,
+        implementations=("loop",),
+        states=states,
+        step=step,
+        not_in_torch="torchao is not a part of torch",
+        aliases=aliases,
+        note=f"tensors of under {LEAST_8BIT:,} elements, or not in whole blocks of {BLOCK}, have states in their own "
+        f"format; the others {bits} bits per element and an fp32 scale per block",
+        witness=by_source("torchao/optim/adam.py; its compiled step was not run", COMPARISON),
+    )
+
+
+def _is_quantized(tensor: ParamTensor) -> Number:
+    """Returns 1 for a tensor with states of few bits, else 0."""
+    remainder = tensor.size - BLOCK * floor_div(tensor.size, BLOCK)
+    return is_large(tensor) * (1 - minimum(1, remainder))
