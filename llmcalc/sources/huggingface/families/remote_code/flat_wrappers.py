@@ -72,11 +72,11 @@ NOT_COUNTED = "its encoder is not counted"
 LLAVA_FIELDS = OF_LLAVA | frozenset(
     """
     add_faster_video add_time_instruction bunny_model delay_load faster_token_stride force_sample
-    freeze_mm_vision_resampler image_crop_resolution image_split_resolution max_image_length max_num_patches min_num_patches mm_newline_position
-    mm_patch_merge_type mm_projector_lr mm_resampler_type mm_spatial_pool_mode mm_spatial_pool_stride
-    mm_tunable_parts mm_vision_tower_lr pos_skipping_range tokenizer_model_max_length tokenizer_padding_side
-    tune_mm_vision_resampler unfreeze_mm_vision_tower unfreeze_vision_tower use_pos_skipping use_s2
-    vision_tower_pretrained
+    freeze_mm_vision_resampler image_crop_resolution image_split_resolution max_image_length max_num_patches
+    min_num_patches mm_newline_position mm_patch_merge_type mm_projector_lr mm_resampler_type mm_spatial_pool_mode
+    mm_spatial_pool_stride mm_tunable_parts mm_vision_tower_lr pos_skipping_range tokenizer_model_max_length
+    tokenizer_padding_side tune_mm_vision_resampler unfreeze_mm_vision_tower unfreeze_vision_tower use_pos_skipping
+    use_s2 vision_tower_pretrained
     """.split()  # noqa: SIM905
 )
 """Fields of LLaVA's encoder, projector and training."""
