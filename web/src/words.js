@@ -1,7 +1,7 @@
 // The page's language. English text stands in the code; zh.json has every one of its strings in Chinese.
 import { here } from "./dom.js";
 
-const chinese = document.documentElement.lang.startsWith("zh");
+const chinese = globalThis.document?.documentElement.lang.startsWith("zh") ?? false; // tests run modules without a page
 const table = chinese ? await fetch(here("zh.json")).then((found) => found.json()) : {};
 
 /** A text in the page's language. values: what stands in place of {0}, {1}, … */
