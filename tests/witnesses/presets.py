@@ -21,6 +21,7 @@ from llmcalc.model import ModelSpec
 from llmcalc.optional import EVERY_PART, WITHOUT_FLOPS
 from llmcalc.sources.preset import Preset
 from llmcalc.sources.presets import load_preset, model_names
+from llmcalc.sources.to_toml import model_description
 from llmcalc.units import bits_to_bytes
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.reference import LEAST_SEQ, verify_reference
@@ -46,8 +47,9 @@ def recorded() -> dict[str, dict[str, Any]]:
 
 
 def digest(spec: ModelSpec) -> str:
-    """Returns a short hash of a description with all its defaults."""
-    return sha256(spec.model_dump_json(exclude={"dropout"}).encode()).hexdigest()[:16]
+    """Returns a short hash of a description, whose fields with default values change nothing that was measured."""
+    fields = {name: value for name, value in model_description(spec).items() if name != "dropout"}
+    return sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def closed_form(quantity: str, preset: Preset, record: dict[str, Any]) -> int:
