@@ -121,7 +121,7 @@ def test_a_bill_of_materials_is_valid(targets: tuple[str, ...], run: Any) -> Non
 
 
 WRONG: dict[str, tuple[str, str]] = {
-    "no models": ("lock", "TARGET: missing; expected the models to lock, or --check"),
+    "no models": ("lock", "missing argument TARGET, or --check (llmcalc lock --help explains)"),
     "a model twice": ("lock gpt2 gpt2", "TARGET: gpt2 is given more than once"),
     "standard input": ("lock -", "TARGET: '-' cannot be read again by --check"),
     "two lock files": ("lock --check a b", "--check: checks one lock file"),

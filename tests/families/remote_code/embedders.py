@@ -51,7 +51,10 @@ SHAPES: dict[str, list[dict[str, Any]]] = {
             "text_config": {"model_type": "bidir_mistral", **SMALL, "num_key_value_heads": 2},
         }
     ],
-    "BidirectionalMistralModel": [{"model_type": "bidir_mistral", **SMALL, "num_key_value_heads": 2, "head_dim": 16}],
+    "BidirectionalMistralModel": [
+        {"model_type": "bidir_mistral", **SMALL, "num_key_value_heads": 2, "head_dim": 16},
+        {"model_type": "bidir_mistral", **SMALL, "num_key_value_heads": 4},
+    ],
     "NomicBertModel": [
         {**NOMIC, "moe_every_n_layers": 2},
         {**NOMIC, "moe_every_n_layers": 3, "moe_top_k": 1, "qkv_proj_bias": False, "mlp_fc1_bias": False},
