@@ -24,8 +24,8 @@ def imported_by(*commands: str, modules: tuple[str, ...] = HEAVY, first: str = "
         "print(json.dumps(found), file=sys.stderr)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    found: dict[str, list[str]] = json.loads(result.stderr.strip().splitlines()[-1])
-    return found
+    imported: dict[str, list[str]] = json.loads(result.stderr.strip().splitlines()[-1])
+    return imported
 
 
 COUNTING = ("params llama3-8b", "params deepseek-v3 --format json", "flops llama3-8b", "kv llama3-8b")

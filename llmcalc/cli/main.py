@@ -93,11 +93,11 @@ class LazyGroup(TyperGroup):
             raise InputError(
                 f"there is no command '{cmd_name}'.{suggest(cmd_name, list(self.names))} ({group} --help lists all)"
             )
-        return _built_command(self.within, cmd_name)
+        return built_command(self.within, cmd_name)
 
 
 @cache
-def _built_command(within: str, name: str) -> Any:
+def built_command(within: str, name: str) -> Any:
     """Imports a command's module and builds its options, once in a process.
 
     within: as `LazyGroup.within`.

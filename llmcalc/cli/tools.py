@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, get_args, get_origin
 from ..errors import InputError, shown, suggest
 from ..sources.files import LARGEST_CONFIG, require_shallow
 from ..sources.names import STDIN
-from .main import _built_command
+from .main import built_command
 
 TOOLS = ("params", "flops", "kv", "memory", "fit", "plan", "time", "serve", "compare")
 """Commands that are tools."""
@@ -83,7 +83,7 @@ def tools() -> tuple[Tool, ...]:
 
 
 def _tool(name: str) -> Tool:
-    command = _built_command("", name)
+    command = built_command("", name)
     parameters = {_argument_name(name, parameter): parameter for parameter in command.params if _is_input(parameter)}
     return Tool(
         name,

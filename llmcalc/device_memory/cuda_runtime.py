@@ -64,7 +64,7 @@ class Runtime:
     """
 
     workspace: int = LARGE_WORKSPACE
-    context: int = 768 << 20
+    context: int = CONTEXTS["9.0"][0] << 20
     expandable: bool = False
     gpu: str = "H100"
     capability: int = 90

@@ -171,8 +171,9 @@ class Report(NamedTuple):
 
     def with_entry(self, name: str, entry: Any, note: str) -> Report:
         """Returns the report with an entry in its document, and a note before those of its first table."""
+        assert isinstance(self.data, dict)  # a report of one target
         first, *other_tables = self.tables
-        data = {**self.data, name: entry}  # type: ignore[dict-item]
+        data = {**self.data, name: entry}
         if "notes" in data:
             data["notes"] = [note, *data["notes"]]
         return self._replace(data=data, tables=[first._replace(notes=[note, *first.notes]), *other_tables])

@@ -346,8 +346,8 @@ class _Candidates:
         it is a candidate that does not fit, and nothing more of it is estimated.
         """
         results: list[Candidate | InputError | None] = [None] * len(layouts)
-        too_large = [i for i, (layout, _) in enumerate(layouts) if self._is_too_large(layout, least)]
-        for i in sorted(range(len(layouts)), key=set(too_large).__contains__):
+        too_large = {i for i, (layout, _) in enumerate(layouts) if self._is_too_large(layout, least)}
+        for i in sorted(range(len(layouts)), key=too_large.__contains__):
             layout, micro_batches = layouts[i]
             if i not in too_large or _kernels(layout) not in self._measured:
                 results[i] = self.try_(layout, micro_batches)

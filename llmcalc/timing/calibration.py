@@ -9,7 +9,7 @@ themselves, each estimated by a fit of the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from statistics import mean, median
 from typing import TypeAlias
@@ -94,22 +94,20 @@ class Linear:
         rest.parts = [parts for index, parts in enumerate(self.parts) if index not in left_out]
         return rest
 
-    def error(self, index: int, factors: Sequence[float]) -> float:
-        """Logarithm of the estimate over what was measured."""
-        estimate = sum(factor * part for factor, part in zip(factors, self.parts[index], strict=True))
-        return math.log(estimate / self.measured[index])
+    def errors(self, factors: Iterable[float]) -> list[float]:
+        """Logarithm of the estimate over what was measured, of each run."""
+        compute, memory, network, wait = factors
+        return [
+            math.log((compute * a + memory * b + network * c + wait * d) / seconds)
+            for (a, b, c, d), seconds in zip(self.parts, self.measured, strict=True)
+        ]
 
     def loss(self, logarithms: Sequence[float], stiffness: float) -> float:
         """Mean error, and how far the factors are from each other."""
-        compute, memory, network, wait = map(math.exp, logarithms)
         middle = sum(logarithms) / len(logarithms)
         spread = sum((value - middle) ** 2 for value in logarithms)
         count = len(self.measured)
-        ratios = [
-            (compute * a + memory * b + network * c + wait * d) / seconds  # `error`, for many runs at a time
-            for (a, b, c, d), seconds in zip(self.parts, self.measured, strict=True)
-        ]
-        errors = sum(map(abs, map(math.log, ratios))) / count
+        errors = sum(map(abs, self.errors(map(math.exp, logarithms)))) / count
         return errors + stiffness * spread / count + ANCHOR * middle**2 / count
 
 
@@ -277,9 +275,9 @@ def _left_out(linear: Linear, stiffness: float) -> list[float]:
     errors = [0.0] * count
     for first in range(fits):
         left_out = range(first, count, fits)
-        factors = astuple(minimize(linear.without(left_out), stiffness))
+        errors_of_all = linear.errors(astuple(minimize(linear.without(left_out), stiffness)))
         for index in left_out:
-            errors[index] = linear.error(index, factors)
+            errors[index] = errors_of_all[index]
     return errors
 
 

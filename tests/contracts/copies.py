@@ -58,8 +58,8 @@ print(json.dumps(outputs))
 
 def outputs(copy: Path, *commands: Sequence[str]) -> list[str]:
     """Returns what commands of the copy print. One process runs them, since each would import the copy anew."""
-    found: list[str] = json.loads(python(copy, "-c", COMMANDS, json.dumps(commands)))
-    return found
+    outputs: list[str] = json.loads(python(copy, "-c", COMMANDS, json.dumps(commands)))
+    return outputs
 
 
 def command(copy: Path, *arguments: str) -> Any:

@@ -60,13 +60,13 @@ def faults(source: str) -> list[str]:
     if not FRAMEWORKS.search(source) and not re.search(r"['\"]torch['\"]", source):
         return []  # most files: not parsed
     tree = ast.parse(source)
-    found = [f"line {line}: {word}" for line, word in words_of(tree) if FRAMEWORKS.search(word)]
+    names = [f"line {line}: {word}" for line, word in words_of(tree) if FRAMEWORKS.search(word)]
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare) and "framework" in ast.unparse(node):
             values = [node.left, *node.comparators]
             if any(isinstance(value, ast.Constant) and value.value == "torch" for value in values):
-                found.append(f"line {node.lineno}: {ast.unparse(node)}")
-    return found
+                names.append(f"line {node.lineno}: {ast.unparse(node)}")
+    return names
 
 
 def test_neutral_code_names_no_framework() -> None:

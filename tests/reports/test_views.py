@@ -101,13 +101,13 @@ def test_every_architecture_can_be_explained(spec: ModelSpec) -> None:
     out, report = io.StringIO(), explain_view.report(Preset(name="model", model=spec), explain(spec, setting=SEQ))
     pipe.render(report, out, WIDTH)
     assert isinstance(report.data, dict)
-    found = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}
-    assert found["params"] == params.params(spec).total
+    formulas = {row["quantity"]: row["value"] for row in report.data["formulas"] if row["node"] == "model"}
+    assert formulas["params"] == params.params(spec).total
     workload = run_config(batch=1, seq=SEQ.seq, source=SEQ.seq)
-    assert found["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
-    assert ("kv" in found) == (spec.kind != "encoder" and cache.kv(spec).bytes_per_token > 0)
+    assert formulas["flops"] * SEQ.seq == pytest.approx(flops.flops(spec, workload).total)
+    assert ("kv" in formulas) == (spec.kind != "encoder" and cache.kv(spec).bytes_per_token > 0)
     shown = " ".join(out.getvalue().split())
-    assert f"= {found['params']:,}" in shown
+    assert f"= {formulas['params']:,}" in shown
 
 
 def test_a_row_of_csv_says_what_it_is_a_part_of() -> None:

@@ -176,7 +176,7 @@ WITH_TOWERS = ("gemma3", "shieldgemma2", "paligemma", "gemma4")
 """Wrappers whose vision and audio encoders can be written. (ShieldGemma 2 is Gemma 3.)"""
 
 
-def beside(wrapper: tuple[str, dict[str, Any]]) -> set[Any]:
+def causes_of_wrapper(wrapper: tuple[str, dict[str, Any]]) -> set[Any]:
     """What decides whether encoders are written: the wrapper, if its encoders can be, or else the encoders' fields."""
     kind, shape = wrapper
     return {(kind, *shape)} if kind in WITH_TOWERS else set(fields_of(spec_of(wrapped(kind, shape)).towers))
@@ -184,7 +184,7 @@ def beside(wrapper: tuple[str, dict[str, Any]]) -> set[Any]:
 
 BESIDE = sampled(
     {f"{kind}-{i}": (kind, shape) for kind, (_, _, shapes) in WRAPPERS.items() for i, shape in enumerate(shapes)},
-    beside,
+    causes_of_wrapper,
 )
 
 

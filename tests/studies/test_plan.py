@@ -102,9 +102,9 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
             least=lambda layout: sizes[layout.pp] - 5,
         )
 
-    found = planned(65)
-    assert sorted(candidate.layout.pp for candidate in found.feasible) == estimated == [2, 4]
-    assert found.refused == {TOO_MUCH: 1}
+    plan_of_layouts = planned(65)
+    assert sorted(candidate.layout.pp for candidate in plan_of_layouts.feasible) == estimated == [2, 4]
+    assert plan_of_layouts.refused == {TOO_MUCH: 1}
     nearest = planned(15).nearest
     assert nearest is not None
     assert (nearest.layout.pp, estimated) == (4, [4, 1, 2])

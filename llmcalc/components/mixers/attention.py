@@ -344,10 +344,10 @@ class Attention(TokenMixer):
         if bias is None and memory is None:
             bias = f.memo.get("score_bias")
         f.hold(q=q, k=keys, v=values)
-        beside = None
+        convolved = None
         if self.value_convolution is not None:
-            beside = f.part("value_convolution", self.value_convolution, values, heads=heads, size=size)
-            f.hold(beside=beside)
+            convolved = f.part("value_convolution", self.value_convolution, values, heads=heads, size=size)
+            f.hold(convolved=convolved)
         keys, values = f.repeat(keys, heads), f.repeat(values, heads)
         f.hold(k=keys, v=values)
         if bias is not None:
@@ -372,8 +372,8 @@ class Attention(TokenMixer):
             **limits,
         )
         f.hold(out=y)
-        if beside is not None:
-            y = f.add(y, beside)
+        if convolved is not None:
+            y = f.add(y, convolved)
             f.hold(out=y)
         if self.sinks:
             f.vector("sinks", heads)
@@ -771,7 +771,7 @@ def _reference() -> type[nn.Module]:
                 q, bias = self.relative(q, run, run.past + x.shape[1])
             if hasattr(self, "disentangled"):
                 q, bias = self.disentangled(q, k, run.memo["relative_embedding"], run, self.q_proj, self.k_proj)
-            beside = self.value_convolution(v) if hasattr(self, "value_convolution") else None
+            convolved = self.value_convolution(v) if hasattr(self, "value_convolution") else None
             group = self.heads // self.kv_heads
             if group > 1:
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -783,7 +783,7 @@ def _reference() -> type[nn.Module]:
                 out = self.core(q, k, v, mask, bias, cap, sinks, self.spec.float32_softmax)
             else:
                 out = self._in_squares(q, k, v, run.columns, self.spec.grid_window, cap)
-            out = (out if beside is None else out + beside).transpose(1, 2)
+            out = (out if convolved is None else out + convolved).transpose(1, 2)
             out = self.head_norm(out) if hasattr(self, "head_norm") else out
             if hasattr(self, "gate_proj"):
                 out = out * self.gate_proj(x).sigmoid().unflatten(-1, (self.heads, -1))

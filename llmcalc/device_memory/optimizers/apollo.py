@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ...costs.trained_tensors import TrainedTensor, bytes_of, count_of, elements_of, sum_over
-from ...evidence import by_source
 from .low_rank import (
-    NOTE,
     RANK,
     in_update_order,
     is_projected_from_the_right,
     longer_side,
+    low_rank_optimizer,
     projected_shape,
     shorter_side,
     split,
 )
-from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
+from .record import Optimizer, States
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Dtype, Tensor
@@ -71,17 +70,7 @@ def of_rank(rank: int, name: str) -> Optimizer:
                 norm_grad = scaled_grad
             run.write(parameter.tensor, grad, denom, norm_grad, factor)
 
-    return Optimizer(
-        name=name,
-        implementations=("loop",),
-        states=states,
-        step=step,
-        not_in_torch="apollo_torch is not a part of torch",
-        aliases=("apollo-adamw",) if rank == RANK else (),
-        note=NOTE,
-        by_matrix=True,
-        witness=by_source("apollo_torch/apollo.py", COMPARISON_WITH_LIBRARIES),
-    )
+    return low_rank_optimizer("apollo", rank, name, states, step, "apollo_torch", "apollo_torch/apollo.py")
 
 
 def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) -> Tensor:

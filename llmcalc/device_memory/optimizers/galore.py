@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING
 
 from ...algebra import Number, minimum
 from ...costs.trained_tensors import TrainedTensor, bytes_of, elements_of, sum_over
-from ...evidence import by_source
 from ...ops import ParamTensor
 from .low_rank import (
-    NOTE,
     RANK,
     in_update_order,
     is_projected_from_the_right,
     longer_side,
+    low_rank_optimizer,
     projected_shape,
     shorter_side,
     split,
 )
-from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
+from .record import Optimizer, States
 
 if TYPE_CHECKING:
     from ...simulator.tensor import Dtype, Tensor
@@ -64,16 +63,14 @@ def of_rank(rank: int, name: str) -> Optimizer:
                 norm_grad = run.t.like(run.t.new(parameter.grad.shape, dtype))  # projected back, then scaled
             run.write(parameter.tensor, grad, denom, norm_grad)
 
-    return Optimizer(
-        name=name,
-        implementations=("loop",),
-        states=states,
-        step=step,
-        not_in_torch="galore_torch is not a part of torch",
-        aliases=("galore-adamw",) if rank == RANK else (),
-        note=NOTE,
-        by_matrix=True,
-        witness=by_source("galore_torch/adamw.py; without its decomposition's work buffers", COMPARISON_WITH_LIBRARIES),
+    return low_rank_optimizer(
+        "galore",
+        rank,
+        name,
+        states,
+        step,
+        "galore_torch",
+        "galore_torch/adamw.py; without its decomposition's work buffers",
     )
 
 
@@ -86,19 +83,19 @@ def _projector(run: OptimizerStep, gradient: Tensor, rank: int, dtype: Dtype) ->
     rank, is_right = min(rank, shorter), is_projected_from_the_right(gradient)
     matrix = run.t.to(gradient, FLOAT32)
     is_float = dtype is FLOAT32
-    left = run.t.new((rows, shorter), FLOAT32) if is_right else None  # U
+    left_vectors = run.t.new((rows, shorter), FLOAT32) if is_right else None  # U
     with run.counted_as_states():
-        right = run.t.new((shorter, shorter), FLOAT32) if is_float else None
-    if right is None:
-        right = run.t.new((shorter, shorter), FLOAT32)
-    other = run.t.new((shorter, columns), FLOAT32) if not is_right else None  # Vh
+        square = run.t.new((shorter, shorter), FLOAT32) if is_float else None  # Vh of a tall matrix, U of a wide one
+    if square is None:
+        square = run.t.new((shorter, shorter), FLOAT32)
+    right_vectors = run.t.new((shorter, columns), FLOAT32) if not is_right else None  # Vh
     scales = run.t.new((shorter,), FLOAT32)
     diagonal = run.t.new((rank, rank), FLOAT32)
     product = run.t.new((rows, rank) if is_right else (rank, columns), FLOAT32)
     del diagonal
-    run.write(product, matrix, left, other, scales)
+    run.write(product, matrix, left_vectors, right_vectors, scales)
     if is_float:
-        return right
+        return square
     with run.counted_as_states():
         return run.t.new((rank, columns) if is_right else (rows, rank), dtype)
 

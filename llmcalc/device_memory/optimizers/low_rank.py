@@ -7,12 +7,14 @@ apollo_torch 1.0.3). All other tensors have two whole moments.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ...algebra import Number, minimum
 from ...costs.trained_tensors import TrainedTensor
+from ...evidence import by_source
 from ...ops import ParamTensor
+from .record import COMPARISON_WITH_LIBRARIES, Optimizer, States
 
 if TYPE_CHECKING:
     from ...simulator.strides import Shape
@@ -23,6 +25,33 @@ RANK = 128
 """The rank of a name without one, transformers' default of both (trainer_optimizer.py of 5.23)."""
 
 NOTE = "projected gradients for the weight matrices of linear layers in the layers, two whole moments for other tensors"
+
+
+def low_rank_optimizer(
+    method: str,
+    rank: int,
+    name: str,
+    states: Callable[[Sequence[TrainedTensor], str], States],
+    step: Callable[[OptimizerStep], None],
+    library: str,
+    source: str,
+) -> Optimizer:
+    """Returns the record of an optimizer with projections of a rank.
+
+    method: the optimizer's name without a rank. name, states, step: as of `Optimizer`. library: its package.
+    source: the file of the package that was read.
+    """
+    return Optimizer(
+        name=name,
+        implementations=("loop",),
+        states=states,
+        step=step,
+        not_in_torch=f"{library} is not a part of torch",
+        aliases=(f"{method}-adamw",) if rank == RANK else (),
+        note=NOTE,
+        by_matrix=True,
+        witness=by_source(source, COMPARISON_WITH_LIBRARIES),
+    )
 
 
 def split(tensors: Sequence[TrainedTensor]) -> tuple[list[TrainedTensor], list[TrainedTensor]]:

@@ -23,8 +23,8 @@ SPLIT: dict[str, Any] = {"tensor_split": "1,2", "n_gpu_layers": "all"}
 def server(engine: str, target: str, flags: dict[str, Any]) -> GgmlServer:
     _, version = engine_and_version(engine)
     make = ik_server if engine.startswith("ik") else llama_server
-    given = {"quantize": "q4_k_m", "ctx_size": 8192, **flags}
-    return make(llmcalc.load(target), find_hardware("rtx-3090"), version, given)
+    all_flags = {"quantize": "q4_k_m", "ctx_size": 8192, **flags}
+    return make(llmcalc.load(target), find_hardware("rtx-3090"), version, all_flags)
 
 
 def test_whole_repeats_of_a_pattern_are_left_out() -> None:

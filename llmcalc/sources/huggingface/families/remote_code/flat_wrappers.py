@@ -158,22 +158,17 @@ FAMILIES = {
         | {"im_end_token", "im_patch_token", "im_start_token"},
         code=f"{GITHUB}Ucas-HaoranWei/GOT-OCR2.0/blob/main/GOT-OCR-2.0-master/GOT/model/GOT_ocr_2_0.py",
     ),
-    "Keye": Family(
-        None,
-        text="qwen3",
-        ties="text",
-        ignored=frozenset({"attention_bias"}),
-        uncounted_encoders={"vision_config": "KeyeVisionModel"},
-        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/keye.py",
-    ),
-    "KeyeVL1_5": Family(
-        None,
-        text="qwen3",
-        ties="text",
-        ignored=frozenset({"attention_bias"}),
-        uncounted_encoders={"vision_config": "KeyeVisionModel"},
-        code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/keye_vl1_5.py",
-    ),
+    **{
+        kind: Family(
+            None,
+            text="qwen3",
+            ties="text",
+            ignored=frozenset({"attention_bias"}),
+            uncounted_encoders={"vision_config": "KeyeVisionModel"},
+            code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/{file}",
+        )
+        for kind, file in (("Keye", "keye.py"), ("KeyeVL1_5", "keye_vl1_5.py"))
+    },
     "videollama3_qwen2": Family(
         None,
         text="qwen2",
