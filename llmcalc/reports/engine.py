@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..frameworks.engines.engine import EngineMemory, Term
-from .document import Column, Report, Row, Table
+from .document import Column, Report, Row, Shown, Table, text_of
 from .summary import model_data
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ CHANGE_COLUMNS = (
 OPTION_COLUMNS = (
     Column("hardware", "accelerator", justify="left"),
     Column("devices", "devices", units.exact),
-    Column("flags", "flags", justify="left", wrap=True),
+    Column("flags", "flags", text_of, justify="left", wrap=True),
     Column("kv_tokens", "tokens", units.exact),
     Column("max_concurrency", "users", _users),
     Column("serves", "fits", justify="left", verdict=True),
@@ -128,7 +128,7 @@ def fit_report(
             [
                 option.hardware.name,
                 option.memory.devices,
-                _flags_text(use, option.flags),
+                _flags_cell(use, option.flags),
                 option.memory.kv_tokens,
                 option.memory.max_concurrency,
                 "fits" if option.serves else "no",
@@ -364,9 +364,14 @@ def _changes_data(use: EngineUse) -> list[dict[str, Any]]:
     return [change._asdict() for change in use.changes]
 
 
-def _flag_values(use: EngineUse, flags: Any) -> list[tuple[str, Any]]:
-    return [(use.engine.typed(name), value) for name, value in flags.items()]
+def _flag_values(use: EngineUse, flags: Any, shortest: bool = False) -> list[tuple[str, Any]]:
+    return [(use.engine.typed(name, shortest), value) for name, value in flags.items()]
 
 
-def _flags_text(use: EngineUse, flags: Any) -> str:
-    return " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags)) or "—"
+def _flags_cell(use: EngineUse, flags: Any) -> Shown:
+    """Returns the flags by their usual spellings, which a screen shows by the shortest ones."""
+    usual, brief = (
+        " ".join(f"{flag} {value}" for flag, value in _flag_values(use, flags, shortest)) or "—"
+        for shortest in (False, True)
+    )
+    return Shown(usual, brief)

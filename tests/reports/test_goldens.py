@@ -49,6 +49,7 @@ SCREENS = {
     "--framework megatron --hardware h100",
     "memory-serving": "memory llama3-70b --phase decode --seq 8k --batch 16 --tp 4 --pp 2 --hardware h100 --notes",
     "fit-serving": "fit llama3-70b --hardware h100 --devices 4 --phase decode --seq 8k",
+    "fit-engine": "fit qwen3-8b --engine vllm --users 64 --seq 32k --hardware h100",
     "memory-launch": "memory --launch tests/data/launches/gpt3_7b.sh --hardware h100",
     "plan": "plan llama3-8b --hardware h100 --devices 4 --seq 4k --rows 4",
     "plan-mixture": "plan olmoe-1b-7b?num_hidden_layers=4 --hardware h100 --devices 8 --seq 4k",

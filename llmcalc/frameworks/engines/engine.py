@@ -156,10 +156,14 @@ class Engine:
         known: tuple[Flag, ...] = self.flags()
         return known
 
-    def typed(self, field_name: str) -> str:
-        """Returns a flag as users type it, by the name of its value: `--max-model-len` of `max_model_len`."""
-        typed_by_field = {flag.field: flag.names[0] for flag in self.known_flags()}
-        return typed_by_field.get(field_name, option(field_name))
+    def typed(self, field_name: str, shortest: bool = False) -> str:
+        """Returns a flag as users type it, by the name of its value: `--max-model-len` of `max_model_len`.
+
+        shortest: whether by its shortest spelling, `-tp` of `tensor_parallel_size`; by the usual one by default.
+        """
+        names_by_field = {flag.field: flag.names for flag in self.known_flags()}
+        names = names_by_field.get(field_name, (option(field_name),))
+        return min(names, key=len) if shortest else names[0]
 
     def memory_on(
         self, preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]
