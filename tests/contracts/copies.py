@@ -19,7 +19,8 @@ TOYS = Path(__file__).parent.parent / "data" / "toy"
 
 def copy_to(folder: Path) -> Path:
     """Copies the package and its presets as in a checkout, with compiled modules; a changed one is compiled anew."""
-    shutil.copytree(PACKAGE, folder / "llmcalc")
+    # Modules that another process compiles at this moment have temporary names, which vanish.
+    shutil.copytree(PACKAGE, folder / "llmcalc", ignore=shutil.ignore_patterns("*.pyc.*"))
     if (PACKAGE.parent / "presets").is_dir():
         shutil.copytree(PACKAGE.parent / "presets", folder / "presets")
     return folder
