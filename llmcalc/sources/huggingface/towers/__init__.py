@@ -60,7 +60,13 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
         else:
             towers |= tables
             notes += remarks
-    if supported and not towers and not notes and not any(name in wrapper for name in supported):
+    if (
+        family.text is not None
+        and supported
+        and not towers
+        and not notes
+        and not any(name in wrapper for name in supported)
+    ):
         notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(supported)}")
     return towers, notes
 

@@ -145,8 +145,9 @@ FAMILIES = {
         None,
         text="qwen2",
         ties="text",
-        ignored=frozenset({"attention_bias"}),
-        uncounted_encoders={"vision_config": "dots_vit"},
+        ignored=frozenset({"attention_bias", "vision_config"}),
+        towers="DotsOCR",
+        tower_file="published_code",
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/dots_ocr.py",
     ),
     "GOT": Family(
@@ -163,8 +164,8 @@ FAMILIES = {
             None,
             text="qwen3",
             ties="text",
-            ignored=frozenset({"attention_bias"}),
-            uncounted_encoders={"vision_config": "KeyeVisionModel"},
+            ignored=frozenset({"attention_bias", "vision_config"}),
+            tower_file="published_code",
             code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/{file}",
         )
         for kind, file in (("Keye", "keye.py"), ("KeyeVL1_5", "keye_vl1_5.py"))
@@ -198,11 +199,11 @@ FAMILIES = {
         None,
         text="qwen3",
         ties="text",
-        uncounted_encoders={"vision_config": "siglip2"},
+        tower_file="published_code",
         ignored=frozenset(
             """
-            max_sequence_length pixel_shuffle_scale video_patch_size vision_attn_implementation vision_max_num_patches
-            vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
+            max_sequence_length pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config
+            vision_max_num_patches vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
             """.split()  # noqa: SIM905
         ),
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/isaac.py",
