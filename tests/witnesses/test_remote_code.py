@@ -2,6 +2,10 @@
 
 `tests/data/remote_code.json` has configs as published, each with the `total_size` of its checkpoint's index in bytes of
 16-bit numbers and its source. `buffer_bytes` are bytes of it that are no parameters, and `buffers` says which.
+
+`tests/data/engine_classes.json` has small configs with the parameters that classes of vLLM, SGLang and mlx-lm, which
+implement the same models, hold for them: of the text model (`parameters`) or of the encoders beside it (`encoders`).
+Their classes were built without values, with each linear layer, norm, embedding and expert of its stated size.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ def read_and_built(config: dict[str, Any]) -> set[Any]:
 @pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))
 def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
     reading = read(config)
-    assert [note for note in reading.notes if "not counted" not in note] == []
+    about_encoders = ("not counted", "no vision or audio encoder is described", "its encoder has its class's defaults")
+    assert [note for note in reading.notes if not any(words in note for words in about_encoders)] == []
     assert reading.unknown == []
     verdict = verify_reference(spec_of(config), batch=2)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
@@ -52,6 +57,40 @@ def test_a_published_checkpoint_has_the_counted_bytes(name: str) -> None:
     description = llmcalc.load(record["config"])
     assert 2 * params(description.model).total + record.get("buffer_bytes", 0) == record["total_size"]
     assert not description.notes
+
+
+ENGINE_CLASSES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "engine_classes.json").read_text())
+
+
+@pytest.mark.parametrize("record", ENGINE_CLASSES["records"], ids=lambda record: record["classes"][0].split(" ", 1)[1])
+def test_the_class_of_an_engine_has_the_counted_parameters(record: dict[str, Any]) -> None:
+    description = llmcalc.load(record["config"])
+    text = llmcalc.params(description).total
+    if "encoders" in record:
+        assert llmcalc.params(description, with_towers=True).total - text == record["encoders"]
+        assert not [note for note in description.notes if "encoder" in note]
+    else:
+        assert text == record["parameters"]
+
+
+ENCODERS = {
+    f"{record['config']['model_type']}-{i}": record["config"]
+    for i, record in enumerate(ENGINE_CLASSES["records"])
+    if "encoders" in record
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_agree_with_the_reference(name: str) -> None:
+    verdict = verify_reference(spec_of(ENCODERS[name]), batch=2)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
+    assert {f"towers.{tower}" for tower in spec_of(ENCODERS[name]).towers} < {c.node for c in verdict.checks}
+
+
+def test_every_encoder_of_a_class_of_code_is_compared() -> None:
+    """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone."""
+    read_here = {kind for kind in KINDS if family_of(kind).tower_file}
+    assert read_here == {config["model_type"] for config in ENCODERS.values()} | {"deepseek_vl_v2"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -336,6 +336,7 @@ DOTS: Table = {
 }
 KEYE: Table = {**SIGLIP, "spatial_merge_size": 2}
 KEYE_SECTION = {"KeyeVisionModel": KEYE, "siglip_vision_model": KEYE}
+KEYE_FIELDS = frozenset({"has_learnable_position_embedding", "temporal_patch_size", "tokens_per_second"})
 EVA: Table = {"hidden_act": "gelu", "layer_norm_eps": 1e-6}
 INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT}
 INTERNS1: Table = {
@@ -376,7 +377,7 @@ WRAPPERS = {
     "eagle_2_5_vl": {
         "vision_config": Section(_eagle, {"siglip_vision_model": SIGLIP}, {"downsample_ratio": 0.5}, None)
     },
-    "kimi_vl": {"vision_config": Section(_kimi_vl, {"moonvit": MOONVIT})},
+    "kimi_vl": {"vision_config": Section(_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"}))},
     "deepseek_vl_v2": {
         "vision_config": Section(_deepseek_vl2, {"vision": DEEPSEEK_VL2}, {"tile_tag": "2D"}, None, TIMM_FIELDS)
     },
@@ -395,8 +396,8 @@ WRAPPERS = {
             _dots_ocr, {"dots_vit": DOTS}, ignored=frozenset({"is_causal", "init_merger_std", "initializer_range"})
         )
     },
-    "Keye": {"vision_config": Section(_keye, KEYE_SECTION, built=None)},
-    "KeyeVL1_5": {"vision_config": Section(_keye_1_5, KEYE_SECTION, built=None)},
+    "Keye": {"vision_config": Section(_keye, KEYE_SECTION, built=None, ignored=KEYE_FIELDS)},
+    "KeyeVL1_5": {"vision_config": Section(_keye_1_5, KEYE_SECTION, built=None, ignored=KEYE_FIELDS)},
     "chatglm": {
         "vision_config": Section(
             _glm4v, {"eva_clip": EVA}, built=None, ignored=frozenset({"dropout_prob", "scaling_factor"})
