@@ -1,4 +1,4 @@
-"""Vision encoders of wrappers whose class is code of the model's own repository: InternViT, MoonViT, dots.ocr, EVA-CLIP.
+"""Vision encoders of wrappers whose class is code of the model's own repository: InternViT, MoonViT, EVA-CLIP and more.
 
 InternViT (Chen 2023, arXiv:2312.14238), MoonViT (Kimi-VL: 2025, arXiv:2504.07491), DeepSeek-VL2 (Wu 2024,
 arXiv:2412.10302), EVA-CLIP (Sun 2023, arXiv:2303.15389) in GLM-4V, SigLIP in Eagle 2.5, Isaac and Keye-VL.
@@ -242,7 +242,7 @@ def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
 
 
 def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
-    """Reads GLM-4V: EVA-CLIP with norms on the outputs of the sublayers, a convolution that merges four patches.
+    """Reads GLM-4V: EVA-CLIP with norms on the outputs of the sublayers, a convolution that merges patches.
 
     Its adapter has a norm, an activation and a gated network of the text model's width, and two vectors around an image.
     """
