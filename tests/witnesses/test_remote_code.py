@@ -88,9 +88,92 @@ def test_encoders_agree_with_the_reference(name: str) -> None:
 
 
 def test_every_encoder_of_a_class_of_code_is_compared() -> None:
-    """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone."""
+    """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
+
+    MiniCPM-o's is MiniCPM-V's. Phi-3-vision's is as large as its class states, and compared with a published total.
+    """
     read_here = {kind for kind in KINDS if family_of(kind).tower_file}
-    assert read_here == {config["model_type"] for config in ENCODERS.values()} | {"deepseek_vl_v2"}
+    assert read_here == {
+        *(config["model_type"] for config in ENCODERS.values()), "deepseek_vl_v2", "minicpmo", "phi3_v"
+    }  # fmt: skip
+
+
+INTERNVIT_300M = {
+    "model_type": "intern_vit_6b", "hidden_size": 1024, "image_size": 448, "intermediate_size": 4096,
+    "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "qk_normalization": False, "qkv_bias": True,
+    "norm_type": "layer_norm",
+}  # fmt: skip
+INTERNVIT_6B = {
+    "model_type": "intern_vit_6b", "hidden_size": 3200, "image_size": 448, "intermediate_size": 12800,
+    "num_attention_heads": 25, "num_hidden_layers": 45, "patch_size": 14, "qk_normalization": True, "qkv_bias": False,
+    "norm_type": "rms_norm",
+}  # fmt: skip
+
+
+def _sizes(kind: str, vocab: int, hidden: int, ffn: int, depth: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        "model_type": kind, "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn,
+        "num_hidden_layers": depth, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        **({"bias": False} if kind == "internlm2" else {}), "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
+def _internvl(encoder: dict[str, Any], *sizes: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "downsample_ratio": 0.5,
+        "llm_config": _sizes(*sizes), "vision_config": encoder,
+    }  # fmt: skip
+
+
+WITH_ENCODERS: dict[str, tuple[dict[str, Any], int]] = {
+    "InternVL2_5-1B": (_internvl(INTERNVIT_300M, "qwen2", 151674, 896, 4864, 24, 14, 2), 938_193_024),
+    "InternVL2_5-2B": (_internvl(INTERNVIT_300M, "internlm2", 92553, 2048, 8192, 24, 16, 8), 2_205_754_368),
+    "InternVL2_5-4B": (_internvl(INTERNVIT_300M, "qwen2", 151674, 2048, 11008, 36, 16, 2), 3_712_637_952),
+    "InternVL2_5-8B": (_internvl(INTERNVIT_300M, "internlm2", 92553, 4096, 14336, 32, 32, 8), 8_075_365_376),
+    "InternVL2_5-26B": (_internvl(INTERNVIT_6B, "internlm2", 92553, 6144, 16384, 48, 48, 8), 25_514_186_112),
+    "InternVL2_5-38B": (_internvl(INTERNVIT_6B, "qwen2", 151674, 5120, 27648, 64, 40, 8), 38_388_164_992),
+    "InternVL2_5-78B": (_internvl(INTERNVIT_6B, "qwen2", 151674, 8192, 29568, 80, 64, 8), 78_408_318_336),
+    "Phi-3.5-vision-instruct": (
+        {
+            "architectures": ["Phi3VForCausalLM"], **_sizes("phi3_v", 32064, 3072, 8192, 32, 32, 32),
+            "img_processor": {"image_dim_out": 1024, "name": "clip_vision_model", "num_img_tokens": 144},
+        },
+        4_146_621_440,
+    ),
+    "MiniCPM-V-2_6": (
+        {
+            "architectures": ["MiniCPMV"], **_sizes("minicpmv", 151666, 3584, 18944, 28, 28, 4), "version": 2.6,
+            "drop_vision_last_layer": False, "query_num": 64,
+            "vision_config": {
+                "model_type": "siglip", "hidden_size": 1152, "image_size": 980, "intermediate_size": 4304,
+                "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
+            },
+        },
+        8_099_175_152,
+    ),
+    "Qwen-VL": (
+        {
+            "architectures": ["QWenLMHeadModel"], "model_type": "qwen", "vocab_size": 151936, "hidden_size": 4096,
+            "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32, "kv_channels": 128,
+            "visual": {
+                "heads": 16, "image_size": 448, "layers": 48, "mlp_ratio": 4.9231, "output_dim": 4096, "patch_size": 14,
+                "width": 1664,
+            },
+        },
+        9_656_935_168,
+    ),
+}  # fmt: skip
+"""Model → its sizes as its config has them, and the parameters of its checkpoint, encoders included.
+
+https://github.com/floschne/gimmick gimmick/utils, which read the checkpoints' metadata. Qwen-VL's
+is torch's count of its class, from a comparison of ten models.
+"""
+
+
+@pytest.mark.parametrize("name", WITH_ENCODERS)
+def test_a_model_with_its_encoder_has_its_published_number_of_parameters(name: str) -> None:
+    config, published = WITH_ENCODERS[name]
+    assert llmcalc.params(config, with_towers=True).total == published
 
 
 @pytest.mark.parametrize("kind", KINDS)

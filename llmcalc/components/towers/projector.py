@@ -177,12 +177,11 @@ class Projector(TowerPart):
         if self.resampler is not None:
             with f.scope("resampler"):
                 x = self.resampler.flow(f, x)
-        patch = x.axes
         x = x if norm_after_merge or self.norm is None else f.part("norm", self.norm, x)
         x = self._merge_patches(f, x)
         x = f.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._with_marks(f, "input_marks", x, self.input_marks, *patch)
+            x = self._with_marks(f, "input_marks", x, self.input_marks, *x.axes)
         for i, linear in enumerate(self.maps, 1):
             x = linear.flow(f, x, f"map_{i}")
         if self.output_marks:
@@ -236,6 +235,7 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
             cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=unweighted, vocab_size=7),
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
+            cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
             *(
                 cls(input_size=size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
                 for size, resampler in reads
@@ -298,10 +298,10 @@ def _reference() -> type[nn.Module]:
             if spec.resampler is not None:
                 self.resampler = ResamplerReference(spec.resampler, width)
                 width = spec.resampler.hidden_size
-            if spec.input_marks:
-                self.input_marks = Marks(spec.input_marks, width)
             if spec.merged == "concat":
                 width = width * spec.merge**2 * spec.frames
+            if spec.input_marks:
+                self.input_marks = Marks(spec.input_marks, width)
             if spec.norm is not None:
                 read = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else width
                 self.norm = spec.norm.reference(Context(read))

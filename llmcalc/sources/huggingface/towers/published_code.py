@@ -1,11 +1,12 @@
 """Vision encoders of wrappers whose class is code of the model's own repository: InternViT, MoonViT, EVA-CLIP and more.
 
 InternViT (Chen 2023, arXiv:2312.14238), MoonViT (Kimi-VL: 2025, arXiv:2504.07491), DeepSeek-VL2 (Wu 2024,
-arXiv:2412.10302), EVA-CLIP (Sun 2023, arXiv:2303.15389) in GLM-4V, SigLIP in Eagle 2.5, Isaac and Keye-VL.
+arXiv:2412.10302), EVA-CLIP (Sun 2023, arXiv:2303.15389) in GLM-4V, SigLIP in Eagle 2.5, Isaac, Keye-VL and
+MiniCPM-V, CLIP in Phi-3-vision, OpenCLIP in Qwen-VL.
 
 Sources: vllm/model_executor/models/intern_vit.py, internvl.py, nvlm_d.py, h2ovl.py, skyworkr1v.py, interns1_vit.py,
-interns1.py, moonvit.py, kimi_vl.py, deepseek_vl2.py, eagle2_5_vl.py, isaac.py, dots_ocr.py, keye.py, keye_vl1_5.py and
-glm4v.py of vllm-project/vllm at v0.19.0.
+interns1.py, moonvit.py, kimi_vl.py, deepseek_vl2.py, eagle2_5_vl.py, isaac.py, dots_ocr.py, keye.py, keye_vl1_5.py,
+glm4v.py, minicpmv.py, qwen_vl.py, phi3v.py and layers/resampler.py of vllm-project/vllm at v0.19.0.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from ..config import Config
 from ..parts import ACTIVATIONS, QKV, Table, biases, glu, layernorm, mlp, qk_norm, rmsnorm
 from .llava import internvl
 from .section import Section, biased, merged_by, projector, side, vit
-from .siglip import SIGLIP, siglip, siglip2
+from .siglip import CLIP, SIGLIP, SO400M, clip, siglip, siglip2
 
 DUMMY_HEADS = 7
 """Heads that NVLM's copy of InternViT has beside those of its config; their weights are zeros."""
@@ -244,7 +245,7 @@ def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
 def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
     """Reads GLM-4V: EVA-CLIP with norms on the outputs of the sublayers, a convolution that merges patches.
 
-    Its adapter has a norm, an activation and a gated network of the text model's width, and two vectors around an image.
+    Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
     """
     norm, h = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
     inner = wrapper.size("ffn_hidden_size")
@@ -264,6 +265,105 @@ def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_model": tower, "vision_projector": merged, "vision_adapter_projector": adapter}
 
 
+def _resampler(config: Config, input_width: int, width: int, queries: int, positions: bool = False) -> Table:
+    """Returns the projector of Qwen-VL and MiniCPM-V: learned queries, a norm, and a square linear layer.
+
+    input_width: the encoder's width. width: that of the queries, with heads of 128.
+    """
+    if width % HEAD_DIM:
+        raise config.wrong("hidden_size", width, f"a text model whose width is a multiple of {HEAD_DIM}")
+    norm = layernorm(1e-6)
+    attention = {"num_attention_heads": width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKV, "o_bias")}
+    resampler = {"queries": queries, "hidden_size": width, "attention": attention, "norm": norm}
+    resampler |= {"projected": input_width != width, "positions": positions}
+    return projector(input_width, (width, False, "identity"), norm=norm, resampler=resampler)
+
+
+HEAD_DIM = 128
+"""The size of a head of the resamplers of Qwen-VL and MiniCPM-V."""
+
+
+def _minicpmv(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MiniCPM-V: SigLIP without its head, without its last layer if the config says so, and a resampler.
+
+    Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
+    """
+    first = str(wrapper.get("version")) == "2.0" or (wrapper.get("version") is None and width == 2304)
+    changed = {"vision_use_head": False, **({"image_size": 384} if first and not wrapper.has("vision_config") else {})}
+    sizes = Config({**config.data, **changed}, config.defaults, config.model_type, where=config.where)
+    tower = siglip(sizes)
+    config.fields_read |= sizes.fields_read
+    if wrapper.flag("drop_vision_last_layer"):
+        depth = tower["stack"]["num_hidden_layers"]
+        if depth < 2:
+            raise config.wrong("num_hidden_layers", depth, "at least 2, for the last one is dropped")
+        tower["stack"]["num_hidden_layers"] = depth - 1
+    queries = wrapper.size("query_num")
+    return {"vision": tower, "resampler": _resampler(config, config.size("hidden_size"), width, queries, first)}
+
+
+def _qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
+    config.must("output_dim", width)
+    h, heads, ratio = config.size("width"), config.size("heads"), config.number("mlp_ratio")
+    if not 0 < ratio <= 100:
+        raise config.wrong("mlp_ratio", ratio, "a number between 0 and 100")
+    config.divided("heads", h, heads)
+    sizes = Config({**config.data, "hidden_size": h}, config.defaults, config.model_type, where=config.where)
+    norm = layernorm(1e-6)
+    tower = vit(
+        sizes,
+        biased(sizes, norm, heads="heads", network=mlp(int(h * ratio), "gelu")),
+        depth="layers",
+        stack={"embedding_norm": norm},
+        positions={"rows": QWEN_VL_ROWS},
+    )
+    config.fields_read |= sizes.fields_read
+    maps = _resampler(config, h, width, config.size("n_queries"), True)
+    return {"visual": tower, "resampler": maps}
+
+
+QWEN_VL_ROWS = 256
+"""Rows of the position embedding of Qwen-VL's encoder, between which larger images interpolate."""
+
+
+def _phi3v(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Phi-3-vision: CLIP's large encoder, whose sizes its class states, and two linear layers.
+
+    Two vectors of four patches' width mark the ends of lines and of the whole image.
+    """
+    config.must("name", "clip_vision_model")
+    config.must("image_dim_out", CLIP_LARGE["hidden_size"])
+    large = Config({**CLIP_LARGE}, CLIP, "clip_vision_model", where=config.where)
+    maps = ((width, True, "gelu"), (width, True, "identity"))
+    return {
+        "vision_model": clip(large),
+        "vision_projector": projector(CLIP_LARGE["hidden_size"], *maps, merge=2, input_marks=2),
+    }
+
+
+CLIP_LARGE: Table = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+"""Sizes of openai/clip-vit-large-patch14-336, which Phi-3-vision's class states."""
+MINICPM_VIT: Table = {**SIGLIP, **SO400M, "image_size": 980, "num_hidden_layers": 27}
+QWEN_VL: Table = {
+    "heads": 16,
+    "image_size": 448,
+    "layers": 48,
+    "mlp_ratio": 4.9231,
+    "n_queries": 256,
+    "output_dim": 4096,
+    "patch_size": 14,
+    "width": 1664,
+}
+MINICPM_SECTION = {"siglip_vision_model": MINICPM_VIT, "siglip": MINICPM_VIT, "idefics2": MINICPM_VIT}
+MINICPM_ABOVE: Table = {"version": None, "drop_vision_last_layer": True, "query_num": 64}
 INTERNVIT: Table = {
     "num_channels": 3,
     "patch_size": 14,
@@ -401,6 +501,16 @@ WRAPPERS = {
     "chatglm": {
         "vision_config": Section(
             _glm4v, {"eva_clip": EVA}, built=None, ignored=frozenset({"dropout_prob", "scaling_factor"})
+        )
+    },
+    "minicpmv": {"vision_config": Section(_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)},
+    "minicpmo": {"vision_config": Section(_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)},
+    "qwen": {"visual": Section(_qwen_vl, {"visual": QWEN_VL}, built=None, ignored=frozenset({"image_start_id"}))},
+    "phi3_v": {
+        "img_processor": Section(
+            _phi3v,
+            {"img_processor": {"name": "clip_vision_model", "image_dim_out": 1024}},
+            ignored=frozenset({"model_name", "num_img_tokens"}),
         )
     },
 }

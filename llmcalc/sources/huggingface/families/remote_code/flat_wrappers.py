@@ -128,17 +128,17 @@ FAMILIES = {
     ),
     "minicpmv": Family(
         _minicpmv,
-        uncounted={"vision_config": NOT_COUNTED},
-        ignored=MINICPM_FIELDS,
+        ignored=MINICPM_FIELDS | {"vision_config"},
+        towers="MiniCPMV",
+        tower_file="published_code",
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/minicpmv.py",
     ),
     "minicpmo": Family(
         _minicpmo,
-        uncounted={
-            **dict.fromkeys(("vision_config", "audio_config"), NOT_COUNTED),
-            "tts_config": "its speech decoder is not counted",
-        },
-        ignored=MINICPM_FIELDS,
+        uncounted={"tts_config": "its speech decoder is not counted"},
+        ignored=MINICPM_FIELDS | {"vision_config", "audio_config"},
+        towers="MiniCPMO",
+        tower_file="published_code",
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/minicpmo.py",
     ),
     "dots_ocr": Family(

@@ -124,8 +124,9 @@ FAMILIES = {
     "phi3_v": Family(
         None,
         text="phi3",
-        uncounted={"img_processor": "the image encoder is not counted", "embd_layer": "its projector is not counted"},
         ignored=frozenset({"img_processor", "embd_layer"}),
+        towers="Phi3V",
+        tower_file=READ_HERE,
         code=f"{HUB}microsoft/Phi-3-vision-128k-instruct modeling_phi3_v.py",
     ),
 }
