@@ -304,3 +304,19 @@ def test_sizes_of_moondream_in_its_own_table_are_refused() -> None:
     with pytest.raises(InputError, match="config: a table"):
         llmcalc.load(small)
     assert llmcalc.params({**small, "config": {}}).total == 1_418_270_720
+
+
+def test_the_weights_of_images_in_the_layers_of_cogvlm_are_named() -> None:
+    """CogVLM 2 with the sizes of Llama 3 8B: https://huggingface.co/zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py.
+
+    A layer has for images: queries, keys and values with biases, an output projection and a gated network.
+    """
+    config = {
+        "architectures": ["CogVLMForCausalLM"], "model_type": "cogvlm", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_multi_query_heads": 8,
+        "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    }  # fmt: skip
+    layer = 4096 * 6144 + 6144 + 4096**2 + 3 * 4096 * 14336
+    assert llmcalc.params(config).total == 8_030_261_248
+    assert [note for note in llmcalc.load(config).notes if f"{32 * layer:,} parameters" in note]
+    assert 32 * layer == 6_979_518_464
