@@ -34,7 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
+    """Spares hypothesis the search for constants in the code under test: it would parse all of llmcalc in each process.
+    The strategies state the sizes that matter.
+
+    Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    if hasattr(providers, "is_local_module_file"):  # since 6.131
+        providers.is_local_module_file = lambda path: False
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

@@ -143,7 +143,9 @@ gated = true
     )
 
 
-@pytest.mark.parametrize("command", ["flops", *(pytest.param(c, marks=pytest.mark.exhaustive) for c in ("params", "kv"))])
+@pytest.mark.parametrize(
+    "command", ["flops", *(pytest.param(c, marks=pytest.mark.exhaustive) for c in ("params", "kv"))]
+)
 def test_a_thousand_layers_of_many_kinds_are_counted_on_a_rank(command: str, tmp_path: Path) -> None:
     layers_of_many_kinds(tmp_path / "many.toml")
     done = bounded(command, "many.toml", "--pp", "4", "--tp", "2", cwd=tmp_path)

@@ -21,7 +21,6 @@ EXPERTS, DENSE = "mixtral-8x7b", "qwen3-0.6b-512-16-fsdp2"
 """The model of experts runs under every framework, a dense one under one; the others are exhaustive."""
 
 
-
 CASES = {
     f"{model}-{seq}-{devices}-{framework}": (model, seq, devices, framework)
     for model, seq, devices in GRID

@@ -19,7 +19,7 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, classes, family_of, model_types, read_config
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops, parameters
@@ -28,6 +28,7 @@ from llmcalc.witnesses.transformers import build, verify_config
 from llmcalc.witnesses.witness import witness_of
 from tests.builders import family_shapes, run_config, spec_of
 from tests.families import shapes_of
+from tests.samples import sampled
 
 SHAPED = {(config["architectures"][0], config["model_type"]) for _, config in family_shapes()}
 """Classes of which test_families.py compares small configs, each with its model type."""
@@ -83,7 +84,12 @@ PARAMETERS_ALONE = {
 """Classes whose parameters alone are compared, with the reason."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def heads_of(kind: str) -> set[tuple[str, str]]:
+    """What reads a model type's heads, and each of them: the file of its family, and how the class's name ends."""
+    return {(FILE_OF[kind], name[name.find("For") :] if "For" in name else name) for name in classes().get(kind, [])}
+
+
+@pytest.mark.parametrize("kind", sampled({kind: kind for kind in KINDS}, heads_of))
 def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
     for name in _classes().get(kind, []):
         config = deepcopy({**shapes_of(kind)[0], "architectures": [name], **LABELS})
