@@ -26,3 +26,8 @@ def with_rest(values: Mapping[str, T], sample: Iterable[str]) -> list[ParameterS
         pytest.param(value, id=name, marks=() if name in names else pytest.mark.exhaustive)
         for name, value in values.items()
     ]
+
+
+def spread(cases: Iterable[ParameterSet]) -> list[ParameterSet]:
+    """Returns the same parameters for a test that takes the elements of each as arguments of their own."""
+    return [pytest.param(*case.values[0], id=case.id, marks=case.marks) for case in cases]

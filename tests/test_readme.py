@@ -32,7 +32,7 @@ from tests.builders import CASES, WITH_CLASSES
 from tests.components.towers.tower_shapes import WRAPPERS
 from tests.device_memory.published import Outcome, fine_tuning, servers
 from tests.families import shapes_of
-from tests.samples import with_rest
+from tests.samples import spread, with_rest
 from tests.witnesses.class_memory import classes_table
 from tests.witnesses.verdicts import QUANTITIES, coverage, recorded
 
@@ -84,7 +84,8 @@ SHOWN_BY = {command: (command, shown) for command, shown in texts_by_command().i
 
 
 @pytest.mark.parametrize(
-    ("command", "shown"), with_rest(SHOWN_BY, [command for command in SHOWN_BY if not command.startswith(SEARCHES)])
+    ("command", "shown"),
+    spread(with_rest(SHOWN_BY, [command for command in SHOWN_BY if not command.startswith(SEARCHES)])),
 )
 def test_outputs_are_current(command: str, shown: set[str]) -> None:
     assert shown == {without_times(printed(command))}, "run python -m tests.test_readme"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.checkpoint import checkpoint
 
@@ -203,8 +203,10 @@ def visible(query: int, key: int, causal: bool, window: int | None, chunk: int |
 
 
 sizes = st.integers(1, 14)
+drawn = settings(deadline=None, derandomize=True)
 
 
+@drawn
 @given(seq=sizes, context=st.integers(0, 14), limit=st.sampled_from(["", "window", "chunk"]), size=sizes)
 def test_causal_pairs(seq: int, context: int, limit: str, size: int) -> None:
     limits = {"window": None, "chunk": None} | ({limit: size} if limit else {})
@@ -217,6 +219,7 @@ def test_causal_pairs(seq: int, context: int, limit: str, size: int) -> None:
     assert len(mask) <= core.pairs(workload.with_pairs("full")) <= seq * (context + seq)
 
 
+@drawn
 @given(seq=sizes, window=st.none() | sizes)
 def test_pairs_of_an_encoder(seq: int, window: int | None) -> None:
     core = AttentionCore(1, 1, 1, causal=False, window=window)
@@ -225,6 +228,7 @@ def test_pairs_of_an_encoder(seq: int, window: int | None) -> None:
     assert core.pairs(run_config(seq=seq, pairs="full")) == seq * seq
 
 
+@drawn
 @given(seq=sizes, context=sizes, window=sizes)
 def test_full_pairs_are_those_with_every_key_in_memory(seq: int, context: int, window: int) -> None:
     """A window of W keeps the W − 1 context tokens that the first new token can attend to."""

@@ -34,7 +34,7 @@ from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import DTYPES, empty
 from llmcalc.workload.execution import OptimizerImplementation
 from tests.comparisons import Thing, compares
-from tests.samples import sampled
+from tests.samples import sampled, spread
 from tests.simulator.witness import Alive
 
 Shape: TypeAlias = tuple[int, ...]
@@ -237,7 +237,7 @@ ADDED_UP = {
 
 @pytest.mark.parametrize(
     ("name", "dtype", "preset"),
-    sampled(ADDED_UP, lambda case: [case[:2], (case[0], case[2])]),  # each format once
+    spread(sampled(ADDED_UP, lambda case: [case[:2], (case[0], case[2])])),  # each format once
 )
 def test_states_add_up_to_the_closed_form(name: str, dtype: str, preset: str) -> None:
     """Step counts are in the closed form; without values they are counted where they are on the device: for fused."""

@@ -6,7 +6,7 @@ import pytest
 
 from llmcalc.frameworks.registry import NAMES
 from llmcalc.frameworks.registry import framework as framework_named
-from tests.samples import with_rest
+from tests.samples import spread, with_rest
 from tests.studies.walk_errors import errors
 
 GRID = (
@@ -29,7 +29,7 @@ CASES = {
 SAMPLE = [name for name, (model, _, _, framework) in CASES.items() if model == EXPERTS or name == DENSE]
 
 
-@pytest.mark.parametrize(("model", "seq", "devices", "framework"), with_rest(CASES, SAMPLE))
+@pytest.mark.parametrize(("model", "seq", "devices", "framework"), spread(with_rest(CASES, SAMPLE)))
 def test_a_replay_needs_what_is_stated(model: str, seq: int, devices: int, framework: str) -> None:
     stated = framework_named(framework).estimate_errors
     for error in errors(framework, model, seq, 2, devices):

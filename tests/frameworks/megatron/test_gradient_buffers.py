@@ -20,7 +20,7 @@ from llmcalc.simulator.meter import Meter
 from llmcalc.simulator.tensor import BFLOAT16, empty
 
 SIZES = (100, 300)
-"""Elements of two parameters. The second stands first, and the other begins at 320, a multiple of 64; it ends at 420."""
+"""Elements of two parameters. In a buffer the second comes first; the other begins at 320 = 5 · 64, and ends at 420."""
 
 
 def settings(**flags: Any) -> MegatronSettings:
