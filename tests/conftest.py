@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmcalc.cli.main import main
+from tests.exhaustive import EXHAUSTIVE
 from tests.quick import QUICK, SLOW
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
@@ -31,6 +32,20 @@ def pytest_configure(config: pytest.Config) -> None:
         raise pytest.UsageError(f"--quick: chooses the tests itself; expected no path, not {' '.join(config.args)}")
     config.args = [str(config.rootpath / "tests" / name) for name in QUICK]
     config.option.deselect = [f"tests/{name}" for name in SLOW]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks what `tests/exhaustive.py` lists, and refuses an entry without a test."""
+    files, found = {item.nodeid.partition("::")[0] for item in items}, set[str]()
+    for item in items:
+        name = item.nodeid.removeprefix("tests/")
+        if name in EXHAUSTIVE:
+            found.add(name)
+            item.add_marker(pytest.mark.exhaustive)
+    whole = not config.option.deselect and not any("::" in argument for argument in config.args)
+    if whole and (absent := [n for n in EXHAUSTIVE if n not in found and f"tests/{n.partition('::')[0]}" in files]):
+        raise pytest.UsageError(f"tests/exhaustive.py: there is no test {absent[0]}")
 
 
 def pytest_collection_finish() -> None:
