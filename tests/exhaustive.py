@@ -2,6 +2,7 @@
 that a test's own sample leaves out (tests/samples.py).
 """
 
+ADAPTERS = "frameworks/fsdp2/test_fsdp2.py::test_adapters_are_sharded_with_the_frozen_weights"
 PIPELINE = "frameworks/fsdp2/test_fsdp2_pipeline.py"
 TITAN = "frameworks/fsdp2/test_torchtitan.py::test_reserved_bytes_of_ranks_of_a_sequence_and_of_a_pipeline"
 DEEPER = "simulator/test_unfolding.py::test_blocks_and_segments_are_those_of_a_replay_of_all_layers"
@@ -13,9 +14,7 @@ EXHAUSTIVE: dict[str, str] = {
     f"{PIPELINE}::test_many_layers_from_few[--pp 2 --dp 2 --zero 3 --no-reshard]": "the interleaved pipeline",
     f"{PIPELINE}::test_a_rank_holds_what_torch_does[--tp-2---pp-2---dp-2---vpp-2---sequence-parallel---zero-3---"
     "no-reshard---schedule-interleaved-stage-0-of-4-bfloat16-full]": "the same without --tp, and --tp without --vpp",
-    "frameworks/fsdp2/test_fsdp2.py::test_adapters_are_sharded_with_the_frozen_weights[llama3-8b-fields1-layout1-fsdp1]": (
-        "micro-batches without adapters"
-    ),
+    f"{ADAPTERS}[llama3-8b-fields1-layout1-fsdp1]": "micro-batches without adapters",
     "studies/test_fit.py::test_many_devices_run_the_phase_that_is_asked_for[--phase inference-inference]": "no --phase",
     "studies/test_plan.py::test_the_first_are_replayed_and_all_are_counted[torch]": "the other frameworks",
     f"{TITAN}[name3]": "the other published ranks",

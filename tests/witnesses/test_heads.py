@@ -1,12 +1,11 @@
 """Every head that `transformers` has for the supported families is counted as its class builds it, or rejected by name.
 
-The classes are found automatically, so heads of new versions are included. There are three labels, because two would
+The classes are listed automatically (test_classes.py), so heads of new versions are included. There are three labels, because two would
 hide a class that always scores the two ends of an answer.
 """
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
 from functools import cache
 from typing import Any, get_args
@@ -38,19 +37,11 @@ LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
 
 @cache
 def _classes() -> dict[str, list[str]]:
-    """transformers model type → its classes with a head."""
-    import transformers
-
-    found: dict[str, list[str]] = {}
-    for name in dir(transformers):
-        cls = (
-            getattr(transformers, name)
-            if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel")
-            else None
-        )
-        if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) and cls.config_class is not None:
-            found.setdefault(cls.config_class.model_type, []).append(name)
-    return found
+    """transformers model type → its classes with a head, as test_classes.py finds them in the library."""
+    return {
+        kind: [name for name in names if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel")]
+        for kind, names in classes().items()
+    }
 
 
 KINDS = [
