@@ -114,19 +114,6 @@ def with_other_causes(values: Iterable[T], causes: Callable[[T], Iterable[Hashab
             yield value
 
 
-def with_other_parts(models: Iterable[tuple[str, ModelSpec]]) -> Iterator[tuple[str, ModelSpec]]:
-    """Yields the models that have another kind, another head or other steps than each model before them.
-
-    A sample of a family's classes, which often compute the same.
-    """
-    return with_other_causes(models, lambda model: steps_of(model[1]))
-
-
-def steps_of(spec: ModelSpec) -> list[tuple[str, str, frozenset[str]]]:
-    """What a model computes, as one cause: its kind, its head, and the verbs of its steps."""
-    return [(spec.kind, spec.head.type, frozenset(step.verb for step in every_step(spec.shared_program.root.items)))]
-
-
 def verbs_of(spec: ModelSpec) -> set[str]:
     """What a model computes, as several causes: its kind, its head, and each verb of its steps."""
     return {spec.kind, spec.head.type, *(step.verb for step in every_step(spec.shared_program.root.items))}

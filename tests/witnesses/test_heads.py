@@ -1,7 +1,7 @@
 """Every head that `transformers` has for the supported families is counted as its class builds it, or rejected by name.
 
-The classes are listed automatically (test_classes.py), so heads of new versions are included. There are three labels, because two would
-hide a class that always scores the two ends of an answer.
+The classes are listed automatically (sources/test_classes.py), so heads of new versions are included. There are three
+labels, because two would hide a class that always scores the two ends of an answer.
 """
 
 from __future__ import annotations
