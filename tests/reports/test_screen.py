@@ -34,8 +34,8 @@ MORE = (
 LONG = tuple(command.format("deepseek-v3") for command in COMMANDS if not command.startswith("fit"))
 """The commands with the model that has most rows. What `fit` shows has one row for each answer, whatever the model."""
 
-LISTS = ("hardware", "presets", "explain", "diff-markdown")
-"""Beginnings of goldens of lists and formulas, which are as long as they are, and of other formats."""
+LISTS = ("hardware", "presets", "explain", "diff-markdown", "params-several", "compare-six")
+"""Beginnings of goldens of lists and formulas, of other formats, and of several models, which have a screen each."""
 
 
 def before_the_notes(out: str) -> int:
