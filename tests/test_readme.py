@@ -77,9 +77,13 @@ SEARCHES = (
     "llmcalc serve llama3.1-70b",
     "llmcalc plan llama3-8b",
     "llmcalc plot serve",
+    "llmcalc plot aspect",
     "llmcalc compare --all",
+    "llmcalc verify smollm2-135m --memory",
 )
-"""Beginnings of commands that take 5 s and more. Goldens of the same commands with other options are in every run."""
+"""Beginnings of commands that take seconds. The same commands with other options run in the goldens and in the tests of
+their own (studies, plots, witnesses/test_verify_memory.py).
+"""
 SHOWN_BY = {command: (command, shown) for command, shown in texts_by_command().items()}
 
 
