@@ -31,6 +31,10 @@ EXHAUSTIVE: dict[str, str] = {
     "test_commands_in_python.py::test_a_picture_is_the_commands[serve]": "plots/test_time_plots.py",
     "test_commands_in_python.py::test_a_picture_is_the_commands[aspect]": "plots/test_counts_plots.py",
     "test_mcp.py::test_an_answer_is_the_commands_document[serve]": "test_commands_in_python.py",
+    "studies/test_plan.py::test_a_row_needs_what_memory_says_of_it[torch]": "uneven stages of torch",
+    "reports/test_goldens.py::test_the_screen_is_the_golden[plan-mixture]": "the golden plan; studies/test_plan.py",
+    "cli/test_hostile_text.py::test_pictures[serve-]": "the other pictures",
+    "cli/test_hostile_text.py::test_pictures[shape-1]": "the other pictures",
     "plots/test_schedule_plot.py::test_the_picture_says_what_runs[zb-h1]": "the picture of DualPipe",
 }
 """Test below tests/ → where the same is found."""

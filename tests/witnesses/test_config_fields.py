@@ -26,14 +26,16 @@ SHARES = 4
 """Number of tests that share the model types, so that several processes can run them."""
 
 
-def readings_of(kind: str) -> set[tuple[Any, str]]:
-    """What reads a model type, and each field of it."""
+def readings_of(kind: str) -> set[tuple[str, str]]:
+    """What is read of a model type: its lineage's file, with each field. Its other fields are compared for every model
+    type by test_families.py, at the values of its shapes, and some by test_differential.py, at other values.
+    """
     family = family_of(kind)
-    return {(family.read or FILE_OF[kind], name) for config in configs_of(kind) for name in {*family.defaults, *config}}
+    return {(FILE_OF[kind], name) for config in configs_of(kind) for name in {*family.defaults, *config}}
 
 
 SAMPLE = list(with_other_causes(KINDS, readings_of))
-"""Model types with a reader, or a field for it, that no earlier one has."""
+"""Model types with a field that no earlier one of their lineage has."""
 
 
 @pytest.mark.parametrize("share", range(SHARES))
