@@ -215,7 +215,9 @@ def written(content: Any, folder: Path, name: str) -> str:
     "every", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["most commands", "every command"]
 )
 def test_the_worst_come_to_an_end_in_little_memory(every: bool, tmp_path: Path) -> None:
-    """every: with every command that reads a config, and not the first alone; the deepest has every command anyway."""
+    """every: with every command that reads a config. Else the first alone; the deepest has two more, which read every
+    layer's tensors and write all layers.
+    """
     cases = [*((name, *case, "") for name, case in FINE.items()), *((name, *case) for name, case in REFUSED.items())]
     paths = {name: written(content, tmp_path, name) for name, content, *_ in cases}
     asked = [(name, commands[0], paths[name], words) for name, _, commands, words in cases]
@@ -223,7 +225,7 @@ def test_the_worst_come_to_an_end_in_little_memory(every: bool, tmp_path: Path) 
         (name, command, paths[name], words)
         for name, content, commands, words in cases
         for command in commands[1:]
-        if every or content is DEEP
+        if every or (content is DEEP and command in ("memory", "convert"))
     ]
     found = measured([[command, path] for _, command, path, _ in asked])
     assert len(found) == len(asked)
