@@ -71,7 +71,13 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
 
 def is_divided(shape: Shape) -> bool:
     """Whether ranks divide an axis of the shape."""
-    return any(isinstance(axis, Shard) and axis.degree > 1 for axis in flat_axes(shape))
+    for axis in shape:
+        if isinstance(axis, Beside):
+            if any(map(is_divided, axis.parts)):
+                return True
+        elif isinstance(axis, Shard) and axis.degree > 1:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
