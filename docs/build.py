@@ -116,8 +116,8 @@ def explained(name: str, title: str, page: Path, labels: Mapping[str, str]) -> s
 
 
 def typeset(text: str) -> str:
-    """Formulas in TeX, as GitHub's Markdown has them (a block of "math", or within a line a dollar sign on both sides of
-    a code span), become MathML, which browsers draw without scripts, fonts or styles.
+    """Formulas in TeX, as GitHub's Markdown has them (a block of "math", or within a line a dollar sign on both sides
+    of a code span), become MathML, which browsers draw without scripts, fonts or styles.
     """
     from latex2mathml.converter import convert
 
