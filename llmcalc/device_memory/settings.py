@@ -298,10 +298,10 @@ class Settings:
     recompute: Annotated[
         str | None,
         Setting(
-            f"What runs again in the backward pass. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
+            f"What is recomputed. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
             "(modules of a layer). selective is what the --framework calls so, else attention.",
             "Training",
-            "none; full with --base, as in PEFT",
+            "none; full with --base",
             TRAINING,
             check=check_recompute,
             example="full",
