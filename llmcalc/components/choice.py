@@ -28,7 +28,8 @@ class PartError(ValueError):
 
     def __init__(self, cls: type[BaseModel], error: ValidationError) -> None:
         super().__init__(str(error))
-        self.cls, self.error = cls, error
+        self.cls: type[BaseModel] = cls
+        self.error: ValidationError = error
 
 
 class PartChoice:

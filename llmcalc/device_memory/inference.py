@@ -115,7 +115,7 @@ class InferenceRun:
         self.names: list[str] = []
         self.meter = Meter() if meter is None else meter
         self.program: Flow = spec.shared_program
-        self.caches = spec.kind != "encoder"
+        self.caches: bool = spec.kind != "encoder"
         self.lowering = self._lowering(Graph(self.meter))
 
     def _lowering(self, graph: Graph) -> Eager:

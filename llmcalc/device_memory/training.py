@@ -110,10 +110,12 @@ class TrainingRun:
         meter: Meter | Recorder | None = None,
         program: Flow | None = None,
     ) -> None:
-        self.spec, self.training, self.workspace = spec, training, workspace
+        self.spec: ModelSpec = spec
+        self.training: Training = training
+        self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.meter = Meter() if meter is None else meter
-        self.graph = Graph(self.meter)
+        self.graph: Graph = Graph(self.meter)
         self.graph.keeps_gradients = training.gradient_dtype is None
         run_config = RunConfig(
             Workload(

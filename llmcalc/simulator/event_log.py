@@ -73,7 +73,8 @@ class Recorder:
     @place.setter
     def place(self, place: Place) -> None:
         if place != self._place or self.repeats_place:
-            self._place, self.repeats_place = place, False
+            self._place = place
+            self.repeats_place = False
             self.events.append((place, PLACED, None))
 
     @property

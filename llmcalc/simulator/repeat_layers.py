@@ -116,7 +116,9 @@ class RepeatAnalysis:
     """
 
     def __init__(self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
-        self.recorded, self.stacks, self.repeating = recorded_events, stacks, repeating
+        self.recorded: RecordedEvents = recorded_events
+        self.stacks: Sequence[LayerStack] = stacks
+        self.repeating: Sequence[int] = repeating
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
@@ -371,7 +373,8 @@ class RepeatedEvents:
     """
 
     def __init__(self, analysis: RepeatAnalysis, repeats: Mapping[int, int], places: bool) -> None:
-        self.analysis, self.places = analysis, places
+        self.analysis: RepeatAnalysis = analysis
+        self.places: bool = places
         self.inner_repeats = {i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating}
         self.count = max(analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}

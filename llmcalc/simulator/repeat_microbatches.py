@@ -140,7 +140,9 @@ class SummedPeak(Peak):
     __slots__ = ("_by_kind", "added", "before")
 
     def __init__(self, bytes: int, bytes_before: Mapping[str, int], added_bytes: Mapping[str, int]) -> None:
-        self.bytes, self.before, self.added = bytes, bytes_before, added_bytes
+        self.bytes: int = bytes
+        self.before: Mapping[str, int] = bytes_before
+        self.added: Mapping[str, int] = added_bytes
         self._by_kind: dict[str, int] | None = None
 
     @property
@@ -657,7 +659,9 @@ class PassPlayer(PassCounter):
         by_previous: bool = False,
     ) -> None:
         super().__init__(len(more_layers), by_previous)
-        self.meter, self.traces, self.more_layers = meter, traces, more_layers
+        self.meter: EventMeter = meter
+        self.traces: Mapping[PassCase, PassTrace] = traces
+        self.more_layers: Sequence[int] = more_layers
         self.first_storages: dict[PassId, int] = {}
 
     def forward(self, chunk: int, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:

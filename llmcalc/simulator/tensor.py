@@ -22,7 +22,10 @@ class Dtype:
     __slots__ = ("bytes", "floating", "name", "rank")
 
     def __init__(self, name: str, size: int, rank: int, floating: bool = False) -> None:
-        self.name, self.bytes, self.rank, self.floating = name, size, rank, floating
+        self.name: str = name
+        self.bytes: int = size
+        self.rank: int = rank
+        self.floating: bool = floating
 
     def __repr__(self) -> str:
         return self.name
@@ -93,7 +96,8 @@ class Storage:
     __slots__ = ("__weakref__", "block", "bytes", "meter")
 
     def __init__(self, meter: Meter, size: Number) -> None:
-        self.meter, self.bytes = meter, size
+        self.meter: Meter = meter
+        self.bytes: Number = size
         self.block = meter.allocate(size)
 
     def __del__(self) -> None:
@@ -138,9 +142,13 @@ class Tensor:
     def __init__(
         self, shape: Shape, dtype: Dtype, storage: Storage, strides: Strides | None = None, leaf: bool = False
     ) -> None:
-        self.shape, self.dtype, self.storage = shape, dtype, storage
+        self.shape: Shape = shape
+        self.dtype: Dtype = dtype
+        self.storage: Storage = storage
         self.strides: Strides = contiguous(shape) if strides is None else strides
-        self.leaf, self.output, self.has_base = leaf, 0, False
+        self.leaf: bool = leaf
+        self.output: int = 0
+        self.has_base: bool = False
         self.node: Node | None = None
         self.grad: Tensor | None = None
 
@@ -201,7 +209,7 @@ class Saved:
     __slots__ = ("tensor",)
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        self.tensor: Tensor = tensor
 
     def unpack(self) -> Tensor:
         return self.tensor

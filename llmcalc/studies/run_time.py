@@ -270,10 +270,12 @@ class TrainingTimes:
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
         self.adapters = _adapters(memory)
-        self.memory, self.hardware, self.settings = memory, hardware, settings
+        self.memory: Memory = memory
+        self.hardware: Hardware = hardware
+        self.settings: TimeSettings = settings
         self.device = settings.device(hardware)
         self.stack = with_attention(settings.stack_for("training"), memory.settings.attn_implementation)
-        self.prices = StepPrices(memory.spec, self.device, self.stack)
+        self.prices: StepPrices = StepPrices(memory.spec, self.device, self.stack)
         self.share, self.core = recomputed_share(memory.settings.recomputed())
         self.dtype = settings.product_format or _training_format(memory)
         if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:

@@ -73,7 +73,9 @@ class Activations:
     """
 
     def __init__(self, formulas: Formulas, training: TrainingSetting, kernels: type[PlacedEager] = PlacedEager) -> None:
-        self.formulas, self.training, self.kernels = formulas, training, kernels
+        self.formulas: Formulas = formulas
+        self.training: TrainingSetting = training
+        self.kernels: type[PlacedEager] = kernels
         self.numbers = self.letters = self.sums("numbers", training.batch)
         if formulas.has_symbols:
             meanings = formulas.meanings

@@ -153,7 +153,8 @@ class Formulas:
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
         self.has_symbols = has_sympy()
         self.symbolic: Symbolic = symbolic(spec) if self.has_symbols else values_only(spec)
-        self.setting, self.include = setting, include
+        self.setting: Setting = setting
+        self.include: frozenset[str] = include
         self.meanings: dict[Any, Meaning] = {}
         if self.has_symbols:
             element = f"bytes of a cached element ({setting.dtype})"

@@ -70,9 +70,11 @@ class Block:
     __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
     def __init__(self, size: Number, kind: str, creator: Location) -> None:
-        self.bytes, self.kind, self.creator = size, kind, creator
+        self.bytes: Number = size
+        self.kind: str = kind
+        self.creator: Location = creator
         self.keepers: list[Location] = []
-        self.ends = 0
+        self.ends: int = 0
 
     @property
     def at(self) -> Location:

@@ -118,7 +118,9 @@ class TrainingLoop:
     """The training loop whose memory is measured. A new batch overwrites the attributes of the previous one."""
 
     def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
-        self.spec, self.training, self.device = spec, training, device
+        self.spec: ModelSpec = spec
+        self.training: Training = training
+        self.device: str = device
         self.module = build_reference(spec, training.dtype, device, training.include)
         variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
         self.weights = self._in_order()
@@ -256,7 +258,9 @@ class Passes:
     """
 
     def __init__(self, spec: ModelSpec, inference: Inference, device: str) -> None:
-        self.spec, self.inference, self.device = spec, inference, device
+        self.spec: ModelSpec = spec
+        self.inference: Inference = inference
+        self.device: str = device
         self.module = build_reference(spec, inference.dtype, device, inference.include).eval()
         variants.use_kernels(self.module, inference.choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.kind == "encoder" else {}

@@ -62,7 +62,8 @@ class ZeroRun(TrainingRun):
         meter: Meter | None = None,
     ) -> None:
         super().__init__(spec, training, None, workspace, meter)
-        self.settings, self.ranks = settings, ranks
+        self.settings: DeepSpeedSettings = settings
+        self.ranks: int = ranks
         self.dtype = DTYPES[training.dtype]
         self.accumulation_dtype = number_format(settings.grad_accum_dtype, self.dtype)
         self.communication_dtype = number_format(settings.communication_data_type, self.dtype)

@@ -81,7 +81,7 @@ class PartitionedRun(ZeroRun):
     ) -> None:
         super().__init__(spec, training, settings, ranks, workspace, meter)
         self.rank = rank
-        self.bucket = Bucket()
+        self.bucket: Bucket = Bucket()
         self.oversized_gradient: Tensor | None = None
         self.has_buffers = False
         self.accumulated: dict[int, Tensor] = {}

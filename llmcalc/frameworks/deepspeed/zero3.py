@@ -54,7 +54,7 @@ class Stage3Run(ZeroRun):
                 f"--cross-entropy {training.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
                 "expected eager or fused"
             )
-        self.coordinator = Coordinator(self.meter, settings, ranks)
+        self.coordinator: Coordinator = Coordinator(self.meter, settings, ranks)
         self.lowering.gather_with(self.coordinator)
         self.bucket: list[Parameter] = []
         self.elements = 0

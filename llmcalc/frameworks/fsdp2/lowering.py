@@ -70,7 +70,9 @@ class FsdpProfile(RingAttention):
 
     def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
         """Shards all parameters created from now on. splits: whether embedding and head are separate groups."""
-        self.traffic, self.layer_paths, self.splits = traffic, layer_paths, splits
+        self.traffic: Traffic = traffic
+        self.layer_paths: Collection[str] = layer_paths
+        self.splits = splits
         self.groups: dict[Layer, Group] = {MODEL: Group(traffic, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 

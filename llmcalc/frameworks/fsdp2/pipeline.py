@@ -62,7 +62,7 @@ class ShardedChunk(Chunk):
         super().__init__(spec, training, layout, rank, stage, meter)
         self.lowering.ring = ring_of(layout, rank)
         self.fsdp, self.reshard = fsdp, layout.reshard
-        self.traffic = Traffic(self.graph, sharded, streams)
+        self.traffic: Traffic = Traffic(self.graph, sharded, streams)
         self.stacks = [loop.path for loop in layer_stacks(spec)]
         if fsdp.splits and (reason := head_sharing_reason(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")

@@ -97,7 +97,8 @@ class PassRecorder(SchedulePasses):
 
     def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
-        self.meter, self.parameters = meter, parameters
+        self.meter: Recorder = meter
+        self.parameters: Sequence[Sequence[Parameter]] = parameters
         self.passes: list[RecordedPass] = []
 
     def forward(self, chunk: int, stage_input: Tensor | None, run: Callable[[], Tensor]) -> Tensor:

@@ -121,11 +121,11 @@ class ForwardOutput:
     __slots__ = ("chunk", "data", "end", "input")
 
     def __init__(self, chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
-        self.chunk = chunk
+        self.chunk: Chunk = chunk
         self.data: Tensor | None = output
-        self.end = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
+        self.end: Tensor = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
         self.end.node, self.end.output = output.node, output.output
-        self.input = chunk_input
+        self.input: Tensor | None = chunk_input
 
     def free(self) -> None:
         """Frees the tensor that has been sent, and keeps its graph (`deallocate_output_tensor`)."""
@@ -141,20 +141,25 @@ class RankRun:
     def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter | Recorder) -> None:
         check_modelled(settings)
         check_parts(spec)
-        self.settings, self.meter = settings, meter
+        self.settings: MegatronSettings = settings
+        self.meter: Meter | Recorder = meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
         self.coordinates = self.layout.coordinates(rank)
         self.sharding = optimizer_sharding(settings)
         self.spec = spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
-        self.graph = Graph(meter)
+        self.graph: Graph = Graph(meter)
         self.graph.keeps_gradients = False
         self.rank_choices = choices_of(settings)
-        self.persistent = PersistentTensors(meter, cublas_workspace(settings), engine_workspace(settings))
+        self.persistent: PersistentTensors = PersistentTensors(
+            meter, cublas_workspace(settings), engine_workspace(settings)
+        )
         tokens = settings.tokens // settings.cp
         decoder = settings.decoder_seq_length
         seq = tokens if decoder is None else decoder // settings.cp
-        self.run_config = RunConfig(Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training"))
+        self.run_config: RunConfig = RunConfig(
+            Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
+        )
         self.chunks = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
         for chunk_index, chunk in enumerate(self.chunks):
             chunk.number = chunk_index
@@ -587,8 +592,9 @@ class Interleaved:
         self.total = microbatch_count * self.chunks
         self.warmup = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
         self.remaining = self.total - self.warmup
-        self.overlaps = not settings.no_overlap_p2p_communication
-        self.first, self.last = stage_index == 0, stage_index == self.pp - 1
+        self.overlaps: bool = not settings.no_overlap_p2p_communication
+        self.first: bool = stage_index == 0
+        self.last: bool = stage_index == self.pp - 1
         self.inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
         self.outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
         self.gradients: list[list[Tensor | None]] = [[] for _ in run.chunks]

@@ -127,7 +127,9 @@ class Rotater:
     """The exchange of keys and values in a ring. gathers: whether by an all-gather."""
 
     def __init__(self, graph: Graph, ranks: int, gathers: bool) -> None:
-        self.graph, self.ranks, self.gathers = graph, ranks, gathers
+        self.graph: Graph = graph
+        self.ranks: int = ranks
+        self.gathers: bool = gathers
         self.buffer: Tensor | None = None
 
     def exchange_buffers(self, curr_buffer: Tensor) -> None:
@@ -200,7 +202,10 @@ class Kernels:
     """Ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
 
     def __init__(self, graph: Graph, ring: Ring, spare: bool) -> None:
-        self.graph, self.ring, self.spare, self.t = graph, ring, spare, Aten(graph)
+        self.graph: Graph = graph
+        self.ring: Ring = ring
+        self.spare: bool = spare
+        self.t: Aten = Aten(graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Runs `_templated_ring_attention`."""

@@ -186,7 +186,8 @@ class Rank:
     """A process of a run. log: list that receives every allocation; default None."""
 
     def __init__(self, job: Job, log: list[str] | None = None) -> None:
-        self.job, self.mode = job, OnRank()
+        self.job: Job = job
+        self.mode: OnRank = OnRank()
         self.rank, layout = dist.get_rank(), job.layout
         self.at = layout.coordinates(self.rank)
         names = "pp", "replicas", "dp", "tp"

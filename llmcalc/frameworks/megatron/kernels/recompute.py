@@ -35,7 +35,9 @@ class DiscardedOutputs:
     def __init__(
         self, graph: Graph, run: Part, arguments: Sequence[Tensor], outs: Sequence[Tensor], input_storage_id: int
     ) -> None:
-        self.graph, self.run, self.reads = graph, run, input_storage_id
+        self.graph: Graph = graph
+        self.run: Part = run
+        self.reads: int = input_storage_id
         self.arguments, self.storages = list(arguments), [out.storage for out in outs]
         self.recomputed: list[Tensor] = []
         self.argument_gradients: dict[int, Tensor] = {}
