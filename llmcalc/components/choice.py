@@ -40,7 +40,8 @@ class PartChoice:
     """
 
     def __init__(self, default: str, homes: Mapping[str, str]) -> None:
-        self.default, self.homes = default, dict(homes)
+        self.default: str = default
+        self.homes: dict[str, str] = dict(homes)
 
     def load(self, kind: str) -> type[Part]:
         """Imports and returns the class of the part with that type."""

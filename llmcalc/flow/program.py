@@ -51,7 +51,8 @@ class Step:
         self.outs: tuple[Value, ...] = outs
         self.op: Op | None = op
         self.weight: Weight | None = weight
-        self.options, self.about = options or {}, about or {}
+        self.options: Mapping[str, Any] = options or {}
+        self.about: Mapping[str, Any] = about or {}
 
 
 class Scope:
@@ -95,7 +96,8 @@ class Scope:
         self.reads: Value | None = None
         self.over: Axis | None = None
         self.slice: Value | None = None
-        self.apart = self.per_layer = False
+        self.apart: bool = False
+        self.per_layer: bool = False
         self.after: Value | None = None
 
     def node(self) -> Node:

@@ -38,7 +38,8 @@ class Recorder:
     """
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
-        self.root = self.here = Scope(name, {})
+        self.root: Scope = Scope(name, {})
+        self.here: Scope = self.root
         self.causal, self.memory = causal, memory
         self.result: Value | None = None
         self.frames: Value | None = None

@@ -96,10 +96,10 @@ class Pool:
     __slots__ = ("free", "least_rest", "page", "top")
 
     def __init__(self, pool_index: int, is_small: bool, expandable: bool) -> None:
-        self.free = [NO_BLOCK]
-        self.least_rest = 1 if is_small or expandable else SMALL + 1
-        self.page = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
-        self.top = (pool_index << RANGE) + 1
+        self.free: list[int] = [NO_BLOCK]
+        self.least_rest: int = 1 if is_small or expandable else SMALL + 1
+        self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
+        self.top: int = (pool_index << RANGE) + 1
 
 
 class CachingAllocator:
@@ -248,7 +248,8 @@ class CachingAllocator:
                 allocated += remainder
             if allocated > peak_allocated:  # noqa: PLR1730
                 peak_allocated = allocated
-        self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
+        self.allocated = allocated << UNIT
+        self.peak_allocated = peak_allocated << UNIT
 
     def copy(self) -> CachingAllocator:
         """Returns an independent allocator in the same state."""
@@ -372,5 +373,6 @@ class RequestedBytes:
                 append(on_stream(detail))
             else:
                 bytes_of_storage[x] = 0
-        self.requested, self.peak_requested = requested, peak_requested
+        self.requested = requested
+        self.peak_requested = peak_requested
         return steps

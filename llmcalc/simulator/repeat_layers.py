@@ -124,7 +124,9 @@ class RepeatAnalysis:
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
         self.repeat_cache: dict[Any, Repeat | None] = {}
         directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
-        self.orders = [[(i, k) for k in direction] for i in repeating for direction in directions]
+        self.orders: list[list[tuple[int, int]]] = [
+            [(i, k) for k in direction] for i in repeating for direction in directions
+        ]
         self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
         for piece in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
@@ -375,7 +377,9 @@ class RepeatedEvents:
     def __init__(self, analysis: RepeatAnalysis, repeats: Mapping[int, int], places: bool) -> None:
         self.analysis: RepeatAnalysis = analysis
         self.places: bool = places
-        self.inner_repeats = {i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating}
+        self.inner_repeats: dict[int, int] = {
+            i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating
+        }
         self.count = max(analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}

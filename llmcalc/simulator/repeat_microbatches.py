@@ -128,7 +128,7 @@ class EventMeter(Meter):
                 if bytes_before + bytes > peak.bytes:
                     self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added)
                     is_rising = is_rising or (place == end_place and trace.ends_rising)
-        self.peak = max(self.peak, bytes_before + trace.most)
+        self.peak: int = max(self.peak, bytes_before + trace.most)
         self.now += trace.bytes
         self.by_kind = _sum(kinds_before, trace.kinds)
         self._place, self._here, self._risen = end_place, self.peaks[end_place], is_rising
@@ -293,7 +293,8 @@ class PassCounter:
     """
 
     def __init__(self, chunks: int, by_previous: bool = False) -> None:
-        self.forwards, self.backwards = [0] * chunks, [0] * chunks
+        self.forwards: list[int] = [0] * chunks
+        self.backwards: list[int] = [0] * chunks
         self.fresh = [False] * chunks
         self.by_previous = by_previous
         self.previous: PassId | None = None
@@ -525,7 +526,7 @@ class TraceReader:
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.origins: dict[int, tuple[PassId, int]] = {}
-        self.output_storages = {storage for recorded in passes for _, _, storage in recorded.outputs}
+        self.output_storages: set[int] = {storage for recorded in passes for _, _, storage in recorded.outputs}
         self.traces: dict[PassCase, PassTrace] = {}
         end = 0
         for recorded in passes:

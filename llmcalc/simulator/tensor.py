@@ -246,14 +246,17 @@ class Node:
     def __init__(
         self, graph: Recording, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1
     ) -> None:
-        self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
+        self.name: str = name
+        self.place: Any = graph.meter.place
+        self.number: int = next(graph.numbers)
         self.edges: list[tuple[Node, int] | Tensor | None] = []
         self.inputs: list[tuple[Shape, Dtype]] = []
         for t in ins:
             self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
             self.inputs.append((t.shape, t.dtype))
         self.backward: Backward | None = backward
-        self.outputs, self.alone = outputs, graph.subclasses
+        self.outputs: int = outputs
+        self.alone: bool = graph.subclasses
         self.compiled = graph.compiled and self.place.layer_index >= 0
         self.saved: list[Saved] = []
         self.attributes: list[object] = []

@@ -76,7 +76,8 @@ class Activations:
         self.formulas: Formulas = formulas
         self.training: TrainingSetting = training
         self.kernels: type[PlacedEager] = kernels
-        self.numbers = self.letters = self.sums("numbers", training.batch)
+        self.numbers: SavedSums = self.sums("numbers", training.batch)
+        self.letters: SavedSums = self.numbers
         if formulas.has_symbols:
             meanings = formulas.meanings
             meanings[keys()] = replace(meanings[keys()], field="tokens of a sequence")

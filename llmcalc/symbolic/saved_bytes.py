@@ -94,7 +94,10 @@ class Storages:
     """A meter that lists all storages."""
 
     def __init__(self) -> None:
-        self.kind, self.place, self.parameter_path, self.stream = "temporary", Location(), None, 0
+        self.kind: str = "temporary"
+        self.place: Location = Location()
+        self.parameter_path: None = None
+        self.stream: int = 0
         self.alive: dict[int, Block] = {}
 
     def allocate(self, size: Number) -> Block:

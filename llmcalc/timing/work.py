@@ -260,7 +260,7 @@ class WorkRecorder(Placements):
     def record(self, program: RankFlow) -> RankWork:
         """Runs through the program, and returns its work."""
         self.work = RankWork(self.rank_pass)
-        self.full_run = self.rank_pass.run_config()
+        self.full_run: RunConfig = self.rank_pass.run_config()
         self.layer, self.layers = BEFORE, 1
         self.cache_reads: dict[str, Number] = {}
         self.aliases: dict[int, Value] = {}
@@ -268,7 +268,7 @@ class WorkRecorder(Placements):
         self.group_position: tuple[str, Number] = "", 1
         self.shared_inputs: set[tuple[int, int]] = set()
         self.shares_parameters = False
-        self.scopes = {id(scope.items): scope for scope in self._running_scopes(program.root)}
+        self.scopes: dict[int, Scope] = {id(scope.items): scope for scope in self._running_scopes(program.root)}
         self.readers: dict[int, int] = {}
         for step in self._running_steps(program.root.items):
             for value in step.ins if step.verb not in NO_KERNEL and step.verb not in IDENTITIES else ():

@@ -77,15 +77,18 @@ class Parameter:
     )
 
     def __init__(self, meter: Meter, path: Path, template: Tensor, ranks: int) -> None:
-        self.path, self.module = path, module_of(path)
-        self.count = size = elements(template)
-        self.shard_elements = -(-size // ranks)
+        self.path: Path = path
+        self.module: Path = module_of(path)
+        size = elements(template)
+        self.count: int = size
+        self.shard_elements: int = -(-size // ranks)
         self.full_param: Tensor = Tensor(
             template.shape, template.dtype, ParameterStorage(meter, size * template.dtype.bytes), leaf=template.leaf
         )
-        self.persists = self.available = False
+        self.persists: bool = False
+        self.available: bool = False
         self.gathering: AllGatherHandle | None = None
-        self.fetched = NEVER
+        self.fetched: int = NEVER
 
     @property
     def storage(self) -> ParameterStorage:

@@ -86,7 +86,7 @@ class FsdpProfile(RingAttention):
             group.parameters.sort(key=module_order_key([parameter.path for parameter in group.parameters], layer_norms))
         if not self.groups[MODEL].parameters:
             del self.groups[MODEL]
-        self.in_head = [
+        self.in_head: list[str] = [
             module_scope.name
             for module_scope in program.root.items
             if isinstance(module_scope, Scope) and module_scope.name in IN_HEAD

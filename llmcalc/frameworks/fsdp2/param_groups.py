@@ -125,7 +125,9 @@ class Parameter:
         rows, *other_sides = template.shape
         part_rows = ceil_div(rows, sharding.shards)
         shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
-        self.path, self.shard_elements, self.width = path, part_rows * count(tuple(other_sides)), width
+        self.path = path
+        self.shard_elements = part_rows * count(tuple(other_sides))
+        self.width: int = width
         dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
         with counted_as(meter, "weights"):
             shard_storage = Storage(meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)

@@ -156,7 +156,9 @@ class PlayedPasses(SchedulePasses, PassPlayer):
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
         PassPlayer.__init__(self, meter, traces, layer_offsets)
-        self.schedule, self.starts, self.parameters = 0, [0] * len(layer_offsets), parameters
+        self.schedule: int = 0
+        self.starts: list[int] = [0] * len(layer_offsets)
+        self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
         """Replays a forward pass, and binds gathered parameters to their storages."""

@@ -223,7 +223,7 @@ class FsdpRun(TrainingRun):
         self.reshard: bool = reshard
         self.lowering.ring = ring
         self.traffic: Traffic = Traffic(self.graph, sharding)
-        self.stacks = [loop.path for loop in layer_stacks(spec)]
+        self.stacks: list[str] = [loop.path for loop in layer_stacks(spec)]
         if fsdp.splits and (reason := head_sharing_reason(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)

@@ -67,7 +67,7 @@ class Tensor:
         self.operation: Operation = operation
         self.layout: tuple[int, ...] | None = layout
         self.device: str | None = device
-        self.sources = list(sources)
+        self.sources: list[Tensor] = list(sources)
         self.has_offset: bool = has_offset
         self.may_move: bool = may_move
         self.base: Tensor | None = None
@@ -76,8 +76,11 @@ class Tensor:
             self.base = viewed.base or viewed
         self.is_external: bool = (self.base or self).operation in ("weight", "cache")
         self.place: str | None = None
-        self.children = self.views = self.offset = 0
-        self.is_allocated = self.stays = False
+        self.children: int = 0
+        self.views: int = 0
+        self.offset: int = 0
+        self.is_allocated: bool = False
+        self.stays: bool = False
 
 
 class Graph:

@@ -142,8 +142,8 @@ class Configurations:
 
     def __init__(self, module: ast.Module, known: Mapping[str, Config] | None = None) -> None:
         self.functions = functions_of(module)
-        self.constants = constants(module.body)
-        self.known = known or {}
+        self.constants: dict[str, Any] = constants(module.body)
+        self.known: Mapping[str, dict[str, Any]] = known or {}
         self.work = 0
 
     def spend(self, values: int) -> None:

@@ -16,7 +16,7 @@ from weakref import ref
 from ...errors import InputError
 from ...model import ModelSpec
 from ...optional import MTP
-from ...parallel.layout import Layout, Stage, stages
+from ...parallel.layout import Coordinates, Layout, Stage, stages
 from ...parallel.rank_program import RankFlow, shared_rank_program, similar_stage
 from ...parallel.schedules import check
 from ...simulator.autograd import Graph, backward
@@ -145,9 +145,11 @@ class RankRun:
         self.meter: Meter | Recorder = meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
-        self.coordinates = self.layout.coordinates(rank)
+        self.coordinates: Coordinates = self.layout.coordinates(rank)
         self.sharding = optimizer_sharding(settings)
-        self.spec = spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
+        self.spec: ModelSpec = (
+            spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
+        )
         self.graph: Graph = Graph(meter)
         self.graph.keeps_gradients = False
         self.rank_choices = choices_of(settings)
@@ -160,7 +162,7 @@ class RankRun:
         self.run_config: RunConfig = RunConfig(
             Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
         )
-        self.chunks = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
+        self.chunks: list[Chunk] = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
         for chunk_index, chunk in enumerate(self.chunks):
             chunk.number = chunk_index
         self.buffers: list[Buffer] = []
@@ -174,7 +176,7 @@ class RankRun:
         self.reported_losses: list[Storage] = []
         self.rope_tables: list[Storage] = []
         self.passes: PassRecorder | PassPlayer | None = None
-        self.retains = retains_batches(settings) and self.coordinates.tp == 0
+        self.retains: bool = retains_batches(settings) and self.coordinates.tp == 0
         self.has_stepped = self.has_rope_tables = False
 
     def _stages(self) -> Sequence[Stage | None]:
@@ -576,8 +578,11 @@ class Interleaved:
     """
 
     def __init__(self, run: RankRun) -> None:
-        settings, self.rank = run.settings, run
-        self.pp, self.chunks, stage_index = run.layout.pp, len(run.chunks), run.coordinates.pp
+        settings = run.settings
+        self.rank: RankRun = run
+        self.pp: int = run.layout.pp
+        self.chunks: int = len(run.chunks)
+        stage_index = run.coordinates.pp
         group_size = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
         runs_all = run.retains or run.rank_choices.wgrad_deferral_limit is not None
         microbatch_count = (
@@ -589,9 +594,9 @@ class Interleaved:
         for start in range(0, microbatch_count, group_size):
             group_microbatches = min(group_size, microbatch_count - start)
             self.order += [chunk for chunk in range(self.chunks) for _ in range(group_microbatches)]
-        self.total = microbatch_count * self.chunks
-        self.warmup = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
-        self.remaining = self.total - self.warmup
+        self.total: int = microbatch_count * self.chunks
+        self.warmup: int = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
+        self.remaining: int = self.total - self.warmup
         self.overlaps: bool = not settings.no_overlap_p2p_communication
         self.first: bool = stage_index == 0
         self.last: bool = stage_index == self.pp - 1

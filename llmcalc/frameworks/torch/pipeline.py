@@ -233,7 +233,7 @@ class RankRun:
         self.meter: Meter | Recorder = meter
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
-        self.chunks = [self.chunk(spec, rank, stage) for stage in rank_stages]
+        self.chunks: list[Chunk] = [self.chunk(spec, rank, stage) for stage in rank_stages]
         for chunk_index, chunk in enumerate(self.chunks):
             chunk.number, chunk.workspace, chunk.workspaces = chunk_index, workspace, self.chunks[0].workspaces
         group = torch_group(layout.pp, training.microbatches) if layout.vpp > 1 else None

@@ -105,7 +105,8 @@ class Divided(Eager):
         self.ranks = layout.tp
         if layout.tp == 1 or not layout.sequence_parallel:
             return
-        self.tokens, self.places = layout.tp, Placements(layout, self.run_config, include=self.include)
+        self.tokens = layout.tp
+        self.places: Placements = Placements(layout, self.run_config, include=self.include)
         self.places.run(program)
         self._check_rows(program)
         seq = self.run_config.new(TOKENS)

@@ -38,7 +38,8 @@ class DiscardedOutputs:
         self.graph: Graph = graph
         self.run: Part = run
         self.reads: int = input_storage_id
-        self.arguments, self.storages = list(arguments), [out.storage for out in outs]
+        self.arguments: list[Tensor] = list(arguments)
+        self.storages = [out.storage for out in outs]
         self.recomputed: list[Tensor] = []
         self.argument_gradients: dict[int, Tensor] = {}
 
