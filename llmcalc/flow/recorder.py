@@ -40,7 +40,8 @@ class Recorder:
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
         self.root: Scope = Scope(name, {})
         self.here: Scope = self.root
-        self.causal, self.memory = causal, memory
+        self.causal: bool = causal
+        self.memory = memory
         self.result: Value | None = None
         self.frames: Value | None = None
         self.entry: Value | None = None

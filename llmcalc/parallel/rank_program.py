@@ -155,7 +155,7 @@ class RankFlow(Flow):
         self.rank_axes: RankAxes = rank_axes
         self.stage: Stage | Chunks | None = stage
         self.exit: Value | None = None
-        self.layer_items = range(0)
+        self.layer_items: range = range(0)
         self.path: list[str] = []
         self.tables: dict[int, Weight] = {}
 

@@ -142,7 +142,9 @@ class CachingAllocator:
 
     def __init__(self, expandable_segments: bool = False) -> None:
         self.expandable_segments = expandable_segments
-        self.allocated = self.reserved = self.peak_allocated = 0
+        self.allocated: int = 0
+        self.reserved: int = 0
+        self.peak_allocated: int = 0
         self._pools: dict[int, tuple[Pool, Pool]] = {}
         self._lists: list[list[int]] = []  # the free blocks of each pool
         self._starts: dict[int, int] = {}  # address of a free block -> the block
@@ -331,7 +333,8 @@ class RequestedBytes:
     """
 
     def __init__(self, count: int) -> None:
-        self.requested = self.peak_requested = 0
+        self.requested: int = 0
+        self.peak_requested: int = 0
         self._bytes: list[Any] = [None] * count
         self._named: dict[Any, Any] = {}
         self._units: dict[int, Step] = {}

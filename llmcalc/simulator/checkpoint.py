@@ -12,7 +12,7 @@ from typing import TypeAlias
 from weakref import ref
 
 from .autograd import Graph, backward, record, recorded
-from .tensor import Gradient, Needs, Node, Saved, Tensor
+from .tensor import Dtype, Gradient, Needs, Node, Saved, Tensor
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A part of the forward pass: its tensors → its result. It may run several times."""
@@ -49,7 +49,7 @@ class Region:
         self.arguments: list[tuple[Saved, bool, bool]] = [
             (graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments
         ]
-        self.autocast = graph.autocast
+        self.autocast: Dtype | None = graph.autocast
         self.packed: list[ref[_RecomputedTensor]] = []
         self.recomputed: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}

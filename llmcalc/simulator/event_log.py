@@ -51,8 +51,8 @@ class Recorder:
         self.kind = "temporary"
         self.events: list[Event] = []
         self.parameter_events: list[Event] | None = None
-        self.count = 0
-        self.repeats_place = False
+        self.count: int = 0
+        self.repeats_place: bool = False
         self._place = Place()
         self._parameter_path: Any = None
         self._stream = 0

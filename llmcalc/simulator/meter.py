@@ -102,7 +102,8 @@ class Meter:
         self.kind = "temporary"
         self.parameter_path: Any = None
         self.stream = 0
-        self.now = self.peak = 0
+        self.now: int = 0
+        self.peak: int = 0
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.peaks: dict[Place, Peak] = {}
         self._place = Place()
@@ -163,8 +164,8 @@ class Meter:
 class NoMeter:
     """A meter that counts nothing."""
 
-    kind = ""
-    place = Place()
+    kind: str = ""
+    place: Place = Place()
     parameter_path: Any = None
     stream = 0
 

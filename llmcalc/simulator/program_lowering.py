@@ -36,7 +36,7 @@ class ProgramLowering(CacheTensors):
         self.last.pop(id(program.result.storage), None)
         self.further = []
         self.find_dataflow(program.root)
-        self.stack_number = 0
+        self.stack_number: int = 0
         if program.entry is not None:
             self.bind(program.entry, self.inputs.pop(ENTRY))
         self.module(Frame(program.root))

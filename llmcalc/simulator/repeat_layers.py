@@ -380,7 +380,7 @@ class RepeatedEvents:
         self.inner_repeats: dict[int, int] = {
             i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating
         }
-        self.count = max(analysis.allocated_in, default=-1) + 1
+        self.count: int = max(analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
         for x, stack in analysis.stack_of.items():

@@ -35,7 +35,7 @@ class EventMeter(Meter):
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self.pieces: list[Stretch] = []
         self.opening = 0
         self._steps: list[Step] = []
@@ -295,7 +295,7 @@ class PassCounter:
     def __init__(self, chunks: int, by_previous: bool = False) -> None:
         self.forwards: list[int] = [0] * chunks
         self.backwards: list[int] = [0] * chunks
-        self.fresh = [False] * chunks
+        self.fresh: list[bool] = [False] * chunks
         self.by_previous = by_previous
         self.previous: PassId | None = None
         self._latest: list[PassId | None] = [None] * chunks
@@ -465,11 +465,12 @@ class PassBytes:
     """
 
     def __init__(self, place: Place) -> None:
-        self.place = place
-        self.now = self.most = 0
+        self.place: Place = place
+        self.now: int = 0
+        self.most: int = 0
         self.kinds: dict[str, int] = {}
         self.peaks: dict[Place, tuple[int, dict[str, int]]] = {}
-        self.is_rising = False
+        self.is_rising: bool = False
         self.kinds_at_first_release: dict[str, int] | None = None
 
     def allocate(self, size: int, kind: str) -> None:

@@ -98,7 +98,7 @@ class Storage:
     def __init__(self, meter: Meter, size: Number) -> None:
         self.meter: Meter = meter
         self.bytes: Number = size
-        self.block = meter.allocate(size)
+        self.block: Any = meter.allocate(size)
 
     def __del__(self) -> None:
         self.meter.free(self.block)
@@ -116,7 +116,8 @@ class Storage:
 class ReleasedMeter:
     """The meter of a released storage; it counts nothing."""
 
-    kind, stream = "", 0
+    kind: str = ""
+    stream: int = 0
     place: Any = None
     parameter_path: Any = None
 

@@ -48,7 +48,8 @@ class StorageTracker(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
         self.device = device
         self.tracked: set[Any] = {tensor.untyped_storage()._cdata for tensor in known_tensors}
-        self.now = self.peak = 0
+        self.now: int = 0
+        self.peak: int = 0
         self.log: list[str] | None = [] if log else None
 
     @classmethod

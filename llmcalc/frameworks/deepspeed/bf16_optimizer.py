@@ -21,7 +21,7 @@ class Bf16OptimizerRun(ReplicatedRun):
     """
 
     flat_sums: Storage | None = None
-    partition_size = 0
+    partition_size: int = 0
 
     def prepare_training(self) -> None:
         """Creates the flat weights, the rank's float32 partition and the sums (`_setup_for_real_optimizer`)."""

@@ -120,9 +120,11 @@ class Coordinator:
         self.modules: dict[Path, list[Parameter]] = {}
         self.by_tensor: dict[int, Parameter] = {}
         self.order: list[Path] = []
-        self.is_recording = self.is_recorded = False
+        self.is_recording: bool = False
+        self.is_recorded: bool = False
         self.queue: deque[tuple[Parameter, int]] = deque()
-        self.step = self.live_elements = 0
+        self.step: int = 0
+        self.live_elements: int = 0
         self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
         self.backward_modules: list[Path] = []
 

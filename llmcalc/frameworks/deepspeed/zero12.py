@@ -83,7 +83,7 @@ class PartitionedRun(ZeroRun):
         self.rank = rank
         self.bucket: Bucket = Bucket()
         self.oversized_gradient: Tensor | None = None
-        self.has_buffers = False
+        self.has_buffers: bool = False
         self.accumulated: dict[int, Tensor] = {}
         self.pending_frees: list[Tensor] = []
         self.partition_buffer: Storage | None = None

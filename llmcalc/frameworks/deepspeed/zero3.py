@@ -57,7 +57,7 @@ class Stage3Run(ZeroRun):
         self.coordinator: Coordinator = Coordinator(self.meter, settings, ranks)
         self.lowering.gather_with(self.coordinator)
         self.bucket: list[Parameter] = []
-        self.elements = 0
+        self.elements: int = 0
         self.buffer: Storage | None = None
 
     # --- set-up -----------------------------------------------------------------------------------------------------

@@ -66,7 +66,7 @@ class FsdpProfile(RingAttention):
 
     traffic: Traffic | None = None
     layer_paths: Collection[str] = ()
-    splits = False
+    splits: bool = False
 
     def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
         """Shards all parameters created from now on. splits: whether embedding and head are separate groups."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ...algebra import Number, ceil_div
 from ...parallel.placements import Collective
@@ -73,7 +73,9 @@ class GatheredStorage(Storage):
     __slots__ = ()
 
     def __init__(self, meter: Meter, size: int) -> None:
-        self.meter, self.bytes, self.block = meter, size, None
+        self.meter: Meter = meter
+        self.bytes: int = size
+        self.block: Any = None
 
     def fill(self) -> None:
         """Allocates the memory."""
@@ -125,8 +127,8 @@ class Parameter:
         rows, *other_sides = template.shape
         part_rows = ceil_div(rows, sharding.shards)
         shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
-        self.path = path
-        self.shard_elements = part_rows * count(tuple(other_sides))
+        self.path: Path = path
+        self.shard_elements: int = part_rows * count(tuple(other_sides))
         self.width: int = width
         dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
         with counted_as(meter, "weights"):
@@ -219,7 +221,7 @@ class Group:
         self.forward_prefetch: Sequence[Group] = ()
         self.backward_prefetch: Sequence[Group] = ()
         self.state: Moment | None = None
-        self.is_unsharded = False
+        self.is_unsharded: bool = False
         self.all_gather_result: Storage | None = None
         self.forward_positions: list[int] = []
         self.all_reduce_input: Storage | None = None

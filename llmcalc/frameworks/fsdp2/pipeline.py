@@ -68,7 +68,7 @@ class ShardedChunk(Chunk):
         if fsdp.splits and (reason := head_sharing_reason(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
-        self.gathers = False
+        self.gathers: bool = False
         self.schedule_settings = NEWEST
         self.output_chunks: list[Tensor] = []
         self.keep_unsharded(True)

@@ -62,8 +62,8 @@ class SchedulePasses(PassCounter):
 
     def __init__(self, chunks: int) -> None:
         super().__init__(chunks)
-        self.schedule = 0
-        self.starts = [0] * chunks
+        self.schedule: int = 0
+        self.starts: list[int] = [0] * chunks
 
     def begin_step(self) -> None:
         """Begins another schedule."""

@@ -49,6 +49,7 @@ from .kernel_choices import (
     retains_batches,
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
+from .kernels.choices import RankChoices
 from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
 from .param_and_grad_buffer import Buffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
@@ -152,7 +153,7 @@ class RankRun:
         )
         self.graph: Graph = Graph(meter)
         self.graph.keeps_gradients = False
-        self.rank_choices = choices_of(settings)
+        self.rank_choices: RankChoices = choices_of(settings)
         self.persistent: PersistentTensors = PersistentTensors(
             meter, cublas_workspace(settings), engine_workspace(settings)
         )
@@ -177,7 +178,8 @@ class RankRun:
         self.rope_tables: list[Storage] = []
         self.passes: PassRecorder | PassPlayer | None = None
         self.retains: bool = retains_batches(settings) and self.coordinates.tp == 0
-        self.has_stepped = self.has_rope_tables = False
+        self.has_stepped: bool = False
+        self.has_rope_tables: bool = False
 
     def _stages(self) -> Sequence[Stage | None]:
         """Returns the pipeline stage of each chunk."""

@@ -21,7 +21,7 @@ from ...parallel.layout import Layout
 from ..aten import Aten
 from ..autograd import Graph, record
 from ..strides import Shape, elementwise
-from ..tensor import FLOAT32, INT64, Gradient, Needs, Tensor
+from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
 from .eager import Eager
 from .eager.attention import AttentionKernels
 
@@ -155,7 +155,7 @@ class Merger:
 
     def step(self, out: Tensor, lse: Tensor, is_partial: bool) -> None:
         """Merges the output of a round. is_partial: whether it covers only the second half of the queries."""
-        self.dtype = out.dtype
+        self.dtype: Dtype = out.dtype
         out = self.t.to(out, FLOAT32)
         self._merge_one(out, self.t.unsqueeze(lse, -1), is_partial)
 

@@ -72,7 +72,8 @@ class Divided(Eager):
     """
 
     entered: list[list[tuple[int, Tensor, Tensor]]]
-    ranks = tokens = 1
+    ranks: int = 1
+    tokens: int = 1
     messages: list[Message]
     places: Placements | None = None
     recurrence: Recurrence | None = None

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._subclasses import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
@@ -193,8 +193,10 @@ class Rank:
         self.at: Coordinates = layout.coordinates(self.rank)
         names = "pp", "replicas", "dp", "tp"
         sizes = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
-        self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        self.meshes = {name: self.mesh[name] for name in names}  # created before storages are tracked
+        self.mesh: DeviceMesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        self.meshes: dict[str, DeviceMesh] = {
+            name: self.mesh[name] for name in names
+        }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
         self.ends: Any | None = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
         self.mode.log = log
@@ -258,7 +260,7 @@ class Rank:
     def build(self, module: Any) -> None:
         """Builds this process's part of the model."""
         layout = self.job.layout
-        self.last = True
+        self.last: bool = True
         if layout.pp > 1:
             layers = len(module.layers)
             (own_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)

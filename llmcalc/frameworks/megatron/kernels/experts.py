@@ -227,7 +227,7 @@ class ExpertKernels(HeadKernels):
         self.keep_in_dispatcher(index, local_map, row_probs)
         local_tensors["routing_map"] = local_map
         local_tensors["index"], local_tensors["local_probs"], local_tensors["hidden_states"] = index, row_probs, x
-        self.row_probs = row_probs
+        self.row_probs: Tensor = row_probs
         return expert_rows
 
     def permute(

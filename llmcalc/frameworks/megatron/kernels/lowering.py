@@ -211,7 +211,7 @@ class RankKernels(Lowering):
         self.pending_outputs: dict[int, Tensor] = {}
         self.waiting_norms: dict[int, tuple[Step, Path]] = {}
         self.dropout_outputs: set[int] = set()
-        self.has_entry = False
+        self.has_entry: bool = False
         self.activation_bias: Tensor | None = None
         self.row_bias: Tensor | None = None
         self.top_k = self.all_experts = 1

@@ -13,7 +13,7 @@ from ....flow.program import Alternatives, Item, Scope, Step
 from ....flow.value import Value
 from ....simulator.autograd import Graph, backward, recorded
 from ....simulator.lowering import Frame
-from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Tensor, empty
+from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Storage, Tensor, empty
 from .lowering import UncountedMeter
 from .sparse_attention import SparseKernels
 
@@ -39,7 +39,7 @@ class DiscardedOutputs:
         self.run: Part = run
         self.reads: int = input_storage_id
         self.arguments: list[Tensor] = list(arguments)
-        self.storages = [out.storage for out in outs]
+        self.storages: list[Storage] = [out.storage for out in outs]
         self.recomputed: list[Tensor] = []
         self.argument_gradients: dict[int, Tensor] = {}
 

@@ -16,7 +16,7 @@ class Steps:
     def __init__(self, scope: Scope) -> None:
         self.all: list[Step] = list(module_steps(scope))
         self.named: dict[str, Step] = {step.name: step for step in self.all if step.name}
-        self.acts = [step.options["kind"] for step in self.all if step.verb == "act"]
+        self.acts: list[str] = [step.options["kind"] for step in self.all if step.verb == "act"]
 
     def __contains__(self, name: str) -> bool:
         return name in self.named
