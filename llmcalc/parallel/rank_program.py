@@ -158,9 +158,10 @@ class RankFlow(Flow):
 
     def __init__(self, rank_axes: RankAxes, stage: Stage | Chunks | None) -> None:
         super().__init__()
-        self.rank_axes, self.stage = rank_axes, stage
+        self.rank_axes: RankAxes = rank_axes
+        self.stage: Stage | Chunks | None = stage
         self.exit: Value | None = None
-        self.layer_items = range(0)
+        self.layer_items: range = range(0)
         self.path: list[str] = []
         self.tables: dict[int, Weight] = {}
 
