@@ -8,7 +8,6 @@ and share nothing else, so a comparison of the two proves something; a test chec
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 from pydantic import Field, StrictBool
@@ -16,6 +15,7 @@ from pydantic import Field, StrictBool
 from ..evidence import UNTESTED, Witness, by_source, by_torch
 from ..flow.record import Flow
 from ..flow.value import Value
+from ..frozen import frozen
 from ..record import Record
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
 """Upper bounds on the layers and the experts of a model: readers build a list with one entry for each."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Symbol:
     """The letter that papers use for a field; `llmcalc explain` prints it."""
 
@@ -123,7 +123,7 @@ class Part(Record):
     witness: ClassVar[Witness | Mapping[str, Witness]] = UNTESTED
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Context:
     """The properties of the surrounding model that a part's reference needs.
 
@@ -199,7 +199,7 @@ class Component(Part):
         raise TypeError(f"{cls.__name__} has no examples")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class HeadSizes:
     """The heads of an attention layer.
 
@@ -213,7 +213,7 @@ class HeadSizes:
     head_dim: Any
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ScoreBias:
     """A bias that can be added to the attention scores.
 
@@ -225,7 +225,7 @@ class ScoreBias:
     of_blocks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Standing:
     """The place of a part in a stack, for checks that depend on the place.
 

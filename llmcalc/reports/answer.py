@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from ..characters import printable
 from ..errors import InputError
+from ..frozen import frozen
 from ..sources.preset import Preset
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ class Answer(ABC):
         return cls(**values, **context)
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class CountedAnswer(Answer):
     """An answer with the counts of one model.
 
@@ -84,7 +85,7 @@ class CountedAnswer(Answer):
     draft: Draft | None = field(default=None, repr=False, compare=False)
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class ReportedAnswer(Answer):
     """An answer that is mainly read as a document.
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
 from ..costs.params import ParameterCount, active_of, total_of
 from ..flow.tree import Node, Place
+from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
 from ..sources.preset import Preset
 from ..sources.presets import model_names
@@ -222,7 +222,7 @@ def _figures(include: frozenset[str]) -> Figures:
     return figures
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class Params(CountedAnswer, ParameterCount):
     """Parameters of a model."""
 

@@ -15,7 +15,7 @@ is that of the recurrence's paper (Mamba), and so is one with two parts of one p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -26,6 +26,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
+from ...frozen import frozen
 from ...workload.rows import SOURCE
 from ..base import (
     BY_TORCH,
@@ -71,7 +72,7 @@ SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "outpu
 """What a pre-norm layer scales, as in `Block.residual_scale` → its source; none for the scales of ZAYA1."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Sharing:
     """The position of a layer among the layers that share parameters.
 
