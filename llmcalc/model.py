@@ -90,7 +90,7 @@ class ModelSpec(Part):
     encoder: Stack | None = None
     decoder: Stack | None = None
     dropout: Dropout | None = None
-    head: Head = LMHead()
+    head: Head = LMHead.model_construct()
     pooler: Pooler | None = None
     contact_head: ContactHead | None = None
     mtp: MultiTokenPrediction | None = None

@@ -45,7 +45,7 @@ class Transform(Part):
     hidden_act: Activation = "gelu"
     bias: Flag = True
     size: Width | None = None
-    norm: Norm | None = Norm(type="layernorm")
+    norm: Norm | None = Norm.model_construct(type="layernorm")
     bottleneck_size: Width | None = None
 
 

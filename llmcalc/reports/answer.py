@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import field, fields
@@ -33,6 +32,8 @@ class Answer(ABC):
     @property
     def document(self) -> Any:
         """The document that the command prints with `--format json`; a list of documents for several models."""
+        import json
+
         from .formats.plain import json_text
 
         return json.loads(json_text(self.report()))

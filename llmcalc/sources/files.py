@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tomllib
@@ -97,21 +96,23 @@ def _require_short_keys(text: str, location: str) -> None:
     dots = 0
     for line in text.split("\n"):
         dots += line.partition("=")[0].count(".")
-        if line.count(".") > DEEPEST and _DEEP_KEY.search(_TOML_STRING.sub('""', line)):
+        if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
             raise InputError(_too_deep(location))
     if dots > MOST_DOTS:
         raise InputError(f"{location}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
 
-_TOML_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+')  # one that does not end has the rest
+_TOML_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+'  # one that does not end has the rest
 _KEY_PART = r'(?:(?<![A-Za-z0-9_-])[A-Za-z0-9_-]++|"")'
-_DEEP_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST},}}")
+_DEEP_KEY = rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST},}}"
 MOST_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""
 
 
 def parse_json(text: str, location: str) -> Any:
     """Parses JSON. Raises `InputError` with line and column for invalid JSON, and for values nested too deeply."""
+    import json
+
     require_few_elements(text, location, MOST_JSON_ELEMENTS)
     try:
         data = json.loads(text)

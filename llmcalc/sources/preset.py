@@ -97,8 +97,8 @@ class Preset(Record):
     dtype: str = "bfloat16"
     quantization_config: dict[str, Any] | None = None
     sources: tuple[Source, ...] = ()
-    published: Published = Published()
-    training: Training = Training()
+    published: Published = Published.model_construct()
+    training: Training = Training.model_construct()
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     config: dict[str, Any] | None = None

@@ -51,7 +51,7 @@ from ..runtime import Run, apply_dropout
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-AFFINE, SCALE = Norm(type="affine"), Norm(type="affine", bias=False)
+AFFINE, SCALE = Norm.model_construct(type="affine"), Norm.model_construct(type="affine", bias=False)
 
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order they run."""

@@ -87,7 +87,7 @@ class QueryFactors(Part):
     witness = BY_TORCH
 
     rank: Width
-    norm: Norm = Norm(type="rmsnorm")
+    norm: Norm = Norm.model_construct(type="rmsnorm")
 
     def flow(self, f: Flow, x: Value) -> Value:
         """Records the first projection and the norm."""
