@@ -1,6 +1,7 @@
-"""The base class of everything read from a file: validated, immutable, and with stated sources."""
+"""The base class of everything read from a file: validated, immutable, and with stated sources.
 
-from __future__ import annotations
+Annotations are not strings here: pydantic would compile those of a base class once for each of its subclasses.
+"""
 
 from collections.abc import Mapping
 from datetime import date

@@ -3,9 +3,9 @@
 A part is one file in this package. Its spec has Hugging Face's field names, and only the fields needed to count or run
 it. `flow` (counts, without torch) and `reference` (torch, without counts) are written separately from the same fields
 and share nothing else, so a comparison of the two proves something; a test checks that they stay separate.
-"""
 
-from __future__ import annotations
+Annotations are not strings here: pydantic would compile those of a base class once for each of its subclasses.
+"""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
@@ -177,7 +177,7 @@ class Component(Part):
             """Records the operations that compute the part's output from x, named like the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
-        def reference(self, context: Context) -> nn.Module:
+        def reference(self, context: Context) -> "nn.Module":
             """Builds the part as a runnable PyTorch module, from the fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
