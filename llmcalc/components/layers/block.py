@@ -172,20 +172,6 @@ class Layer(Component):
         raise TypeError(f"{type(self).__name__} has no reference")
 
 
-class WholeLayer(Layer):
-    """A layer that requires attention, a feed-forward network and all of their norms."""
-
-    @model_validator(mode="after")
-    def _check_whole(self) -> Self:
-        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
-            kind = type(self).model_fields["type"].default
-            raise ValueError(
-                f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has "
-                "both, with all of its norms"
-            )
-        return self
-
-
 class Block(Layer):
     """The standard layer: sublayers in sequence or in parallel, each around the residual stream.
 
