@@ -176,12 +176,12 @@ def test_patterns_match_as_python_does(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["(.*)*x", "(a?){999}b", "(x+x+)+y", "((.{9}){9}){9}"])
 def test_no_pattern_is_slow(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with suppress(InputError):  # refused for its number of states
         pattern = Pattern(text, "-ot")
         for name in NAMES:
             pattern.matches(name + "x" * 200)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 @pytest.mark.parametrize("text", ["(a", "a)", "*a", "[a", "a{3,1}", "(?=a)", "\\", "a{1000000}", "[z-a]", "x" * 3000])
