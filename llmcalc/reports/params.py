@@ -16,7 +16,6 @@ from . import bars, palette
 from .answer import CountedAnswer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
-from .draft import with_draft
 from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
 from .share import copies_text, share_data, share_notes, with_rank
@@ -227,4 +226,9 @@ class Params(CountedAnswer, ParameterCount):
     """Parameters of a model."""
 
     def report(self) -> Report:
-        return with_draft(report(self.preset, self, self.share), self.draft)
+        document = report(self.preset, self, self.share)
+        if self.draft is None:
+            return document
+        from .draft import with_draft
+
+        return with_draft(document, self.draft)

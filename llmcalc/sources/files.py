@@ -14,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from ..components.choice import PartError
 from ..errors import InputError, shown, suggest
 from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, read_bytes, require_few_elements
-from .fields import all_field_names, field_path
 
 LARGEST_TOML = 1_000_000
 """Largest TOML file in bytes. The largest preset is under 5 000."""
@@ -162,6 +161,8 @@ def validate(model: type[Model], data: Any, location: str) -> Model:
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     """Formats pydantic's errors as one line."""
+    from .fields import all_field_names, field_path
+
     errors = error.errors(include_url=False)
     paths = [
         ".".join(field_path(model, detail["loc"], unknown=detail["type"] == "extra_forbidden")) for detail in errors
