@@ -9,7 +9,7 @@ from ..framework import FromFile
 
 
 def ggml_engine(
-    package: str | None,
+    package: str,
     name: str,
     title: str,
     instead: Mapping[str, str],
@@ -19,15 +19,15 @@ def ggml_engine(
     """Returns the record. package: the engine's folder, which has its flags and its functions. The others: as of
     `Engine`.
     """
-    functions = {
-        function: FromFile(package, f"server:{function}") for function in ("memory", "candidates", "layouts", "serving")
-    }
     return Engine(
         name=name,
         title=title,
         flags=FromFile(package, "flags:flags"),
         version=FromFile(package, "server:version_of"),
-        **functions,
+        memory=FromFile(package, "server:memory"),
+        candidates=FromFile(package, "server:candidates"),
+        layouts=FromFile(package, "server:layouts"),
+        serving=FromFile(package, "server:serving"),
         instead=instead,
         vendors=("NVIDIA", "AMD", "Apple", "Intel"),
         shows_alternatives=shows_alternatives,

@@ -243,7 +243,7 @@ class LinearKernels(RankKernels):
         return out
 
     def _core_gradients(
-        self, g: Tensor, rows: int, shape: tuple[int, ...], weight: Tensor, bias: Tensor | None
+        self, g: Tensor, rows: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
     ) -> Sequence[Gradient]:
         """Runs the end of the backward pass of ColumnParallelLinear: gradients of its input, weight and bias.
 
