@@ -9,8 +9,10 @@ without a comparison, and for a comparison without a witness.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from .frozen import frozen
 
 Status: TypeAlias = Literal["exact", "source", "estimate", "untested"]
 """How bytes are known, the strongest status first.
@@ -27,7 +29,7 @@ ON_META = "torch on meta: every operation's storages"
 """The measurement of torch: each storage that its own operations make, on its meta device."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Witness:
     """A measurement that bytes were compared with, or the source in which they were read.
 
@@ -44,7 +46,7 @@ UNTESTED = Witness("untested", "", "")
 """No witness: the default of everything."""
 
 
-@dataclass(frozen=True)
+@frozen
 class Evidence:
     """A part, optimizer or kernel of a run, and its witness.
 
@@ -66,7 +68,7 @@ class Evidence:
         return f"{self.kind} {self.name}" + (f" under {self.under}" if self.under else "")
 
 
-@dataclass(frozen=True)
+@frozen
 class FrameworkEvidence:
     """The evidence for the runs of a framework.
 

@@ -16,7 +16,7 @@ from .components.base import Context, Flag, HiddenSize, Part, Positions, Standin
 from .components.choice import only
 from .components.choices import Head
 from .components.dropout import ATTENTION_ALONE, Dropout
-from .components.head import Classifier, LMHead, NoHead
+from .components.head import LMHead
 from .components.output import ModelOutput, OutputPart
 from .components.runtime import Run
 from .components.stack import Stack
@@ -90,7 +90,7 @@ class ModelSpec(Part):
     encoder: Stack | None = None
     decoder: Stack | None = None
     dropout: Dropout | None = None
-    head: Head = LMHead()
+    head: Head = LMHead.model_construct()
     pooler: Pooler | None = None
     contact_head: ContactHead | None = None
     mtp: MultiTokenPrediction | None = None
@@ -258,7 +258,7 @@ class ModelSpec(Part):
         """
         if isinstance(self.head, LMHead):
             return self.embedding_size if self.head.transform is None else None
-        on_all = not isinstance(self.head, Classifier) or self.head.over == "token"
+        on_all = self.head.type != "classification" or self.head.over == "token"
         goes_back = self.main.input_size is None and self.embedding_kernel is None
         return self.embedding_size if on_all and goes_back else None
 
@@ -370,10 +370,10 @@ class ModelSpec(Part):
         last = x
         if self.top_size is not None:
             kind = {"lm": "lm_head", "classification": "classifier", "none": "embedding"}[self.head.type]
-            rows = x.rows if isinstance(self.head, NoHead) else LOGITS
+            rows = x.rows if self.head.type == "none" else LOGITS
             x = f.linear("head_proj", x, Axis("embedding", self.top_size), rows=rows, kind=kind)
         f.result = x
-        if isinstance(self.head, Classifier):
+        if self.head.type == "classification":
             pooled = read.get("pooler", x) if self.head.over == "sequence" else x
             f.result = f.part("classifier", self.head, pooled)
         if isinstance(self.head, LMHead):
@@ -445,11 +445,11 @@ def _reference() -> type[nn.Module]:
                 if part is not None:
                     self.add_module(name, part.reference(Context(hidden), last))
             self.scores_pooled = (
-                hasattr(self, "pooler") and isinstance(spec.head, Classifier) and spec.head.over == "sequence"
+                hasattr(self, "pooler") and spec.head.type == "classification" and spec.head.over == "sequence"
             )
             if top is not None:
                 self.head_proj = nn.Linear(hidden, top, bias=False)
-            if isinstance(spec.head, Classifier):
+            if spec.head.type == "classification":
                 self.classifier = spec.head.reference(Context(top or hidden))
             if isinstance(spec.head, LMHead):
                 self.lm_head = spec.head.reference(Context(hidden), spec.vocab_size, spec.embedding_size)
@@ -476,7 +476,7 @@ def _reference() -> type[nn.Module]:
             """Returns the width of the embedding if the output is projected to it before the head."""
             if isinstance(spec.head, LMHead):
                 return spec.embedding_size if spec.head.transform is None else None
-            if isinstance(spec.head, Classifier) and spec.head.over == "sequence":
+            if spec.head.type == "classification" and spec.head.over == "sequence":
                 return None
             return None if last.input_size is not None or spec.embedding_kernel is not None else spec.embedding_size
 

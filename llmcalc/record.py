@@ -1,6 +1,7 @@
-"""The base class of everything read from a file: validated, immutable, and with stated sources."""
+"""The base class of everything read from a file: validated, immutable, and with stated sources.
 
-from __future__ import annotations
+Annotations are not strings here: pydantic would compile those of a base class once for each of its subclasses.
+"""
 
 from collections.abc import Mapping
 from datetime import date
@@ -26,22 +27,18 @@ class Record(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _name_new_fields(cls, data: Any) -> Any:
-        """Raises `ValueError` for a renamed field, with its new name."""
-        for old, new in cls.renamed.items():
-            if isinstance(data, dict) and old in data:
-                raise ValueError(f"{old}: this field was renamed; expected {new}")
-        return data
+    def _read(cls, data: Any) -> Any:
+        """Replaces `"none"` by None, because TOML has no null. As a `type`, `"none"` names a part and is kept.
 
-    @model_validator(mode="before")
-    @classmethod
-    def _none(cls, data: Any) -> Any:
-        """Replaces `"none"` by None, because TOML has no null. As a `type`, `"none"` names a part and is kept."""
-        if isinstance(data, dict) and any(
-            value == NONE and key != "type" for key, value in data.items() if isinstance(value, str)
-        ):
-            return {key: None if value == NONE and key != "type" else value for key, value in data.items()}
-        return data
+        Raises `ValueError` for a renamed field, with its new name.
+        """
+        if not isinstance(data, dict):
+            return data
+        for old, new in cls.renamed.items():
+            if old in data:
+                raise ValueError(f"{old}: this field was renamed; expected {new}")
+        nones = [key for key, value in data.items() if isinstance(value, str) and value == NONE and key != "type"]
+        return data | dict.fromkeys(nones) if nones else data
 
 
 class Source(Record):

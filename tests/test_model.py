@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from llmcalc.components.added_position import Learned, Sinusoidal
+from llmcalc.components.classifier import Classifier
 from llmcalc.components.distance import RelativeBias
-from llmcalc.components.head import Classifier, LMHead, NoHead, Transform
+from llmcalc.components.head import LMHead
+from llmcalc.components.head_transform import Transform
 from llmcalc.components.idle import UnusedEmbedding
 from llmcalc.components.layers.block import Block
 from llmcalc.components.mixers.attention import Attention
@@ -17,6 +19,7 @@ from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter
+from llmcalc.components.no_head import NoHead
 from llmcalc.components.norm import Norm
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.position import Rope

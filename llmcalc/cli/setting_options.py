@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, NamedTuple, TypeAlias, get_type_hints
 
 import typer
 
-from ..workload.setting import Declared, Setting, declared
+from ..workload.setting import Declared, declared
 from .options import typed_name
 from .signatures import with_signature
 
@@ -37,8 +38,8 @@ def option_of(declaration: Declared, default: Any = None, **changes: Any) -> Opt
     default: default of the parameter.
     changes: fields of `Setting` that differ in this command.
     """
-    setting: Setting = declaration.setting._replace(**changes)
-    declaration = declaration._replace(setting=setting)
+    setting = replace(declaration.setting, **changes)
+    declaration = replace(declaration, setting=setting)
     help = f"{setting.help} [default: {setting.default}]" if setting.default else setting.help
     names = (declaration.option, *setting.spellings)
     common: dict[str, Any] = {

@@ -3,12 +3,11 @@
 A part is one file in this package. Its spec has Hugging Face's field names, and only the fields needed to count or run
 it. `flow` (counts, without torch) and `reference` (torch, without counts) are written separately from the same fields
 and share nothing else, so a comparison of the two proves something; a test checks that they stay separate.
+
+Annotations are not strings here: pydantic would compile those of a base class once for each of its subclasses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self, TypeAlias
 
 from pydantic import Field, StrictBool
@@ -16,6 +15,7 @@ from pydantic import Field, StrictBool
 from ..evidence import UNTESTED, Witness, by_source, by_torch
 from ..flow.record import Flow
 from ..flow.value import Value
+from ..frozen import frozen
 from ..record import Record
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ MOST_LAYERS, MOST_EXPERTS = 100_000, 1_000_000
 """Upper bounds on the layers and the experts of a model: readers build a list with one entry for each."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Symbol:
     """The letter that papers use for a field; `llmcalc explain` prints it."""
 
@@ -126,7 +126,7 @@ class Part(Record):
     witness: ClassVar[PartWitness] = UNTESTED
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Context:
     """The properties of the surrounding model that a part's reference needs.
 
@@ -180,7 +180,7 @@ class Component(Part):
             """Records the operations that compute the part's output from x, named like the reference's submodules."""
             raise TypeError(f"{type(self).__name__} has no flow")
 
-        def reference(self, context: Context) -> nn.Module:
+        def reference(self, context: Context) -> "nn.Module":
             """Builds the part as a runnable PyTorch module, from the fields alone. Imports torch."""
             raise TypeError(f"{type(self).__name__} has no reference")
 
@@ -202,7 +202,7 @@ class Component(Part):
         raise TypeError(f"{cls.__name__} has no examples")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class HeadSizes:
     """The heads of an attention layer.
 
@@ -216,7 +216,7 @@ class HeadSizes:
     head_dim: Any
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ScoreBias:
     """A bias that can be added to the attention scores.
 
@@ -228,7 +228,7 @@ class ScoreBias:
     of_blocks: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Standing:
     """The place of a part in a stack, for checks that depend on the place.
 

@@ -57,8 +57,8 @@ HEADS = PartChoice(
     "lm",
     {
         "lm": "head:LMHead",
-        "classification": "head:Classifier",
-        "none": "head:NoHead",
+        "classification": "classifier:Classifier",
+        "none": "no_head:NoHead",
     },
 )
 """The model's head, on top of the last layer."""

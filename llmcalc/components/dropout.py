@@ -38,5 +38,5 @@ class Dropout(Record):
         return Dropout(**{place: probability for place, place_probability in self if place_probability is not None})
 
 
-ATTENTION_ALONE = Dropout(attention=0.0)
+ATTENTION_ALONE = Dropout.model_construct(attention=0.0)
 """The places of a model that states none: most decoders' classes have `attention_dropout`."""

@@ -1,8 +1,7 @@
-"""Output heads: hidden states → logits over the vocabulary, tied to the input embedding or not, or over a few labels.
+"""The language-model head: hidden states → logits over the vocabulary, tied to the input embedding or not.
 
 Tying: Press & Wolf 2017 (arXiv:1608.05859). BERT's head first transforms the hidden states (Devlin 2019,
-`BertLMPredictionHead`). BERT's classifier reads one vector per sequence (Devlin 2019, §4.1); a decoder's classifier in
-`transformers` reads every token.
+`BertLMPredictionHead`).
 """
 
 from __future__ import annotations
@@ -16,37 +15,21 @@ from pydantic import Field, model_validator
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
-from ..workload.rows import LOGITS, SEQUENCES, Rows
-from .base import BY_TORCH, Component, Context, Flag, Labels, Part, PartWitness, Real, Vocab, Width
-from .networks.feed_forward import Activation, activate
-from .norm import Norm
+from ..workload.rows import LOGITS
+from .base import BY_TORCH, Component, Context, Flag, PartWitness, Real, Vocab
+from .choice import only
+from .networks.feed_forward import activate
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from .head_transform import Transform
+else:
+    Transform = only("head_transform:Transform")
+
 
 ONE = Axis("vocab", 1)
 """The vocabulary axis of a head that is recorded alone."""
-
-
-class Transform(Part):
-    """BERT's masked-language-model transform before the vocabulary: a linear layer, an activation, a norm.
-
-    hidden_act: the activation, gelu by default.
-    bias: whether the linear layer has a bias, true by default.
-    size: the output width; by default the width of the embedding. Only an untied head can differ (RemBERT).
-    norm: the norm, a LayerNorm by default.
-    bottleneck_size: the width of another linear layer with its activation before the linear layer (Ultrabert); none by
-        default.
-    """
-
-    witness: ClassVar[PartWitness] = BY_TORCH
-
-    hidden_act: Activation = "gelu"
-    bias: Flag = True
-    size: Width | None = None
-    norm: Norm | None = Norm(type="layernorm")
-    bottleneck_size: Width | None = None
 
 
 class LMHead(Component):
@@ -123,6 +106,8 @@ class LMHead(Component):
 
     @classmethod
     def examples(cls) -> list[Self]:
+        from .head_transform import Transform
+
         return [
             cls(),
             cls(bias=True),
@@ -132,67 +117,6 @@ class LMHead(Component):
             cls(draft_vocab_size=5),
             cls(transform=Transform(bottleneck_size=9, bias=False, norm=None)),
         ]
-
-
-class Classifier(Component):
-    """A classifier: one score for each of `num_labels` labels.
-
-    num_labels: the number of labels.
-    bias: whether the output layer has a bias, true by default.
-    over: `sequence` (default) reads one vector per sequence, the pooler's output or else the first token. `token`
-        reads every token (a decoder's score, of which the last is used; ELECTRA's discriminator).
-    transform: a linear layer, an activation and perhaps a norm before it; none by default.
-    """
-
-    witness: ClassVar[PartWitness] = BY_TORCH
-    noun: ClassVar[str] = "head"
-    kind: ClassVar[str] = "classifier"
-
-    type: Literal["classification"] = "classification"
-    num_labels: Labels
-    bias: Flag = True
-    over: Literal["sequence", "token"] = "sequence"
-    transform: Transform | None = None
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.transform is not None and self.transform.size is not None:
-            raise ValueError("transform.size: only an untied language-model head can have one; expected none")
-        if self.transform is not None and self.transform.bottleneck_size is not None:
-            raise ValueError("transform.bottleneck_size: only a language-model head can have one; expected none")
-        return self
-
-    def source(self) -> str:
-        return "Devlin et al. 2019, §4.1"
-
-    def flow(self, f: Flow, x: Value) -> Value:
-        change, rows = self.transform, self._rows()
-        y = x.view(*x.axes, rows=rows)
-        if change is not None:
-            y = f.act(f.linear("dense", y, *x.axes, bias=change.bias), change.hidden_act)
-            y = y if change.norm is None else f.part("norm", change.norm, y)
-        return f.linear("out_proj", y, Axis("labels", self.num_labels), bias=self.bias)
-
-    def _rows(self) -> Rows:
-        return SEQUENCES if self.over == "sequence" else LOGITS
-
-    def reference(self, context: Context) -> nn.Module:
-        return _classifier()(self, context)
-
-    @classmethod
-    def examples(cls) -> list[Self]:
-        return [
-            cls(num_labels=3, over="token", bias=False),
-            cls(num_labels=1, over="token", transform=Transform(norm=None)),
-            cls(num_labels=4),
-            cls(num_labels=2, transform=Transform(bias=False, norm=Norm(type="layernorm", bias=False))),
-        ]
-
-
-class NoHead(Part):
-    """No head: the model's output is its hidden states."""
-
-    type: Literal["none"] = "none"
 
 
 @cache
@@ -237,33 +161,3 @@ def _reference() -> Callable[..., nn.Module]:
         )
 
     return build
-
-
-@cache
-def _classifier() -> type[nn.Module]:
-    from torch import nn
-
-    class ClassifierReference(nn.Module):
-        """The classifier. x: [batch, positions, hidden] → [batch, positions, num_labels].
-
-        Only the first position is classified if `over` is `sequence`.
-        """
-
-        def __init__(self, spec: Classifier, context: Context) -> None:
-            super().__init__()
-            self.spec, hidden = spec, context.hidden_size
-            if spec.transform is not None:
-                self.dense = nn.Linear(hidden, hidden, bias=spec.transform.bias)
-                if spec.transform.norm is not None:
-                    self.norm = spec.transform.norm.reference(context)
-            self.out_proj = nn.Linear(hidden, spec.num_labels, bias=spec.bias)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x[:, :1] if self.spec.over == "sequence" else x
-            if self.spec.transform is not None:
-                x = activate(self.spec.transform.hidden_act, self.dense(x))
-                x = self.norm(x) if hasattr(self, "norm") else x
-            scores: Tensor = self.out_proj(x)
-            return scores
-
-    return ClassifierReference

@@ -1,4 +1,4 @@
-"""The kinds of heads: the `type` of each in `head.py`."""
+"""The kinds of heads: the `type` of each in `choices.py`."""
 
 from __future__ import annotations
 

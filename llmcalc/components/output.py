@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from ..frozen import frozen
 from .base import Component, Part
 
 if TYPE_CHECKING:
     from ..flow.tree import Role
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ModelOutput:
     """A model's output, for checks that depend on the model around a part.
 

@@ -20,7 +20,7 @@ def share_tensors(source: nn.Module, target: nn.Module) -> None:
         setattr(target.get_submodule(holder), name, tensor)
 
 
-@dataclass
+@dataclass(eq=False)
 class Run:
     """The state of one forward pass.
 

@@ -35,7 +35,7 @@ from .base import (
 from .choice import only
 from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing
-from .mixers.attention import Attention, QKNorm
+from .mixers.attention import Attention
 from .networks.feed_forward import FeedForward
 from .norm import Norm
 from .position import Position, Rope
@@ -357,6 +357,7 @@ class Stack(Component):
         from .layers.gemma4 import Gemma4Layer
         from .layers.hyper import HyperStreams, hyper_example
         from .layers.per_layer import PerLayerEmbedding, PerLayerGate
+        from .mixers.qk_norm import QKNorm
         from .target_states import TargetStates
 
         block = Block.examples()[0]

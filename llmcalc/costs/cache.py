@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..algebra import Number, exact_div
 from ..errors import InputError
 from ..flow.tree import Cost, Node, Place, Use
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import KVCache
 from ..units import bits_to_bytes
@@ -43,7 +44,7 @@ def _cached_tree(spec: ModelSpec) -> Node:
     return spec.tree().only("cache_bits")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class CacheGroup:
     """A group of identical caches.
 
@@ -61,7 +62,7 @@ class CacheGroup:
     bytes: int
 
 
-@dataclass(frozen=True)
+@frozen
 class CacheSize:
     """The cache after `context + seq` tokens of each sequence.
 
@@ -182,7 +183,7 @@ def _tokens_of(cache: KVCache, place: Place) -> int:
     return tokens
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class WhatIf:
     """The cache of a changed model. ratio: its bytes over those of the original model's cache."""
 

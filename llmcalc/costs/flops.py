@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..algebra import Number
 from ..errors import InputError
 from ..flow.tree import Cost, Node, Use, by_kind
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore
 from ..optional import TOWERS
@@ -45,7 +44,7 @@ def scores_of(use: Use) -> Number:
     return step_of(use) if attends else 0
 
 
-@dataclass(frozen=True)
+@frozen
 class FlopCount:
     """The FLOPs of one workload over one model.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..algebra import Number
 from ..flow.tree import Node, Use, by_kind
+from ..frozen import frozen
 from ..model import ModelSpec
 
 
@@ -34,7 +33,7 @@ def spared_evenly_of(use: Use) -> Number:
     return use.spared_evenly()
 
 
-@dataclass(frozen=True)
+@frozen
 class ParameterCount:
     """The parameters of one model. include: optional parts that the total includes (`mtp`, `towers`)."""
 

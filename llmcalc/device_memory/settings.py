@@ -184,9 +184,9 @@ class Settings:
         int | None,
         Setting("Tokens that the encoder of an encoder-decoder reads.", "What runs", "as many as --seq"),
     ] = None
-    image: Annotated[str | None, IMAGE._replace(common=False)] = None
-    images: Annotated[int | None, IMAGES._replace(common=False)] = None
-    audio: Annotated[float | None, AUDIO._replace(common=False)] = None
+    image: Annotated[str | None, replace(IMAGE, common=False)] = None
+    images: Annotated[int | None, replace(IMAGES, common=False)] = None
+    audio: Annotated[float | None, replace(AUDIO, common=False)] = None
     dtype: Annotated[
         str | None,
         Setting(

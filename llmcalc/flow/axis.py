@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TypeAlias
 
 from ..algebra import Number
+from ..frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Axis:
     """A named side of a value, with its length.
 
@@ -21,7 +21,7 @@ class Axis:
     size: Number
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Beside:
     """Several shapes concatenated along one axis of a tensor, as in fused projections.
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
+from ..frozen import frozen
 from .tree import Node
 
 USUAL: Mapping[str, str] = {
@@ -235,7 +235,7 @@ def _parts(layer: Node) -> Iterator[Node]:
         yield from part.children if layer.name == "mtp" and part.name == "block" else (part,)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Checkpoint:
     """A published checkpoint: its config, and the names that its classes give the modules of its model.
 

@@ -10,13 +10,14 @@ from a `Place`, and every walk goes from place to place.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number, add, is_zero, times
 from ..characters import printable
+from ..frozen import frozen
 from ..ops.base import BUFFERS, CACHE, FLOPS, PARAMS, SPARED, Op
 from ..workload.run_config import RunConfig
 
@@ -46,7 +47,7 @@ def _excluded_effects(roles: frozenset[Role]) -> frozenset[str]:
     return frozenset().union(*(ABSENT[role] for role in roles))
 
 
-@dataclass(frozen=True, slots=True, repr=False)
+@frozen(slots=True, repr=False)
 class Node:
     """A named part of a model: a primitive (`op`), or a group of parts (`children`).
 
@@ -121,7 +122,7 @@ class Node:
         return self.place(run_config).cost_per_repeat(cost, include)
 
 
-@dataclass(frozen=True)
+@frozen
 class Place:
     """A node with its position in the model: the repeats and roles of its ancestors, and the run.
 
@@ -197,7 +198,7 @@ class Place:
         return times(self.cost_per_repeat(cost, include), self.times)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Use:
     """A primitive with its roles and its run. An effect that it does not declare, or that its roles exclude, is 0."""
 

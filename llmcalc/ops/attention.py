@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..algebra import Number, ceil_div, floor_div, is_zero, minimum, triangle
+from ..frozen import frozen
 from ..workload.inputs import EncoderPass
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .base import CACHE, FLOPS, Op
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class AttentionCore(Op):
     """softmax(Q·Kᵀ)·V.  Q: [heads, rows, qk_dim], K: [heads, keys, qk_dim], V: [heads, keys, v_dim].
 
@@ -76,7 +75,7 @@ class AttentionCore(Op):
         return 2 * run.batch * self.heads * self.pairs(run) * (scores * self.qk_dim + 2 * self.v_dim)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class OverlappingChunks(AttentionCore):
     """A centred window as Longformer's classes compute it, in chunks that overlap (Beltagy et al. 2020, appendix A).
 
@@ -96,7 +95,7 @@ class OverlappingChunks(AttentionCore):
         return 2 * self.forward_flops(run)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class KVCache(Op):
     """The cache of attention: `width` elements per token, for the last `limit` tokens or for all.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..algebra import Number, exact_div, times
+from ..frozen import frozen
 from ..workload.run_config import RunConfig
 
 PARAMS = frozenset({"params", "active_params", "tensors"})
@@ -17,7 +17,7 @@ EFFECTS = PARAMS | BUFFERS | FLOPS | CACHE | SPARED
 """All effects that a primitive can have. An effect that it does not declare is 0."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ParamTensor:
     """A trainable tensor with its PyTorch shape.
 
@@ -38,7 +38,7 @@ class ParamTensor:
         return n
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Op:
     """The base class of primitives. A primitive declares its effects, and has a method for each of them.
 
@@ -77,7 +77,7 @@ class Op:
         return 2 * self.forward_flops(run)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Weight(Op):
     """A vector of parameters that is added or concatenated, such as attention sinks.
 
@@ -108,7 +108,7 @@ class Weight(Op):
         return (ParamTensor(shape, "vector"),)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Buffer(Op):
     """Values that are stored in the checkpoint and not trained (DeepSeek-V3's e_score_correction_bias)."""
 
@@ -120,7 +120,7 @@ class Buffer(Op):
         return self.size
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Elementwise(Op):
     """An elementwise computation without parameters: 0 FLOPs."""
 

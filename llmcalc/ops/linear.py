@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..algebra import Number, add
+from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .base import FLOPS, PARAMS, Op, ParamTensor, by_head
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Embedding(Op):
     """An embedding table: [num_embeddings, dim]. A look-up is not a matrix multiplication: 0 FLOPs."""
 
@@ -27,7 +27,7 @@ class Embedding(Op):
         return (ParamTensor((self.num_embeddings, self.dim), "table"),)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Linear(Op):
     """A linear layer, y = x·Wᵀ + b.  x: [rows, n_in] → y: [rows, n_out].
 
@@ -64,7 +64,7 @@ class Linear(Op):
         return 2 * add(rows, gradient_rows) * self.n_in * self.n_out
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ExpertLinear(Op):
     """`num_experts` linear layers, of which each token uses `top_k`.  W: [num_experts, n_out, n_in]."""
 
@@ -95,7 +95,7 @@ class ExpertLinear(Op):
         return 2 * run.rows(self.rows) * self.top_k * self.n_in * self.n_out
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Norm(Op):
     """LayerNorm or RMSNorm over `width` elements. Elementwise: no FLOPs.
 

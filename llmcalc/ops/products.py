@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum
+from ..frozen import frozen
 from ..workload.derived_rows import Table
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
@@ -13,7 +13,7 @@ from .base import FLOPS, PARAMS, SPARED, Op, ParamTensor
 from .linear import ExpertLinear, Linear
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class EntryLinear(Linear):
     """A linear layer whose outputs form entries of `rate` tokens. A pass without a whole entry gives no gradient."""
 
@@ -23,7 +23,7 @@ class EntryLinear(Linear):
         return 2 * self.forward_flops(run) * minimum(floor_div(run.new(self.rows), self.rate), 1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class IdentityExperts(Op):
     """`count` experts that return their input unchanged, which a router selects like real experts.
 
@@ -59,7 +59,7 @@ class IdentityExperts(Op):
         return ceil_div(top_k * self.count * self._expert_params(), experts + self.count)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class BlockLinear(Op):
     """A block-diagonal linear layer: each of `blocks` blocks maps one slice of x to one slice of y.
 
@@ -86,7 +86,7 @@ class BlockLinear(Op):
         return 2 * run.rows(self.rows) * exact_div(self.n_in * self.n_out, self.blocks)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Product(Op):
     """A product of two activations per row, [outer, inner] · [inner, columns], without parameters."""
 
@@ -101,7 +101,7 @@ class Product(Op):
         return 2 * run.rows(self.rows) * self.outer * self.inner * self.columns
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ExpertRows(Op):
     """A table with one vector per expert, of which each token multiplies by `top_k` (Doge)."""
 
@@ -125,7 +125,7 @@ class ExpertRows(Op):
         return 2 * run.rows(self.rows) * self.top_k * self.width
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class BlockSums(Op):
     """The sum of each block of `block` tokens, as a product with a 0/1 matrix, which needs no gradient (LongT5)."""
 
@@ -142,7 +142,7 @@ class BlockSums(Op):
         return self.forward_flops(run)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class StreamMix(Op):
     """Per token, the product of a [streams, streams] matrix and the residual streams (hyper-connections).
 
@@ -159,7 +159,7 @@ class StreamMix(Op):
         return 2 * run.rows(self.rows) * self.streams * self.streams * self.width
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class StreamOffsets(Op):
     """Parameters of hyper-connections: an offset per stream weight, and a scale per kind of weight."""
 
@@ -175,7 +175,7 @@ class StreamOffsets(Op):
         return (ParamTensor((self.weights,), "vector"), ParamTensor((self.kinds,), "vector"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Conv1d(Op):
     """A convolution along the tokens.  x: [batch, n_in, tokens] → y: [batch, n_out, tokens].  W: [n_out, n_in / groups,
     kernel].
@@ -224,7 +224,7 @@ class Conv1d(Op):
         return (1 if self.constant else 2) * self.forward_flops(run)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class TableScores(Op):
     """The product, per head, of each token's vector with the projected rows of a table."""
 

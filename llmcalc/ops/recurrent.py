@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import ClassVar
 
 from ..algebra import Number, add, ceil_div, floor_div, is_zero, minimum, times
+from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .base import CACHE, FLOPS, PARAMS, Op, ParamTensor
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class State(Op):
     """A recurrent state: `size` elements per sequence, whatever the number of tokens.
 
@@ -29,7 +29,7 @@ class State(Op):
         return run.batch * self.size * (kv_bits if self.bits is None else self.bits)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class SelectiveScan(Op):
     """Mamba's recurrence for `inner` channels with `state` elements each: h ← exp(Δ·A)·h + Δ·B·x, y = h·C + D·x.
 
@@ -52,7 +52,7 @@ class SelectiveScan(Op):
         return 2 * run.rows(self.rows) * self.inner * self.state
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class HeadScan(Op):
     """Mamba-2's recurrence, one token at a time (Dao & Gu 2024); `heads` heads of [head_dim, state].
 
@@ -76,7 +76,7 @@ class HeadScan(Op):
         return 2 * run.rows(self.rows) * self.heads * self.head_dim * self.state
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ChunkedScan(HeadScan):
     """Mamba-2's recurrence in chunks of `chunk` tokens; the last chunk is padded.
 
@@ -96,7 +96,7 @@ class ChunkedScan(HeadScan):
         return 2 * run.batch * a * (chunks * (scores + values + states + outputs) + border_flops)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class DeltaRule(Op):
     """Linear attention by the (gated) delta rule, in chunks (Yang 2024, arXiv:2406.06484, §3.2).
 
@@ -134,7 +134,7 @@ class DeltaRule(Op):
         return add(2 * self.forward_flops(run), solve_flops) - run.batch * self.heads * 4 * 2 * c * k * v
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class DecayScan(Op):
     """Linear attention with a fixed decay, one token at a time (Qin 2024, arXiv:2401.04658, §3).
 
@@ -151,7 +151,7 @@ class DecayScan(Op):
         return 4 * run.rows(self.rows) * self.heads * self.head_dim * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class LightningCore(DecayScan):
     """Linear attention with a fixed decay, in blocks: each block also has scores Q·Kᵀ and their product with V.
 
@@ -180,7 +180,7 @@ class LightningCore(DecayScan):
         return 2 * self.forward_flops(run) - spared
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class MatrixMemory(Op):
     """mLSTM's memory, in chunks (Beck 2024, arXiv:2405.04517, §2.3; Beck 2025, arXiv:2503.14376).
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
 
 from ..algebra import Number, exact_div, floor_div
+from ..frozen import frozen
 from ..workload.run_config import RunConfig
 from .linear import ExpertLinear, Linear
 from .products import IdentityExperts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class LinearShare(Linear):
     """A linear layer that every tensor-parallel rank stores in full and runs on its tokens (sequence parallelism).
 
@@ -27,7 +27,7 @@ class LinearShare(Linear):
         return _per_rank(Linear.backward_flops(self, run), self.ranks)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class ExpertShare(ExpertLinear):
     """The experts of one expert-parallel rank, if every expert is selected equally often.
 
@@ -51,7 +51,7 @@ class ExpertShare(ExpertLinear):
         return _per_rank(ExpertLinear.forward_flops(self, run) * self.parts, self.tensor)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class IdentityShare(IdentityExperts):
     """The identity experts of a rank, beside divided real experts. maps: the linear layers of all real experts.
 

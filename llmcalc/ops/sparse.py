@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum, triangle
+from ..frozen import frozen
 from ..workload.rows import TOKENS, Rows
 from ..workload.run_config import RunConfig
 from .attention import AttentionCore
@@ -14,7 +15,7 @@ COMPRESSED = "compressed_attention"
 """The kind that `llmcalc kv` lists the caches of layers with compressed entries under."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class MaskedCore(AttentionCore):
     """Attention whose mask keeps at most `keep` keys per token; the scores of all keys are computed (Doge)."""
 
@@ -27,7 +28,7 @@ class MaskedCore(AttentionCore):
         return AttentionCore.pairs(replace(self, window=key_limit), run)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class BlockCore(AttentionCore):
     """Attention to `blocks` blocks of `block` tokens, the last of which ends at the token itself (MiniMax-M3).
 
@@ -60,7 +61,7 @@ class BlockCore(AttentionCore):
         return self._visible_pairs(past + new) - self._visible_pairs(past)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class LocalCore(AttentionCore):
     """Attention of each block of queries to three blocks of keys and to every sum of `global_block` tokens (LongT5).
 
@@ -80,7 +81,7 @@ class LocalCore(AttentionCore):
         return add(local_pairs, new * sums)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class EntryScores(AttentionCore):
     """Attention of each token to entries of `rate` earlier tokens each, at most `chosen` entries (DeepSeek-V4)."""
 
@@ -110,7 +111,7 @@ class EntryScores(AttentionCore):
         return new * (minimum(entries, self.chosen) if self.chosen is not None and run.phase == "decode" else entries)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class DistanceScores(Op):
     """The product, per head, of each token's query with the projection of every distance (XLNet).
 
@@ -127,7 +128,7 @@ class DistanceScores(Op):
         return 2 * run.rows(self.rows) * 2 * run.new(self.rows) * self.heads * self.head_dim
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class EntryCache(Op):
     """A cache with one entry per `rate` tokens, and `rest` elements per token not yet in an entry (DeepSeek-V4)."""
 
@@ -145,7 +146,7 @@ class EntryCache(Op):
         return run.batch * (entries * self.width + (tokens - entries * self.rate) * self.rest) * kv_bits
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class LastWindow(Op):
     """The cached window of `rate` tokens that the next entry reads: `width` elements and as many weights per token.
 

@@ -10,10 +10,11 @@ optimizer states, gradients and weights over it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Literal, NamedTuple, TypeAlias, get_args
 
 from ..errors import InputError
+from ..frozen import frozen
 
 Schedule: TypeAlias = Literal["1f1b", "interleaved", "zb-h1", "dualpipe"]
 
@@ -45,7 +46,7 @@ class Coordinates(NamedTuple):
     edp: int
 
 
-@dataclass(frozen=True)
+@frozen
 class Layout:
     """The sizes of all parallel groups, and the options of each kind of parallelism.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import date
 from typing import Annotated, Any
 
 from ..errors import InputError
+from ..frozen import frozen
 from ..workload.setting import TRAINING, Setting
 from .layout import ContextExchange, ImpossibleLayout, Layout, Schedule
 
@@ -25,7 +26,7 @@ def parse_stage_layers(origin: str, value: tuple[Any, ...]) -> tuple[int, ...]:
         ) from None
 
 
-@dataclass(frozen=True)
+@frozen
 class LayoutRequest:
     """Parallelism options as given; None for an option that was not given."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from ..flow.program import Alternatives, Item, Scope, Step
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..flow.verbs.weights import Index
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..optional import TOWERS
 from ..workload.rows import TOKENS, Rows
@@ -51,7 +52,7 @@ NEAR_ROWS = frozenset({"vocab"})
 """Axes whose last shard may be shorter than the others."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Shard(Axis):
     """One rank's part of an axis. full_size: length before sharding. degree: number of ranks that divide it."""
 
@@ -80,7 +81,7 @@ def is_divided(shape: Shape) -> bool:
     return False
 
 
-@dataclass(frozen=True)
+@frozen
 class RankAxes:
     """The lengths of axes on one rank. coordinates: the rank's index in each group."""
 

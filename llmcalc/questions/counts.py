@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..errors import InputError
+from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
 from ..sources.names import is_checkpoint, is_hub_id
 from ..sources.preset import Preset
@@ -38,7 +38,7 @@ PassPhase: TypeAlias = Literal["training", "prefill", "decode"]
 """Phases whose kernels' time can be explained."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ParamsQuestion:
     """The question of `llmcalc params`.
 
@@ -143,7 +143,7 @@ def _measured(target: str) -> MeasuredParams:
     return MeasuredParams(path.name if path.is_dir() else target, *measure_config(config))
 
 
-@dataclass(frozen=True)
+@frozen
 class FlopsQuestion:
     """The question of `llmcalc flops`. The fields are the arguments of `llmcalc.flops`.
 
@@ -237,7 +237,7 @@ class FlopsQuestion:
         return Flops.of_result(count, preset=preset, rules=tuple(conventions(count)), draft=draft)
 
 
-@dataclass(frozen=True)
+@frozen
 class CacheQuestion:
     """The question of `llmcalc kv`. The fields are the arguments of `llmcalc.kv`.
 
@@ -293,7 +293,7 @@ USUAL_STACKS: dict[PassPhase, str] = {"training": "torch", "prefill": "vllm", "d
 """Phase → the stack whose times are explained where none is named: that of `time` on one device."""
 
 
-@dataclass(frozen=True)
+@frozen
 class ExplainQuestion:
     """The question of `llmcalc explain`: which formulas, and the values at which they are evaluated.
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import product
 from typing import TYPE_CHECKING
 
 from ..device_memory.settings import settings_of
-from ..frameworks.engines.engine import Engine, EngineMemory, EngineVersion
+from ..frameworks.engines.engine import Engine, EngineVersion
 from ..frameworks.engines.use import EngineOption
 from ..frameworks.engines.versions import numbers_of
-from ..parallel.divisors import divisors
-from ..parallel.layout import Layout
 from ..sources.preset import Preset
 from .runs import RunQuestion
 
@@ -32,8 +29,7 @@ def option_time(
     from ..studies.decoding import decoded_token
 
     memory = option.memory
-    layout = _layout(record, memory)
-    settings = memory.settings
+    layout, settings = memory.layout, memory.settings
     cache = str(settings.get(record.instead["--kv-dtype"].lstrip("-").replace("-", "_"), "auto"))
     is_untimed = settings.get("quantization", "none") != "none" or any("speculative" in name for name in settings)
     if not option.serves or layout is None or cache not in TIMED_CACHES or is_untimed:
@@ -50,16 +46,3 @@ def option_time(
     stack = record.stack(numbers_of(version.version))
     users_of_replica = -(-users // layout.dp)
     return decoded_token(question.on_one_device(), option.hardware, layout, users_of_replica, stack)
-
-
-def _layout(record: Engine, memory: EngineMemory) -> Layout | None:
-    """Returns the layout whose flags a server has; None where the engine's layouts have no such flags."""
-    if record.layout_flags is None:
-        return None
-    for tp, pp in product(divisors(memory.devices, memory.devices), repeat=2):
-        dp, rest = divmod(memory.devices, tp * pp)
-        for ep in () if rest or not dp else dict.fromkeys((tp * dp, 1)):
-            flags = record.layout_flags(tp, pp, dp, ep)
-            if flags is not None and all(memory.settings.get(name) == size for name, size in flags.items()):
-                return Layout(tp=tp, pp=pp, dp=dp, ep=ep, etp=tp * dp // ep if ep > 1 else None)
-    return None

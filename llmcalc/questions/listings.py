@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, timedelta
 from typing import Any, Literal, TypeAlias
 
 from ..costs.params import params
 from ..errors import InputError, suggest
+from ..frozen import frozen
 from ..reports.answer import ReportedAnswer
 from ..reports.presets import Counted
 from ..sources.preset import Preset
@@ -36,7 +37,7 @@ def is_stale(preset: Preset, today: date) -> bool:
     return preset.checked is None or today - preset.checked > FRESH
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class Listing(ReportedAnswer):
     """An answer that lists presets or accelerators. in_full: whether each has its own table with all fields."""
 

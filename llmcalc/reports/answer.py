@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Self
 
 from ..characters import printable
 from ..errors import InputError
+from ..frozen import frozen
 from ..sources.preset import Preset
 
 if TYPE_CHECKING:
@@ -32,6 +32,8 @@ class Answer(ABC):
     @property
     def document(self) -> Any:
         """The document that the command prints with `--format json`; a list of documents for several models."""
+        import json
+
         from .formats.plain import json_text
 
         return json.loads(json_text(self.report()))
@@ -70,7 +72,7 @@ class Answer(ABC):
         return cls(**values, **context)
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class CountedAnswer(Answer):
     """An answer with the counts of one model.
 
@@ -84,7 +86,7 @@ class CountedAnswer(Answer):
     draft: Draft | None = field(default=None, repr=False, compare=False)
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class ReportedAnswer(Answer):
     """An answer that is mainly read as a document.
 

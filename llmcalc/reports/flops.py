@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..components.base import TokenMixer
 from ..costs.flops import FlopCount, scores_of, step_of
 from ..flow.tree import Node, by_kind
+from ..frozen import frozen
 from ..model import ModelSpec
 from ..ops import AttentionCore, State
 from ..optional import MTP, TOWERS, WITHOUT_FLOPS
@@ -293,7 +294,7 @@ def _figures(include: frozenset[str]) -> Figures:
     return lambda place: figures_of("flops", place, step_of, include)
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class Flops(CountedAnswer, FlopCount):
     """FLOPs of one pass of a model.
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from .. import units
 from ..costs.cache import CacheSize, WhatIf, cache_bits_of
 from ..costs.cache_formats import cache_format
+from ..frozen import frozen
 from ..sources.preset import Preset
 from ..units import bits_to_bytes
 from ..workload.run_config import RunConfig
@@ -175,7 +176,7 @@ def _notes(cache: CacheSize) -> list[str]:
     return notes
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class Cache(CountedAnswer, CacheSize):
     """The cache of a model."""
 

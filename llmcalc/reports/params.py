@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .. import units
 from ..costs.params import ParameterCount, active_of, total_of
 from ..flow.tree import Node, Place
+from ..frozen import frozen
 from ..optional import OPTIONAL_PARTS
 from ..sources.preset import Preset
 from ..sources.presets import model_names
@@ -16,7 +16,6 @@ from . import bars, palette
 from .answer import CountedAnswer
 from .bars import Bar
 from .document import Column, Report, Row, Table, without_repetitions
-from .draft import with_draft
 from .nodes import Figures, figures_of, tree_data
 from .notes import against, identity_experts
 from .share import copies_text, share_data, share_notes, with_rank
@@ -222,9 +221,14 @@ def _figures(include: frozenset[str]) -> Figures:
     return figures
 
 
-@dataclass(frozen=True, repr=False)
+@frozen(repr=False)
 class Params(CountedAnswer, ParameterCount):
     """Parameters of a model."""
 
     def report(self) -> Report:
-        return with_draft(report(self.preset, self, self.share), self.draft)
+        document = report(self.preset, self, self.share)
+        if self.draft is None:
+            return document
+        from .draft import with_draft
+
+        return with_draft(document, self.draft)

@@ -234,7 +234,7 @@ class RepeatAnalysis:
         return None
 
     def _parts(self, runs: Sequence[tuple[Repeat | None, list[Event]]]) -> Iterator[Part]:
-        """Yields sweeps, and the events between them."""
+        """Yields each sweep over a stack's layers, and the events between sweeps."""
         i = 0
         while i < len(runs):
             repeat, events = runs[i]

@@ -311,7 +311,7 @@ class PassCounter:
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
 
     def next_loss(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts the loss after the last forward pass. Returns its case and its id."""
+        """Returns the case and the id of the loss after the chunk's last forward pass."""
         pass_number = self.forwards[chunk] - 1
         return self._case(chunk, "L", pass_number), (chunk, "L", pass_number)
 

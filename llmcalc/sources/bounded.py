@@ -81,7 +81,7 @@ def _reason(error: Exception) -> str:
     return "has a character that no path can have"
 
 
-_JSON_SIGN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{,]', re.DOTALL)
+_JSON_SIGN = r'(?s)"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|[\[{,]'
 """A string, or a sign that begins or separates values. A string that does not end is one to the end of the text: if it
 matched nothing, the search would begin again at each of its quotes.
 """
@@ -95,6 +95,6 @@ def require_few_elements(text: str, location: str, limit: int) -> None:
     """
     if text.count("[") + text.count("{") + text.count(",") <= limit:
         return
-    signs = (sign for sign in _JSON_SIGN.finditer(text) if sign[0][0] != '"')  # signs in strings build nothing
+    signs = (sign for sign in re.finditer(_JSON_SIGN, text) if sign[0][0] != '"')  # signs in strings build nothing
     if next(islice(signs, limit, None), None) is not None:
         raise InputError(f"{location}: more than {limit:,} values and fields; expected at most {limit:,}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 import tomllib
@@ -15,7 +14,6 @@ from pydantic import BaseModel, ValidationError
 from ..components.choice import PartError
 from ..errors import InputError, shown, suggest
 from .bounded import MOST_JSON_ELEMENTS, MOST_TOML_ELEMENTS, read_bytes, require_few_elements
-from .fields import all_field_names, field_path
 
 LARGEST_TOML = 1_000_000
 """Largest TOML file in bytes. The largest preset is under 5 000."""
@@ -97,21 +95,23 @@ def _require_short_keys(text: str, location: str) -> None:
     dots = 0
     for line in text.split("\n"):
         dots += line.partition("=")[0].count(".")
-        if line.count(".") > DEEPEST and _DEEP_KEY.search(_TOML_STRING.sub('""', line)):
+        if line.count(".") > DEEPEST and re.search(_DEEP_KEY, re.sub(_TOML_STRING, '""', line)):
             raise InputError(_too_deep(location))
     if dots > MOST_DOTS:
         raise InputError(f"{location}: {dots:,} dots in keys are too many; expected at most {MOST_DOTS:,}")
 
 
-_TOML_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+')  # one that does not end has the rest
+_TOML_STRING = r'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|\'[^\']*+\'?+'  # one that does not end has the rest
 _KEY_PART = r'(?:(?<![A-Za-z0-9_-])[A-Za-z0-9_-]++|"")'
-_DEEP_KEY = re.compile(rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST},}}")
+_DEEP_KEY = rf"{_KEY_PART}(?:[ \t]*\.[ \t]*{_KEY_PART}){{{DEEPEST},}}"
 MOST_DOTS = 100_000
 """Largest number of dots in the dotted keys of a TOML text."""
 
 
 def parse_json(text: str, location: str) -> Any:
     """Parses JSON. Raises `InputError` with line and column for invalid JSON, and for values nested too deeply."""
+    import json
+
     require_few_elements(text, location, MOST_JSON_ELEMENTS)
     try:
         data = json.loads(text)
@@ -161,6 +161,8 @@ def validate(model: type[Model], data: Any, location: str) -> Model:
 
 def explain_errors(model: type[BaseModel], error: ValidationError) -> str:
     """Formats pydantic's errors as one line."""
+    from .fields import all_field_names, field_path
+
     errors = error.errors(include_url=False)
     paths = [
         ".".join(field_path(model, detail["loc"], unknown=detail["type"] == "extra_forbidden")) for detail in errors

@@ -16,7 +16,7 @@ def is_checkpoint(path: Path) -> bool:
 STDIN = "-"
 """The TARGET that stands for standard input."""
 
-HUB_URL = re.compile(
+HUB_URL = (
     r"^(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<id>[\w.-]+/[\w.-]+|[\w.-]+)"
     r"(?:/(?:tree|blob|resolve|raw|commit)/(?P<revision>[\w.-]+)[^?#]*)?/?(?:[?#].*)?$"
 )
@@ -25,7 +25,7 @@ HUB_URL = re.compile(
 
 def hub_id_of(target: str) -> str:
     """Returns the hub id in a hub URL, with its revision if that is not `main`; empty for any other TARGET."""
-    match = HUB_URL.match(target)
+    match = re.match(HUB_URL, target) if "/" in target else None
     if match is None:
         return ""
     revision = match["revision"]

@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import date
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import Field, model_validator
 
 from ..characters import printable
 from ..errors import InputError, MissingExtra
-from ..flow.module_names import Checkpoint
 from ..model import ModelSpec
 from ..record import Record, Source
 from ..units import dtype as dtype_of
 from .names import normalized
+
+if TYPE_CHECKING:
+    from ..flow.module_names import Checkpoint
 
 
 class Published(Record):
@@ -97,8 +99,8 @@ class Preset(Record):
     dtype: str = "bfloat16"
     quantization_config: dict[str, Any] | None = None
     sources: tuple[Source, ...] = ()
-    published: Published = Published()
-    training: Training = Training()
+    published: Published = Published.model_construct()
+    training: Training = Training.model_construct()
     assumptions: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     config: dict[str, Any] | None = None
@@ -130,6 +132,8 @@ class Preset(Record):
         weights are stored; None without either.
         """
         if self.config is None:
+            from ..flow.module_names import Checkpoint
+
             table = self.quantization_config
             return None if table is None else Checkpoint({"quantization_config": table}, {}, {})
         from .huggingface.checkpoint import checkpoint_of

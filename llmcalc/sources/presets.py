@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import cache
@@ -24,7 +25,8 @@ def presets_dir() -> Path:
 @cache
 def model_names() -> tuple[str, ...]:
     """Returns the names of all model presets, sorted."""
-    return tuple(sorted(p.stem for p in (presets_dir() / "models").glob("*.toml")))
+    files = os.listdir(presets_dir() / "models")
+    return tuple(sorted(file.removesuffix(".toml") for file in files if file.endswith(".toml")))
 
 
 @cache
@@ -50,6 +52,8 @@ def find_preset(name_or_alias: str) -> str | None:
 
     A match that keeps decimal points is preferred.
     """
+    if name_or_alias in model_names():
+        return name_or_alias
     if not normalized(name_or_alias):
         return None
     for normalization in (normalized_with_points, normalized):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, suggest
+from ..frozen import frozen
 
 if TYPE_CHECKING:
     from ..model import ModelSpec
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 KINDS = ("decoder", "encoder", "encoder-decoder")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Selection:
     """The filter for models; a field that is None filters nothing.
 

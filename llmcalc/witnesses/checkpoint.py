@@ -30,7 +30,7 @@ NUMBER = re.compile(r"(?:^|\.)([0-9]{1,9})\.")
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """A tensor of the spec.
+    """A tensor that a checkpoint of the model has to have.
 
     node: the path of its module.
     shape: its shape.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from ..algebra import Number
 from ..components.base import TokenMixer
-from ..components.head import NoHead
+from ..components.no_head import NoHead
 from ..costs.context_length import learned_positions
 from ..costs.flops import forward_of, step_of
 from ..costs.params import buffers_of, total_of

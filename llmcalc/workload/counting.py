@@ -5,13 +5,14 @@ One multiply-add is always 2 FLOPs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
+
+from ..frozen import frozen
 
 Pairs: TypeAlias = Literal["full", "causal"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Counting:
     """The counting conventions.
 

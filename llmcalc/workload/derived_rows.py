@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..algebra import Number, add, exact_div, floor_div, is_zero, minimum, times
+from ..frozen import frozen
 from .inputs import EncoderPass
 from .rows import SOURCE, TOKENS, Rows
 from .workload import Workload
@@ -33,7 +32,7 @@ class Images(Rows):
 PATCHES, IMAGES = Patches("patches"), Images("images")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Distances(Rows):
     """One row for each distance between a query and a key, shared by all sequences."""
 
@@ -45,7 +44,7 @@ class Distances(Rows):
         return self.of.available(w)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Table(Rows):
     """The rows of a table, shared by all sequences.
 
@@ -64,7 +63,7 @@ class Table(Rows):
         return minimum(2 * self.of.new(w), self.length) if self.by_tokens else self.length
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class BeforeStrides(Rows):
     """The rows from which convolutions without padding compute other rows: `by` for each of them, and `more`.
 
@@ -81,7 +80,7 @@ class BeforeStrides(Rows):
         return 0 if is_zero(computed) else add(times(computed, self.by), self.more)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Multiple(Rows):
     """`by` rows per row of other rows, such as frames before a stride or a token's distances in both directions."""
 
@@ -93,7 +92,7 @@ class Multiple(Rows):
         return times(self.of.new(w), self.by)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Joined(Rows):
     """The concatenation of two kinds of rows."""
 
@@ -108,7 +107,7 @@ class Joined(Rows):
         return self.first.available(w) + self.second.available(w)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class FromZeros(Rows):
     """One state of a recurrence per row of other rows, before that row; the first one is zeros."""
 
@@ -122,7 +121,7 @@ class FromZeros(Rows):
         return 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class OfThisPass(Rows):
     """The new rows of other rows alone: keys that no later pass reads."""
 
@@ -133,7 +132,7 @@ class OfThisPass(Rows):
         return self.of.new(w)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Blocks(Rows):
     """One row for each whole block of `block` other rows; a block exists once its last row does."""
 
@@ -148,7 +147,7 @@ class Blocks(Rows):
         return floor_div(self.of.past(w), self.block)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class WithSums(Rows):
     """Other rows, plus one more row for each whole block of `block` of them."""
 
@@ -160,7 +159,7 @@ class WithSums(Rows):
         return self.of.new(w) + floor_div(self.of.new(w), self.block)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class WithStart(Rows):
     """New rows, plus a row of zeros before them in a pass that starts at the first token."""
 
@@ -174,7 +173,7 @@ class WithStart(Rows):
         return 0 if w.phase == "decode" or not is_zero(self.of.past(w)) else 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Strided(Rows):
     """The output rows of a strided convolution over other rows, padded with kernel // 2 zeros on each side."""
 
@@ -188,7 +187,7 @@ class Strided(Rows):
         return floor_div(padded - self.kernel, self.stride) + 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Merged(Rows):
     """One row for each square of side × side neighbours, in `frames` consecutive frames."""
 
@@ -201,7 +200,7 @@ class Merged(Rows):
         return exact_div(self.of.new(w), self.side * self.side * self.frames)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class WithMore(Rows):
     """Other rows, plus `more` rows per sequence."""
 
@@ -213,7 +212,7 @@ class WithMore(Rows):
         return self.of.new(w) + self.more
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class QueryKeyPairs(Rows):
     """One row for each (query, key) pair of other rows, shared by all sequences."""
 

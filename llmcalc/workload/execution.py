@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from ..algebra import is_zero
+from ..frozen import frozen
 from .recompute import NONE, Recompute
 from .workload import Workload
 
@@ -43,7 +43,7 @@ step: one decoding step of a recurrence, instead of a chunk of tokens.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Execution:
     """The execution of a run: which of several equivalent forms runs.
 

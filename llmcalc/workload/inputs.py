@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
 from ..algebra import Number
 from ..errors import InputError, shown
+from ..frozen import frozen
 from .setting import WITHOUT_GRADIENTS, Setting
 from .workload import Workload
 
@@ -56,7 +56,7 @@ AUDIO = Setting(
 )
 
 
-@dataclass(frozen=True)
+@frozen
 class Inputs:
     """The images and the audio of each sequence. None means none.
 
@@ -96,7 +96,7 @@ class Inputs:
 NO_INPUTS = Inputs()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class EncoderPass(Workload):
     """One pass of an encoder over images or clips of audio of one size.
 

@@ -6,9 +6,9 @@ Chen et al. 2016 (arXiv:1604.06174); of attention alone: Korthikanti et al. 2022
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from ..errors import InputError, suggest
+from ..frozen import frozen
 
 SDPA_KERNELS = ("efficient_attention", "cudnn_attention")
 """Kernels of scaled_dot_product_attention beside flash attention."""
@@ -19,7 +19,7 @@ attention as one kernel. Everything else in a layer runs again.
 """
 
 
-@dataclass(frozen=True)
+@frozen
 class Recompute:
     """What the backward pass recomputes instead of storing.
 

@@ -5,13 +5,12 @@ A program only names its rows; their number is computed from a workload when the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..algebra import Number, add
+from ..frozen import frozen
 from .workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Rows:
     """The vectors of a sequence that a step processes.
 
@@ -66,7 +65,7 @@ class Source(Rows):
         return w.source
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Fixed(Rows):
     """A fixed number of rows, whatever the workload: the positions of a fixed-length encoder.
 
@@ -103,7 +102,7 @@ class Sequences(Rows):
         return 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Routed(Rows):
     """One row for each expert that a token is routed to. Ops on these rows multiply by `top_k` themselves."""
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..algebra import Number, floor_div, is_zero, times
+from ..frozen import frozen
 from .counting import AS_EXECUTED, Counting, Pairs
 from .execution import EAGER, AttentionImplementation, Execution
 from .rows import Rows
 from .workload import Phase, Workload
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class RunConfig:
     """A run as ops read it.
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from ..errors import InputError, shown, suggest
+from ..frozen import frozen
 from .validation import LARGEST, one_of, whole
 
 Panel: TypeAlias = Literal[
@@ -34,7 +35,8 @@ Check: TypeAlias = Callable[[str, Any], Any]
 """(option, value) → the value that is meant. Raises `InputError`, which names the option, for a value that is not."""
 
 
-class Setting(NamedTuple):
+@frozen(slots=True)
+class Setting:
     """The declaration of one setting.
 
     help: what it is, a sentence without its default.
@@ -71,7 +73,8 @@ class Setting(NamedTuple):
     every_framework: bool = False
 
 
-class Declared(NamedTuple):
+@frozen(slots=True)
+class Declared:
     """A setting's declaration with its name and type. kind: the type of its value, without None."""
 
     name: str

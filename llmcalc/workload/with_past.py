@@ -3,14 +3,13 @@ rarely needed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ..algebra import Number, is_zero, minimum
+from ..frozen import frozen
 from .rows import TOKENS, Rows
 from .workload import Workload
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class WithPast(Rows):
     """New rows, plus rows of earlier passes that are recomputed.
 

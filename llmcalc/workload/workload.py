@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 from ..algebra import Number
+from ..frozen import frozen
 
 Phase: TypeAlias = Literal["forward", "training", "prefill", "decode"]
 
 PHASES: tuple[Phase, ...] = ("forward", "training", "prefill", "decode")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Workload:
     """One pass of a model.
 

@@ -14,7 +14,8 @@ from llmcalc.components.base import Component, Part
 from llmcalc.components.choices import MIXERS
 from llmcalc.components.disentangled import Disentangled, SideConvolution
 from llmcalc.components.distance import LayerBias, RelativeBias
-from llmcalc.components.head import LMHead, Transform
+from llmcalc.components.head import LMHead
+from llmcalc.components.head_transform import Transform
 from llmcalc.components.layers.block import Block
 from llmcalc.components.layers.gemma4 import Gemma4Layer
 from llmcalc.components.layers.hybrid import HybridBlock

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from llmcalc.components.head import Classifier, LMHead, NoHead
+from llmcalc.components.classifier import Classifier
+from llmcalc.components.head import LMHead
 from llmcalc.components.layers.block import Block, Layer
 from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mtp import MultiTokenPrediction
 from llmcalc.components.networks.feed_forward import FeedForward
+from llmcalc.components.no_head import NoHead
 from llmcalc.components.norm import Norm
 from llmcalc.components.stack import Stack
 from llmcalc.model import ModelSpec

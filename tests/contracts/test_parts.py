@@ -10,11 +10,12 @@ import torch
 from llmcalc.components.added_position import Learned, Sinusoidal
 from llmcalc.components.base import Component, Nothing
 from llmcalc.components.choices import CHANNEL_MIXERS, LAYERS, MIXERS, parts
+from llmcalc.components.classifier import Classifier
 from llmcalc.components.contact_head import ContactHead
 from llmcalc.components.disentangled import Disentangled, RelativeEmbedding, SideConvolution
 from llmcalc.components.distance import RelativeBias
 from llmcalc.components.entities import Entities
-from llmcalc.components.head import Classifier, LMHead
+from llmcalc.components.head import LMHead
 from llmcalc.components.idle import SecondStream, UnusedEmbedding
 from llmcalc.components.input_features import InputFeatures
 from llmcalc.components.layers.block import Block, Layer

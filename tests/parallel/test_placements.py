@@ -26,11 +26,12 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from llmcalc.components.head import Classifier
+from llmcalc.components.classifier import Classifier
 from llmcalc.components.layers.block import Block
-from llmcalc.components.mixers.attention import Attention, QKNorm
+from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mamba2 import Mamba2
 from llmcalc.components.mixers.mla import MLA
+from llmcalc.components.mixers.qk_norm import QKNorm
 from llmcalc.components.mixers.short_conv import ShortConv
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE

@@ -12,9 +12,10 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from llmcalc.components.added_position import Learned
 from llmcalc.components.distance import Alibi
 from llmcalc.components.layers.block import Block
-from llmcalc.components.mixers.attention import Attention, QKNorm
+from llmcalc.components.mixers.attention import Attention
 from llmcalc.components.mixers.mla import MLA
 from llmcalc.components.mixers.output_gate import OutputGate
+from llmcalc.components.mixers.qk_norm import QKNorm
 from llmcalc.components.networks.feed_forward import FeedForward
 from llmcalc.components.networks.moe import MoE
 from llmcalc.components.networks.router import LinearRouter

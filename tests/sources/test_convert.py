@@ -13,7 +13,9 @@ import pytest
 
 from llmcalc.api import params
 from llmcalc.components.choices import Head
-from llmcalc.components.head import Classifier, LMHead, NoHead
+from llmcalc.components.classifier import Classifier
+from llmcalc.components.head import LMHead
+from llmcalc.components.no_head import NoHead
 from llmcalc.components.pooler import Pooler
 from llmcalc.components.stack import Stack
 from llmcalc.errors import InputError

@@ -20,8 +20,9 @@ from ..base import BY_TORCH, Component, Context, LaurelRank, LayerParts, PartWit
 from ..norm import Norm
 from ..runtime import Run, vector
 from ..streams import ResidualStreams
-from .block import Sharing, WholeLayer
+from .block import Sharing
 from .per_layer import PerLayerGate
+from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -15,7 +15,7 @@ is that of the recurrence's paper (Mamba), and so is one with two parts of one p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -26,6 +26,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.tree import Role
 from ...flow.value import Value
+from ...frozen import frozen
 from ...workload.rows import SOURCE
 from ..base import (
     BY_TORCH,
@@ -51,7 +52,7 @@ from ..runtime import Run, apply_dropout
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-AFFINE, SCALE = Norm(type="affine"), Norm(type="affine", bias=False)
+AFFINE, SCALE = Norm.model_construct(type="affine"), Norm.model_construct(type="affine", bias=False)
 
 SUBLAYERS = ("attention", "cross_attention", "feed_forward")
 """The fields of a layer that are sublayers, in the order they run."""
@@ -72,7 +73,7 @@ SCALED: Mapping[bool | str, str] = {"residual": "Shi et al. 2024 (Doge)", "outpu
 """What a pre-norm layer scales, as in `Block.residual_scale` → its source; none for the scales of ZAYA1."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen(slots=True)
 class Sharing:
     """The position of a layer among the layers that share parameters.
 
@@ -170,20 +171,6 @@ class Layer(Component):
     def reference(self, context: Context) -> nn.Module:
         """Builds the layer as a module: forward(x [batch, tokens, hidden], run) → same shape."""
         raise TypeError(f"{type(self).__name__} has no reference")
-
-
-class WholeLayer(Layer):
-    """A layer that requires attention, a feed-forward network and all of their norms."""
-
-    @model_validator(mode="after")
-    def _check_whole(self) -> Self:
-        if isinstance(self.attention, Nothing) or isinstance(self.feed_forward, Nothing) or self.without_norms:
-            kind = type(self).model_fields["type"].default
-            raise ValueError(
-                f"attention, feed_forward, without_norms: {'an' if kind[0] in 'aeiou' else 'a'} '{kind}' layer has "
-                "both, with all of its norms"
-            )
-        return self
 
 
 class Block(Layer):

@@ -17,7 +17,8 @@ from ..networks.moe import MoE
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
-from .block import Sharing, WholeLayer
+from .block import Sharing
+from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -20,7 +20,8 @@ from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
 from ..target_states import EAGLE_3
-from .block import Sharing, WholeLayer
+from .block import Sharing
+from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -16,11 +16,13 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import SOURCE
 from ..base import BY_TORCH, Component, Context, PartWitness, Width
-from ..mixers.attention import Attention, QKNorm
+from ..mixers.attention import Attention
+from ..mixers.qk_norm import QKNorm
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..runtime import Run, vector
-from .block import Sharing, WholeLayer
+from .block import Sharing
+from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -23,8 +23,9 @@ from ..networks.router import LinearRouter
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run
-from .block import Sharing, WholeLayer
+from .block import Sharing
 from .per_layer import PerLayerGate
+from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -24,7 +24,8 @@ from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run
 from ..streams import ResidualStreams
-from .block import Sharing, WholeLayer
+from .block import Sharing
+from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

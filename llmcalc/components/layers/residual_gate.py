@@ -16,7 +16,8 @@ from ..networks.feed_forward import FeedForward
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run, vector
-from .block import Sharing, WholeLayer
+from .block import Sharing
+from .whole_layer import WholeLayer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -25,7 +25,6 @@ from ..base import (
     Heads,
     HeadSizes,
     KVHeads,
-    Part,
     PartWitness,
     Real,
     ScoreBias,
@@ -33,7 +32,6 @@ from ..base import (
     TokenMixer,
     Unscalable,
     ValueDim,
-    Width,
     Window,
     check_groups,
 )
@@ -41,31 +39,20 @@ from ..choice import only
 from ..norm import Norm, norm_reference
 from ..position import Rope, ScorePosition
 from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
-from .output_gate import OutputGate
-from .value_convolution import ValueConvolution
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from .block_indexer import BlockIndexer
+    from .output_gate import OutputGate
+    from .qk_norm import QKNorm
+    from .query_factors import QueryFactors
+    from .value_convolution import ValueConvolution
 else:
+    QKNorm, QueryFactors = only("mixers.qk_norm:QKNorm"), only("mixers.query_factors:QueryFactors")
+    OutputGate = only("mixers.output_gate:OutputGate")
+    ValueConvolution = only("mixers.value_convolution:ValueConvolution")
     BlockIndexer = only("mixers.block_indexer:BlockIndexer")
-
-
-class QKNorm(Part):
-    """A norm on queries and keys.
-
-    norm: the norm.
-    scope: `head`, one set of head_dim weights for all heads (Qwen3), by default; `per_head`, one set per head (Command
-        R+); `projection`, over all heads at once (OLMo 2).
-    order: before RoPE, by default, or after it.
-    """
-
-    witness: ClassVar[PartWitness] = BY_TORCH
-
-    norm: Norm
-    scope: Literal["head", "per_head", "projection"] = "head"
-    order: Literal["before_rope", "after_rope"] = "before_rope"
 
 
 IdleName: TypeAlias = Annotated[str, Field(pattern=r"^[a-z][a-z_]{0,30}_proj$")]
@@ -76,31 +63,6 @@ RUN_PROJECTIONS = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj"
 
 Adapter: TypeAlias = Callable[[Value, Shape], Value]
 """A function of a projection's input and the axes of its output, which returns a term to add to that output."""
-
-
-class QueryFactors(Part):
-    """Queries of a low rank: a projection to it, a norm, and then the projection to the heads.
-
-    rank: the rank.
-    norm: the norm between the two projections, an RMSNorm by default.
-    """
-
-    witness: ClassVar[PartWitness] = BY_TORCH
-
-    rank: Width
-    norm: Norm = Norm(type="rmsnorm")
-
-    def flow(self, f: Flow, x: Value) -> Value:
-        """Records the first projection and the norm."""
-        low = f.part("q_a_norm", self.norm, f.linear("q_a_proj", x, Axis("query_rank", self.rank)))
-        f.hold(low=low)
-        return low
-
-    def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
-        """Builds the first projection and the norm."""
-        from torch import nn
-
-        return nn.Linear(context.hidden_size, self.rank, bias=False), self.norm.reference(Context(self.rank))
 
 
 class Attention(TokenMixer):
@@ -490,6 +452,9 @@ class Attention(TokenMixer):
     def examples(cls) -> list[Self]:
         from ..distance import Alibi, LayerBias, TransformerXL
         from .block_indexer import BlockIndexer
+        from .output_gate import OutputGate
+        from .qk_norm import QKNorm
+        from .query_factors import QueryFactors
 
         rms, layernorm = Norm(type="rmsnorm"), Norm(type="layernorm")
         indexer = BlockIndexer(index_n_heads=2, index_head_dim=6, index_block_size=3, index_topk_blocks=2)

@@ -15,6 +15,7 @@ from ..framework import FromFile
 
 if TYPE_CHECKING:
     from ...accelerator import Hardware
+    from ...parallel.layout import Layout
     from ...sources.preset import Preset
     from .flags import Flag
 
@@ -61,6 +62,8 @@ class EngineMemory:
     max_model_len: the longest request. assumed: flag → its default, where the user gave none.
     devices: number of devices. block_size: tokens of a block.
     notes: remarks for the reader. settings: name of a flag's value → the value in effect.
+    layout: the layout of all devices, whose passes are timed: `dp` counts replicas, or ranks with attention of their
+        own among those that divide experts. None for an engine that places whole layers on devices.
     host: what the host needs: `ram_bytes`, `disk_bytes`, whether the file is mapped (`mmap`), and the share of all that
         is in use (`share`); empty if not known.
     """
@@ -78,6 +81,7 @@ class EngineMemory:
     notes: tuple[str, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
+    layout: Layout | None = None
 
     def bytes_of(self, name: str, device: str | None = None) -> int:
         """Bytes of a term, on one device or on all; 0 for a term that the engine does not have."""

@@ -8,8 +8,9 @@ from typing import Any
 from ...errors import InputError
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory
+from .answer import engine_memory
 from .fit import fit
-from .server import Buffers, GgmlServer, engine_memory
+from .server import Buffers, GgmlServer
 
 SMALL_CACHE = "q8_0"
 """The type of a cache that is tried."""
@@ -21,10 +22,10 @@ SMALL_BATCH = 128
 def memory(server: GgmlServer) -> EngineMemory:
     """Computes the buffers of a server, after --fit."""
     fitted = fit(server)
-    changed = engine_memory(fitted.server, fitted.placement, fitted.buffers, fitted.notes)
+    changed = engine_memory(fitted.server, fitted.buffers, fitted.notes)
     if not fitted.notes:
         return changed
-    assumed = {**engine_memory(server, fitted.placement, fitted.buffers).assumed}
+    assumed = {**engine_memory(server, fitted.buffers).assumed}
     if "--ctx-size" in assumed:
         assumed["--ctx-size"] = fitted.server.context
     return EngineMemory(**{**changed.__dict__, "assumed": assumed})

@@ -13,7 +13,8 @@ from typing import NamedTuple
 from ...errors import InputError
 from .compute_graph import HOST
 from .placement import Layers, Placement
-from .server import MIB, Buffers, GgmlServer
+from .server import Buffers, GgmlServer
+from .settings import MIB
 
 PARTS = {"attention": ("gate", "up", "gate_up", "down"), "up": ("gate", "gate_up", "down"), "gate": ("down",)}
 """What of a layer is on its GPU, beside its attention → the parts of its experts that are not."""

@@ -667,15 +667,15 @@ class _Reader:
             if value is None:
                 return "" if name[0] in self.script.skipped else unresolved(f"${name[0]}")
             return value if isinstance(value, str) else (value[0] if value else "")
-        after = self.text[start + 1 : start + 2]
+        sign = self.text[start + 1 : start + 2]
         self.at = start + 2
-        if after and after in "@*":
+        if sign and sign in "@*":
             return ITEM.join(self.script.arguments) or ITEM
-        if after == "#":
+        if sign == "#":
             return str(len(self.script.arguments))
-        if after and after in "123456789":
-            return self.argument(int(after))
-        return unresolved(f"${after}") if after and after in "0123456789#?$!-" else f"${after}".rstrip()
+        if sign and sign in "123456789":
+            return self.argument(int(sign))
+        return unresolved(f"${sign}") if sign and sign in "0123456789#?$!-" else f"${sign}".rstrip()
 
     def command_output(self, text: str) -> str:
         """The output of a command that only computes: `expr`, and `echo` of known words; else unresolved."""

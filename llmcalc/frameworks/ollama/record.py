@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-from ..engines.engine import Engine
-from ..framework import FromFile
+from ..ggml.engine import ggml_engine
 
-ENGINE = Engine(
-    name="ollama",
-    title="Ollama",
-    flags=FromFile(__package__, "flags:flags"),
-    version=FromFile(__package__, "server:version_of"),
-    memory=FromFile(__package__, "server:memory"),
-    candidates=FromFile(__package__, "server:candidates"),
-    layouts=FromFile(__package__, "server:layouts"),
+ENGINE = ggml_engine(
+    __package__,
+    "ollama",
+    "Ollama",
     instead={"--seq": "--num-ctx", "-s": "--num-ctx", "--kv-dtype": "OLLAMA_KV_CACHE_TYPE"},
-    serving=FromFile(__package__, "server:serving"),
-    vendors=("NVIDIA", "AMD", "Apple", "Intel"),
-    stacks=(((0,), "llamacpp"),),
 )

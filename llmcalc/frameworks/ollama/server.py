@@ -20,9 +20,11 @@ from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion
 from ..engines.versions import EngineRecord, RuleRange, numbers_of, read_engine_record
 from ..ggml import changes
+from ..ggml.answer import engine_memory
 from ..ggml.fit import Fitted, fit
 from ..ggml.model import GgufModel
-from ..ggml.server import GIB, MIB, GgmlServer, engine_memory
+from ..ggml.server import GgmlServer
+from ..ggml.settings import GIB, MIB
 from ..ggml.versions import GgmlRecord
 
 BATCHES = ((32768, 2048, 2 * GIB, 60), (4096, 1024, 768 * MIB, 75))
@@ -224,7 +226,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
     """Computes what Ollama loads on the GPUs, and what it leaves to the host. It starts unless a layer does not fit."""
     server = OllamaServer(preset, hardware, version, flags)
     fitted = server.fitted
-    computed = engine_memory(fitted.server, fitted.placement, fitted.buffers, (version.note, *fitted.notes))
+    computed = engine_memory(fitted.server, fitted.buffers, (version.note, *fitted.notes))
     number = len(fitted.server.model.layers) + 1
     away = host_layers(fitted)
     notes = list(computed.notes)

@@ -102,6 +102,14 @@ class Server(EngineServer):
         return Layout(tp=self.tp, pp=self.pp, pp_layout=None if len(set(sizes)) == 1 else sizes)
 
     @property
+    def whole_layout(self) -> Layout:
+        """The layout of all devices: with the replicas, and with the experts' groups (`--ep-size`)."""
+        experts = int(self.flags.get("ep_size", 1))
+        etp = self.tp // experts if experts > 1 else None
+        tp = self.tp // self.dp if self.divides_attention else self.tp
+        return replace(self.layout, tp=tp, dp=self.dp, ep=experts, etp=etp)
+
+    @property
     def loads_towers(self) -> bool:
         return bool(self.preset.model.towers)
 
@@ -323,6 +331,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         block_size=page,
         assumed=server.assumed,
         settings=server.settings,
+        layout=server.whole_layout,
         notes=tuple(filter(None, (version.note, _note(tokens, length, bool(message)), *_server_notes(server)))),
     )
 

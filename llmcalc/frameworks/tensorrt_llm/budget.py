@@ -189,6 +189,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         block_size=block,
         assumed=server.assumed,
         settings=server.settings,
+        layout=server.layout,
         notes=tuple(filter(None, (version.note, *_notes(server, fullest.blocks * block, bool(message))))),
     )
 

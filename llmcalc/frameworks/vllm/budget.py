@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -231,6 +232,11 @@ class Server(EngineServer):
         return Layout(tp=self.tp, pp=self.pp, dp=self.dp, ep=self.tp * self.dp, etp=1, pp_layout=split)
 
     @property
+    def whole_layout(self) -> Layout:
+        """The layout of all devices, with the replicas."""
+        return replace(self.layout, dp=self.dp)
+
+    @property
     def dtype(self) -> str | None:
         """The number format of weights and activations; None for the published one."""
         if self.flags.get("dtype", "auto") == "auto" and self.published_dtype == "float32":
@@ -433,6 +439,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         block_size=pool.block_size,
         assumed=server.assumed,
         settings=server.settings,
+        layout=server.whole_layout,
         notes=tuple(filter(None, (version.note, *_notes(server)))),
     )
 

@@ -22,7 +22,7 @@ def causal_conv1d_fwd(t: Aten, x: Tensor) -> Tensor:
 def causal_conv1d_bwd(
     t: Aten, x: Tensor, weight: Tensor, bias: Optional, dout: Tensor, dx: Optional = None
 ) -> tuple[Tensor, Tensor, Optional]:
-    """Runs cpp_functions.py:113. Returns dx, which may be given, and the gradients of weight and bias."""
+    """Runs cpp_functions.py:113. Returns the gradients of x (in `dx`, if there is one), weight and bias."""
     if dx is None:
         dx = t.like(x)
     dweight = t.like(weight, dtype=FLOAT32)

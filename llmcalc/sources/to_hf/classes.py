@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from ...components.head import Classifier, LMHead
+from ...components.classifier import Classifier
+from ...components.head import LMHead
 from ...model import ModelSpec
 from ..huggingface.heads import head_of
 from ..huggingface.registry import classes

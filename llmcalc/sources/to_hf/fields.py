@@ -11,8 +11,8 @@ from contextlib import suppress
 from typing import Any
 
 from ...components.added_position import Learned
+from ...components.classifier import Classifier
 from ...components.distance import RelativeBias
-from ...components.head import Classifier
 from ...components.mixers.attention import Attention
 from ...components.networks.moe import MoE
 from ...components.networks.router import LinearRouter

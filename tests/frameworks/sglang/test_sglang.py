@@ -174,3 +174,32 @@ def test_replicas_of_attention_lower_the_default_fraction() -> None:
     # graphs of 512 sequences: 4.5 MiB for each and for each replica
     reserve = (512 + 1.5 * 8192 + 2 * 512 + 1024 + 4.5 * 512 * 8) / 1024
     assert fraction.assumed["--mem-fraction-static"] == round((gib - reserve) / gib, 3)
+
+
+@pytest.mark.parametrize(
+    ("target", "flags", "sizes"),
+    [
+        ("llama3.1-8b", {}, (1, 1, 1, 1, None)),
+        ("llama3.1-8b", {"tp_size": 4, "pp_size": 2}, (4, 2, 1, 1, None)),
+        ("llama3.1-8b", {"tp_size": 2, "dp_size": 2}, (2, 1, 2, 1, None)),  # replicas of the whole model
+        ("qwen3-30b-a3b", {"tp_size": 4, "ep_size": 2}, (4, 1, 1, 2, 2)),
+        # 8 ranks, of which each replica of attention has 4; 8 groups of whole experts
+        ("qwen3-30b-a3b", {"tp_size": 8, "dp_size": 2, "ep_size": 8, "enable_dp_attention": True}, (4, 1, 2, 8, 1)),
+    ],
+)
+def test_the_layout_is_that_of_all_devices(
+    target: str, flags: dict[str, Any], sizes: tuple[int, int, int, int, int | None]
+) -> None:
+    answer = memory(target, **flags)
+    layout = answer.layout
+    assert (layout.tp, layout.pp, layout.dp, layout.ep, layout.etp) == sizes
+    assert layout.tp * layout.pp * layout.dp == answer.devices
+
+
+def test_fit_times_replicas() -> None:
+    options = {"hardware": "h100", "engine": "sglang==0.5.20", "seq": 8192}
+    single, replicas = (
+        llmcalc.fit("llama3.1-8b", users=users, dp_size=dp, **options).document["options"]
+        for users, dp in ((16, 1), (32, 2))
+    )
+    assert replicas[0]["tpot"] == single[0]["tpot"] is not None

@@ -237,19 +237,28 @@ class LinearKernels(RankKernels):
         def backward(saved_tensors: list[Tensor | None], g: Tensor, needs_input_grad: Needs) -> Sequence[Gradient]:
             if divided:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
-            self.persistent.use_torch_workspace("backward")
-            input_gradient = self.new(rows, n_in)
-            scattered_gradient = self.new(local_rows, n_in) if divided else None
-            weight_gradient = self.weight_gradient(weight)
-            bias_gradient = [] if added_bias is None else [self.graph.new(added_bias.shape, g.dtype)]
-            return [
-                input_gradient if scattered_gradient is None else scattered_gradient,
-                weight_gradient,
-                *bias_gradient,
-            ]
+            return self._core_gradients(g, rows, (local_rows, n_in), weight, added_bias)
 
         self.node("column_linear", (x, weight, *([] if added_bias is None else [added_bias])), [out], backward, x)
         return out
+
+    def _core_gradients(
+        self, g: Tensor, rows: int, shape: tuple[int, int], weight: Tensor, bias: Tensor | None
+    ) -> Sequence[Gradient]:
+        """Runs the end of the backward pass of ColumnParallelLinear: gradients of its input, weight and bias.
+
+        rows: rows of the gathered input. shape: the shape of the rank's input.
+        """
+        self.persistent.use_torch_workspace("backward")
+        input_gradient = self.new(rows, shape[1])
+        scattered_gradient = self.new(*shape) if self.rank_choices.sequence_parallel else None
+        weight_gradient = self.weight_gradient(weight)
+        bias_gradient = [] if bias is None else [self.graph.new(bias.shape, g.dtype)]
+        return [
+            input_gradient if scattered_gradient is None else scattered_gradient,
+            weight_gradient,
+            *bias_gradient,
+        ]
 
     def row_linear(self, step: Step, x: Tensor) -> Tensor:
         """Runs a row-parallel layer and reduces its output over ranks; the next addition adds the bias."""
@@ -358,16 +367,7 @@ class LinearKernels(RankKernels):
             elif divided:
                 self.persistent.grow_gather_buffer(2 * rows * n_in)
             del layer_input
-            self.persistent.use_torch_workspace("backward")
-            input_gradient = self.new(rows, n_in)
-            scattered_gradient = self.new(local_rows, n_in) if divided else None
-            weight_gradient = self.weight_gradient(weight)
-            bias_gradient = [] if bias is None else [self.graph.new(bias.shape, g.dtype)]
-            return [
-                input_gradient if scattered_gradient is None else scattered_gradient,
-                weight_gradient,
-                *bias_gradient,
-            ]
+            return self._core_gradients(g, rows, (local_rows, n_in), weight, bias)
 
         self.node("output_layer", (x, weight, *([] if bias is None else [bias])), [out], backward, x)
         return out

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .....components.head import Classifier
+from .....components.classifier import Classifier
 from ...absent import present
 from ...config import Config
 from ...dropout import BERT_DROPOUT

@@ -27,7 +27,7 @@ from ...parts import (
     rope,
     sliding_stack,
 )
-from .gemma import local_theta, score_cap
+from .gemma import COMMON, local_theta, score_cap
 
 if TYPE_CHECKING:
     from ....to_hf.facts import Facts
@@ -161,19 +161,11 @@ def _head(config: Config) -> Table:
 
 
 MODULE: dict[str, Any] = {
-    "vocab_size": 256000,
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-6,
-    "attention_bias": False,
-    "sliding_window": 4096,
-    "layer_types": None,
+    **{
+        name: value
+        for name, value in COMMON.items()
+        if name not in ("tie_word_embeddings", "use_bidirectional_attention")
+    },
     "attn_logit_softcapping": 50.0,
 }
 

@@ -26,6 +26,7 @@ from ...parts import (
     qk_norm,
     rmsnorm,
 )
+from .open_models import OLMO_NAMES
 
 STEPS = "denoising: the further passes over the same tokens are not counted"
 
@@ -154,16 +155,7 @@ FAMILIES = {
             scale_logits
             """.split()  # noqa: SIM905
         ),
-        aliases={
-            "hidden_size": "d_model",
-            "num_attention_heads": "n_heads",
-            "num_key_value_heads": "n_kv_heads",
-            "num_hidden_layers": "n_layers",
-            "intermediate_size": "mlp_hidden_size",
-            "hidden_act": "activation_type",
-            "max_position_embeddings": "max_sequence_length",
-            "tie_word_embeddings": "weight_tying",
-        },
+        aliases=OLMO_NAMES,
         generates=True,
         code=f"{HUB}GSAI-ML/LLaDA-8B-Base modeling_llada.py",
     ),

@@ -173,6 +173,18 @@ OLMO, OPEN_LM = (
 )
 VLLM = "https://github.com/vllm-project/vllm/blob/main/vllm/model_executor/models/"
 
+OLMO_NAMES = {
+    "hidden_size": "d_model",
+    "num_attention_heads": "n_heads",
+    "num_key_value_heads": "n_kv_heads",
+    "num_hidden_layers": "n_layers",
+    "intermediate_size": "mlp_hidden_size",
+    "hidden_act": "activation_type",
+    "max_position_embeddings": "max_sequence_length",
+    "tie_word_embeddings": "weight_tying",
+}
+"""Usual names of fields → those of configs of OLMo's first code, which LLaDA's is derived from."""
+
 FAMILIES = {
     "hf_olmo": Family(
         _hf_olmo,
@@ -209,16 +221,7 @@ FAMILIES = {
             scale_logits
             """.split()  # noqa: SIM905
         ),
-        aliases={
-            "hidden_size": "d_model",
-            "num_attention_heads": "n_heads",
-            "num_key_value_heads": "n_kv_heads",
-            "num_hidden_layers": "n_layers",
-            "intermediate_size": "mlp_hidden_size",
-            "hidden_act": "activation_type",
-            "max_position_embeddings": "max_sequence_length",
-            "tie_word_embeddings": "weight_tying",
-        },
+        aliases=OLMO_NAMES,
         code=OLMO,
     ),
     "molmo": Family(

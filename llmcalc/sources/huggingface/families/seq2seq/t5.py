@@ -14,7 +14,7 @@ from .....workload.rows import LOGITS
 from ...absent import present
 from ...config import Config
 from ...dropout import T5_DROPOUT
-from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, untied
+from ...family import LOOKS_FOR_THE_END, Deviation, Family, Modules, Quirks, untied
 from ...parts import ACTIVATIONS, Table, architecture, head_table, labels, rmsnorm
 from ...writes import Writes
 
@@ -196,51 +196,30 @@ T5_MODULES: Modules = {
     "relative_bias": FIRST_BIAS,
 }
 
+OF_T5 = Family(
+    _t5,
+    T5,
+    IGNORED,
+    aliases=ALIASES,
+    unread=UNREAD,
+    writes=T5_WRITES,
+    quirks=LOOKS_FOR_THE_END,
+    deviations=(ALWAYS_TIED,),
+    modules=T5_MODULES,
+    dropout=T5_DROPOUT,
+)
+
 FAMILIES = {
-    "t5": Family(
-        _t5,
-        T5,
-        IGNORED,
-        aliases=ALIASES,
-        unread=UNREAD,
-        writes=T5_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        deviations=(ALWAYS_TIED,),
-        modules=T5_MODULES,
-        dropout=T5_DROPOUT,
-    ),
-    "mt5": Family(
-        _t5,
-        MT5,
-        IGNORED,
-        aliases=ALIASES,
-        unread=UNREAD,
-        writes=T5_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        deviations=(ALWAYS_TIED,),
-        modules=T5_MODULES,
-        dropout=T5_DROPOUT,
-    ),
-    "umt5": Family(
-        _umt5,
-        MT5,
-        IGNORED,
-        aliases=ALIASES,
-        unread=UNREAD,
-        writes=T5_WRITES,
-        quirks=LOOKS_FOR_THE_END,
-        deviations=(ALWAYS_TIED,),
-        modules=T5_MODULES,
-        dropout=T5_DROPOUT,
-    ),
-    "longt5": Family(
-        _longt5,
-        {**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
-        IGNORED | {"global_block_size"},
-        aliases=ALIASES,
-        unread=UNREAD,
+    "t5": OF_T5,
+    "mt5": replace(OF_T5, defaults=MT5),
+    "umt5": replace(OF_T5, read=_umt5, defaults=MT5),
+    "longt5": replace(
+        OF_T5,
+        read=_longt5,
+        defaults={**T5, "local_radius": 127, "global_block_size": 16, "encoder_attention_type": "local"},
+        ignored=IGNORED | {"global_block_size"},
         writes={**T5_WRITES, **LONG_WRITES},
-        deviations=(ALWAYS_TIED,),
+        quirks=Quirks(),
         modules={
             **T5_MODULES,
             "self_attn": "layer.0.SelfAttention | layer.0.LocalSelfAttention | layer.0.TransientGlobalSelfAttention",
@@ -250,6 +229,5 @@ FAMILIES = {
             ),
             "relative_bias.blocks": f".{BLOCKS_BIAS}",
         },
-        dropout=T5_DROPOUT,
     ),
 }

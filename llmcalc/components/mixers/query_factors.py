@@ -1,0 +1,39 @@
+"""The projection of attention's queries in two factors, with a norm between them (Step 3)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from ...flow.axis import Axis
+from ...flow.record import Flow
+from ...flow.value import Value
+from ..base import BY_TORCH, Context, Part, PartWitness, Width
+from ..norm import Norm
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class QueryFactors(Part):
+    """Queries of a low rank: a projection to it, a norm, and then the projection to the heads.
+
+    rank: the rank.
+    norm: the norm between the two projections, an RMSNorm by default.
+    """
+
+    witness: ClassVar[PartWitness] = BY_TORCH
+
+    rank: Width
+    norm: Norm = Norm(type="rmsnorm")
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Records the first projection and the norm."""
+        low = f.part("q_a_norm", self.norm, f.linear("q_a_proj", x, Axis("query_rank", self.rank)))
+        f.hold(low=low)
+        return low
+
+    def reference(self, context: Context) -> tuple[nn.Module, nn.Module]:
+        """Builds the first projection and the norm."""
+        from torch import nn
+
+        return nn.Linear(context.hidden_size, self.rank, bias=False), self.norm.reference(Context(self.rank))

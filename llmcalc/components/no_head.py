@@ -1,0 +1,13 @@
+"""A model without an output head."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from .base import Part
+
+
+class NoHead(Part):
+    """No head: the model's output is its hidden states."""
+
+    type: Literal["none"] = "none"

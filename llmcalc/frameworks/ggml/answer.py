@@ -1,0 +1,90 @@
+"""What a server of llama.cpp or of its fork does with the memory of its devices and of the host, as an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..engines.engine import EngineMemory, Term
+from .compute_graph import HOST
+from .encoder import encoder_device
+from .server import Buffers, GgmlServer
+from .settings import GIB
+
+
+def engine_memory(server: GgmlServer, buffers: Buffers, notes: Iterable[str] = ()) -> EngineMemory:
+    """Returns what a server does with the memory of its devices and of the host."""
+    rules, record, model = server.rules, server.record, server.model
+    terms = []
+    devices = (*server.devices, HOST)
+    placed = "tensors of the file" if model.file is not None else "tensors, as llama-quantize chooses their types"
+    for device in devices:
+        terms.append(
+            Term("model_buffer", buffers.model.get(device, 0), "source", placed, _model_origin(server, device), device)
+        )
+    for device in devices:
+        size = buffers.cache.get(device, 0)
+        if size or device != HOST:
+            terms.append(Term("kv_buffer", size, "source", rules.place, _cache_origin(server), device))
+    for device in devices:
+        source = f"{record.compute_logs} logs compared"
+        origin = f"graph of {server.micro_batch:,} tokens"
+        terms.append(Term("compute_buffer", buffers.compute.get(device, 0), "estimate", source, origin, device))
+    message = _message(server, buffers)
+    everything = sum(buffers.total(device) for device in devices)
+    length = server.longest_request
+    return EngineMemory(
+        terms=tuple(terms),
+        kv_tokens=server.cells,
+        blocks=server.cells,
+        max_concurrency=float(server.streams) if server.streams > 1 else server.cells / length,
+        starts=not message,
+        message=message,
+        max_model_len=length,
+        devices=max(1, len(server.devices)),
+        block_size=1,
+        assumed=server.assumed,
+        settings=server.settings,
+        notes=tuple(filter(None, (server.version.note, *notes, *_notes(server)))),
+        host={
+            "ram_bytes": buffers.total(HOST),
+            "disk_bytes": server.file_bytes,
+            "mmap": server.maps_file,
+            "share": round(buffers.total(HOST) / everything, 4) if everything else 0.0,
+        },
+    )
+
+
+def _model_origin(server: GgmlServer, device: str) -> str:
+    scheme = server.model.scheme + (f", with {server.draft.preset.name} that drafts" if server.draft else "")
+    scheme += ", with modules that draft" if server.drafts_by_modules else ""
+    if server.encoder_bytes and device == encoder_device(server.flags, server.devices):
+        scheme += "; with the encoder of images"
+    return f"{scheme}; with token embeddings" if device == HOST else scheme
+
+
+def _cache_origin(server: GgmlServer) -> str:
+    types = server.key_type if server.key_type == server.value_type else f"{server.key_type}, {server.value_type}"
+    return f"{server.cells:,} cells of {types}"
+
+
+def _message(server: GgmlServer, buffers: Buffers) -> str:
+    """The message of the first GPU that is too small; empty where all buffers fit."""
+    for device in server.devices:
+        needed = buffers.total(device)
+        if needed > server.free:
+            text = server.record.messages["no_memory"]
+            return f"{text}: {device} needs {needed / GIB:.2f} GiB and has {server.free / GIB:.2f} GiB free"
+    return ""
+
+
+def _notes(server: GgmlServer) -> list[str]:
+    notes = []
+    if server.model.file is None and server.model.scheme == "bf16":
+        notes.append("no --quantize: the weights are counted in bf16; a GGUF file as TARGET has its own types")
+    if server.encoder_bytes:
+        notes.append("the compute buffer of the encoder of images (--mmproj) is not modelled; it takes more")
+    elif server.preset.model.towers:
+        notes.append("the encoder of images (--mmproj) is a file of its own and is not counted")
+    if server.maps_file and not server.locks_memory:
+        notes.append("the host's model buffer is mapped from the file (mmap): the system may drop its pages")
+    return notes

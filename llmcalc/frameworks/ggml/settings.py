@@ -1,0 +1,268 @@
+"""The flags of a server of llama.cpp or of its fork, with their defaults by version and by model.
+
+`presets/engines/llama_cpp.toml` and `ik_llama_cpp.toml` have the rules of each version with their source files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+from ...errors import InputError
+from ..engines.server import EngineServer
+from .encoder import encoder_bytes
+from .model import GgufModel
+from .speculation import MODULES, draft_of, drafted_tokens, types_of
+from .versions import GgmlRecord, GgmlRules
+
+GIB, MIB = 2**30, 2**20
+
+MOST_DEVICES = 64
+
+DEVICE_NAMES = {"NVIDIA": "CUDA", "AMD": "ROCm", "APPLE": "MTL", "INTEL": "SYCL"}
+"""Vendor → the name of llama.cpp's devices of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class GgmlSettings(EngineServer):
+    """What the flags of a server mean for a model.
+
+    record: what is known of its versions. reserved_bytes: bytes of each GPU that it leaves unused.
+    """
+
+    name: ClassVar[str] = "llama.cpp"
+    length_field: ClassVar[str] = "ctx_size"
+    layout_fields: ClassVar[tuple[str, ...]] = ()
+
+    record: GgmlRecord
+    reserved_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        """Raises `InputError` for flags that contradict each other or the model."""
+        super().__post_init__()
+        if self.drafted_tokens and self.rules.outputs == "tokens":
+            flag = "--model-draft" if self.flags.get("model_draft") else "--spec-type"
+            first = next((rules.start for rules in self.record.versions if rules.outputs == "sequences"), "")
+            raise InputError(f"{flag}: speculative decoding is modelled from build {first} on; remove the flag")
+        if self.drafts_by_modules and not self.model.modules:
+            raise InputError(f"--spec-type {MODULES}: the model has no modules of multi-token prediction; remove it")
+        if self.value_type != "f16" and self.value_type not in ("f32", "bf16") and not self.flash:
+            raise InputError(
+                f"--cache-type-v {self.value_type}: needs flash attention; expected --flash-attn on, or another type"
+            )
+
+    @cached_property
+    def rules(self) -> GgmlRules:
+        return self.record.rules(self.numbers)
+
+    @cached_property
+    def model(self) -> GgufModel:
+        return GgufModel(self.preset, self.flags.get("quantize"))
+
+    @cached_property
+    def devices(self) -> tuple[str, ...]:
+        """The names of the GPUs: those of --device, or as many as --tensor-split has shares, or one."""
+        vendor = self.hardware.vendor.split(" ")[0].upper()
+        word = DEVICE_NAMES.get(vendor, "CUDA")
+        listed = self.flags.get("device")
+        if listed is not None:
+            names = [part.strip() for part in str(listed).split(",")]
+            if names == ["none"]:
+                return ()
+            number = len(names)
+        else:
+            number = len(self.split_shares) or 1
+        if number > MOST_DEVICES:
+            raise InputError(f"--device: {number} devices; expected at most {MOST_DEVICES}")
+        if self.flags.get("split_mode") == "none":
+            number = 1
+        return tuple(f"{word}{i}" for i in range(number))
+
+    @property
+    def split_shares(self) -> tuple[float, ...]:
+        """The shares of --tensor-split."""
+        text = self.flags.get("tensor_split")
+        if text is None:
+            return ()
+        try:
+            shares = tuple(float(part[:20]) for part in str(text).replace("/", ",").split(","))
+        except ValueError:
+            shares = ()
+        if not shares or not all(0 <= share <= 10**9 for share in shares) or not sum(shares):
+            raise InputError("--tensor-split: expected shares with commas, such as 3,1")
+        return shares
+
+    @property
+    def split(self) -> tuple[float, ...]:
+        """The share of each device; default equal shares, as all have the same free memory."""
+        shares = self.split_shares or (1.0,) * len(self.devices)
+        if len(shares) > max(len(self.devices), 1):
+            raise InputError(f"--tensor-split: {len(shares)} shares for {len(self.devices)} devices")
+        return (*shares, *(0.0,) * (len(self.devices) - len(shares)))
+
+    @property
+    def sequences(self) -> int:
+        """The slots of the server (--parallel)."""
+        number = int(self.flags.get("parallel", -1))
+        return number if number > 0 else self.rules.parallel
+
+    @property
+    def is_unified(self) -> bool:
+        """Whether all sequences share one cache: where it is said, or by default of an automatic --parallel."""
+        if "kv_unified" in self.flags:
+            return bool(self.flags["kv_unified"])
+        is_automatic = int(self.flags.get("parallel", -1)) < 1
+        return self.sequences == 1 or (self.rules.kv_unified and is_automatic)
+
+    @property
+    def streams(self) -> int:
+        return 1 if self.is_unified else self.sequences
+
+    @property
+    def has_automatic_context(self) -> bool:
+        """Whether the context is that of the model, which --fit may reduce."""
+        return not self.flags.get("ctx_size", self.rules.ctx_size) and "kv_unified_per_slot" not in self.flags
+
+    @property
+    def context(self) -> int:
+        """The tokens of the cache before padding (-c). Raises `InputError` where nothing says it."""
+        number = int(self.flags.get("ctx_size", self.rules.ctx_size))
+        if number:
+            return number
+        if "kv_unified_per_slot" in self.flags:
+            return int(self.flags["kv_unified_per_slot"]) * self.sequences
+        if not self.model.trained_context:
+            raise InputError("--ctx-size: missing; the model does not state its context length")
+        return self.model.trained_context * (self.streams if self.fits else 1)
+
+    @property
+    def sequence_cells(self) -> int:
+        """Cells of one stream of the cache, padded."""
+        padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
+        return _padded(_padded(self.context, padding) // self.streams, padding)
+
+    @property
+    def cells(self) -> int:
+        """Cells of all streams."""
+        return self.sequence_cells * self.streams
+
+    @property
+    def micro_batch(self) -> int:
+        """Tokens of a micro-batch (-ub), no more than -b and the context."""
+        batch = min(int(self.flags.get("batch_size", 2048)), self.cells)
+        return min(int(self.flags.get("ubatch_size", 512)), batch)
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention is one operation. `auto` is on: GPUs and hosts support it."""
+        return str(self.flags.get("flash_attn", self.rules.flash_attn)) in ("on", "auto", "1", "true")
+
+    @property
+    def key_type(self) -> str:
+        return str(self.flags.get("cache_type_k", "f16"))
+
+    @property
+    def value_type(self) -> str:
+        return str(self.flags.get("cache_type_v", "f16"))
+
+    @property
+    def latent_mode(self) -> int:
+        """How latents are cached: 0 expanded, 1 with their transpose, 2 and 3 alone (ik's -mla; 3 without it)."""
+        if self.rules.latent_cache == "modes":
+            return int(self.flags.get("mla_use", self.rules.mla_use))
+        return 0 if self.rules.latent_cache == "expanded" else 3
+
+    @property
+    def maps_file(self) -> bool:
+        """Whether the host's tensors are mapped from the file (--no-mmap, --load-mode)."""
+        mode = self.flags.get("load_mode", "auto")
+        return not self.flags.get("no_mmap") and mode in ("auto", "mmap", "mmap+mlock")
+
+    @property
+    def locks_memory(self) -> bool:
+        """Whether the system may not drop pages of mapped tensors (--mlock, --load-mode)."""
+        return bool(self.flags.get("mlock")) or "mlock" in str(self.flags.get("load_mode", ""))
+
+    @cached_property
+    def encoder_bytes(self) -> int:
+        """Bytes of the tensors of the encoder of images (--mmproj)."""
+        return encoder_bytes(self.flags, self.preset)
+
+    @cached_property
+    def drafted_tokens(self) -> int:
+        """The most tokens that are drafted for a slot."""
+        return drafted_tokens(self.flags)
+
+    @property
+    def drafts_by_modules(self) -> bool:
+        """Whether the model's modules of multi-token prediction draft tokens."""
+        return MODULES in types_of(self.flags)
+
+    @cached_property
+    def draft_model(self) -> GgufModel | None:
+        """The draft model; None without one."""
+        preset = draft_of(self.flags, self.preset)
+        return None if preset is None else GgufModel(preset)
+
+    @property
+    def keeps_cache(self) -> bool:
+        """Whether a layer's cache is where the layer is (--no-kv-offload: on the host)."""
+        return not self.flags.get("no_kv_offload", False)
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The name of a flag → its value in effect: the given one, or the default."""
+        return {
+            "ctx_size": self.context,
+            "n_gpu_layers": "auto" if self.rules.fits else self.layers_on_gpus,
+            "ubatch_size": self.micro_batch,
+            "batch_size": 2048,
+            "parallel": self.sequences,
+            "flash_attn": self.rules.flash_attn,
+            "cache_type_k": "f16",
+            "cache_type_v": "f16",
+        } | ({} if not self.rules.fits else {"fit": "on"})
+
+    @property
+    def longest_request(self) -> int:
+        """Tokens of the longest request of a slot."""
+        return self.sequence_cells
+
+    def window_cells(self, window: int | None) -> int:
+        """Cells of one stream for layers with a window; all where the version has no cache of windows."""
+        full = self.sequence_cells
+        if window is None or not self.rules.windowed_cache or self.flags.get("swa_full"):
+            return full
+        needed = window * (self.sequences if self.is_unified else 1) + self.micro_batch
+        padding = self.rules.cell_padding_flash if self.flash else self.rules.cell_padding
+        return min(full, _padded(needed, padding))
+
+    @property
+    def asks_for_layers(self) -> bool:
+        """Whether the user says how many layers are on GPUs."""
+        return str(self.flags.get("n_gpu_layers", "auto")) not in ("auto", "-1")
+
+    @property
+    def layers_on_gpus(self) -> int:
+        """Layers on GPUs, with the output as one more."""
+        word = str(self.flags.get("n_gpu_layers", "auto"))
+        everything = len(self.model.layers) + 1
+        if word == "auto" or (word == "-1" and self.rules.n_gpu_layers == "all"):
+            return everything if self.rules.n_gpu_layers == "all" else 0
+        return everything if word == "all" or int(word) < 0 else min(int(word), everything)
+
+    @property
+    def free(self) -> int:
+        """Bytes of a GPU that are free when the server starts."""
+        return max(0, self.hardware.capacity_bytes - self.record.context.mib * MIB - self.reserved_bytes)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the server reduces what does not fit (--fit)."""
+        word = self.flags.get("fit")
+        return self.rules.fits if word is None else str(word) in ("on", "true", "True")
+
+
+def _padded(number: int, padding: int) -> int:
+    return -(-number // padding) * padding
