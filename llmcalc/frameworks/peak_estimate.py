@@ -201,6 +201,8 @@ class PeakEstimate:
     pads: bool = False
     _measured: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
     _parameters: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
+    _of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
+    _runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
@@ -347,6 +349,8 @@ class PeakEstimate:
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
         """Returns the kinds of a stage's layers, as runs of equal kinds."""
+        if stage.layers in self._runs:
+            return self._runs[stage.layers]
         runs: list[list[int]] = []
         for i in stage.layers:
             kind = id(self.kinds[i])
@@ -354,12 +358,18 @@ class PeakEstimate:
                 runs[-1][1] += 1
             else:
                 runs.append([kind, 1])
-        return tuple(map(tuple, runs))
+        return self._runs.setdefault(stage.layers, tuple(map(tuple, runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
         """Returns the bytes of a micro-batch in a stage."""
-        start, end, repeats = self._window(stage)
         shape = (layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel)
+        key = (*shape, stage.layers, stage.first, stage.last)
+        if key not in self._of_stages:
+            self._of_stages[key] = self._micro_batch_bytes(layout, stage, shape)
+        return self._of_stages[key]
+
+    def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
+        start, end, repeats = self._window(stage)
         key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
             measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
