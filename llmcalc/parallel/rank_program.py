@@ -388,7 +388,7 @@ def _record(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) 
 _shared_programs: dict[tuple[object, ...], tuple[ModelSpec, RankFlow]] = {}
 """Recorded programs; the model is kept so that no other one gets its id."""
 
-MAX_SHARED_PROGRAMS = 256
+MAX_SHARED_PROGRAMS = 512
 """Number of recorded programs that are kept."""
 
 

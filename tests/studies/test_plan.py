@@ -99,7 +99,7 @@ def test_a_layout_that_is_too_large_is_counted_without_an_estimate() -> None:
             2,
             EstimateErrors(0.1),
             "if none fits",
-            least=lambda layout: sizes[layout.pp] - 5,
+            least=lambda layout, *_: sizes[layout.pp] - 5,
         )
 
     plan_of_layouts = planned(65)
