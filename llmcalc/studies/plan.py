@@ -493,21 +493,8 @@ def plan(
             refused_candidates.append(replayed_candidate)
     result.unreplayed = waiting
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
-        for layout, micro_batches in sorted(too_large, key=lambda run: candidates.never_fits(run[0])):
-            candidate = candidates.try_(layout, micro_batches)
-            if isinstance(candidate, InputError):
-                layouts.refuse(candidate)
-            else:
-                refused_candidates.append(candidate)
+        refused_candidates = _with_too_large(refused_candidates, too_large, candidates, layouts)
         too_large = []
-        place = {run: number for number, run in enumerate(layouts.possible)}
-
-        def in_order(candidate: Candidate) -> tuple[bool, bool, int]:
-            """Layouts as they were searched, those that were replayed and those that never fit last."""
-            number = 0 if candidate.replayed else place[candidate.layout, candidate.micro_batches]
-            return candidates.never_fits(candidate.layout), candidate.replayed, number
-
-        refused_candidates.sort(key=in_order)
         result.nearest = _smallest_replay(refused_candidates, replay, errors)
     result.refused = dict(layouts.refused)
     if result.refused and not (result.feasible or waiting or refused_candidates or too_large):
@@ -517,6 +504,32 @@ def plan(
     if refused_candidates or too_large:
         result.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
     return result
+
+
+def _with_too_large(
+    refused_candidates: list[Candidate],
+    too_large: list[tuple[Layout, int]],
+    candidates: _Candidates,
+    layouts: Search,
+) -> list[Candidate]:
+    """Returns the candidates that do not fit, with those that were not estimated so far.
+
+    They have the order of the search; replayed ones come later, and last those that fit with no run.
+    """
+    every = list(refused_candidates)
+    for layout, micro_batches in sorted(too_large, key=lambda run: candidates.never_fits(run[0])):
+        candidate = candidates.try_(layout, micro_batches)
+        if isinstance(candidate, InputError):
+            layouts.refuse(candidate)
+        else:
+            every.append(candidate)
+    place = {run: number for number, run in enumerate(layouts.possible)}
+
+    def order(candidate: Candidate) -> tuple[bool, bool, int]:
+        number = 0 if candidate.replayed else place[candidate.layout, candidate.micro_batches]
+        return candidates.never_fits(candidate.layout), candidate.replayed, number
+
+    return sorted(every, key=order)
 
 
 def _smallest_replay(
