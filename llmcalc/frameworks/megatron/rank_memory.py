@@ -131,8 +131,10 @@ def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_
         by_chunk = record_chunks(spec, settings, rank, is_last_stage, by_previous)
         if by_chunk is not None:
             traces, chunks = by_chunk
-            layers_before, parameters = zip(*((chunk.layers_before, chunk.parameters) for chunk in chunks), strict=True)
-            return RecordedRank(traces, layers_before, parameters, prefix_cache, by_previous)
+            layers_before = [chunk.layers_before for chunk in chunks]
+            return RecordedRank(
+                traces, layers_before, [chunk.parameters for chunk in chunks], prefix_cache, by_previous
+            )
         run = RankRun(spec, settings, rank, recorder := Recorder())
         run.set_up()
         traces = record_passes(run, recorder, is_last_stage, by_previous).traces()

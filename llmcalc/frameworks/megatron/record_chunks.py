@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from operator import or_
 from typing import TypeAlias
 
 from ...model import ModelSpec
@@ -107,8 +108,9 @@ def record_chunks(
     ]
     if count > 1 and _replaces_gather_buffer(chunks):
         return None
-    forward = list(accumulate((chunk.in_forward for chunk in chunks), frozenset.union, initial=frozenset()))
-    backward = list(accumulate((chunk.names for chunk in reversed(chunks)), frozenset.union, initial=forward[count]))
+    nothing: Names = frozenset()
+    forward = list(accumulate((chunk.in_forward for chunk in chunks), or_, initial=nothing))
+    backward = list(accumulate((chunk.names for chunk in reversed(chunks)), or_, initial=forward[count]))
     traces: dict[PassCase, PassTrace] = {}
     for number, chunk in enumerate(chunks):
         traces |= chunk.traces(number, forward[number], backward[count - 1 - number])
