@@ -428,10 +428,10 @@ class RecordedPasses:
         """
         events, passes = self.events, self.passes
         if allocated_before:
-            kept = [i for i, (x, size, _) in enumerate(events) if size == PLACED or x not in allocated_before]
-            events = [events[i] for i in kept]
+            indices = [i for i, (x, size, _) in enumerate(events) if size == PLACED or x not in allocated_before]
+            events = [events[i] for i in indices]
             passes = [
-                recorded._replace(start=bisect_left(kept, recorded.start), end=bisect_left(kept, recorded.end))
+                recorded._replace(start=bisect_left(indices, recorded.start), end=bisect_left(indices, recorded.end))
                 for recorded in passes
             ]
         traces = TraceReader(events, passes).traces

@@ -171,8 +171,9 @@ def _record(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> 
 def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
     """Returns the storages that forward passes allocate."""
     events = passes.events
-    forward = (events[each.start : each.end] for each in passes.passes if each.pass_id[1] != "B")
-    return {x for each in forward for x, size, _ in each if size > 0 or size == TAKEN}
+    forward = (recorded for recorded in passes.passes if recorded.pass_id[1] != "B")
+    in_forward = (event for recorded in forward for event in events[recorded.start : recorded.end])
+    return {x for x, size, _ in in_forward if size > 0 or size == TAKEN}
 
 
 def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
