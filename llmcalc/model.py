@@ -326,7 +326,8 @@ class ModelSpec(Part):
                 else:
                     scope.reads = x
                     x = stack.flow(f, x, positions=f.positions if self.shared_positions else None)
-        self._output(f, x, vocab, hidden, narrow, table)
+        if f.has_output or self.towers:
+            self._output(f, x, vocab, hidden, narrow, table)
         return f
 
     @property

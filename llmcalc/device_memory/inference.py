@@ -306,9 +306,13 @@ def replay_inference(
 def shortened_rank(spec: RankModel, layers: Mapping[int, int]) -> Hashable:
     """Returns everything that a recorded run of a rank depends on, apart from the run's settings.
 
-    layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same.
+    layers: as in `InferenceRun`. Ranks whose layers differ in the number of repeats alone are the same, and so are the
+    ranks of a tensor-parallel group, unless their parts of the vocabulary differ in length.
     """
-    layout, place = spec.layout, spec.layout.coordinates(spec.rank)
+    layout, place, program = spec.layout, spec.layout.coordinates(spec.rank), spec.program()
+    assert isinstance(program, RankFlow)
+    if program.divides_evenly:
+        place = place._replace(tp=0, ep=0, etp=0)
     names = [sys.intern(name) for _, stack in spec.stacks() for name in stack.layer_names()]
     run = [names[i] for i in spec.chunks.layers]
     if len(spec.stacks()) == 1:

@@ -35,7 +35,10 @@ class Recorder:
     entry: the value that the program is given in the place of its first layers; None where it has all of them.
     positions: the table of learned positions that was recorded last; None before any.
     dropouts: place → probability of dropout in training; empty for a model without dropout.
+    has_output: whether the program goes on after the layers; true by default.
     """
+
+    has_output = True
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
         self.root: Scope = Scope(name, {})

@@ -201,6 +201,9 @@ class PeakEstimate:
     pads: bool = False
     _measured: dict[tuple[object, ...], tuple[MicroBatchBytes, ...]] = field(default_factory=dict)
     _parameters: dict[tuple[object, ...], StageParameters] = field(default_factory=dict)
+    _of_stages: dict[tuple[object, ...], MicroBatchBytes] = field(default_factory=dict)
+    _saved_by_layer: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _runs: dict[range, tuple[object, ...]] = field(default_factory=dict)
 
     @cached_property
     def layers(self) -> int:
@@ -222,12 +225,29 @@ class PeakEstimate:
         """The largest number of routed experts in a layer; 0 without experts."""
         return routed_experts(self.spec)
 
-    def least_bytes(self, layout: Layout) -> int:
-        """Returns bytes that the rank that needs most has at least, of any run: weights, gradients and optimizer."""
+    def least_bytes(self, layout: Layout, micro_batches: int = 0) -> int:
+        """Returns bytes that the rank that needs most has at least: weights, gradients and optimizer.
+
+        micro_batches: of a step; its first rank also saves the layers whose saved bytes are known from other stages.
+            0 (default) for bytes of any run.
+        """
         by_rank = [0] * layout.pp
+        first_rank: list[Stage] = []
         for stage in stages(layout, self.layers):
             by_rank[stage.rank] += self.static_bytes(layout, stage)
+            if stage.rank == 0:
+                first_rank.append(stage)
+        if micro_batches and not self.frees_gradients and layout.schedule in ("1f1b", "interleaved"):
+            saved = [self._least_saved(layout, stage) for stage in first_rank]
+            if any(saved):
+                order = pipeline(layout, distinct_micro_batches(layout, micro_batches))
+                by_rank[0] += order.peak_in_flight(0, saved)[0]
         return self.fixed_bytes + max(by_rank)
+
+    def _least_saved(self, layout: Layout, stage: Stage) -> int:
+        """Returns bytes that a micro-batch saves at least in a stage: those of layers that were measured elsewhere."""
+        shape = _shape(layout)
+        return sum(self._saved_by_layer.get((*shape, id(self.kinds[i])), 0) for i in stage.layers)
 
     def largest_rank(self, layout: Layout, micro_batches: int) -> tuple[int, int]:
         """Returns the peak bytes of the rank that needs most, and its pipeline stage."""
@@ -347,6 +367,8 @@ class PeakEstimate:
 
     def _runs_of_kinds(self, stage: Stage) -> tuple[object, ...]:
         """Returns the kinds of a stage's layers, as runs of equal kinds."""
+        if stage.layers in self._runs:
+            return self._runs[stage.layers]
         runs: list[list[int]] = []
         for i in stage.layers:
             kind = id(self.kinds[i])
@@ -354,12 +376,18 @@ class PeakEstimate:
                 runs[-1][1] += 1
             else:
                 runs.append([kind, 1])
-        return tuple(map(tuple, runs))
+        return self._runs.setdefault(stage.layers, tuple(map(tuple, runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
         """Returns the bytes of a micro-batch in a stage."""
+        shape = _shape(layout)
+        key = (*shape, stage.layers, stage.first, stage.last)
+        if key not in self._of_stages:
+            self._of_stages[key] = self._micro_batch_bytes(layout, stage, shape)
+        return self._of_stages[key]
+
+    def _micro_batch_bytes(self, layout: Layout, stage: Stage, shape: tuple[object, ...]) -> MicroBatchBytes:
         start, end, repeats = self._window(stage)
-        shape = (layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel)
         key = (*shape, tuple(map(id, self.kinds[start:end])), stage.first, stage.last)
         if key not in self._measured:
             measured_layout, measured_stage = self._layout_of_layers(layout, start, end, stage)
@@ -373,6 +401,8 @@ class PeakEstimate:
         if repeats is None:
             return measured[0]
         longer, shorter = measured
+        if len(set(map(id, self.kinds[start:end]))) == 1:
+            self._saved_by_layer[(*shape, id(self.kinds[start]))] = longer.saved - shorter.saved
         return shorter.with_more_layers(longer, repeats - SHORT_RUN_REPEATS)
 
     def _window(self, stage: Stage) -> tuple[int, int, int | None]:
@@ -443,6 +473,11 @@ def _pass_peaks(
     from_other_module = max(0, transient.from_previous_layer - saved_per_layer, transient.from_head)
     layer = measured.layer_backward + transient.in_layer_backward + from_other_module
     return forward, head + transient.from_first_gradient, layer + transient.from_first_gradient
+
+
+def _shape(layout: Layout) -> tuple[object, ...]:
+    """Returns what of a layout decides the sizes of a rank's activations."""
+    return layout.tp, layout.cp, layout.cp_comm, layout.sequence_parallel
 
 
 def _is_of_experts(place: Place) -> bool:

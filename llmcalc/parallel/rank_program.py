@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import wraps
+from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 from .. import ops
@@ -165,6 +165,18 @@ class RankFlow(Flow):
         self.layer_items: range = range(0)
         self.path: list[str] = []
         self.tables: dict[int, Weight] = {}
+        self.has_output: bool = stage is None or stage.last
+
+    @cached_property
+    def divides_evenly(self) -> bool:
+        """Whether the ranks of a tensor-parallel group have parts of the same lengths."""
+        axes: set[Axis] = set()
+        for step in self.root.steps():
+            weight = () if step.weight is None else (step.weight.out, step.weight.ins)
+            for shape in (*weight, *(value.axes for value in (*step.ins, *step.outs))):
+                axes.update(flat_axes(shape))
+        rows = [axis for axis in axes if isinstance(axis, Shard) and axis.name in NEAR_ROWS]
+        return all(axis.size * axis.degree == axis.full_size for axis in rows)
 
     def rank_part(self, argument: Any) -> Any:
         """Returns the rank's part of an axis, shape or weight; other arguments unchanged."""
@@ -384,7 +396,7 @@ def _record(spec: ModelSpec, rank_axes: RankAxes, stage: Stage | Chunks | None) 
 _shared_programs: dict[tuple[object, ...], tuple[ModelSpec, RankFlow]] = {}
 """Recorded programs; the model is kept so that no other one gets its id."""
 
-MAX_SHARED_PROGRAMS = 256
+MAX_SHARED_PROGRAMS = 512
 """Number of recorded programs that are kept."""
 
 

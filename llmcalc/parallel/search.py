@@ -88,7 +88,8 @@ def search(
     result = Search()
     layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
     experts, no_pipeline = routed_experts(spec), no_pipeline_reason(spec)
-    axes = {axis for step in spec.shared_program.root.steps() for value in step.outs for axis in flat_axes(value.axes)}
+    steps = spec.shared_program.root.steps()
+    axes = list(dict.fromkeys(axis for step in steps for value in step.outs for axis in flat_axes(value.axes)))
     tensors = _sizes(request.tp, devices, node)
     sequences = _sizes(request.cp, math.gcd(devices, seq // 2) if seq % 2 == 0 and seq >= LONG else 1, seq // SHORT)
     for tp, cp, pp in product(tensors, sequences, _sizes(request.pp, devices, layers)):

@@ -14,7 +14,8 @@ recorded one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
@@ -408,7 +409,35 @@ class PassRecorder(PassCounter):
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
-        traces = TraceReader(self.meter.events, self.passes).traces
+        return self.recorded().traces()
+
+    def recorded(self) -> RecordedPasses:
+        """Ends the recording and returns its passes; later events are not theirs."""
+        return RecordedPasses(self.meter.cut(), self.passes, self.by_previous)
+
+
+@dataclass(frozen=True)
+class RecordedPasses:
+    """The passes of a recorded run. events: its events. by_previous: as of `PassCounter`."""
+
+    events: Sequence[Event]
+    passes: Sequence[RecordedPass]
+    by_previous: bool
+
+    def traces(self, allocated_before: Collection[int] = ()) -> dict[PassCase, PassTrace]:
+        """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ.
+
+        allocated_before: storages that exist before the recorded passes, which then neither allocate nor free them.
+        """
+        events, passes = self.events, self.passes
+        if allocated_before:
+            indices = [i for i, (x, size, _) in enumerate(events) if size == PLACED or x not in allocated_before]
+            events = [events[i] for i in indices]
+            passes = [
+                recorded._replace(start=bisect_left(indices, recorded.start), end=bisect_left(indices, recorded.end))
+                for recorded in passes
+            ]
+        traces = TraceReader(events, passes).traces
         return with_unrecorded_cases(traces) if self.by_previous else traces
 
 

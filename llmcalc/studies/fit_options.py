@@ -12,6 +12,7 @@ from ..device_memory.cuda_runtime import Runtime
 from ..device_memory.device_memory import DeviceMemory
 from ..device_memory.estimate import Memory
 from ..errors import InputError
+from ..frameworks.inference_rank import inference_rank
 from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import framework, framework_of, layout_of
 from ..parallel.layout import ImpossibleLayout, Layout
@@ -40,11 +41,13 @@ class _Divided(NamedTuple):
     devices: number of accelerators.
     layout: the layout over them; None for one accelerator.
     on: runtime → the memory of the accelerator that needs most, which is computed once for each runtime.
+    least: bytes that this accelerator needs at least, found without a replay.
     """
 
     devices: int
     layout: Layout | None
     on: Callable[[Runtime], DeviceMemory]
+    least: int = 0
 
 
 def _over_ranks(cluster: Cluster) -> _Divided:
@@ -53,7 +56,15 @@ def _over_ranks(cluster: Cluster) -> _Divided:
     def largest(runtime: Runtime) -> DeviceMemory:
         return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
 
-    return _Divided(cluster.layout.world, cluster.layout, largest)
+    least = (
+        0 if cluster.trains else _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
+    )
+    return _Divided(cluster.layout.world, cluster.layout, largest, least)
+
+
+def _least_bytes(memory: Memory) -> int:
+    """Returns bytes that an accelerator has at least at the end of a pass: weights and cache."""
+    return int(memory.states.weights + memory.states.kv_cache)
 
 
 def hardware_options(
@@ -93,29 +104,39 @@ def _option(
 
     default_runtime: a runtime under which each run is known, by which those that surely do not fit are passed over.
     """
-    smallest: HardwareOption | None = None
-    for run in divided:
+    tried: list[tuple[int, HardwareOption]] = []
+    too_large: list[tuple[int, int, _Divided]] = []
+
+    def try_(index: int, run: _Divided) -> HardwareOption:
         fit = run.on(default_runtime).fit_on(hardware)
         if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
             fit = run.on(runtime).fit_on(hardware)
-        option = HardwareOption(run.devices, run.layout, fit)
-        if fit.verdict == "fits":
+        tried.append((index, option := HardwareOption(run.devices, run.layout, fit)))
+        return option
+
+    for index, run in enumerate(divided):
+        if run.least > hardware.capacity_bytes:
+            too_large.append((run.least, index, run))
+        elif (option := try_(index, run)).fit.verdict == "fits":
             return option
-        if smallest is None or fit.needed < smallest.fit.needed:
-            smallest = option
-    if smallest is None:
+    for least, index, run in sorted(too_large, key=lambda entry: entry[:2]):
+        if tried and least > min(option.fit.needed for _, option in tried):
+            break
+        try_(index, run)
+    if not tried:
         raise ImpossibleLayout("--devices: no layout of this number is possible")
-    return smallest
+    return min(tried, key=lambda entry: (entry[1].fit.needed, entry[0]))[1]
 
 
 def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     """Yields the run over more and more accelerators, in layouts that are possible."""
     version, record = request.framework_version or "", framework_of(request)
+    trains = memory.settings.phase == "training"
     for devices in _numbers(request.devices):
         numbered = replace(request, devices=devices)
         if devices == 1 and numbered.is_undivided:
-            yield _Divided(1, None, memory.on)
-        elif memory.settings.phase == "training":
+            yield _Divided(1, None, memory.on, 0 if trains else _least_bytes(memory))
+        elif trains:
             yield from _possible(memory, _training_request(numbered), version)
         else:
             layouts = (

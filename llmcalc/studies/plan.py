@@ -265,7 +265,7 @@ def plan_of(
         if times is None
         else lambda layout, number, recompute: float(times_of(recompute).step(layout, number).seconds),
         _recomputations(memory, record) if times is not None else (AS_CONFIGURED,),
-        estimates.as_configured.least_bytes,
+        lambda layout, number, recompute: estimates.with_recompute(recompute).as_configured.least_bytes(layout, number),
     )
     return LayoutPlan(estimates, hardware, layout_request.devices, global_batch, result, layouts, rows, times, untimed)
 
@@ -335,51 +335,69 @@ class _Candidates:
     errors: EstimateErrors
     capacity: int
     recomputations: Sequence[str]
+    least: Callable[[Layout, int, str], int]
     _measured: set[tuple[object, ...]] = field(default_factory=set)
 
-    def all_of(
-        self, layouts: Sequence[tuple[Layout, int]], least: Callable[[Layout], int]
-    ) -> list[Candidate | InputError | None]:
+    def all_of(self, layouts: Sequence[tuple[Layout, int]]) -> list[Candidate | InputError | None]:
         """Returns the candidate of each layout, or the error of a layout that can have no recomputation.
 
-        It is None for a layout whose weights, gradients and optimizer alone do not fit, and whose kernels others have:
-        it is a candidate that does not fit, and nothing more of it is estimated.
+        It is None for a layout that surely does not fit, and whose kernels others have: it is a candidate that does not
+        fit, and nothing more of it is estimated. Layouts of many stages come first, which tell how much layers save.
         """
         results: list[Candidate | InputError | None] = [None] * len(layouts)
-        too_large = {i for i, (layout, _) in enumerate(layouts) if self._is_too_large(layout, least)}
-        for i in sorted(range(len(layouts)), key=too_large.__contains__):
-            layout, micro_batches = layouts[i]
-            if i not in too_large or _kernels(layout) not in self._measured:
-                results[i] = self.try_(layout, micro_batches)
+        too_large = [self.never_fits(layout) for layout, _ in layouts]
+        for i in sorted(range(len(layouts)), key=lambda i: (too_large[i], -layouts[i][0].pp)):
+            if not too_large[i] or _kernels(layouts[i][0]) not in self._measured:
+                try:
+                    results[i] = self.of(*layouts[i], self.recomputations, only_fitting=True)
+                except InputError as error:
+                    results[i] = error
         return results
 
-    def _is_too_large(self, layout: Layout, least: Callable[[Layout], int]) -> bool:
+    def never_fits(self, layout: Layout) -> bool:
+        """Whether the weights, gradients and optimizer of a layout alone do not fit."""
+        return self._is_too_large(layout, 0, AS_CONFIGURED)
+
+    def _is_too_large(self, layout: Layout, micro_batches: int, recompute: str) -> bool:
+        """Whether a run surely does not fit."""
         try:
-            return self.errors.least(least(layout)) > self.capacity
+            return self.errors.least(self.least(layout, micro_batches, recompute)) > self.capacity
         except InputError:
             return False
 
     def try_(self, layout: Layout, micro_batches: int) -> Candidate | InputError:
         """Returns the candidate of a layout, or the error of one that can have no recomputation."""
         try:
-            return self.of(layout, micro_batches, self.recomputations)
+            candidate = self.of(layout, micro_batches, self.recomputations)
         except InputError as error:
             return error
+        assert candidate is not None
+        return candidate
 
-    def of(self, layout: Layout, micro_batches: int, values: Sequence[str]) -> Candidate:
+    def of(
+        self, layout: Layout, micro_batches: int, values: Sequence[str], only_fitting: bool = False
+    ) -> Candidate | None:
         """The layout with the first value of recomputation with which it may fit, or the last one that it can have.
 
-        Raises `InputError` for a layout that can have none of them.
+        only_fitting: whether values with which the layout surely does not fit are passed over where others have its
+            kernels, and None is returned if it does not fit with the rest; false by default.
+        Raises `InputError` for a layout that can have none of the values.
         """
         last: Candidate | None = None
+        skipped = False
         for recompute in values:
             run = layout, micro_batches, recompute
+            if only_fitting and _kernels(layout) in self._measured and self._is_too_large(*run):
+                skipped = True
+                continue
             try:
                 bytes = self.needed(*run)
                 may_fit = self.errors.least(bytes) <= self.capacity
                 sent_bytes = self.sent(*run) if may_fit else None
                 step_seconds = self.seconds(*run) if may_fit and self.seconds is not None else None
             except InputError:
+                if last is None and skipped:
+                    return self.of(layout, micro_batches, values)
                 if last is None:
                     raise
                 continue
@@ -388,9 +406,8 @@ class _Candidates:
             sizes = bytes, self.capacity, sent_bytes, bubble_share, step_seconds
             last = Candidate(layout, micro_batches, *sizes, upper_bound=self.errors.most(bytes), recompute=recompute)
             if may_fit:
-                break
-        assert last is not None
-        return last
+                return last
+        return None if skipped else last
 
     def with_more_recomputation(self, candidate: Candidate) -> Candidate | None:
         """The layout with the next value of recomputation with which it may fit; None without any."""
@@ -418,7 +435,7 @@ def plan(
     nearest: Nearest = "always",
     seconds: Callable[[Layout, int, str], float] | None = None,
     recomputations: Sequence[str] = (AS_CONFIGURED,),
-    least: Callable[[Layout], int] = lambda _: 0,
+    least: Callable[[Layout, int, str], int] = lambda *_: 0,
 ) -> Plan:
     """Sorts layouts by time, or by the sum of their positions by headroom, by communication and by bubble.
 
@@ -433,26 +450,22 @@ def plan(
     nearest: when the layout that requires least, of those that do not fit, is searched.
     seconds: (layout, micro-batches, recomputation) → seconds of a step; None (default) to sort by memory.
     recomputations: values of `Candidate.recompute`, each with less memory and more work than the one before.
-    least: layout → bytes that its largest rank has at least; default none.
+    least: (layout, micro-batches or 0 for any run, recomputation) → bytes that its largest rank has at least; default
+        none.
     Raises `InputError` if every layout is refused, and the most frequent reason holds for all group sizes.
     """
     capacity = hardware.capacity_bytes
-    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations)
+    candidates = _Candidates(needed, sent, seconds, errors, capacity, recomputations, least)
     result = Plan(layouts.tried)
     refused_candidates: list[Candidate] = []
     promising: list[Candidate] = []
-    tried = candidates.all_of(layouts.possible, least)
+    tried = candidates.all_of(layouts.possible)
     too_large = [run for run, candidate in zip(layouts.possible, tried, strict=True) if candidate is None]
-
-    def sort(candidate: Candidate | InputError) -> None:
+    for candidate in tried:
         if isinstance(candidate, InputError):
             layouts.refuse(candidate)
-        else:
+        elif candidate is not None:
             (refused_candidates if candidate.bubble is None else promising).append(candidate)
-
-    for candidate in tried:
-        if candidate is not None:
-            sort(candidate)
 
     def replay(candidate: Candidate, enough: int | None = None) -> Candidate | None:
         try:
@@ -480,8 +493,7 @@ def plan(
             refused_candidates.append(replayed_candidate)
     result.unreplayed = waiting
     if nearest == "always" or (nearest == "if none fits" and not result.feasible):
-        for layout, micro_batches in too_large:
-            sort(candidates.try_(layout, micro_batches))
+        refused_candidates = _with_too_large(refused_candidates, too_large, candidates, layouts)
         too_large = []
         result.nearest = _smallest_replay(refused_candidates, replay, errors)
     result.refused = dict(layouts.refused)
@@ -492,6 +504,32 @@ def plan(
     if refused_candidates or too_large:
         result.refused[TOO_MUCH] = len(refused_candidates) + len(too_large)
     return result
+
+
+def _with_too_large(
+    refused_candidates: list[Candidate],
+    too_large: list[tuple[Layout, int]],
+    candidates: _Candidates,
+    layouts: Search,
+) -> list[Candidate]:
+    """Returns the candidates that do not fit, with those that were not estimated so far.
+
+    They have the order of the search; replayed ones come later, and last those that fit with no run.
+    """
+    every = list(refused_candidates)
+    for layout, micro_batches in sorted(too_large, key=lambda run: candidates.never_fits(run[0])):
+        candidate = candidates.try_(layout, micro_batches)
+        if isinstance(candidate, InputError):
+            layouts.refuse(candidate)
+        else:
+            every.append(candidate)
+    place = {run: number for number, run in enumerate(layouts.possible)}
+
+    def order(candidate: Candidate) -> tuple[bool, bool, int]:
+        number = 0 if candidate.replayed else place[candidate.layout, candidate.micro_batches]
+        return candidates.never_fits(candidate.layout), candidate.replayed, number
+
+    return sorted(every, key=order)
 
 
 def _smallest_replay(

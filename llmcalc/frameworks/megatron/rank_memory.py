@@ -18,6 +18,7 @@ from ...simulator.repeat_microbatches import EventMeter, PassCase, PassPlayer, P
 from ...simulator.replay_result import PHASES, ReplayResult
 from .kernel_choices import uses_expandable_segments
 from .kernels import Parameter
+from .record_chunks import record_chunks
 from .record_passes import record_passes
 from .schedule import RankRun
 from .settings import MegatronSettings
@@ -124,18 +125,23 @@ def passes_key(run: RankRun) -> tuple[object, ...]:
 
 def record_rank(spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool) -> RecordedRank:
     """Records the passes of a rank. is_last_stage: as in `record_passes`."""
-    run = RankRun(spec, settings, rank, meter := Recorder())
-    layers_before, prefix_cache = (
-        [chunk.lowering.first_layer_index for chunk in run.chunks],
-        PrefixCache(uses_expandable_segments(settings)),
-    )
+    prefix_cache = PrefixCache(uses_expandable_segments(settings))
     by_previous = settings.recompute_mode == "full" and settings.num_experts is not None  # see `keep_in_dispatcher`
     try:
-        traces = record_passes(run, meter, is_last_stage, by_previous)
+        by_chunk = record_chunks(spec, settings, rank, is_last_stage, by_previous)
+        if by_chunk is not None:
+            traces, chunks = by_chunk
+            layers_before = [chunk.layers_before for chunk in chunks]
+            return RecordedRank(
+                traces, layers_before, [chunk.parameters for chunk in chunks], prefix_cache, by_previous
+            )
+        run = RankRun(spec, settings, rank, recorder := Recorder())
+        run.set_up()
+        traces = record_passes(run, recorder, is_last_stage, by_previous).traces()
     except NotRepeating:
-        return RecordedRank(None, layers_before, (), prefix_cache)
-    parameters = [chunk.parameters for chunk in run.chunks]
-    return RecordedRank(traces, layers_before, parameters, prefix_cache, by_previous)
+        return RecordedRank(None, (), (), prefix_cache)
+    layers_before = [chunk.lowering.first_layer_index for chunk in run.chunks]
+    return RecordedRank(traces, layers_before, [chunk.parameters for chunk in run.chunks], prefix_cache, by_previous)
 
 
 def steps_key(run: RankRun, meter: EventMeter) -> tuple[object, ...]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from ...simulator.event_log import Recorder
-from ...simulator.repeat_microbatches import PassCase, PassRecorder, PassTrace
+from ...simulator.repeat_microbatches import PassRecorder, RecordedPasses
 from ...simulator.tensor import Tensor
 from .schedule import Chunk, ForwardOutput, RankRun
 
@@ -13,18 +11,14 @@ STEPS = 3, 3
 """Micro-batches of each step, so that every case but the first ones comes twice where it can."""
 
 
-def record_passes(
-    run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool
-) -> Mapping[PassCase, PassTrace]:
-    """Records the events of each kind of pass of a rank.
+def record_passes(run: RankRun, recorder: Recorder, is_last_stage: bool, by_previous: bool) -> RecordedPasses:
+    """Returns the recorded passes of each kind of a rank, after its set-up.
 
     run: the rank's run, on that recorder.
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
     by_previous: whether passes differ by the kind of the chunk's previous pass, because backward passes run layers.
-    Raises `NotRepeating` if passes that should be alike are not.
     """
-    run.set_up()
     run.passes = passes = PassRecorder(recorder, len(run.chunks), by_previous)
     for count in STEPS if len(run.chunks) > 1 or not is_last_stage else (STEPS[0], 1):
         run.gradient_copies, run.batches = [], []
@@ -34,7 +28,7 @@ def record_passes(
         run.gradient_copies, run.batches = [], []
         _alternating_passes(run)
         run.end_step()
-    return passes.traces()
+    return passes.recorded()
 
 
 def _passes(run: RankRun, count: int, is_last_stage: bool) -> None:

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from .choices import RankChoices
 from .fp8 import weight_sizes
-from .lowering import Parameter, PersistentTensors
+from .lowering import GATHER_BUFFER, Parameter, PersistentTensors
 from .recompute import DiscardedKernels
 
-__all__ = ["Parameter", "PersistentTensors", "RankChoices", "RankLowering", "weight_sizes"]
+__all__ = ["GATHER_BUFFER", "Parameter", "PersistentTensors", "RankChoices", "RankLowering", "weight_sizes"]
 
 
 class RankLowering(DiscardedKernels):

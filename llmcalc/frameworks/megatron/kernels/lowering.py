@@ -81,6 +81,10 @@ class UncountedMeter(NoMeter):
         return Block(size, "weights")
 
 
+GATHER_BUFFER = "gather buffer"
+"""Key of the buffer that gathered tensors share, in `PersistentTensors.shared`."""
+
+
 class PersistentTensors:
     """Tensors that stay allocated after their first use: workspaces, communication buffers, dummy gradients.
 
@@ -95,6 +99,8 @@ class PersistentTensors:
     dummies: shape of a weight → the tensor that stands for its gradient, which the product adds to the main gradient.
     module_tensors: module → tensors to which it refers until its next forward pass.
     quantized_weights: weight → its 8-bit copy and scales.
+    shared: name of a workspace, shape of a weight with a dummy gradient, or `GATHER_BUFFER` → its memory so far. The
+        first chunk that needs such a tensor allocates it.
     """
 
     def __init__(self, meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
@@ -109,6 +115,7 @@ class PersistentTensors:
         self.dummies: dict[Shape, Tensor] = {}
         self.module_tensors: dict[Any, list[Tensor]] = {}
         self.quantized_weights: dict[int, list[Storage]] = {}
+        self.shared: dict[str | Shape, list[Block]] = {}
 
     def use_torch_workspace(self, thread: str) -> None:
         """Allocates torch's cuBLAS workspace for a thread."""
@@ -127,17 +134,19 @@ class PersistentTensors:
         for stream in range(4):
             self._keep_workspace(f"Transformer Engine, stream {stream}", self.engine_bytes)
 
-    def _keep_workspace(self, name: str, size: int) -> None:
+    def _keep_workspace(self, name: str, size: Number) -> None:
         """Allocates a workspace once, under a name."""
         if size and name not in self.workspaces:
             with counted_as(self.meter, "overhead"):
                 self.workspaces[name] = Storage(self.meter, size)
+            self.shared[name] = [self.workspaces[name].block]
 
     def grow_gather_buffer(self, size: Number) -> None:
         """Grows the all-gather buffer to at least this size; it never shrinks (`GlobalMemoryBuffer`)."""
         if self.gather_buffer is None or self.gather_buffer.bytes < size:
             with counted_as(self.meter, "communication"):
                 self.gather_buffer = Storage(self.meter, size)
+            self.shared.setdefault(GATHER_BUFFER, []).append(self.gather_buffer.block)
 
     def defers_gradient(self, limit: int | None) -> bool:
         """Whether one more weight gradient of the output layer is deferred.
@@ -161,10 +170,7 @@ class PersistentTensors:
 
     def keep_causal_mask(self, tokens: Number) -> None:
         """Allocates the causal mask of a number of tokens."""
-        name = f"mask of {tokens}"
-        if name not in self.workspaces:
-            with counted_as(self.meter, "overhead"):
-                self.workspaces[name] = Storage(self.meter, tokens * tokens)
+        self._keep_workspace(f"mask of {tokens}", tokens * tokens)
 
     def keep_quantized_weight(self, weight: Tensor, sizes: Sequence[int]) -> None:
         """Allocates the 8-bit copy and the scales of a weight. sizes: bytes of each tensor."""
@@ -181,6 +187,7 @@ class PersistentTensors:
         if gradient is None:
             with counted_as(self.meter, "gradients"):
                 gradient = self.dummies[weight.shape] = graph.new(weight.shape, BFLOAT16)
+            self.shared[weight.shape] = [gradient.storage.block]
         return gradient
 
 

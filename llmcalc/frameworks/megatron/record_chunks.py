@@ -1,0 +1,184 @@
+"""Records the passes of a rank's chunks one by one, each once for all ranks and layouts with such a chunk.
+
+The passes of two chunks meet only in tensors that stay allocated after their first use, such as workspaces and dummy
+gradients: the first chunk that needs one allocates it. So a chunk is recorded alone, and its passes beside other chunks
+are those without the allocations that other chunks have made before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import or_
+from typing import TypeAlias
+
+from ...model import ModelSpec
+from ...parallel.rank_program import RankFlow
+from ...simulator.event_log import TAKEN, Recorder
+from ...simulator.repeat_layers import NotRepeating
+from ...simulator.repeat_microbatches import PassCase, PassTrace, RecordedPasses
+from ...simulator.strides import Shape
+from .kernels import GATHER_BUFFER, Parameter
+from .record_passes import record_passes
+from .schedule import Chunk, RankRun
+from .settings import MegatronSettings
+
+Names: TypeAlias = frozenset[str | Shape]
+"""Keys of `PersistentTensors.shared`."""
+
+
+@dataclass(frozen=True)
+class RecordedChunk:
+    """The recorded passes of a chunk that no other chunk runs before.
+
+    program: the program of its layers.
+    layers_before: the layers before it.
+    parameters: its parameters, in the order in which Megatron creates them.
+    passes: its passes, with 0 for the number of the chunk.
+    storages: name of a tensor that stays allocated → the storages that it has had.
+    sizes: name of such a tensor → bytes of its first and of its last storage.
+    in_forward: such tensors that a forward pass allocates.
+    """
+
+    program: RankFlow
+    layers_before: int
+    parameters: list[Parameter]
+    passes: RecordedPasses
+    storages: Mapping[str | Shape, tuple[int, ...]]
+    sizes: Mapping[str | Shape, tuple[int, int]]
+    in_forward: Names
+    _traces: dict[Names, dict[PassCase, PassTrace] | None] = field(default_factory=dict)
+
+    @property
+    def names(self) -> Names:
+        """Tensors that stay allocated, of forward and backward passes."""
+        return frozenset(self.storages)
+
+    def traces(self, number: int, before_forward: Names, before_backward: Names) -> dict[PassCase, PassTrace]:
+        """Returns case → the events of its passes, for the chunk of this number.
+
+        before_forward, before_backward: tensors that the chunks before it have allocated.
+        Raises `NotRepeating` if passes that should be alike are not.
+        """
+        allocated_before = (before_forward & self.in_forward) | ((before_backward & self.names) - self.in_forward)
+        if allocated_before not in self._traces:
+            self._traces[allocated_before] = self._read(allocated_before)
+        traces = self._traces[allocated_before]
+        if traces is None:
+            raise NotRepeating
+        return {
+            (number, *case): _numbered(trace, number)  # type: ignore[misc]
+            for (_, *case), trace in traces.items()
+        }
+
+    def _read(self, allocated_before: Names) -> dict[PassCase, PassTrace] | None:
+        try:
+            return self.passes.traces({x for name in allocated_before for x in self.storages[name]})
+        except NotRepeating:
+            return None
+
+
+def _numbered(trace: PassTrace, number: int) -> PassTrace:
+    """Returns the trace of a pass of chunk 0 as one of the chunk of this number."""
+    if not number or not trace.releases_of_other_passes:
+        return trace
+    releases = {(number, *other): steps for (_, *other), steps in trace.releases_of_other_passes.items()}
+    return replace(trace, releases_of_other_passes=releases)  # type: ignore[arg-type]
+
+
+def record_chunks(
+    spec: ModelSpec, settings: MegatronSettings, rank: int, is_last_stage: bool, by_previous: bool
+) -> tuple[Mapping[PassCase, PassTrace], Sequence[RecordedChunk]] | None:
+    """Returns the events of each kind of pass of a rank, and its chunks; None if they must be recorded together.
+
+    is_last_stage, by_previous: as in `record_passes`.
+    Raises `NotRepeating` if passes that should be alike are not.
+    """
+    run = RankRun(spec, settings, rank, Recorder())
+    if run.rank_choices.wgrad_deferral_limit is not None:  # the end of a step has gradients of all chunks
+        return None
+    if run.spec.vocab_size % run.layout.tp == 0:  # every other axis is divided evenly
+        rank = run.layout.rank(pp=run.coordinates.pp)
+        run = RankRun(spec, settings, rank, Recorder())
+    count = len(run.chunks)
+    chunks = [
+        _recorded(spec, settings, rank, run, number, is_last_stage and number == count - 1, by_previous)
+        for number in range(count)
+    ]
+    if count > 1 and _replaces_gather_buffer(chunks):
+        return None
+    nothing: Names = frozenset()
+    forward = list(accumulate((chunk.in_forward for chunk in chunks), or_, initial=nothing))
+    backward = list(accumulate((chunk.names for chunk in reversed(chunks)), or_, initial=forward[count]))
+    traces: dict[PassCase, PassTrace] = {}
+    for number, chunk in enumerate(chunks):
+        traces |= chunk.traces(number, forward[number], backward[count - 1 - number])
+    return traces, chunks
+
+
+_chunks: dict[tuple[object, ...], RecordedChunk] = {}
+"""Recorded chunks by everything that determines their passes."""
+
+MAX_CHUNKS = 256
+"""Number of chunks that are kept."""
+
+
+def _recorded(
+    spec: ModelSpec,
+    settings: MegatronSettings,
+    rank: int,
+    run: RankRun,
+    number: int,
+    alternates: bool,
+    by_previous: bool,
+) -> RecordedChunk:
+    """Returns a chunk of a rank, recorded once. alternates: whether forward and backward passes come in turn."""
+    chunk = run.chunks[number]
+    layers_before = chunk.lowering.first_layer_index if any(run.rank_choices.bf16_layers) else 0
+    workspaces = run.persistent.cublas_bytes, run.persistent.engine_bytes
+    choices = run.rank_choices, run.run_config, chunk.lowering.include
+    key = id(chunk.program), choices, workspaces, layers_before, alternates, by_previous
+    if key not in _chunks:
+        if len(_chunks) >= MAX_CHUNKS:
+            _chunks.clear()
+        alone = RankRun(spec, settings, rank, Recorder())
+        _chunks[key] = _record(alone, alone.chunks[number], alternates, by_previous)
+    return _chunks[key]
+
+
+def _record(run: RankRun, chunk: Chunk, alternates: bool, by_previous: bool) -> RecordedChunk:
+    """Records a chunk of a run that has not begun."""
+    run.chunks, chunk.number = [chunk], 0
+    recorder = run.meter
+    assert isinstance(recorder, Recorder)
+    run.set_up_tables()
+    chunk.parameters = chunk.lowering.parameters_of(chunk.program)
+    passes = record_passes(run, recorder, alternates, by_previous)
+    blocks, before = run.persistent.shared, chunk.lowering.first_layer_index
+    in_forward = _allocated_in_forward(passes)
+    return RecordedChunk(
+        chunk.program,
+        before,
+        chunk.parameters,
+        passes,
+        {name: tuple(block.handle for block in had) for name, had in blocks.items()},
+        {name: (had[0].bytes, had[-1].bytes) for name, had in blocks.items()},
+        frozenset(name for name, had in blocks.items() if had[0].handle in in_forward),
+    )
+
+
+def _allocated_in_forward(passes: RecordedPasses) -> Collection[int]:
+    """Returns the storages that forward passes allocate."""
+    events = passes.events
+    forward = (recorded for recorded in passes.passes if recorded.pass_id[1] != "B")
+    in_forward = (event for recorded in forward for event in events[recorded.start : recorded.end])
+    return {x for x, size, _ in in_forward if size > 0 or size == TAKEN}
+
+
+def _replaces_gather_buffer(chunks: Sequence[RecordedChunk]) -> bool:
+    """Whether a chunk replaces the gather buffer of another one, which is too small for it."""
+    users = [chunk for chunk in chunks if GATHER_BUFFER in chunk.in_forward]
+    users += [chunk for chunk in reversed(chunks) if GATHER_BUFFER in chunk.names]
+    sizes = [chunk.sizes[GATHER_BUFFER] for chunk in users]
+    return bool(sizes) and max(last for _, last in sizes) > sizes[0][0]

@@ -1,0 +1,65 @@
+"""Chunks that are recorded one by one have the passes that they have beside the other chunks of their rank."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from llmcalc import load
+from llmcalc.device_memory.estimate import memory
+from llmcalc.device_memory.settings import Settings
+from llmcalc.frameworks.megatron.record_chunks import record_chunks
+from llmcalc.frameworks.megatron.record_passes import record_passes
+from llmcalc.frameworks.megatron.schedule import RankRun
+from llmcalc.frameworks.megatron.settings_from_options import settings_of
+from llmcalc.parallel.layout import Layout
+from llmcalc.simulator.event_log import Recorder
+from llmcalc.simulator.repeat_microbatches import PassTrace, in_later_layer
+
+MIXTURE = "deepseek-v2-lite?num_hidden_layers=8"
+DENSE = "qwen3-0.6b?num_hidden_layers=8"
+
+CHUNKS = Layout(pp=2, vpp=2, schedule="interleaved", dp=2)
+TENSOR = Layout(tp=2, pp=2, vpp=4, schedule="interleaved", dp=2, sequence_parallel=True)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize(
+    ("model", "layout"),
+    [
+        (DENSE, CHUNKS),
+        (DENSE, TENSOR),
+        (MIXTURE, Layout(**{**vars(CHUNKS), "ep": 2, "etp": 1})),
+        (MIXTURE, Layout(**{**vars(TENSOR), "ep": 2, "etp": 1})),
+        (MIXTURE, Layout(pp=8, ep=2, dp=2, etp=1)),
+    ],
+)
+def test_a_chunk_alone_has_the_passes_that_it_has_in_its_rank(model: str, layout: Layout, recompute: str) -> None:
+    run_memory = memory(load(model).model, Settings(phase="training", seq=128, recompute=recompute))
+    settings = settings_of(run_memory.with_(num_microbatches=16), layout)
+    for pp in range(layout.pp):
+        rank, is_last_stage = layout.rank(pp=pp), pp == layout.pp - 1
+        by_previous = recompute == "full" and model == MIXTURE
+        run = RankRun(run_memory.spec, settings, rank, recorder := Recorder())
+        run.set_up()
+        together = record_passes(run, recorder, is_last_stage, by_previous).traces()
+        alone = record_chunks(run_memory.spec, settings, rank, is_last_stage, by_previous)
+        assert alone is not None
+        traces, chunks = alone
+        assert len(chunks) == layout.vpp
+        offsets = [
+            chunk.lowering.first_layer_index - recorded.layers_before
+            for chunk, recorded in zip(run.chunks, chunks, strict=True)
+        ]
+        assert {case: in_later_layers(trace, offsets[case[0]]) for case, trace in traces.items()} == together
+
+
+def in_later_layers(trace: PassTrace, layers: int) -> PassTrace:
+    """The trace of a chunk with more layers before it."""
+    return replace(
+        trace,
+        start=in_later_layer(trace.start, layers),
+        end=in_later_layer(trace.end, layers),
+        peaks=[(in_later_layer(place, layers), *rest) for place, *rest in trace.peaks],
+    )
