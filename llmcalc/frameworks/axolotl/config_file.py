@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import shown
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import attention_words, lora_words, optimizer_words, pair_words, trained
+from ..launch.trainer import attention_words, kto_words, lora_words, optimizer_words, pair_words, trained
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 READ = frozenset(
@@ -175,7 +175,7 @@ def read_axolotl(data: Table, source: Source) -> Launch:
         if data.get("reward_model") or data.get("process_reward_model"):
             reading.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if data.get("reward_model"):
-            words |= pair_words(reading, "reward_model", "reward", words)
+            words |= pair_words(reading, "reward", words)
         return trained(
             reading,
             "axolotl",
@@ -327,10 +327,12 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 
 def _preferences(reading: Reading, name: str, words: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the batch of training on preference pairs."""
+    if name == "kto":
+        return kto_words(reading, words)
     if name not in PREFERENCES:
-        reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)} are"
+        reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
-    return pair_words(reading, "rl", PREFERENCES[name], words)
+    return pair_words(reading, PREFERENCES[name], words)
 
 
 def _trainer_arguments(data: Table, half: str | None) -> dict[str, Any]:

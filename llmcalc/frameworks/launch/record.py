@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
+from ..frozen_model import FrozenModel
 
 if TYPE_CHECKING:
     from ...model import ModelSpec
@@ -56,6 +57,7 @@ class Launch:
     filled_in: argument that the file leaves out → the program's default.
     overridden: option typed beside the file → its value, and the file's.
     rollout: what else shares the devices in reinforcement learning; None (default) for nothing.
+    frozen: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default) without.
     published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
     """
@@ -78,6 +80,7 @@ class Launch:
     filled_in: Mapping[str, Any] = field(default_factory=dict)
     overridden: Mapping[str, Override] = field(default_factory=dict)
     published_weights: bool = False
+    frozen: FrozenModel | None = None
     rollout: Rollout | None = None
 
     def data(self) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class Launch:
             "ignored": list(self.ignored),
             "unknown": dict(self.unknown),
             "notes": list(self.notes),
+            **({} if self.frozen is None else {"reference_model": self.frozen.data()}),
             **({} if self.rollout is None else {"rollout": self.rollout.data()}),
         }
 
@@ -251,6 +255,7 @@ class Reading:
     ignored: arguments that do not change memory.
     notes: values that were assumed.
     filled_in: argument that the file leaves out → the program's default.
+    frozen: a frozen copy of the trained model; None (default) without one.
     """
 
     source: Source
@@ -258,6 +263,7 @@ class Reading:
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     filled_in: dict[str, Any] = field(default_factory=dict)
+    frozen: FrozenModel | None = None
 
     @property
     def where(self) -> str:
@@ -328,6 +334,12 @@ class Reading:
             raise self.wrong(name, f"{shown(table)}; expected a table")
         return table
 
+    def frozen_on(self, layout: Layout) -> FrozenModel | None:
+        """The frozen copy of the model, whose weights ZeRO 3 and FSDP divide like the trained ones; None without."""
+        if self.frozen is None or layout.zero != 3:
+            return self.frozen
+        return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
+
     def launch(self, kind: str, framework: str, **fields: Any) -> Launch:
         """The run that was read. fields: further fields of `Launch`.
 
@@ -342,6 +354,7 @@ class Reading:
             ignored=tuple(self.ignored),
             notes=tuple(self.notes),
             filled_in=dict(self.filled_in),
+            frozen=self.frozen_on(fields.get("layout", ONE_DEVICE)),
             **fields,
         )
 

@@ -12,7 +12,7 @@ from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED, pair_words
+from ..launch.trainer import TRAINER_IGNORED, kto_words, pair_words
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
 
@@ -43,13 +43,13 @@ IGNORED = frozenset(
 )
 """Arguments that do not change the memory of a training step of a language model."""
 
-PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward"}
-"""`rlhf_type` on pairs → its loss."""
+PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
+"""`rlhf_type` on preferences → its loss."""
 
 PAIRS_IGNORED = frozenset(
     """
     beta rpo_alpha simpo_gamma cpo_alpha loss_type loss_weights label_smoothing center_rewards_coefficient
-    f_divergence_type reference_free
+    f_divergence_type reference_free desirable_weight undesirable_weight
     """.split()  # noqa: SIM905
 )
 """Arguments of trainings on pairs that do not change the memory of a step."""
@@ -195,8 +195,11 @@ def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
     if verb == "rlhf":
         words = {"batch": batch} | ({"lora_rank": table["lora_r"]} if tuner == "lora" else {})
-        loss = PAIRS[reading.value(data, "rlhf_type", "dpo")]
-        table["per_device_train_batch_size"] = pair_words(reading, "rlhf_type", loss, words)["batch"]
+        kind = reading.value(data, "rlhf_type", "dpo")
+        if kind == "kto":
+            kto_words(reading, words)
+        else:
+            table["per_device_train_batch_size"] = pair_words(reading, PAIRS[kind], words)["batch"]
     config = data.get("deepspeed")
     if config is not None:
         table["deepspeed"] = deepspeed_config(str(config)) or config

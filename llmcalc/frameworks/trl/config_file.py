@@ -15,6 +15,7 @@ from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     keys_read,
+    kto_words,
     pair_words,
     trained,
     trainer_words,
@@ -74,6 +75,9 @@ IGNORED = frozenset(
 )
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
+KTO_LOSSES = ("kto", "apo_zero_unpaired")
+"""Values of `loss_type` on single answers."""
+
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
 """Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
 
@@ -108,12 +112,21 @@ def read_trl(data: Table, source: Source) -> Launch:
         if is_grpo:
             words |= _grpo(reading, data, "lora_rank" in words)
         elif sign:
-            words |= pair_words(reading, sign, str(data.get("loss_type", "sigmoid")), words)
+            words |= _preferences(reading, data, words)
         else:
             words |= _loss(reading, data, words)
         precision, _ = weight_formats(reading, arguments, "float32")
         launch = trained(reading, "trl", arguments, words | precision, source.world_size)
         return replace(launch, rollout=_rollout(reading, data, launch)) if is_grpo else launch
+
+
+def _preferences(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
+    """Returns the batch of training on pairs, or of KTO on single answers."""
+    loss = data.get("loss_type", "sigmoid")
+    name = str(loss[0] if isinstance(loss, list) and loss else loss)
+    if name in KTO_LOSSES or data.get("desirable_weight") is not None or data.get("undesirable_weight") is not None:
+        return kto_words(reading, words)
+    return pair_words(reading, name, words, caches_reference=bool(data.get("precompute_ref_log_probs")))
 
 
 def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
