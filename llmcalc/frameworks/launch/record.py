@@ -194,6 +194,7 @@ class LaunchFile:
     read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
     runs: whether a command starts the program of this kind; it is asked before `is_run_by` of other kinds.
     read_command: reads such a command; None (default) if no command is read.
+    trains: whether a command of this kind trains; commands that do not are left out beside one that does.
     reads_first: whether the first of several commands is read; by default several different ones are an error.
     is_python: whether the text of a Python file is of this kind.
     read_python: reads the text of a Python file without running it; None (default) if none is read.
@@ -212,6 +213,7 @@ class LaunchFile:
     read_arguments: Callable[[Table, Source], Launch] | None = None
     runs: Callable[[CommandLine], bool] = lambda _: False
     read_command: Callable[[CommandLine, Source], Launch] | None = None
+    trains: Callable[[CommandLine], bool] = lambda _: True
     reads_first: bool = False
     is_python: Callable[[str], bool] = lambda _: False
     read_python: Callable[[str, Source], Launch] | None = None

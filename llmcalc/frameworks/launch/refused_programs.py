@@ -78,7 +78,6 @@ PROGRAMS = (
         r"unsloth(-cli\.py| \w+)?",
         "it replaces kernels, which are not modelled; expected TARGET with --phase training, such as "
         "--lora-rank 16 --base nf4-dq --recompute full",
-        python=r"^\s*(from|import) unsloth\b",
     ),
     RefusedProgram(
         "TRL",

@@ -6,12 +6,15 @@ swift/trainers/arguments.py for defaults, swift/config/*.json for the DeepSpeed 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length
 from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.rollout import Rollout, States
 from ..launch.trainer import TRAINER_IGNORED, kto_words, pair_words
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
@@ -53,6 +56,31 @@ PAIRS_IGNORED = frozenset(
     """.split()  # noqa: SIM905
 )
 """Arguments of trainings on pairs that do not change the memory of a step."""
+
+GRPO_BETA = 0.04
+"""The default of `--beta` with GRPO (arguments/rlhf_args.py)."""
+
+GRPO_MORE = ("sleep_level", "offload_model", "offload_optimizer", "vllm_max_num_seqs")
+"""Arguments of GRPO that ms-swift adds to TRL's, and that are read."""
+
+GRPO_IGNORED = frozenset(
+    """
+    reward_funcs reward_weights num_generations num_generations_eval log_completions temperature top_k top_p min_p
+    repetition_penalty num_iterations epsilon epsilon_high delta overlong_filter dynamic_sample max_resample_times
+    importance_sampling_level loss_type scale_rewards advantage_estimator kl_in_reward vllm_server_host
+    vllm_server_port vllm_server_base_url vllm_server_timeout vllm_server_group_port vllm_enforce_eager
+    vllm_limit_mm_per_prompt vllm_enable_prefix_caching vllm_disable_custom_all_reduce vllm_enable_lora
+    move_model_batches multi_turn_scheduler max_turns multi_turn_func completion_length_limit_scope soft_cache_length
+    soft_max_length stop_words reward_model_plugin use_gym_env gym_env context_manager top_entropy_quantile
+    log_entropy tau_pos tau_neg rollout_importance_sampling_mode rollout_importance_sampling_threshold
+    off_policy_sequence_mask_delta cosine_min_len_value_wrong cosine_max_len_value_wrong
+    cosine_min_len_value_correct cosine_max_len_value_correct cosine_max_len repetition_n_grams
+    repetition_max_penalty vllm_engine_kwargs vllm_max_lora_rank vllm_use_async_engine
+    vllm_mm_processor_cache_gb vllm_disable_cascade_attn structured_outputs_regex gc_collect_after_offload
+    replay_buffer_size fipo_decay_rate fipo_clip_range fipo_clip_high_only fipo_safety_threshold real_tau
+    """.split()  # noqa: SIM905
+)
+"""Arguments of GRPO that do not change the memory of a step, or that of the engine by little."""
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
@@ -97,6 +125,15 @@ def starts_program(command: CommandLine) -> bool:
     return command.program.split()[0] in ("swift", "megatron") or command.program.startswith("swift.cli")
 
 
+TRAINING = ("sft", "pt", "main", "rlhf")
+"""Subcommands that train."""
+
+
+def trains(command: CommandLine) -> bool:
+    """Whether a command trains; others prepare data, serve, or convert weights."""
+    return command.program.split()[-1].rpartition(".")[2] in TRAINING
+
+
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads an ms-swift command into a launch. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
@@ -106,17 +143,19 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         if name == "megatron" or "megatron" in command.program:
             return _megatron(reading, command, verb)
         verb = verb or command.program.rpartition(".")[2]
-        if verb not in ("sft", "pt", "main", "rlhf"):
+        if verb not in TRAINING:
             raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
         data = plain_arguments(arguments_of(command.words, source.where), reading, READ - {"model"})
-        if verb == "rlhf" and str(data.get("rlhf_type", "dpo")) not in PAIRS:
+        kind = str(data.get("rlhf_type", "dpo")) if verb == "rlhf" else ""
+        if kind not in ("", "grpo", *PAIRS):
             raise reading.wrong(
                 f"line {command.line}: swift rlhf --rlhf_type",
-                f"{shown(data['rlhf_type'])}: trainings with rewards or generated answers are not modelled; expected "
-                f"{', '.join(PAIRS)}, or swift sft or pt",
+                f"{shown(kind)}: its teacher or critic is not modelled; expected grpo, {', '.join(PAIRS)}, or swift "
+                "sft or pt",
             )
         target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
-        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, verb), target)
+        launch = launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, kind, verb), target)
+        return launch if kind != "grpo" else replace(launch, rollout=_rollout(reading, data, launch))
 
 
 def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
@@ -137,13 +176,51 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
     return launch_of_run(reading, LAUNCH_FILE, "megatron", run, target)
 
 
-def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
-    """Returns the Trainer's arguments that correspond to ms-swift's."""
+def _rollout(reading: Reading, data: Table, launch: Launch) -> Rollout:
+    """Returns the engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
+    offloaded: set[States] = set()
+    if reading.flag(data, "offload_model"):
+        offloaded.add("weights")
+    if reading.flag(data, "offload_optimizer"):
+        offloaded.add("optimizer")
+    return colocated_rollout(
+        reading,
+        data,
+        launch,
+        utilization=0.9,
+        beta=GRPO_BETA,
+        offloaded=frozenset(offloaded),
+        source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
+    )
+
+
+def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
+    """Returns the arguments of a task other than language modelling, and notes what is counted of it."""
+    task = str(data.get("task_type", "causal_lm"))[:30]
+    if kind or task in ("causal_lm", "prm"):
+        return ()
+    if task == "seq_cls":
+        reading.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
+    else:
+        reading.unknown["--task_type"] = f"samples of '{task}' have several texts, whose losses are not modelled"
+    return ("loss_type", "num_labels", "problem_type")
+
+
+def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[str, Any]:
+    """Returns the Trainer's arguments that correspond to ms-swift's. kind: its `rlhf_type`; empty for none."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
-    if verb == "rlhf":
+    if kind == "grpo":
+        read_names = (*read_names, *GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, "rlhf_type")
+        reading.ignored += [name for name in data if name in GRPO_IGNORED]
+        for name in ("teacher_model", "ref_model", "reward_model", "async_generate"):
+            if data.get(name) not in (None, False):
+                reading.unknown[f"--{name}"] = "it is modelled without"
+        read_names = (*read_names, "teacher_model", "ref_model", "reward_model", "async_generate")
+    elif kind:
         read_names = (*read_names, *PAIRS_IGNORED, "rlhf_type", "ref_model")
         if data.get("ref_model") is not None:
             reading.unknown["--ref_model"] = "a reference model of other weights is not modelled"
+    read_names = (*read_names, *_task(reading, data, kind))
     reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
     unknown_keys(reading, data, read_names, "", "no argument that is known")
     tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
@@ -172,6 +249,8 @@ def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
     if table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):
         table["attn_implementation"] = "flash_attention_2"
     length = data.get("packing_length", data.get("max_length"))
+    if kind == "grpo":
+        length = grpo_length(reading, data, "max_length", tuner == "lora", GRPO_BETA)["seq"]
     if length is not None:
         table["max_length"] = size_of(reading, "max_length", length)
     if reading.flag(data, "packing"):
@@ -193,9 +272,9 @@ def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
                 "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
             )
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
-    if verb == "rlhf":
+    if kind not in ("", "grpo"):
         words = {"batch": batch} | ({"lora_rank": table["lora_r"]} if tuner == "lora" else {})
-        kind = reading.value(data, "rlhf_type", "dpo")
+        reading.value(data, "rlhf_type", kind)
         if kind == "kto":
             kto_words(reading, words)
         else:
