@@ -80,6 +80,12 @@ PROGRAMS = (
         "--lora-rank 16 --base nf4-dq --recompute full",
     ),
     RefusedProgram(
+        "DeepSpeedExamples' BERT",
+        r"deepspeed_train\.py|(nvidia_)?run_squad\w*\.py|run_glue_classifier_bert_\w+\.py",
+        "its model is in another file, and its layers are DeepSpeed's own kernels; expected TARGET (bert-large-uncased) "
+        "with --launch and the file's DeepSpeed JSON",
+    ),
+    RefusedProgram(
         "TRL",
         r"trl (kto|reward|rloo)",
         "trainings with preferences, rewards or generated answers are not modelled; expected trl sft, dpo or grpo",

@@ -264,6 +264,7 @@ def pair_words(
     words: Mapping[str, Any],
     reference: FrozenModel | None = None,
     caches_reference: bool = False,
+    keeps_logits: bool = False,
 ) -> dict[str, Any]:
     """The batch of training on pairs, of which each has two sequences.
 
@@ -272,9 +273,13 @@ def pair_words(
     reference: the copy of the model that a loss compares with; None (default) for one of the trained weights' format.
     caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
         is trained; false by default.
+    keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
         add_reference(reading, words, reference)
+    if loss == "reward" and not keeps_logits:
+        reading.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
+        return {"batch": 2 * words["batch"], "cross_entropy": "chunked"}
     reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
     return {"batch": 2 * words["batch"]}
 

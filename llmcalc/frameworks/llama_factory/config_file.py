@@ -129,7 +129,7 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
         elif data.get("quantization_bit") is not None:
             reading.unknown["quantization_bit"] = f"with finetuning_type {kind}, quantized weights take no gradient"
         if stage == "rm":
-            words |= pair_words(reading, "reward", words)
+            words |= pair_words(reading, "reward", words, keeps_logits=True)
             reading.notes.append("the head of rewards is left out, one row of the output head's width")
         elif stage == "dpo":
             words |= pair_words(reading, str(reading.value(data, "pref_loss", "sigmoid")), words, _reference(data))

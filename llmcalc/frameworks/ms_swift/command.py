@@ -155,6 +155,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
             )
         target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
         launch = launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, kind, verb), target)
+        if kind == "rm":
+            return replace(launch, settings={**launch.settings, "cross_entropy": "chunked"})
         return launch if kind != "grpo" else replace(launch, rollout=_rollout(reading, data, launch))
 
 
@@ -278,7 +280,8 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
         if kind == "kto":
             kto_words(reading, words)
         else:
-            table["per_device_train_batch_size"] = pair_words(reading, PAIRS[kind], words)["batch"]
+            words = pair_words(reading, PAIRS[kind], words)
+            table["per_device_train_batch_size"] = words["batch"]
     config = data.get("deepspeed")
     if config is not None:
         table["deepspeed"] = deepspeed_config(str(config)) or config
