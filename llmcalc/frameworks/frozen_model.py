@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from ..device_memory.device_memory import DeviceMemory, Term
 from ..units import DTYPE_BITS
 
-NAME = "reference model"
-
 
 @dataclass(frozen=True)
 class FrozenModel:
@@ -24,11 +22,13 @@ class FrozenModel:
     source: the file that loads it.
     dtype: number format of its weights; empty (default) for that of the trained weights.
     ranks: ranks that divide its weights; 1 by default.
+    name: its name in reports; "reference model" by default.
     """
 
     source: str
     dtype: str = ""
     ranks: int = 1
+    name: str = "reference model"
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
         """Returns its bytes per device. parameters: of the model. trained_dtype: format of the trained weights."""
@@ -36,10 +36,10 @@ class FrozenModel:
 
     def data(self) -> dict[str, object]:
         """The model in a JSON document."""
-        return {"dtype": self.dtype or None, "ranks": self.ranks, "source": self.source}
+        return {"name": self.name, "dtype": self.dtype or None, "ranks": self.ranks, "source": self.source}
 
 
-def with_frozen_model(memory: DeviceMemory, size: int, source: str) -> DeviceMemory:
+def with_frozen_model(memory: DeviceMemory, frozen: FrozenModel, size: int) -> DeviceMemory:
     """Returns the memory of a device with so many bytes of frozen weights, which stay all the time."""
 
     def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
@@ -57,5 +57,5 @@ def with_frozen_model(memory: DeviceMemory, size: int, source: str) -> DeviceMem
         by_kind=kinds(memory.by_kind),
         timeline=tuple(point._replace(bytes=point.bytes + size) for point in memory.timeline),
         moments={phase: kinds(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
-        terms=(tensors, Term(NAME, size, "estimate", source), *others),
+        terms=(tensors, Term(frozen.name, size, "estimate", frozen.source), *others),
     )

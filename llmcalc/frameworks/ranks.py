@@ -141,7 +141,7 @@ class Cluster:
         frozen = self.run.frozen
         if frozen is not None:
             states = self.memory.states
-            memory = with_frozen_model(memory, frozen.bytes(states.count.total, states.dtype), frozen.source)
+            memory = with_frozen_model(memory, frozen, frozen.bytes(states.count.total, states.dtype))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property

@@ -136,7 +136,16 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
 def run_of_program(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
     """Returns the run of a program that creates its own config. settings: those that the config does not have."""
     run = read_into(reading, config, world, {})
-    return run._replace(settings={**run.settings, **settings})
+    return without_chunked_loss(reading, run._replace(settings={**run.settings, **settings}))
+
+
+def without_chunked_loss(reading: Reading, run: RunUnder) -> RunUnder:
+    """Returns the run with a loss over whole logits in stage 3, whose gathered head is not modelled in chunks."""
+    if run.layout.zero != 3 or run.settings.get("cross_entropy") not in ("chunked", "split"):
+        return run
+    reading.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
+    settings = {name: value for name, value in run.settings.items() if name != "loss_chunk"}
+    return run._replace(settings={**settings, "cross_entropy": "fused"})
 
 
 def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:

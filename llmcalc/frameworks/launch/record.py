@@ -99,7 +99,7 @@ class Launch:
             "ignored": list(self.ignored),
             "unknown": dict(self.unknown),
             "notes": list(self.notes),
-            **({} if self.frozen is None else {"reference_model": self.frozen.data()}),
+            **({} if self.frozen is None else {"frozen_model": self.frozen.data()}),
             **({} if self.rollout is None else {"rollout": self.rollout.data()}),
         }
 

@@ -116,7 +116,7 @@ def is_run_by(command_words: Sequence[str]) -> bool:
     names = {word.partition("=")[0] for word in command_words}
     if names & SIGNS:
         return True
-    return bool(names & MegatronSettings.flags()) and any(map(is_unset_variable, command_words))
+    return bool(names & set(MegatronSettings.flags())) and any(map(is_unset_variable, command_words))
 
 
 def read_megatron(arguments_table: Table, source: Source) -> Launch:
