@@ -28,6 +28,7 @@ from ..launch.record import (
     unknown_keys,
 )
 from ..launch.trainer import is_trainer
+from .one_bit_adam import ONE_BIT, ZERO_ONE
 from .settings import NOT_MODELLED, DeepSpeedSettings
 
 AUTO = "auto"
@@ -303,8 +304,8 @@ def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon", "lion": "lion"}
 
-ONE_BIT = ("onebitadam", "onebitlamb", "zerooneadam")
-"""Optimizers that compress gradients to one bit."""
+COMPRESSING = (ONE_BIT, ZERO_ONE)
+"""Optimizers that compress what ranks exchange to one bit, and are modelled in stage 0 with 16-bit weights."""
 
 
 def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
@@ -313,10 +314,14 @@ def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
     name = table.get("type")
     if name is None:
         return {}
+    if str(name).lower() in COMPRESSING:
+        stage = reading.table(config, "zero_optimization").get("stage", 0)
+        is_half = any(reading.table(config, key).get("enabled") for key in ("fp16", "bf16", "bfloat16"))
+        if stage or not is_half:
+            reading.unknown["optimizer.type"] = f"{shown(name)} is modelled in stage 0 with 16-bit weights alone"
+        return {"optimizer": "adamw", "optimizer_impl": "loop"}
     optimizer = OPTIMIZERS.get(str(name).lower()[:40])
     if optimizer is None:
-        compresses = str(name).lower()[:40] in ONE_BIT
-        reason = ", which compresses gradients to one bit," if compresses else ""
-        reading.unknown["optimizer.type"] = f"{shown(name)}{reason} is not modelled"
+        reading.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
         return {}
     return {"optimizer": optimizer}

@@ -314,6 +314,11 @@ def add_reference(reading: Reading, words: Mapping[str, Any], reference: FrozenM
 TRL_REFERENCE = "trl/trainer/dpo_trainer.py"
 """The file of TRL that loads a reference model."""
 
+HEAD_ADAPTER = (
+    "the adapter of the output head is left out: its two small matrices, and its product for one chunk of tokens"
+)
+"""A note on programs whose adapters may include the output head."""
+
 LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 """Losses on pairs that need no reference model."""
 

@@ -242,10 +242,29 @@ def test_adapters_under_version_1_are_refused() -> None:
         _ = run.device_rank
 
 
-def test_adapters_over_quantized_weights_are_refused() -> None:
-    given = Settings("training", batch=2, seq=16, lora_rank=4, base="nf4")
-    with pytest.raises(InputError, match="FSDP2 with adapters over quantized weights"):
-        _ = Cluster.of(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").device_rank
+def test_adapters_over_weights_in_8_bits_are_refused() -> None:
+    settings = Settings("training", batch=2, seq=16, lora_rank=4, base="int8")
+    with pytest.raises(InputError, match="FSDP2 with adapters over weights in 8 bits"):
+        _ = Cluster.of(memory(family("llama3-8b"), settings), Layout(dp=2, zero=3), "fsdp2").device_rank
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_codes_of_4_bits_are_sharded_and_their_scales_are_not(ranks: int) -> None:
+    """Weights after a step: half a byte per element of the layers and a scale of 4 bytes per 64 of them."""
+    spec = family("llama3-8b")
+    settings = Settings("training", batch=2, seq=16, lora_rank=4, lora_targets=("q_proj",), base="nf4", dtype="bf16")
+    cluster = Cluster.of(memory(spec, settings), Layout(dp=ranks, zero=3 if ranks > 1 else 0), "fsdp2")
+    weights = cluster.device_rank.device.moments["step"]["weights"]
+    whole = memory(spec, settings.with_(base="none"))
+    in_layers = sum(
+        int(place.node.op.params() * place.repeat)
+        for place in whole.states.count.tree.places()
+        if type(place.node.op).__name__ == "Linear" and place.node.path.startswith("layers")
+    )
+    others = whole.states.count.total - in_layers
+    adapters = cluster.memory.states.trained
+    by_hand = in_layers // 2 // ranks + in_layers // 64 * 4 + 2 * others // ranks + 4 * adapters // ranks
+    assert abs(weights - by_hand) <= 512 * 64  # blocks of 512 bytes
 
 
 # --- further witnesses ------------------------------------------------------------------------------------------------

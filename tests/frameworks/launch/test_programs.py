@@ -11,6 +11,7 @@ import yaml
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
+from llmcalc.frameworks.frozen_model import FrozenModel
 from llmcalc.frameworks.launch.kinds import PROGRAMS, program_files
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch, Override
@@ -44,6 +45,7 @@ PROGRAM_OF = {
     "llama_factory_galore.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
+    "trl_dpo.yaml": "TRL",
     "trl_sft.yaml": "TRL",
     "trl_grpo.yaml": "TRL",
     "open_instruct_sft.yaml": "open-instruct",
@@ -195,7 +197,7 @@ def test_a_named_file_is_read_from_the_current_folder() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo are)"),
+        ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo, kto are)"),
         ({"fp8": True}, "fp8 (products in 8 bits"),
         ({"optimizer": "came_pytorch"}, "optimizer ('came_pytorch' is not modelled)"),
         ({"bnb_config_kwargs": {"blocksize": 128}}, "bnb_config_kwargs.blocksize (it is not modelled"),
@@ -235,7 +237,7 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stage": "kto"}, "stage ('kto' is not modelled; sft, pt, rm, dpo are)"),
+        ({"stage": "ppo"}, "stage ('ppo' is not modelled; sft, pt, rm, dpo, kto are)"),
         ({"finetuning_type": "oft"}, "finetuning_type ('oft' is not modelled; full and lora are)"),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
         ({"use_galore": True}, "use_galore: LLaMA-Factory refuses it with adapters; expected finetuning_type: full"),
@@ -339,13 +341,15 @@ def test_grpo_counts_prompt_and_completion() -> None:
 
 def test_pairs_need_a_reference_model_without_adapters() -> None:
     """With adapters the reference is the frozen weights; a pair is two sequences."""
-    with pytest.raises(InputError, match=r"beta \('sigmoid' has a reference model, which is not modelled without"):
-        changed("trl_sft.yaml", beta=0.1)
+    assert changed("trl_sft.yaml", beta=0.1).frozen == FrozenModel("trl/trainer/dpo_trainer.py")
+    assert changed("trl_sft.yaml", beta=0.1, use_peft=True).frozen is None
+    assert changed("trl_sft.yaml", beta=0.1, precompute_ref_log_probs=True).frozen is None
     assert changed("trl_sft.yaml", beta=0.1, use_peft=True).settings["batch"] == 4
     assert changed("axolotl_qlora.yaml", rl="dpo").settings["batch"] == 4
     assert changed("llama_factory_qlora.yaml", stage="dpo").settings["batch"] == 4
-    with pytest.raises(InputError, match=r"rl \('sigmoid' has a reference model"):
-        changed("axolotl_full_fsdp2.yaml", rl="dpo")
+    sharded = changed("axolotl_full_fsdp2.yaml", 8, rl="dpo").frozen
+    assert sharded is not None
+    assert sharded.ranks == 8
     assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
 
 
