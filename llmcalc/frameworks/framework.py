@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..parallel.layout_request import LayoutRequest
     from ..parallel.messages import GradientRules, Message
     from ..workload.execution import AttentionImplementation
-    from .frozen_model import FrozenModel
+    from .frozen_model import FrozenModel, SecondLoss
     from .peak_estimate import PeakEstimate
 
 
@@ -43,7 +43,7 @@ class RunOnRanks:
     layout: Layout
     version: str = ""
     own_settings: Any = None
-    frozen: FrozenModel | None = None
+    frozen: FrozenModel | SecondLoss | None = None
     _recorded_ranks: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 

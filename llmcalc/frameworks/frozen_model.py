@@ -8,11 +8,13 @@ need no more than the loss of supervised training, with which a step is counted 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..device_memory.device_memory import DeviceMemory, Term
 from ..units import DTYPE_BITS
+
+if TYPE_CHECKING:
+    from ..device_memory.estimate import Memory
 
 
 @dataclass(frozen=True)
@@ -29,33 +31,38 @@ class FrozenModel:
     dtype: str = ""
     ranks: int = 1
     name: str = "reference model"
+    kind = "weights"
 
     def bytes(self, parameters: int, trained_dtype: str) -> int:
         """Returns its bytes per device. parameters: of the model. trained_dtype: format of the trained weights."""
         return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
+
+    def bytes_beside(self, memory: Memory) -> int:
+        """Returns its bytes per device beside a run of the model."""
+        return self.bytes(memory.states.count.total, memory.states.dtype)
 
     def data(self) -> dict[str, object]:
         """The model in a JSON document."""
         return {"name": self.name, "dtype": self.dtype or None, "ranks": self.ranks, "source": self.source}
 
 
-def with_frozen_model(memory: DeviceMemory, frozen: FrozenModel, size: int) -> DeviceMemory:
-    """Returns the memory of a device with so many bytes of frozen weights, which stay all the time."""
+@dataclass(frozen=True)
+class SecondLoss:
+    """Logits that another loss over the same ones keeps beside the trainer's own.
 
-    def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
-        return {**bytes_by_kind, "weights": bytes_by_kind.get("weights", 0) + size}
+    source: the file that computes it. width: bytes per logit. name: its name in reports.
+    """
 
-    tensors, *others = memory.terms
-    return replace(
-        memory,
-        exact_bytes=memory.exact_bytes + size,
-        peak_bytes=memory.peak_bytes + size,
-        after_step_bytes=memory.after_step_bytes + size,
-        reserved_bytes=memory.reserved_bytes + size,
-        device_bytes=memory.device_bytes + size,
-        peak_at=memory.peak_at._replace(bytes=memory.peak_at.bytes + size),
-        by_kind=kinds(memory.by_kind),
-        timeline=tuple(point._replace(bytes=point.bytes + size) for point in memory.timeline),
-        moments={phase: kinds(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
-        terms=(tensors, Term(frozen.name, size, "estimate", frozen.source), *others),
-    )
+    source: str
+    width: int
+    name: str = "second loss"
+    kind = "temporary"
+
+    def bytes_beside(self, memory: Memory) -> int:
+        """Returns its bytes per device beside a run of the model, all the time: an upper bound."""
+        workload = memory.states.workload
+        return self.width * int(workload.batch) * int(workload.seq) * memory.spec.vocab_size
+
+    def data(self) -> dict[str, object]:
+        """The loss in a JSON document."""
+        return {"name": self.name, "bytes_per_logit": self.width, "source": self.source}

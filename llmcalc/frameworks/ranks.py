@@ -22,10 +22,11 @@ from ..parallel.messages import Message, rank_messages
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
 from .framework import Framework, RunOnRanks
-from .frozen_model import FrozenModel, with_frozen_model
+from .frozen_model import FrozenModel, SecondLoss
 from .inference_rank import check_serving, inference_rank, rank_memory
 from .nccl import with_nccl
 from .registry import framework as framework_named
+from .with_frozen_model import with_frozen_model
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class Cluster:
         framework: Framework | str,
         version: str = "",
         own_settings: Any = None,
-        frozen: FrozenModel | None = None,
+        frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
         """Returns the cluster of a layout. framework: a record or its name; other arguments as in `RunOnRanks`."""
         record = framework if isinstance(framework, Framework) else framework_named(framework)
@@ -140,8 +141,7 @@ class Cluster:
         memory = memory_with_evidence(memory, self.evidence)
         frozen = self.run.frozen
         if frozen is not None:
-            states = self.memory.states
-            memory = with_frozen_model(memory, frozen, frozen.bytes(states.count.total, states.dtype))
+            memory = with_frozen_model(memory, frozen, frozen.bytes_beside(self.memory))
         return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property

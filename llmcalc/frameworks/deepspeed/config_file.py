@@ -28,8 +28,7 @@ from ..launch.record import (
     unknown_keys,
 )
 from ..launch.trainer import is_trainer
-from .one_bit_adam import ONE_BIT, ZERO_ONE
-from .settings import NOT_MODELLED, DeepSpeedSettings
+from .settings import NOT_MODELLED, ONE_BIT, ZERO_ONE, DeepSpeedSettings
 
 AUTO = "auto"
 

@@ -11,9 +11,7 @@ from __future__ import annotations
 from ...algebra import ceil_div
 from ...simulator.tensor import FLOAT32, Storage, counted_as
 from .replicated import FlatCopyRun
-
-ONE_BIT, ZERO_ONE = "onebitadam", "zerooneadam"
-"""Names of the optimizers in a DeepSpeed config, in small letters."""
+from .settings import ZERO_ONE
 
 
 class OneBitAdamRun(FlatCopyRun):

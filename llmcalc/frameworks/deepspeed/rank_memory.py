@@ -20,9 +20,9 @@ from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .bf16_optimizer import Bf16OptimizerRun
-from .one_bit_adam import ONE_BIT, ZERO_ONE, OneBitAdamRun
+from .one_bit_adam import OneBitAdamRun
 from .replicated import FlatCopyRun, ReplicatedRun
-from .settings import VERSION, DeepSpeedSettings
+from .settings import ONE_BIT, VERSION, ZERO_ONE, DeepSpeedSettings
 from .zero import ZeroRun, number_format
 from .zero3 import Stage3Run
 from .zero12 import PartitionedRun

@@ -113,7 +113,7 @@ class FsdpProfile(RingAttention):
         return parameter.unsharded_param
 
     def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
-        """Returns the codes of a weight in 4 bits, which are sharded. Every rank has all scales, which are no parameter.
+        """Returns the codes of a weight in 4 bits, which are sharded. Every rank has all scales: they are no parameter.
 
         Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
         """

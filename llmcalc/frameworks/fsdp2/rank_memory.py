@@ -99,9 +99,7 @@ def fsdp_memory(
             evidence_of_parts(spec, training.include), training.optimizer
         )
         tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
-    tensors = _weakest_status(
-        layout, fsdp, tensors, training.adapters is not None and training.adapters.base != "none"
-    )
+    tensors = _weakest_status(layout, fsdp, tensors, training.adapters is not None and training.adapters.base != "none")
     if layout.pp > 1:
         replayed = None
         if shared is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
-from ..frozen_model import FrozenModel
+from ..frozen_model import FrozenModel, SecondLoss
 
 if TYPE_CHECKING:
     from ...model import ModelSpec
@@ -80,7 +80,7 @@ class Launch:
     filled_in: Mapping[str, Any] = field(default_factory=dict)
     overridden: Mapping[str, Override] = field(default_factory=dict)
     published_weights: bool = False
-    frozen: FrozenModel | None = None
+    frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
 
     def data(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ class Reading:
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     filled_in: dict[str, Any] = field(default_factory=dict)
-    frozen: FrozenModel | None = None
+    frozen: FrozenModel | SecondLoss | None = None
 
     @property
     def where(self) -> str:
@@ -336,9 +336,9 @@ class Reading:
             raise self.wrong(name, f"{shown(table)}; expected a table")
         return table
 
-    def frozen_on(self, layout: Layout) -> FrozenModel | None:
+    def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
         """The frozen copy of the model, whose weights ZeRO 3 and FSDP divide like the trained ones; None without."""
-        if self.frozen is None or layout.zero != 3:
+        if not isinstance(self.frozen, FrozenModel) or layout.zero != 3:
             return self.frozen
         return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
 

@@ -82,8 +82,8 @@ PROGRAMS = (
     RefusedProgram(
         "DeepSpeedExamples' BERT",
         r"deepspeed_train\.py|(nvidia_)?run_squad\w*\.py|run_glue_classifier_bert_\w+\.py",
-        "its model is in another file, and its layers are DeepSpeed's own kernels; expected TARGET (bert-large-uncased) "
-        "with --launch and the file's DeepSpeed JSON",
+        "its model is in another file, and its layers are DeepSpeed's own kernels; expected TARGET "
+        "(bert-large-uncased) with --launch and the file's DeepSpeed JSON",
     ),
     RefusedProgram(
         "TRL",

@@ -11,8 +11,8 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
-from ..registry import WITHOUT_A_NAME, framework, plugins
 from ..frozen_model import FrozenModel
+from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import trainer_arguments
 from .record import (
     FP16_NOTE,
@@ -278,15 +278,15 @@ def pair_words(
     if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
         add_reference(reading, words, reference)
     if loss == "reward" and not keeps_logits:
-        reading.notes.append("a pair is two sequences; scores have no logits, and the loss is counted in chunks of them")
+        reading.notes.append(
+            "a pair is two sequences; scores have no logits, and the loss is counted in chunks of them"
+        )
         return {"batch": 2 * words["batch"], "cross_entropy": "chunked"}
     reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
     return {"batch": 2 * words["batch"]}
 
 
-def kto_words(
-    reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None
-) -> dict[str, Any]:
+def kto_words(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> dict[str, Any]:
     """The batch of KTO, whose samples are single sequences; mismatched answers run without gradients before them.
 
     words: the settings of the run. reference: as of `pair_words`.

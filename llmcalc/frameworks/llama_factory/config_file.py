@@ -24,6 +24,7 @@ from ..launch.trainer import (
     trainer_words,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
+from .version_1 import is_version_1, read_version_1
 
 READ = frozenset(
     """
@@ -104,11 +105,15 @@ DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 def is_llama_factory(data: Table) -> bool:
     """Whether a table is a config of LLaMA-Factory."""
     signs = ("finetuning_type", "cutoff_len", "dataset_dir", "overwrite_cache", "lora_target", "quantization_bit")
-    return "finetuning_type" in data or ("template" in data and any(name in data for name in signs))
+    return (
+        is_version_1(data) or "finetuning_type" in data or ("template" in data and any(name in data for name in signs))
+    )
 
 
 def read_llama_factory(data: Table, source: Source) -> Launch:
     """Reads a LLaMA-Factory config into a launch. Raises `InputError`, which names file and argument."""
+    if is_version_1(data):
+        return read_version_1(data, source)
     with reading_of(source) as reading:
         ignored = TRAINER_IGNORED | IGNORED
         reading.ignored += [name for name in data if name in ignored]

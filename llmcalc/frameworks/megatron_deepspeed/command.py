@@ -84,7 +84,11 @@ def starts_program(command: CommandLine) -> bool:
     flags = {word.partition("=")[0] for word in command.words}
     is_pretraining = command.program.startswith(("pretrain_", "finetune_")) and command.program.endswith(".py")
     has_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command.words))
-    return is_pretraining and has_sizes and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
+    return (
+        is_pretraining
+        and has_sizes
+        and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
+    )
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:

@@ -11,13 +11,13 @@ from typing import Any
 
 from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
-from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length
+from ..launch.grpo import grpo_length
 from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.rollout import Rollout, States
-from ..launch.trainer import TRAINER_IGNORED, kto_words, pair_words
+from ..launch.trainer import TRAINER_IGNORED
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
+from .rlhf import GRPO_BETA, PAIRS, known_names, rollout_of, sequences_of
 
 READ = frozenset(
     """
@@ -45,42 +45,6 @@ IGNORED = frozenset(
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step of a language model."""
-
-PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
-"""`rlhf_type` on preferences → its loss."""
-
-PAIRS_IGNORED = frozenset(
-    """
-    beta rpo_alpha simpo_gamma cpo_alpha loss_type loss_weights label_smoothing center_rewards_coefficient
-    f_divergence_type reference_free desirable_weight undesirable_weight
-    """.split()  # noqa: SIM905
-)
-"""Arguments of trainings on pairs that do not change the memory of a step."""
-
-GRPO_BETA = 0.04
-"""The default of `--beta` with GRPO (arguments/rlhf_args.py)."""
-
-GRPO_MORE = ("sleep_level", "offload_model", "offload_optimizer", "vllm_max_num_seqs")
-"""Arguments of GRPO that ms-swift adds to TRL's, and that are read."""
-
-GRPO_IGNORED = frozenset(
-    """
-    reward_funcs reward_weights num_generations num_generations_eval log_completions temperature top_k top_p min_p
-    repetition_penalty num_iterations epsilon epsilon_high delta overlong_filter dynamic_sample max_resample_times
-    importance_sampling_level loss_type scale_rewards advantage_estimator kl_in_reward vllm_server_host
-    vllm_server_port vllm_server_base_url vllm_server_timeout vllm_server_group_port vllm_enforce_eager
-    vllm_limit_mm_per_prompt vllm_enable_prefix_caching vllm_disable_custom_all_reduce vllm_enable_lora
-    move_model_batches multi_turn_scheduler max_turns multi_turn_func completion_length_limit_scope soft_cache_length
-    soft_max_length stop_words reward_model_plugin use_gym_env gym_env context_manager top_entropy_quantile
-    log_entropy tau_pos tau_neg rollout_importance_sampling_mode rollout_importance_sampling_threshold
-    off_policy_sequence_mask_delta cosine_min_len_value_wrong cosine_max_len_value_wrong
-    cosine_min_len_value_correct cosine_max_len_value_correct cosine_max_len repetition_n_grams
-    repetition_max_penalty vllm_engine_kwargs vllm_max_lora_rank vllm_use_async_engine
-    vllm_mm_processor_cache_gb vllm_disable_cascade_attn structured_outputs_regex gc_collect_after_offload
-    replay_buffer_size fipo_decay_rate fipo_clip_range fipo_clip_high_only fipo_safety_threshold real_tau
-    """.split()  # noqa: SIM905
-)
-"""Arguments of GRPO that do not change the memory of a step, or that of the engine by little."""
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
@@ -155,9 +119,9 @@ def read_command(command: CommandLine, source: Source) -> Launch:
             )
         target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
         launch = launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, kind, verb), target)
-        if kind == "rm":
+        if kind == "rm" and launch.layout.zero != 3:
             return replace(launch, settings={**launch.settings, "cross_entropy": "chunked"})
-        return launch if kind != "grpo" else replace(launch, rollout=_rollout(reading, data, launch))
+        return launch if kind != "grpo" else replace(launch, rollout=rollout_of(reading, data, launch))
 
 
 def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
@@ -178,24 +142,6 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
     return launch_of_run(reading, LAUNCH_FILE, "megatron", run, target)
 
 
-def _rollout(reading: Reading, data: Table, launch: Launch) -> Rollout:
-    """Returns the engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
-    offloaded: set[States] = set()
-    if reading.flag(data, "offload_model"):
-        offloaded.add("weights")
-    if reading.flag(data, "offload_optimizer"):
-        offloaded.add("optimizer")
-    return colocated_rollout(
-        reading,
-        data,
-        launch,
-        utilization=0.9,
-        beta=GRPO_BETA,
-        offloaded=frozenset(offloaded),
-        source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
-    )
-
-
 def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
     """Returns the arguments of a task other than language modelling, and notes what is counted of it."""
     task = str(data.get("task_type", "causal_lm"))[:30]
@@ -208,21 +154,22 @@ def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
     return ("loss_type", "num_labels", "problem_type")
 
 
+def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments of adapters."""
+    table = {
+        "use_peft": True,
+        "lora_r": reading.size(data, "lora_rank", 8),
+        "lora_target_modules": reading.value(data, "target_modules", "all-linear"),
+        "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
+    }
+    saved = data.get("modules_to_save")
+    return table if saved is None else {**table, "lora_modules_to_save": saved if isinstance(saved, list) else [saved]}
+
+
 def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[str, Any]:
     """Returns the Trainer's arguments that correspond to ms-swift's. kind: its `rlhf_type`; empty for none."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
-    if kind == "grpo":
-        read_names = (*read_names, *GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, "rlhf_type")
-        reading.ignored += [name for name in data if name in GRPO_IGNORED]
-        for name in ("teacher_model", "ref_model", "reward_model", "async_generate"):
-            if data.get(name) not in (None, False):
-                reading.unknown[f"--{name}"] = "it is modelled without"
-        read_names = (*read_names, "teacher_model", "ref_model", "reward_model", "async_generate")
-    elif kind:
-        read_names = (*read_names, *PAIRS_IGNORED, "rlhf_type", "ref_model")
-        if data.get("ref_model") is not None:
-            reading.unknown["--ref_model"] = "a reference model of other weights is not modelled"
-    read_names = (*read_names, *_task(reading, data, kind))
+    read_names = (*read_names, *known_names(reading, data, kind), *_task(reading, data, kind))
     reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
     unknown_keys(reading, data, read_names, "", "no argument that is known")
     tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
@@ -258,15 +205,7 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
     if reading.flag(data, "packing"):
         reading.notes.append("--packing: sequences of max_length tokens, all of them used")
     if tuner == "lora":
-        table |= {
-            "use_peft": True,
-            "lora_r": reading.size(data, "lora_rank", 8),
-            "lora_target_modules": reading.value(data, "target_modules", "all-linear"),
-            "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
-        }
-        if data.get("modules_to_save") is not None:
-            saved = data["modules_to_save"]
-            table["lora_modules_to_save"] = saved if isinstance(saved, list) else [saved]
+        table |= _adapters(reading, data)
     if data.get("quant_bits") is not None or data.get("quant_method") is not None:
         bits = data.get("quant_bits")
         if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
@@ -275,13 +214,8 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
             )
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
     if kind not in ("", "grpo"):
-        words = {"batch": batch} | ({"lora_rank": table["lora_r"]} if tuner == "lora" else {})
         reading.value(data, "rlhf_type", kind)
-        if kind == "kto":
-            kto_words(reading, words)
-        else:
-            words = pair_words(reading, PAIRS[kind], words)
-            table["per_device_train_batch_size"] = words["batch"]
+        table["per_device_train_batch_size"] = sequences_of(reading, kind, batch, tuner == "lora")
     config = data.get("deepspeed")
     if config is not None:
         table["deepspeed"] = deepspeed_config(str(config)) or config

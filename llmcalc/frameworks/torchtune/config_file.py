@@ -11,8 +11,8 @@ from typing import Any
 
 from ...errors import shown, suggest
 from ...parallel.layout import Layout
-from ..fsdp2.settings import TitanSettings
 from ..frozen_model import FrozenModel
+from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import HEAD_ADAPTER, lora_words, pair_words
 from .models import MODELS
@@ -143,7 +143,9 @@ def read_torchtune(data: Table, source: Source) -> Launch:
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
             settings=words,
             own_settings=TitanSettings(
-                reduced="bfloat16" if dtype == "bf16" else "", offloads=reading.flag(data, "fsdp_cpu_offload") or reading.flag(reading.table(data, "fsdp"), "cpu_offload"),
+                reduced="bfloat16" if dtype == "bf16" else "",
+                offloads=reading.flag(data, "fsdp_cpu_offload")
+                or reading.flag(reading.table(data, "fsdp"), "cpu_offload"),
             )
             if is_sharded
             else None,

@@ -42,7 +42,13 @@ def is_unsloth(data: Table) -> bool:
 def read_unsloth(data: Table, source: Source) -> Launch:
     """Reads Unsloth Studio's defaults into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
-        unknown_keys(reading, data, ("training", "lora", "logging", "inference", "audio_input", "audio_type", "vision"), "", "no key")
+        unknown_keys(
+            reading,
+            data,
+            ("training", "lora", "logging", "inference", "audio_input", "audio_type", "vision"),
+            "",
+            "no key",
+        )
         training, lora = reading.table(data, "training"), reading.table(data, "lora")
         unknown_keys(reading, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
         unknown_keys(reading, lora, LORA_READ | LORA_IGNORED, "lora", "no key that is known")

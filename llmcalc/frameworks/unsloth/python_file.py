@@ -148,9 +148,7 @@ def _calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
         yield dotted(call.func).rpartition("trl.")[2], call
 
 
-def _arguments(
-    calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any
-) -> dict[str, Any] | None:
+def _arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any) -> dict[str, Any] | None:
     """Returns the known arguments of the first call whose name matches; None without such a call."""
     call = next((call for name, call in calls if matches(name)), None)
     if call is None:

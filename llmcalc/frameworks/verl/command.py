@@ -36,7 +36,18 @@ READ_BESIDE = frozenset(
 DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
 """Keys of the number of devices."""
 
-READ_SECTIONS = (*DEVICES, "data.micro_batch", "model.lora", "ulysses", MODEL, ACTOR, REFERENCE, ROLLOUT, "critic.", "data.max_")
+READ_SECTIONS = (
+    *DEVICES,
+    "data.micro_batch",
+    "model.lora",
+    "ulysses",
+    MODEL,
+    ACTOR,
+    REFERENCE,
+    ROLLOUT,
+    "critic.",
+    "data.max_",
+)
 
 
 def starts_program(command: CommandLine) -> bool:

@@ -11,7 +11,7 @@ import yaml
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
-from llmcalc.frameworks.frozen_model import FrozenModel
+from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
 from llmcalc.frameworks.launch.kinds import PROGRAMS, program_files
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch, Override
@@ -43,6 +43,7 @@ PROGRAM_OF = {
     "llama_factory_full_z3.yaml": "LLaMA-Factory",
     "llama_factory_qlora.yaml": "LLaMA-Factory",
     "llama_factory_galore.yaml": "LLaMA-Factory",
+    "llama_factory_version_1.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
     "trl_dpo.yaml": "TRL",
@@ -351,6 +352,18 @@ def test_pairs_need_a_reference_model_without_adapters() -> None:
     assert sharded is not None
     assert sharded.ranks == 8
     assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
+
+
+def test_version_1_of_llama_factory_runs_two_losses() -> None:
+    """transformers computes its own loss, because the batch has labels; several sequences are copied once more."""
+    launch = read_launch(FILES / "llama_factory_version_1.yaml", 2)
+    wanted = {"base": "nf4-dq", "lora_rank": 8, "lora_targets": ("all-linear",), "recompute": "full", "seq": 512}
+    assert wanted.items() <= launch.settings.items()
+    assert (launch.framework, launch.layout.zero, launch.own_settings.reduced) == ("fsdp2", 3, "float32")
+    assert launch.frozen == SecondLoss("llamafactory/v1/core/base_trainer.py, compute_log_probs", 8)
+    dpo = changed("llama_factory_version_1.yaml", 2, pref_loss="sigmoid", peft_config=None, quant_config=None)
+    assert dpo.settings["batch"] == 4
+    assert dpo.frozen == FrozenModel("trl/trainer/dpo_trainer.py", ranks=2)
 
 
 def test_a_pair_of_open_instruct_is_two_sequences() -> None:
