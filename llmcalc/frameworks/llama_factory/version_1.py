@@ -72,7 +72,7 @@ def read_version_1(data: Table, source: Source) -> Launch:
             reading.notes.append("the file is taken for one of llamafactory-cli sft; with dpo add pref_loss: sigmoid")
         reading.notes += [
             "weights as published are taken for bf16",
-            "the loss of transformers runs beside the trainer's own; its logits are counted all the time, an upper bound",
+            "transformers' loss runs beside the trainer's own; its logits are counted all the time, an upper bound",
         ]
         if reading.frozen is None and "pref_loss" not in data:
             reading.frozen = SecondLoss(
