@@ -65,7 +65,6 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("openrlhf_dpo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 4, "num_microbatches": 8}),
     ("deepspeed_chat_step2_reward.sh out", "deepspeed-chat", "deepspeed", {"batch": 4, "cross_entropy": "chunked"}),
     ("bigscience_alibi.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
-    ("trl_dpo.yaml", "trl", "torch", {"batch": 4, "seq": 1024, "dtype": "bf16"}),
 ]
 
 
@@ -128,7 +127,7 @@ def test_a_reference_model_is_divided_by_zero_3() -> None:
 
 def test_the_reference_model_is_among_the_weights() -> None:
     """494,032,768 parameters of two bytes each, all the time."""
-    document = llmcalc.memory(launch=FILES / "trl_dpo.yaml").document
+    document = llmcalc.memory(launch=FOLDER / "trl_dpo.yaml").document
     alone = llmcalc.memory(
         "qwen2.5-0.5b", phase="training", batch=4, seq=1024, num_microbatches=4, recompute="full", precision="bf16",
         attn_implementation="sdpa",
