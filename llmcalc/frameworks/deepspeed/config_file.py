@@ -76,7 +76,7 @@ IGNORED = frozenset(
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer comms_logger tensorboard wandb csv_monitor comet
     flops_profiler checkpoint aio monitor_config sparse_gradients dataloader_drop_last
     fp32_allreduce nebula timers elasticity autotuning data_efficiency curriculum_learning hf_deepspeed_config
-    graph_harvesting comment
+    graph_harvesting comment comms_config cuda_visible_devices
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a step."""

@@ -23,7 +23,7 @@ PLUGIN_IGNORED = frozenset(
     """
     zero3_init_flag zero3_save_16bit_model gradient_clipping deepspeed_multinode_launcher deepspeed_hostfile
     deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names offload_optimizer_nvme_path
-    offload_param_nvme_path
+    offload_param_nvme_path seq_parallel_communication_data_type
     """.split()  # noqa: SIM905
 )
 

@@ -354,6 +354,13 @@ def test_pairs_need_a_reference_model_without_adapters() -> None:
     assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
 
 
+def test_patterns_of_the_whole_language_model_freeze_nothing_of_it() -> None:
+    whole = ["^model.language_model.*", "^lm_head.*"]
+    assert changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=whole).unknown == {}
+    with pytest.raises(InputError, match="unfrozen_parameters .training of some parameters alone"):
+        changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=["model.layers.[0-7]."])
+
+
 def test_version_1_of_llama_factory_runs_two_losses() -> None:
     """transformers computes its own loss, because the batch has labels; several sequences are copied once more."""
     launch = read_launch(FILES / "llama_factory_version_1.yaml", 2)
