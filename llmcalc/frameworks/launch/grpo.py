@@ -60,6 +60,7 @@ def colocated_rollout(
     beta: float = 0.0,
     offloaded: frozenset[States] = frozenset(),
     source: str = SOURCE,
+    reference_bytes: int = 0,
 ) -> Rollout:
     """Returns the engine and the reference model beside the trained one.
 
@@ -69,6 +70,7 @@ def colocated_rollout(
     beta: the program's default of `beta`.
     offloaded: states of the trained model that are on the host during rollouts; default none.
     source: the program's files that say so.
+    reference_bytes: bytes per weight of the reference model; 0 (default) for those that the run's settings imply.
     """
     completion = reading.size(data, "max_completion_length", 512)
     sequences = size_of(reading, "batch", launch.settings["batch"])
@@ -86,7 +88,7 @@ def colocated_rollout(
         offloaded=offloaded if colocates else frozenset(),
         reference=Model(
             "device" if has_reference else "none",
-            element if master else 4,
+            reference_bytes or (element if master else 4),
             launch.layout.dp if is_divided else 1,
         ),
         sequences=sequences,

@@ -91,4 +91,5 @@ def rollout_of(reading: Reading, data: Table, launch: Launch) -> Rollout:
         beta=GRPO_BETA,
         offloaded=frozenset(offloaded),
         source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
+        reference_bytes=4 if data.get("torch_dtype") == "float32" else 2,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ..frozen_model import FrozenModel
 from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length
 from ..launch.record import Launch, Reading, Source, Table, reading_of, unknown_keys
 from ..launch.trainer import (
@@ -111,9 +112,15 @@ def read_trl(data: Table, source: Source) -> Launch:
             words |= _loss(reading, data, words)
         precision, _ = weight_formats(reading, arguments, "float32")
         launch = trained(reading, "trl", arguments, words | precision, source.world_size)
+        loaded_bytes = 2 if "dtype" in precision else 4
+        if isinstance(launch.frozen, FrozenModel) and launch.framework == "fsdp2" and loaded_bytes == 4:
+            launch = replace(launch, frozen=replace(launch.frozen, dtype="float32"))  # gathered in 16 bits alone
         if not is_grpo:
             return launch
-        return replace(launch, rollout=colocated_rollout(reading, data, launch, utilization=0.3, max_tokens=4096))
+        rollout = colocated_rollout(
+            reading, data, launch, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
+        )
+        return replace(launch, rollout=rollout)
 
 
 def _preferences(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_an_engine_sleeps_while_the_training_runs() -> None:
     assert (rollout.engine, rollout.sleeps, rollout.offloaded) == ("vllm", True, {"optimizer"})
     assert rollout.flags["gpu_memory_utilization"] == 0.4
     assert rollout.flags["max_num_seqs"] == 4 * 2
-    assert rollout.reference.place == "device"  # beta is 0.04 by default
+    assert (rollout.reference.place, rollout.reference.weight_bytes) == ("device", 2)  # beta is 0.04 by default
 
 
 def test_generation_without_an_engine() -> None:

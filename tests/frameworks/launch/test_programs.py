@@ -343,6 +343,8 @@ def test_grpo_counts_prompt_and_completion() -> None:
 def test_pairs_need_a_reference_model_without_adapters() -> None:
     """With adapters the reference is the frozen weights; a pair is two sequences."""
     assert changed("trl_sft.yaml", beta=0.1).frozen == FrozenModel("trl/trainer/dpo_trainer.py")
+    shards = changed("trl_sft.yaml", 4, beta=0.1, fsdp="full_shard").frozen
+    assert shards == FrozenModel("trl/trainer/dpo_trainer.py", "float32", 4)
     assert changed("trl_sft.yaml", beta=0.1, use_peft=True).frozen is None
     assert changed("trl_sft.yaml", beta=0.1, precompute_ref_log_probs=True).frozen is None
     assert changed("trl_sft.yaml", beta=0.1, use_peft=True).settings["batch"] == 4
@@ -357,7 +359,7 @@ def test_pairs_need_a_reference_model_without_adapters() -> None:
 def test_patterns_of_the_whole_language_model_freeze_nothing_of_it() -> None:
     whole = ["^model.language_model.*", "^lm_head.*"]
     assert changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=whole).unknown == {}
-    with pytest.raises(InputError, match="unfrozen_parameters .training of some parameters alone"):
+    with pytest.raises(InputError, match=r"unfrozen_parameters .training of some parameters alone"):
         changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=["model.layers.[0-7]."])
 
 
