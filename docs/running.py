@@ -73,6 +73,11 @@ TEXTS = {
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nuse_vllm: true\nnum_generations: 8\nmax_prompt_length: 256\n"
         "max_completion_length: 256\nper_device_train_batch_size: 8\noutput_dir: out\n"
     ),
+    "dpo.yaml": (
+        "model_name_or_path: gpt2\ntorch_dtype: bfloat16\nper_device_train_batch_size: 1\nmax_length: 64\n"
+        "max_prompt_length: 32\nbeta: 0.1\noutput_dir: out\n"
+    ),
+    "sft.yaml": "model: gpt2\nmodel_class: llm\nmicro_batch_size: 1\ncutoff_len: 64\ntrain_dataset: data.yaml\n",
     "server.log": (LOGS / "vllm_v1.log").read_text(),
     "oom.log": (LOGS / "torch_other_processes.log").read_text(),
     "buffers.log": (LOGS / "llamacpp.log").read_text(),

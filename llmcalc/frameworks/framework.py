@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..parallel.layout_request import LayoutRequest
     from ..parallel.messages import GradientRules, Message
     from ..workload.execution import AttentionImplementation
+    from .frozen_model import FrozenModel, SecondLoss
     from .peak_estimate import PeakEstimate
 
 
@@ -35,12 +36,14 @@ class RunOnRanks:
     layout: the layout over the devices.
     version: the framework's version, a date or a tag; empty (default) for the newest known.
     own_settings: the framework's own settings from a launch file; None (default) without one.
+    frozen: a frozen copy of the model on the same devices; None (default) without one.
     """
 
     memory: Memory
     layout: Layout
     version: str = ""
     own_settings: Any = None
+    frozen: FrozenModel | SecondLoss | None = None
     _recorded_ranks: dict[Runtime, dict[Any, Any]] = field(default_factory=dict, repr=False, compare=False)
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 

@@ -22,9 +22,11 @@ from ..parallel.messages import Message, rank_messages
 from ..units import DTYPE_BITS
 from ..workload.execution import AttentionImplementation
 from .framework import Framework, RunOnRanks
+from .frozen_model import FrozenModel, SecondLoss
 from .inference_rank import check_serving, inference_rank, rank_memory
 from .nccl import with_nccl
 from .registry import framework as framework_named
+from .with_frozen_model import with_frozen_model
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,16 @@ class Cluster:
 
     @staticmethod
     def of(
-        memory: Memory, layout: Layout, framework: Framework | str, version: str = "", own_settings: Any = None
+        memory: Memory,
+        layout: Layout,
+        framework: Framework | str,
+        version: str = "",
+        own_settings: Any = None,
+        frozen: FrozenModel | SecondLoss | None = None,
     ) -> Cluster:
         """Returns the cluster of a layout. framework: a record or its name; other arguments as in `RunOnRanks`."""
         record = framework if isinstance(framework, Framework) else framework_named(framework)
-        return Cluster(RunOnRanks(memory, layout, version, own_settings), record)
+        return Cluster(RunOnRanks(memory, layout, version, own_settings, frozen), record)
 
     @property
     def memory(self) -> Memory:
@@ -131,7 +138,11 @@ class Cluster:
             check_serving(self.layout, self.framework)
             memory = rank_memory(inference_rank(self.memory, self.layout, rank, runtime))
         memory = with_nccl(memory, self.layout, self.framework, runtime, self.settings.torch or "")
-        return RankMemory(rank, self.layout.coordinates(rank).pp, memory_with_evidence(memory, self.evidence))
+        memory = memory_with_evidence(memory, self.evidence)
+        frozen = self.run.frozen
+        if frozen is not None:
+            memory = with_frozen_model(memory, frozen, frozen.bytes_beside(self.memory))
+        return RankMemory(rank, self.layout.coordinates(rank).pp, memory)
 
     @cached_property
     def evidence(self) -> list[Evidence]:

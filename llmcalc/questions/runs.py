@@ -324,7 +324,7 @@ def ask_memory(question: RunQuestion, draft: Preset | None = None) -> DeviceUse 
     ):
         memory_on_one = question.under(record).on_one_device()
         if launch is not None:
-            ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own_settings)
+            ranks = Cluster.of(memory_on_one, launch.layout, record, version, launch.own_settings, launch.frozen)
         elif question.settings.phase != "training" and layout.is_undivided:
             from ..studies.fit_serving import serving_replicas
 

@@ -7,12 +7,13 @@ for QLoRA, integrations/{liger,cut_cross_entropy}/args.py for kernels.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import attention_words, lora_words, optimizer_words, pair_words, trained
+from ..launch.trainer import attention_words, kto_words, lora_words, optimizer_words, pair_words, trained
 from .deepspeed_configs import DEEPSPEED_CONFIGS
 
 READ = frozenset(
@@ -30,7 +31,7 @@ READ = frozenset(
     auto_find_batch_size neftune_noise_alpha trust_remote_code model_quantization_config quantize_moe_experts
     bnb_config_kwargs model_config overrides_of_model_config expert_parallel_size ebft diffusion llmcompressor
     lisa_n_layers use_scattermoe use_sonicmoe use_onebitllms llama4_linearized_experts fused_attn_kernel
-    nvfp4_merge_aware
+    nvfp4_merge_aware liger_rms_norm_gated
     """.split()  # noqa: SIM905
 )
 
@@ -87,7 +88,7 @@ IGNORED = frozenset(
     swanlab_workspace swanlab_api_key swanlab_web_host swanlab_api_host swanlab_log_model swanlab_log_completions
     swanlab_completion_log_interval swanlab_completion_max_buffer swanlab_lark_webhook_url swanlab_lark_secret
     swanlab_model_tags reinit_weights eta_min adam_eps kto_desirable_weight kto_undesirable_weight
-    otel_metrics_host otel_metrics_port role_boundaries
+    otel_metrics_host otel_metrics_port role_boundaries gemma4_hybrid_attn_impl
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step, or by less than one block."""
@@ -102,7 +103,6 @@ REFUSED = {
     "selective_checkpointing": "selective checkpointing is not modelled",
     "auto_find_batch_size": "it is modelled without",
     "neftune_noise_alpha": "it is modelled without",
-    "unfrozen_parameters": "frozen parameters are not modelled without adapters",
     "peft_use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters of experts are not modelled",
     "quantize_moe_experts": "experts in 4 bits are not modelled",
@@ -155,6 +155,7 @@ def read_axolotl(data: Table, source: Source) -> Launch:
         for name, reason in REFUSED.items():
             if data.get(name) not in (None, False, "", []):
                 reading.unknown[name] = reason
+        _check_frozen(reading, data)
         for name in PARALLEL_SIZES:
             if data.get(name) not in (None, 1, 0):
                 reading.unknown[name] = "it is modelled as 1"
@@ -175,7 +176,7 @@ def read_axolotl(data: Table, source: Source) -> Launch:
         if data.get("reward_model") or data.get("process_reward_model"):
             reading.notes.append("the reward head is counted as the model's own output head, an upper bound")
         if data.get("reward_model"):
-            words |= pair_words(reading, "reward_model", "reward", words)
+            words |= pair_words(reading, "reward", words)
         return trained(
             reading,
             "axolotl",
@@ -185,6 +186,22 @@ def read_axolotl(data: Table, source: Source) -> Launch:
             target=str(data["base_model"] or ""),
             shipped=DEEPSPEED_CONFIGS,
         )
+
+
+def _check_frozen(reading: Reading, data: Table) -> None:
+    """Notes patterns of trained parameters that do not cover the whole language model (utils/freeze.py)."""
+    patterns = data.get("unfrozen_parameters") or []
+    if not isinstance(patterns, list):
+        raise reading.wrong("unfrozen_parameters", f"{shown(patterns)}; expected a list of patterns")
+    if not patterns:
+        return
+    names = {re.sub(r"[\^$*\\]|\.$", "", str(pattern)).strip(".") for pattern in patterns}
+    if "model.language_model" not in names or not names <= LANGUAGE_MODEL or data.get("adapter"):
+        reading.unknown["unfrozen_parameters"] = "training of some parameters alone is not modelled"
+
+
+LANGUAGE_MODEL = {"model.language_model", "lm_head", "embed_tokens"}
+"""Names of modules that make up the language model beside encoders of images."""
 
 
 def _accumulation(reading: Reading, data: Table) -> int:
@@ -250,6 +267,8 @@ def _loss(reading: Reading, data: Table) -> dict[str, Any]:
         raise reading.wrong("plugins", f"{shown(plugins)}; expected a list of names")
     if data.get("liger_rms_norm") or data.get("liger_layer_norm"):
         words["norm"] = "fused"
+    if data.get("liger_rms_norm_gated"):
+        reading.notes.append("liger_rms_norm_gated: the gated norm of linear attention is counted step by step")
     if data.get("liger_glu_activation"):
         reading.notes.append("liger_glu_activation: saves a product of each gated network less than is counted")
     if data.get("liger_fused_linear_cross_entropy"):
@@ -327,10 +346,12 @@ PREFERENCES = {"dpo": "sigmoid", "ipo": "ipo", "simpo": "simpo", "orpo": "orpo"}
 
 def _preferences(reading: Reading, name: str, words: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the batch of training on preference pairs."""
+    if name == "kto":
+        return kto_words(reading, words)
     if name not in PREFERENCES:
-        reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)} are"
+        reading.unknown["rl"] = f"'{name[:30]}' is not modelled; {', '.join(PREFERENCES)}, kto are"
         return {}
-    return pair_words(reading, "rl", PREFERENCES[name], words)
+    return pair_words(reading, PREFERENCES[name], words)
 
 
 def _trainer_arguments(data: Table, half: str | None) -> dict[str, Any]:

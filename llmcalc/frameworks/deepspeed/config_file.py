@@ -28,7 +28,7 @@ from ..launch.record import (
     unknown_keys,
 )
 from ..launch.trainer import is_trainer
-from .settings import NOT_MODELLED, DeepSpeedSettings
+from .settings import NOT_MODELLED, ONE_BIT, ZERO_ONE, DeepSpeedSettings
 
 AUTO = "auto"
 
@@ -76,7 +76,7 @@ IGNORED = frozenset(
     zero_allow_untested_optimizer zero_force_ds_cpu_optimizer comms_logger tensorboard wandb csv_monitor comet
     flops_profiler checkpoint aio monitor_config sparse_gradients dataloader_drop_last
     fp32_allreduce nebula timers elasticity autotuning data_efficiency curriculum_learning hf_deepspeed_config
-    graph_harvesting comment
+    graph_harvesting comment comms_config cuda_visible_devices
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a step."""
@@ -136,7 +136,16 @@ def read_into(reading: Reading, config: Table, world_size: int | None, trainer: 
 def run_of_program(reading: Reading, config: Table, world: int | None, settings: Mapping[str, Any]) -> RunUnder:
     """Returns the run of a program that creates its own config. settings: those that the config does not have."""
     run = read_into(reading, config, world, {})
-    return run._replace(settings={**run.settings, **settings})
+    return without_chunked_loss(reading, run._replace(settings={**run.settings, **settings}))
+
+
+def without_chunked_loss(reading: Reading, run: RunUnder) -> RunUnder:
+    """Returns the run with a loss over whole logits in stage 3, whose gathered head is not modelled in chunks."""
+    if run.layout.zero != 3 or run.settings.get("cross_entropy") not in ("chunked", "split"):
+        return run
+    reading.notes.append("the chunked loss is counted as Liger-Kernel's over whole logits in stage 3, an upper bound")
+    settings = {name: value for name, value in run.settings.items() if name != "loss_chunk"}
+    return run._replace(settings={**settings, "cross_entropy": "fused"})
 
 
 def _settings(reading: Reading, config: Table) -> DeepSpeedSettings:
@@ -294,8 +303,8 @@ def _precision(reading: Reading, config: Table, trainer: Table) -> dict[str, Any
 
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "fusedadam": "adamw", "muon": "muon", "lion": "lion"}
 
-ONE_BIT = ("onebitadam", "onebitlamb", "zerooneadam")
-"""Optimizers that compress gradients to one bit."""
+COMPRESSING = (ONE_BIT, ZERO_ONE)
+"""Optimizers that compress what ranks exchange to one bit, and are modelled in stage 0 with 16-bit weights."""
 
 
 def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
@@ -304,10 +313,14 @@ def _optimizer(reading: Reading, config: Table) -> dict[str, Any]:
     name = table.get("type")
     if name is None:
         return {}
+    if str(name).lower() in COMPRESSING:
+        stage = reading.table(config, "zero_optimization").get("stage", 0)
+        is_half = any(reading.table(config, key).get("enabled") for key in ("fp16", "bf16", "bfloat16"))
+        if stage or not is_half:
+            reading.unknown["optimizer.type"] = f"{shown(name)} is modelled in stage 0 with 16-bit weights alone"
+        return {"optimizer": "adamw", "optimizer_impl": "loop"}
     optimizer = OPTIMIZERS.get(str(name).lower()[:40])
     if optimizer is None:
-        compresses = str(name).lower()[:40] in ONE_BIT
-        reason = ", which compresses gradients to one bit," if compresses else ""
-        reading.unknown["optimizer.type"] = f"{shown(name)}{reason} is not modelled"
+        reading.unknown["optimizer.type"] = f"{shown(name)} is not modelled"
         return {}
     return {"optimizer": optimizer}

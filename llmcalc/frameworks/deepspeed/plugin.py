@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..launch.record import Reading, RunUnder, Table, size_of, unknown_keys
-from .config_file import read_into
+from .config_file import read_into, without_chunked_loss
 
 FILE = "a DeepSpeed JSON"
 
@@ -23,7 +23,7 @@ PLUGIN_IGNORED = frozenset(
     """
     zero3_init_flag zero3_save_16bit_model gradient_clipping deepspeed_multinode_launcher deepspeed_hostfile
     deepspeed_exclusion_filter deepspeed_inclusion_filter deepspeed_moe_layer_cls_names offload_optimizer_nvme_path
-    offload_param_nvme_path
+    offload_param_nvme_path seq_parallel_communication_data_type
     """.split()  # noqa: SIM905
 )
 
@@ -32,7 +32,7 @@ def read_accelerate(reading: Reading, config: Table, world: int, command_setting
     """Reads DeepSpeed settings from accelerate's config."""
     run = _plugin(reading, config, world)
     settings = {key: value for key, value in command_settings.items() if key != "precision"}
-    return run._replace(settings={**settings, **run.settings})
+    return without_chunked_loss(reading, run._replace(settings={**settings, **run.settings}))
 
 
 def _plugin(reading: Reading, accelerate_config: Table, world: int) -> RunUnder:
@@ -74,4 +74,4 @@ def read_trainer(reading: Reading, config: Table, world: int, command_settings: 
     settings = {
         key: value for key, value in command_settings.items() if key not in ("precision", "dtype", "optimizer_impl")
     }
-    return run._replace(settings={**settings, **run.settings})
+    return without_chunked_loss(reading, run._replace(settings={**settings, **run.settings}))

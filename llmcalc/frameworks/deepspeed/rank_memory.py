@@ -20,8 +20,9 @@ from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import DTYPES, FLOAT32
 from ..framework import RunOnRanks
 from .bf16_optimizer import Bf16OptimizerRun
+from .one_bit_adam import OneBitAdamRun
 from .replicated import FlatCopyRun, ReplicatedRun
-from .settings import VERSION, DeepSpeedSettings
+from .settings import ONE_BIT, VERSION, ZERO_ONE, DeepSpeedSettings
 from .zero import ZeroRun, number_format
 from .zero3 import Stage3Run
 from .zero12 import PartitionedRun
@@ -80,6 +81,8 @@ def replicated_run(
     """Creates the run of a rank in stage 0. DeepSpeed's fused Adam updates one flat copy of 16-bit weights."""
     if training.dtype == "float32":
         return ReplicatedRun(spec, training, settings, ranks, workspace, meter)
+    if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
+        return OneBitAdamRun(spec, training, settings, ranks, workspace, meter)
     if updates_flat_copy(training, settings):
         return FlatCopyRun(spec, training, settings, ranks, workspace, meter)
     return ReplicatedRun(spec, replace(training, master=True), settings, ranks, workspace, meter)
@@ -176,6 +179,9 @@ def tensor_status(settings: DeepSpeedSettings, training: Training) -> Term:
     witness = "deepspeed's own processes on the CPU: every storage"
     if settings.offload_optimizer != "none" or settings.offload_param != "none":
         witness = "deepspeed's own steps on meta, with the CPU as host: every storage"
+    if settings.optimizer.lower() in (ONE_BIT, ZERO_ONE):
+        source = "deepspeed/runtime/fp16/onebit; buffers of the compression are left out"
+        return Term("tensors", 0, "estimate", source, VERSIONS)
     if updates_flat_copy(training, settings):  # it runs on a GPU alone
         return Term("tensors", 0, "source", "deepspeed/runtime/fp16/fused_optimizer.py", VERSIONS)
     if settings.overlaps:

@@ -19,6 +19,10 @@ VERSION = "0.19.8"
 """The version of deepspeed whose code is modelled."""
 
 
+ONE_BIT, ZERO_ONE = "onebitadam", "zerooneadam"
+"""Names in small letters of optimizers that compress what ranks exchange to one bit."""
+
+
 @dataclass(frozen=True)
 class DeepSpeedSettings:
     """The settings of ZeRO in DeepSpeed. A field has the name of its JSON key, without the section.

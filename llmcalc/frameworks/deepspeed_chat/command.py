@@ -1,24 +1,27 @@
-"""Reads commands of DeepSpeed-Chat's supervised fine-tuning, whose main.py makes the DeepSpeed config itself.
+"""Reads commands of DeepSpeed-Chat's steps 1 and 2, whose main.py makes the DeepSpeed config itself.
 
-Source: DeepSpeedExamples at 83757d9: applications/DeepSpeed-Chat/training/step1_supervised_finetuning/main.py, and
-dschat/utils/ds_utils.py, `get_train_ds_config`.
+Source: DeepSpeedExamples at 83757d9: applications/DeepSpeed-Chat/training/{step1_supervised,step2_reward_model,
+step2_dpo}_finetuning/main.py, and dschat/utils/ds_utils.py, `get_train_ds_config` and `get_eval_ds_config`.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
 from ..deepspeed.config_file import run_of_program
+from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import pair_words
 
 READ = frozenset(
     """
     per_device_train_batch_size max_seq_len gradient_accumulation_steps gradient_checkpointing offload dtype zero_stage
-    lora_dim lora_module_name only_optimize_lora compute_fp32_loss dropout
+    lora_dim lora_module_name only_optimize_lora compute_fp32_loss dropout offload_reference_model
     """.split()  # noqa: SIM905
 )
 
@@ -27,15 +30,12 @@ IGNORED = frozenset(
     data_path data_split sft_only_data_path data_output_path model_name_or_path per_device_eval_batch_size learning_rate
     weight_decay num_train_epochs lr_scheduler_type num_warmup_steps output_dir seed local_rank lora_learning_rate
     enable_tensorboard tensorboard_path add_eot_token eot_token print_loss deepspeed deepspeed_config
+    num_padding_at_beginning eval_interval eval_iters beta label_smoothing
     """.split()  # noqa: SIM905
 )
 
-OTHER_STEPS = {
-    r"step2_dpo|dpo": "step 2 with DPO runs a second, frozen model beside the trained one",
-    r"step2|reward": "step 2 trains a reward model on pairs of answers",
-    r"step3|rlhf": "step 3 runs four models in one process",
-}
-"""Pattern in the names of a script's folders → why its step is not modelled."""
+STEPS = {r"step3|rlhf": "rlhf", r"step2_dpo|dpo": "sigmoid", r"step2|reward": "reward"}
+"""Pattern in the names of a script's folders → the loss of its step; step 1 otherwise."""
 
 
 def starts_program(command: CommandLine) -> bool:
@@ -50,22 +50,44 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
     with reading_of(source) as reading:
         arguments = arguments_of(command.words, source.where)
-        step = next((reason for pattern, reason in OTHER_STEPS.items() if re.search(pattern, source.where.lower())), "")
-        if "--actor_model_name_or_path" in arguments:
-            step = OTHER_STEPS["step3|rlhf"]
-        if step or "--num_padding_at_beginning" in arguments:
-            step = step or OTHER_STEPS["step2|reward"]
+        loss = _loss(source.where, arguments)
+        if loss == "rlhf":
             raise reading.wrong(
-                f"line {command.line}", f"DeepSpeed-Chat's {step}, which is not modelled; expected step 1"
+                f"line {command.line}",
+                "DeepSpeed-Chat's step 3 runs four models in one process, which is not modelled; expected step 1 or 2",
             )
         data = plain_arguments(arguments, reading, READ)
         target = model_name(reading, "--model_name_or_path", arguments.get("--model_name_or_path"))
         reading.ignored += [name for name in data if name in IGNORED]
         unknown_keys(reading, data, (*READ, *IGNORED), "", "no argument that is known")
-        if "step1" not in source.where:
+        if not loss and "step1" not in source.where:
             reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
-        run = run_of_program(reading, _config(reading, data), source.world_size, _settings(reading, data))
+        config, settings = _config(reading, data), _settings(reading, data)
+        if loss:
+            settings |= _pairs(reading, data, loss, config)
+        run = run_of_program(reading, config, source.world_size, settings)
         return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target)
+
+
+def _loss(where: str, arguments: Mapping[str, Any]) -> str:
+    """Returns the loss of the step that a command runs; empty for step 1. where: the file's name."""
+    if "--actor_model_name_or_path" in arguments:
+        return "rlhf"
+    if "--num_padding_at_beginning" in arguments:
+        return "reward"
+    name = where.lower()
+    return next((loss for pattern, loss in STEPS.items() if re.search(pattern, name)), "")
+
+
+def _pairs(reading: Reading, data: Table, loss: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Doubles the micro-batch of a config for pairs, and returns the settings of their loss."""
+    size = config["train_micro_batch_size_per_gpu"]
+    words = pair_words(reading, loss, {"batch": size}, FrozenModel("step2_dpo_finetuning/main.py", "float16"))
+    if reading.flag(data, "offload_reference_model"):
+        reading.frozen = None
+        reading.notes.append("--offload_reference_model: the reference model is on the host")
+    config["train_micro_batch_size_per_gpu"] = words.pop("batch")
+    return words
 
 
 def _config(reading: Reading, data: Table) -> dict[str, Any]:

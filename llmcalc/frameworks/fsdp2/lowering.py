@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from ...algebra import Number, ceil_div
 from ...components.norm import Norm
 from ...flow.program import Scope, Step
 from ...flow.record import Flow
@@ -18,7 +19,7 @@ from ...simulator.lowering import ENTRY, Frame, Path
 from ...simulator.meter import Place
 from ...simulator.profiles.context_parallel import RingAttention
 from ...simulator.strides import Shape
-from ...simulator.tensor import FLOAT8, Dtype, Tensor, empty
+from ...simulator.tensor import FLOAT8, UINT8, Dtype, Tensor, empty
 from .param_groups import Group, Parameter, Traffic
 
 
@@ -102,7 +103,8 @@ class FsdpProfile(RingAttention):
         if not template.shape:
             raise self.unsupported("fully_shard takes no parameter without rows", self.parameter_name(key))
         layer = self.parameter_layer(key)
-        width = FLOAT8.bytes if self.gathers_float8(key, template) else sharding.gathered_dtype.bytes
+        is_narrow = template.dtype is UINT8 or self.gathers_float8(key, template)
+        width = FLOAT8.bytes if is_narrow else sharding.gathered_dtype.bytes
         parameter = self.sharded[key] = Parameter(
             self.graph.meter, key, template, sharding, width, self.has_partial_gradient(key)
         )
@@ -111,6 +113,19 @@ class FsdpProfile(RingAttention):
             self.groups[layer] = Group(self.traffic, name, reshards=layer != HEAD)
         self.groups[layer].parameters.append(parameter)
         return parameter.unsharded_param
+
+    def _new_quantised_weight(self, name: str, rows: Number, columns: Number) -> Tensor:
+        """Returns the codes of a weight in 4 bits, which are sharded. Every rank has all scales: they are no parameter.
+
+        Source: bitsandbytes/nn/modules.py, `Params4bit`, whose `quant_state` holds the scales.
+        """
+        assert self.adapters is not None
+        codes = ceil_div(rows * columns, 2)
+        path = (*self.module_path(), f"{name}.weight")
+        scales = (*path[:-1], f"{name}.quant_state")
+        self.buffers.add(scales)
+        self.parameter(scales, (self.adapters.stored_bytes(rows, columns) - codes,), UINT8, trained=False)
+        return self.parameter(path, (codes,), UINT8, trained=False)
 
     def gathers_float8(self, key: Path, template: Tensor) -> bool:
         """Whether a parameter is all-gathered in float8: the weight of a float8 linear layer."""

@@ -22,7 +22,7 @@ from ...simulator.aten import Aten
 from ...simulator.autograd import Graph, record
 from ...simulator.lowering import Path
 from ...simulator.strides import count
-from ...simulator.tensor import Dtype, Meter, Needs, Storage, Tensor, counted_as, empty, on_stream
+from ...simulator.tensor import UINT8, Dtype, Meter, Needs, Storage, Tensor, counted_as, empty, on_stream
 from .settings import Float8
 
 COPY_IN, REDUCE, ALL_REDUCE = 1, 2, 3
@@ -131,12 +131,20 @@ class Parameter:
         self.shard_elements: int = part_rows * count(tuple(other_sides))
         self.width: int = width
         dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
+        gathered_dtype = sharding.gathered_dtype
+        if template.dtype is UINT8:  # codes of 4 bits, which are gathered as they are
+            dtype = gathered_dtype = UINT8
         with counted_as(meter, "weights"):
             shard_storage = Storage(meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
         self.shard: Tensor = Tensor((shard_rows, *other_sides), dtype, shard_storage, leaf=template.leaf)
         storage = GatheredStorage(meter, self.shard_elements * sharding.shards * width)
-        self.unsharded_param: Tensor = Tensor(template.shape, sharding.gathered_dtype, storage, leaf=template.leaf)
+        self.unsharded_param: Tensor = Tensor(template.shape, gathered_dtype, storage, leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
+
+    @property
+    def is_cast(self) -> bool:
+        """Whether it is gathered in another number format than that of its shards."""
+        return self.shard.dtype is not self.unsharded_param.dtype
 
 
 class Traffic:
@@ -276,7 +284,7 @@ class Group:
         meter, sharding = self.traffic.meter, self.traffic.sharding
         if sharding.offloads:
             return [self._copy_from_host(parameter) for parameter in self.parameters]
-        cast = [parameter for parameter in self.parameters if parameter.shard.dtype is not sharding.gathered_dtype]
+        cast = [parameter for parameter in self.parameters if parameter.is_cast]
         cast_bytes = sum(parameter.shard_elements * parameter.width for parameter in cast)
         return [Storage(meter, cast_bytes)] if cast_bytes else []
 
@@ -284,7 +292,7 @@ class Group:
         """Allocates a copy of a shard on the device, and its cast beside it (`FSDPParam.all_gather_inputs`)."""
         meter = self.traffic.meter
         sharded_param_data = Storage(meter, parameter.shard_elements * parameter.shard.dtype.bytes)
-        if parameter.shard.dtype is self.traffic.sharding.gathered_dtype:
+        if not parameter.is_cast:
             return sharded_param_data
         return Storage(meter, parameter.shard_elements * parameter.width)
 
@@ -309,7 +317,7 @@ class Group:
         if sharding.shards == 1 and sharding.offloads:
             with counted_as(self.traffic.meter, "communication"):
                 _host_copy = self._copy_from_host(parameter)
-        elif sharding.shards == 1 and parameter.shard.dtype is not sharding.gathered_dtype:
+        elif sharding.shards == 1 and parameter.is_cast:
             _all_gather_input = empty(self.traffic.meter, (parameter.shard_elements,), sharding.gathered_dtype)
         assert isinstance(parameter.unsharded_param.storage, GatheredStorage)
         parameter.unsharded_param.storage.fill()

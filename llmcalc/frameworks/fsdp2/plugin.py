@@ -123,6 +123,8 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
     """Returns the settings of gradient reduction, whose format is that of the products (`set_mixed_precision`).
 
     Version 1 keeps whole gradients until the last micro-batch (`Accelerator.no_sync`); version 2 has no such method.
+    Beside adapters version 1 has a flat parameter for each adapter, and others for frozen weights, which have no
+    gradients (peft/utils/other.py, `fsdp_auto_wrap_policy`, which transformers' Trainer sets).
     table: FSDP's keys without the prefix `fsdp_`.
     words: the settings of a run without FSDP.
     """
@@ -134,7 +136,7 @@ def reduction_settings(reading: Reading, table: Table, command_settings: Mapping
     return TitanSettings(
         reduced="bfloat16" if is_half_precision else "",
         reduces_each=version > 1,
-        flat=version == 1,
+        flat=version == 1 and "lora_rank" not in command_settings,
         offloads=flag_value(reading, "fsdp_config.fsdp_offload_params", table.get("offload_params") or False),
     )
 

@@ -56,6 +56,11 @@ IN_RINGS = Term(
 )
 """Verification status of a run with context parallelism: attention was compared with torch, a whole model was not."""
 
+IN_FOUR_BITS = Term(
+    "tensors", 0, "source", "bitsandbytes/nn/modules.py, Params4bit, under fsdp/_fully_shard: codes sharded", TORCH
+)
+"""Verification status of a run whose frozen weights are in 4 bits."""
+
 OFFLOADED = Term("tensors", 0, "source", "torch/distributed/fsdp/_fully_shard with CPUOffloadPolicy", TORCH)
 """Verification status of a run whose shards are on the host."""
 
@@ -94,7 +99,7 @@ def fsdp_memory(
             evidence_of_parts(spec, training.include), training.optimizer
         )
         tensors = with_evidence(WITNESSED if layout.pp == 1 else PIPED, [*framework_evidence, *evidence])
-    tensors = _weakest_status(layout, fsdp, tensors)
+    tensors = _weakest_status(layout, fsdp, tensors, training.adapters is not None and training.adapters.base != "none")
     if layout.pp > 1:
         replayed = None
         if shared is not None:
@@ -160,8 +165,11 @@ def rank_memory(run: RunOnRanks, rank: int, runtime: Runtime) -> DeviceMemory:
     )
 
 
-def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
-    """Returns the weakest verification status of any tensor. tensors: status without float8, cp and tp."""
+def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term, has_codes: bool) -> Term:
+    """Returns the weakest verification status of any tensor.
+
+    tensors: status without float8, cp and tp. has_codes: whether frozen weights are in 4 bits.
+    """
     terms = [tensors, OFFLOADED] if fsdp.offloads else [tensors]
     if fsdp.float8 is not None:
         terms.append(IN_FLOAT8)
@@ -169,6 +177,8 @@ def _weakest_status(layout: Layout, fsdp: Fsdp, tensors: Term) -> Term:
         terms.append(IN_RINGS)
     elif layout.tp > 1 and not layout.sequence_parallel:
         terms.append(DIVIDED)
+    if has_codes:
+        terms.append(IN_FOUR_BITS)
     return max(reversed(terms), key=lambda term: STATUSES.index(term.status))
 
 

@@ -159,7 +159,7 @@ def sharding(training: Training, layout: Layout, rank: int, fsdp: Fsdp = TITAN) 
         if name not in DTYPES:
             raise InputError(f"FSDP2 in {name} is not modelled; expected one of {', '.join(DTYPES)}")
     for applies, description in (
-        (training.adapters is not None and training.adapters.base != "none", "adapters over quantized weights"),
+        (training.adapters is not None and training.adapters.base == "int8", "adapters over weights in 8 bits"),
         (training.adapters is not None and bool(training.adapters.copies), "--modules-to-save"),
         (training.adapters is not None and layout.dp < layout.world, "adapters in a layout that divides more"),
         (training.adapters is not None and fsdp.float8 is not None, "adapters beside products in 8 bits"),

@@ -32,6 +32,7 @@ def launch_as_trainer(reading: Reading, file: LaunchFile, table: Table, target: 
         ignored=(*reading.ignored, *launch.ignored),
         notes=(*reading.notes, *launch.notes),
         filled_in={**launch.filled_in, **reading.filled_in},
+        frozen=reading.frozen_on(launch.layout),
     )
 
 

@@ -266,6 +266,7 @@ def _training_command(script: Script, source: Source, batch: list[str], options:
     for file in kinds():
         if file.read_command is not None:
             commands = [line for line in lines if file.runs(line)]
+            commands = [command for command in commands if file.trains(command)] or commands
             if commands:
                 command = commands[0] if file.reads_first else _only(commands, where)
                 return read_with_options(file, file.read_command, command, start(command), options)

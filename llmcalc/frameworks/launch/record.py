@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from ...errors import InputError, shown
 from ...parallel.layout import ONE_DEVICE, Layout
+from ..frozen_model import FrozenModel, SecondLoss
 
 if TYPE_CHECKING:
     from ...model import ModelSpec
@@ -56,6 +57,7 @@ class Launch:
     filled_in: argument that the file leaves out → the program's default.
     overridden: option typed beside the file → its value, and the file's.
     rollout: what else shares the devices in reinforcement learning; None (default) for nothing.
+    frozen: a frozen copy of the model on the same devices, outside of reinforcement learning; None (default) without.
     published_weights: whether weights keep the number format of the checkpoint. The settings are then those of a
         checkpoint in fp32.
     """
@@ -78,6 +80,7 @@ class Launch:
     filled_in: Mapping[str, Any] = field(default_factory=dict)
     overridden: Mapping[str, Override] = field(default_factory=dict)
     published_weights: bool = False
+    frozen: FrozenModel | SecondLoss | None = None
     rollout: Rollout | None = None
 
     def data(self) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class Launch:
             "ignored": list(self.ignored),
             "unknown": dict(self.unknown),
             "notes": list(self.notes),
+            **({} if self.frozen is None else {"frozen_model": self.frozen.data()}),
             **({} if self.rollout is None else {"rollout": self.rollout.data()}),
         }
 
@@ -190,6 +194,7 @@ class LaunchFile:
     read_arguments: reads the arguments of a command: argument → value, True without a value, a list for several.
     runs: whether a command starts the program of this kind; it is asked before `is_run_by` of other kinds.
     read_command: reads such a command; None (default) if no command is read.
+    trains: whether a command of this kind trains; commands that do not are left out beside one that does.
     reads_first: whether the first of several commands is read; by default several different ones are an error.
     is_python: whether the text of a Python file is of this kind.
     read_python: reads the text of a Python file without running it; None (default) if none is read.
@@ -208,6 +213,7 @@ class LaunchFile:
     read_arguments: Callable[[Table, Source], Launch] | None = None
     runs: Callable[[CommandLine], bool] = lambda _: False
     read_command: Callable[[CommandLine, Source], Launch] | None = None
+    trains: Callable[[CommandLine], bool] = lambda _: True
     reads_first: bool = False
     is_python: Callable[[str], bool] = lambda _: False
     read_python: Callable[[str, Source], Launch] | None = None
@@ -251,6 +257,7 @@ class Reading:
     ignored: arguments that do not change memory.
     notes: values that were assumed.
     filled_in: argument that the file leaves out → the program's default.
+    frozen: a frozen copy of the trained model; None (default) without one.
     """
 
     source: Source
@@ -258,6 +265,7 @@ class Reading:
     ignored: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     filled_in: dict[str, Any] = field(default_factory=dict)
+    frozen: FrozenModel | SecondLoss | None = None
 
     @property
     def where(self) -> str:
@@ -328,6 +336,12 @@ class Reading:
             raise self.wrong(name, f"{shown(table)}; expected a table")
         return table
 
+    def frozen_on(self, layout: Layout) -> FrozenModel | SecondLoss | None:
+        """The frozen copy of the model, whose weights ZeRO 3 and FSDP divide like the trained ones; None without."""
+        if not isinstance(self.frozen, FrozenModel) or layout.zero != 3:
+            return self.frozen
+        return replace(self.frozen, ranks=layout.dp // layout.hsdp_replicas)
+
     def launch(self, kind: str, framework: str, **fields: Any) -> Launch:
         """The run that was read. fields: further fields of `Launch`.
 
@@ -342,6 +356,7 @@ class Reading:
             ignored=tuple(self.ignored),
             notes=tuple(self.notes),
             filled_in=dict(self.filled_in),
+            frozen=self.frozen_on(fields.get("layout", ONE_DEVICE)),
             **fields,
         )
 

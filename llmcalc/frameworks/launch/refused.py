@@ -39,12 +39,6 @@ REFUSED = (
         "TARGET with options such as --lora-rank, --base nf4, --recompute full and --seq",
     ),
     RefusedProgram(
-        "LLaMA-Factory's version 1",
-        lambda data: "model_class" in data and "model" in data,
-        "a config of version 0 (model_name_or_path, finetuning_type), or TARGET with options such as --lora-rank, "
-        "--fsdp and --seq",
-    ),
-    RefusedProgram(
         "nanotron",
         lambda data: _tables(data, "general", "parallelism", "tokens"),
         "TARGET with options such as --tp, --pp and --devices",

@@ -78,7 +78,12 @@ PROGRAMS = (
         r"unsloth(-cli\.py| \w+)?",
         "it replaces kernels, which are not modelled; expected TARGET with --phase training, such as "
         "--lora-rank 16 --base nf4-dq --recompute full",
-        python=r"^\s*(from|import) unsloth\b",
+    ),
+    RefusedProgram(
+        "DeepSpeedExamples' BERT",
+        r"deepspeed_train\.py|(nvidia_)?run_squad\w*\.py|run_glue_classifier_bert_\w+\.py",
+        "its model is in another file, and its layers are DeepSpeed's own kernels; expected TARGET "
+        "(bert-large-uncased) with --launch and the file's DeepSpeed JSON",
     ),
     RefusedProgram(
         "TRL",

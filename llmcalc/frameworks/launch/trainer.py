@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import InputError, shown
 from ...parallel.layout import Layout
+from ..frozen_model import FrozenModel
 from ..registry import WITHOUT_A_NAME, framework, plugins
 from .accelerate_command import trainer_arguments
 from .record import (
@@ -258,26 +259,65 @@ WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "bf16": "bf
 
 
 def pair_words(
-    reading: Reading, key: str, loss: str, words: Mapping[str, Any], caches_reference: bool = False
+    reading: Reading,
+    loss: str,
+    words: Mapping[str, Any],
+    reference: FrozenModel | None = None,
+    caches_reference: bool = False,
+    keeps_logits: bool = False,
 ) -> dict[str, Any]:
     """The batch of training on pairs, of which each has two sequences.
 
-    Without adapters a loss that compares with a reference model needs a copy of the weights, which is not modelled;
-    with adapters the reference is the frozen weights.
-
-    key: the argument that asks for pairs.
+    loss: its name; those of `LOSSES_WITHOUT_REFERENCE` need no reference model.
     words: the settings of the run.
+    reference: the copy of the model that a loss compares with; None (default) for one of the trained weights' format.
     caches_reference: whether the program computes the reference's log-probabilities with the trained model, before it
         is trained; false by default.
+    keeps_logits: whether a reward model computes the logits of the language model too; false by default.
     """
-    if loss not in LOSSES_WITHOUT_REFERENCE and "lora_rank" not in words and not caches_reference:
-        reading.unknown[key] = (
-            f"'{loss[:30]}' has a reference model, which is not modelled without adapters; "
-            f"{', '.join(LOSSES_WITHOUT_REFERENCE)} have none"
+    if loss not in LOSSES_WITHOUT_REFERENCE and not caches_reference:
+        add_reference(reading, words, reference)
+    if loss == "reward" and not keeps_logits:
+        reading.notes.append(
+            "a pair is two sequences; scores have no logits, and the loss is counted in chunks of them"
         )
+        return {"batch": 2 * words["batch"], "cross_entropy": "chunked"}
     reading.notes.append("a pair is two sequences, whose loss is counted as that of SFT, an estimate")
     return {"batch": 2 * words["batch"]}
 
+
+def kto_words(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> dict[str, Any]:
+    """The batch of KTO, whose samples are single sequences; mismatched answers run without gradients before them.
+
+    words: the settings of the run. reference: as of `pair_words`.
+    """
+    add_reference(reading, words, reference)
+    reading.notes.append("the loss of KTO is counted as that of SFT, an estimate")
+    return {"batch": words["batch"]}
+
+
+def add_reference(reading: Reading, words: Mapping[str, Any], reference: FrozenModel | None = None) -> None:
+    """Adds the reference model of a loss to a run: beside adapters the frozen weights, else a copy of all weights.
+
+    words: the settings of the run.
+    reference: the copy; None (default) for one in the number format of the trained weights.
+    """
+    if "lora_rank" in words:
+        reading.notes.append("the reference model is the frozen weights beside the adapters")
+        return
+    reading.frozen = reference or FrozenModel(TRL_REFERENCE)
+    reading.notes.append(
+        "the weights of a reference model are counted among the weights; its pass is no part of llmcalc time"
+    )
+
+
+TRL_REFERENCE = "trl/trainer/dpo_trainer.py"
+"""The file of TRL that loads a reference model."""
+
+HEAD_ADAPTER = (
+    "the adapter of the output head is left out: its two small matrices, and its product for one chunk of tokens"
+)
+"""A note on programs whose adapters may include the output head."""
 
 LOSSES_WITHOUT_REFERENCE = ("simpo", "orpo", "cpo", "reward")
 """Losses on pairs that need no reference model."""

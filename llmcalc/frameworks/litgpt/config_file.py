@@ -13,7 +13,7 @@ from ...errors import shown
 from ...parallel.layout import Layout
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import lora_words
+from ..launch.trainer import HEAD_ADAPTER, lora_words
 
 READ = frozenset(
     """
@@ -135,7 +135,7 @@ def _adapters(reading: Reading, data: Table, precision: str) -> dict[str, Any]:
         for target in projections
     ]
     if reading.flag(data, "lora_head"):
-        reading.unknown["lora_head"] = "an adapter of the output head is not modelled"
+        reading.notes.append(HEAD_ADAPTER)
     words = lora_words(
         reading,
         rank=("lora_r", reading.value(data, "lora_r", 8)),

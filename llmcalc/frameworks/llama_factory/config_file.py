@@ -10,18 +10,21 @@ from typing import Any
 
 from ...device_memory.optimizers.registry import LARGEST_RANK
 from ...errors import shown
+from ..frozen_model import FrozenModel
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     attention_words,
     keys_read,
+    kto_words,
     lora_words,
     pair_words,
     trained,
     trainer_words,
 )
 from .deepspeed_configs import DEEPSPEED_CONFIGS
+from .version_1 import is_version_1, read_version_1
 
 READ = frozenset(
     """
@@ -84,7 +87,7 @@ REFUSED = {
 }
 """Argument → what it asks for that is not modelled; empty where it changes nothing."""
 
-STAGES = ("sft", "pt", "rm", "dpo")
+STAGES = ("sft", "pt", "rm", "dpo", "kto")
 """Stages that are modelled."""
 
 ATTENTION = {
@@ -102,11 +105,15 @@ DEFAULTS = {**TRAINER_DEFAULTS, "cutoff_len": 2048}
 def is_llama_factory(data: Table) -> bool:
     """Whether a table is a config of LLaMA-Factory."""
     signs = ("finetuning_type", "cutoff_len", "dataset_dir", "overwrite_cache", "lora_target", "quantization_bit")
-    return "finetuning_type" in data or ("template" in data and any(name in data for name in signs))
+    return (
+        is_version_1(data) or "finetuning_type" in data or ("template" in data and any(name in data for name in signs))
+    )
 
 
 def read_llama_factory(data: Table, source: Source) -> Launch:
     """Reads a LLaMA-Factory config into a launch. Raises `InputError`, which names file and argument."""
+    if is_version_1(data):
+        return read_version_1(data, source)
     with reading_of(source) as reading:
         ignored = TRAINER_IGNORED | IGNORED
         reading.ignored += [name for name in data if name in ignored]
@@ -127,15 +134,24 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
         elif data.get("quantization_bit") is not None:
             reading.unknown["quantization_bit"] = f"with finetuning_type {kind}, quantized weights take no gradient"
         if stage == "rm":
-            words |= pair_words(reading, "stage", "reward", words)
+            words |= pair_words(reading, "reward", words, keeps_logits=True)
             reading.notes.append("the head of rewards is left out, one row of the output head's width")
         elif stage == "dpo":
-            words |= pair_words(reading, "stage", str(reading.value(data, "pref_loss", "sigmoid")), words)
+            words |= pair_words(reading, str(reading.value(data, "pref_loss", "sigmoid")), words, _reference(data))
+        elif stage == "kto":
+            words |= kto_words(reading, words, _reference(data))
         if data.get("use_eaft_loss"):
             reading.notes.append("use_eaft_loss: the entropies of EAFT's loss are not counted")
         words |= _formats(reading, data, kind)
         words |= _optimizer(reading, data, words, source.world_size)
         return trained(reading, "llama-factory", data, words, source.world_size, shipped=DEEPSPEED_CONFIGS)
+
+
+def _reference(data: Table) -> FrozenModel:
+    """Returns the copy of the model that losses on preferences compare with: in the format of products."""
+    return FrozenModel(
+        "llamafactory/train/trainer_utils.py, create_ref_model", "float16" if data.get("fp16") else "bfloat16"
+    )
 
 
 def _with_kernels(reading: Reading, data: Table) -> dict[str, Any]:

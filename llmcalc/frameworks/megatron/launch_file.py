@@ -20,7 +20,7 @@ from ...parallel.layout import Layout
 from ..launch import trainer
 from ..launch.record import LARGEST, Launch, Reading, Source, Table, allocator_of, check_env, reading_of
 from ..launch.shell_arithmetic import evaluated
-from ..launch.unresolved import is_unresolved, unresolved_reason
+from ..launch.unresolved import is_unresolved, is_unset_variable, unresolved_reason
 from .arguments import RENAMED, Kind, flag_of
 from .ignored_flags import IGNORED, IGNORED_ONCE
 from .model_from_flags import model_of
@@ -98,12 +98,25 @@ def is_megatron(table: Mapping[str, Any]) -> bool:
     return any(key.startswith("--") for key in table) and any(key in flags for key in table)
 
 
+SIGNS = frozenset(
+    """
+    --num-layers --hidden-size --num-attention-heads --micro-batch-size --global-batch-size --seq-length
+    --max-position-embeddings --tensor-model-parallel-size --pipeline-model-parallel-size --context-parallel-size
+    --train-iters --train-samples --use-mcore-models --use-checkpoint-args
+    """.split()  # noqa: SIM905
+)
+"""Arguments of sizes, by which a command of Megatron-LM is known."""
+
+
 def is_run_by(command_words: Sequence[str]) -> bool:
-    """Whether a command line runs a script of Megatron-LM."""
-    flags = MegatronSettings.flags()
-    return not trainer.is_run_by(command_words) and any(
-        command_word.partition("=")[0] in flags for command_word in command_words
-    )
+    """Whether a command line runs a script of Megatron-LM: by sizes of a model or a run, which other programs spell in
+    another way, or by any of its arguments beside a variable that may hold them."""
+    if trainer.is_run_by(command_words):
+        return False
+    names = {word.partition("=")[0] for word in command_words}
+    if names & SIGNS:
+        return True
+    return bool(names & set(MegatronSettings.flags())) and any(map(is_unset_variable, command_words))
 
 
 def read_megatron(arguments_table: Table, source: Source) -> Launch:

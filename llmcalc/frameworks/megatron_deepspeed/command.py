@@ -18,7 +18,8 @@ from ...model import ModelSpec
 from ..deepspeed.config_file import is_deepspeed
 from ..launch.command_line import arguments_of
 from ..launch.record import CommandLine, Launch, Reading, Source, reading_of, size_of
-from ..launch.unresolved import is_unresolved
+from ..launch.unresolved import is_unresolved, is_unset_variable
+from ..megatron.launch_file import SIGNS as SIZES
 from ..megatron.launch_file import read_megatron
 
 SIGNS = ("--deepspeed", "--deepspeed_config", "--deepspeed-activation-checkpointing", "--no-pipeline-parallel")
@@ -49,7 +50,9 @@ IGNORED = frozenset(
     train-idx-path train-desc-path train-doc-idx-path train-sample-idx-path train-shuffle-idx-path
     skip-train-iteration-range valid-num-workers train-weighted-split-paths-path data-efficiency-curriculum-learning
     checkpoint-activations activations-checkpoint-method activations-checkpoint-num-layers ds-sequence-parallel-size
-    reweight-loss-based-on-position-frequency eval-only inference finetune
+    reweight-loss-based-on-position-frequency eval-only inference finetune loss-on-targets-only
+    kill-switch-path norm-target-loss valid-weighted-split-paths-path test-weighted-split-paths-path reset-progress
+    sync-tp-duplicated-parameters
     """.split()  # noqa: SIM905
 )
 
@@ -80,7 +83,12 @@ def starts_program(command: CommandLine) -> bool:
     """Whether a command starts a pretraining script with arguments of DeepSpeed, or of old Megatron versions."""
     flags = {word.partition("=")[0] for word in command.words}
     is_pretraining = command.program.startswith(("pretrain_", "finetune_")) and command.program.endswith(".py")
-    return is_pretraining and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
+    has_sizes = bool(flags & SIZES) or any(map(is_unset_variable, command.words))
+    return (
+        is_pretraining
+        and has_sizes
+        and bool(flags & {*SIGNS, "--activations-checkpoint-method", "--tokenizer-name-or-path"})
+    )
 
 
 def read_command(command: CommandLine, source: Source) -> Launch:
@@ -134,6 +142,11 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
             "--recompute-method": method,
             "--recompute-num-layers": layers,
         }
+    _positions(reading, table)
+    _partition(reading, table)
+    if table.get("--glu-activation") == "swiglu":
+        del table["--glu-activation"]
+        table |= {"--swiglu": True, "--no-bias-swiglu-fusion": True}
     table["--transformer-impl"] = "local"
     if "--use-flash-attn" not in table:
         table["--attention-backend"] = "local"
@@ -153,6 +166,34 @@ def megatron_arguments(reading: Reading, arguments: Mapping[str, Any]) -> dict[s
     if "--tokenizer-type" in table and str(table["--tokenizer-type"]) == "PretrainedFromHF":
         _vocabulary(reading, arguments, table)
     return table
+
+
+POSITIONS = {"absolute": "learned_absolute", "rotary": "rope", "alibi": "none"}
+"""bigscience's name of a position embedding → Megatron-LM's. ALiBi has no weights."""
+
+
+def _positions(reading: Reading, table: dict[str, Any]) -> None:
+    """Renames the position embedding. ALiBi's biases are the buffer to which the scores are added (`baddbmm`)."""
+    name = table.get("--position-embedding-type")
+    if name not in POSITIONS:
+        return
+    table["--position-embedding-type"] = POSITIONS[name]
+    if name == "alibi":
+        reading.notes.append(
+            "--position-embedding-type alibi: each layer's biases, one row of keys per head and sequence, are left out"
+        )
+
+
+def _partition(reading: Reading, table: dict[str, Any]) -> None:
+    """Reads how stages divide the layers: the embedding and the head may count as a layer each (bigscience)."""
+    method = table.pop("--pp-partition-method", None)
+    if method is None or str(table.get("--pipeline-model-parallel-size", 1)) == "1":
+        return
+    name = "|".join(method) if isinstance(method, list) else str(method)
+    if name in ("type:transformer|embedding", "type:embedding|transformer"):
+        table |= {"--account-for-embedding-in-pipeline-split": True, "--account-for-loss-in-pipeline-split": True}
+    elif name not in ("uniform", "type:transformer"):
+        reading.unknown["--pp-partition-method"] = f"'{name[:40]}' is not modelled; type:transformer|embedding is"
 
 
 def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
@@ -177,12 +218,21 @@ def _zero(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any])
     number = size_of(reading, "--zero-stage", stage if stage is not None else 0, least=0)
     if number > 1:
         reading.unknown["--zero-stage"] = f"stage {number} under Megatron-DeepSpeed is not modelled; 0 and 1 are"
+    if number == 0 and "--bf16" in arguments and "--deepspeed" in arguments:
+        reading.notes.append("bf16 with ZeRO stage 0: DeepSpeed's BF16_Optimizer divides the states as stage 1 does")
+        number = 1
     if number == 1:
         table["--use-distributed-optimizer"] = True
 
 
-VOCABULARIES = {"bigscience/tokenizer": 250680, "teven/test_150k_vocab_tokenizer": 150000}
-"""Tokenizers of bigscience → their numbers of tokens, from the scripts and model cards that use them."""
+VOCABULARIES = {
+    "bigscience/tokenizer": 250680,
+    "teven/test_150k_vocab_tokenizer": 150000,
+    "gpt2": 50257,
+    "t5-small": 32100,
+    "google/mt5-base": 250100,
+}
+"""Tokenizers → their numbers of tokens, from the scripts and model cards that use them."""
 
 
 def _vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str, Any]) -> None:
@@ -192,6 +242,8 @@ def _vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str,
     if "--vocab-size" in arguments or "--padded-vocab-size" in arguments:
         return
     size = VOCABULARIES.get(name)
+    if size is None and "--pad-vocab-size-to" in arguments:
+        size = 1  # the program refuses a tokenizer with more words than that
     if size is None:
         raise reading.wrong(
             "--tokenizer-name-or-path",
@@ -199,4 +251,4 @@ def _vocabulary(reading: Reading, arguments: Mapping[str, Any], table: dict[str,
         )
     multiple = size_of(reading, "--pad-vocab-size-to", arguments.get("--pad-vocab-size-to", size))
     table["--vocab-size"] = str(max(size, multiple))
-    reading.notes.append(f"{name}: {max(size, multiple):,} tokens")
+    reading.notes.append(f"{name[:80]}: {max(size, multiple):,} tokens")

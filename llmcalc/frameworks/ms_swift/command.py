@@ -6,15 +6,18 @@ swift/trainers/arguments.py for defaults, swift/config/*.json for the DeepSpeed 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from ...errors import shown
 from ..launch.command_line import arguments_of, model_name, plain_arguments
+from ..launch.grpo import grpo_length
 from ..launch.program_readers import launch_as_trainer, launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import TRAINER_IGNORED, pair_words
+from ..launch.trainer import TRAINER_IGNORED
 from .megatron_command import READ as MEGATRON_READ
 from .megatron_command import run_of_megatron
+from .rlhf import GRPO_BETA, PAIRS, known_names, rollout_of, sequences_of
 
 READ = frozenset(
     """
@@ -42,17 +45,6 @@ IGNORED = frozenset(
     """.split()  # noqa: SIM905
 )
 """Arguments that do not change the memory of a training step of a language model."""
-
-PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward"}
-"""`rlhf_type` on pairs → its loss."""
-
-PAIRS_IGNORED = frozenset(
-    """
-    beta rpo_alpha simpo_gamma cpo_alpha loss_type loss_weights label_smoothing center_rewards_coefficient
-    f_divergence_type reference_free
-    """.split()  # noqa: SIM905
-)
-"""Arguments of trainings on pairs that do not change the memory of a step."""
 
 OFFLOADED = {"zero2_offload": 2, "zero3_offload": 3}
 
@@ -97,6 +89,15 @@ def starts_program(command: CommandLine) -> bool:
     return command.program.split()[0] in ("swift", "megatron") or command.program.startswith("swift.cli")
 
 
+TRAINING = ("sft", "pt", "main", "rlhf")
+"""Subcommands that train."""
+
+
+def trains(command: CommandLine) -> bool:
+    """Whether a command trains; others prepare data, serve, or convert weights."""
+    return command.program.split()[-1].rpartition(".")[2] in TRAINING
+
+
 def read_command(command: CommandLine, source: Source) -> Launch:
     """Reads an ms-swift command into a launch. Raises `InputError`, which names file and argument."""
     from .record import LAUNCH_FILE
@@ -106,17 +107,21 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         if name == "megatron" or "megatron" in command.program:
             return _megatron(reading, command, verb)
         verb = verb or command.program.rpartition(".")[2]
-        if verb not in ("sft", "pt", "main", "rlhf"):
+        if verb not in TRAINING:
             raise reading.wrong(f"line {command.line}: swift {verb}", "is no training; expected swift sft or swift pt")
         data = plain_arguments(arguments_of(command.words, source.where), reading, READ - {"model"})
-        if verb == "rlhf" and str(data.get("rlhf_type", "dpo")) not in PAIRS:
+        kind = str(data.get("rlhf_type", "dpo")) if verb == "rlhf" else ""
+        if kind not in ("", "grpo", *PAIRS):
             raise reading.wrong(
                 f"line {command.line}: swift rlhf --rlhf_type",
-                f"{shown(data['rlhf_type'])}: trainings with rewards or generated answers are not modelled; expected "
-                f"{', '.join(PAIRS)}, or swift sft or pt",
+                f"{shown(kind)}: its teacher or critic is not modelled; expected grpo, {', '.join(PAIRS)}, or swift "
+                "sft or pt",
             )
         target = model_name(reading, "--model", arguments_of(command.words, source.where).get("--model"))
-        return launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, verb), target)
+        launch = launch_as_trainer(reading, LAUNCH_FILE, _trainer_table(reading, data, kind, verb), target)
+        if kind == "rm" and launch.layout.zero != 3:
+            return replace(launch, settings={**launch.settings, "cross_entropy": "chunked"})
+        return launch if kind != "grpo" else replace(launch, rollout=rollout_of(reading, data, launch))
 
 
 def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
@@ -137,13 +142,34 @@ def _megatron(reading: Reading, command: CommandLine, verb: str) -> Launch:
     return launch_of_run(reading, LAUNCH_FILE, "megatron", run, target)
 
 
-def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
-    """Returns the Trainer's arguments that correspond to ms-swift's."""
+def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
+    """Returns the arguments of a task other than language modelling, and notes what is counted of it."""
+    task = str(data.get("task_type", "causal_lm"))[:30]
+    if kind or task in ("causal_lm", "prm"):
+        return ()
+    if task == "seq_cls":
+        reading.notes.append("--task_type seq_cls: the head is counted as the model's output head, an upper bound")
+    else:
+        reading.unknown["--task_type"] = f"samples of '{task}' have several texts, whose losses are not modelled"
+    return ("loss_type", "num_labels", "problem_type")
+
+
+def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments of adapters."""
+    table = {
+        "use_peft": True,
+        "lora_r": reading.size(data, "lora_rank", 8),
+        "lora_target_modules": reading.value(data, "target_modules", "all-linear"),
+        "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
+    }
+    saved = data.get("modules_to_save")
+    return table if saved is None else {**table, "lora_modules_to_save": saved if isinstance(saved, list) else [saved]}
+
+
+def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[str, Any]:
+    """Returns the Trainer's arguments that correspond to ms-swift's. kind: its `rlhf_type`; empty for none."""
     read_names = (*READ, *IGNORED, *TRAINER_IGNORED)
-    if verb == "rlhf":
-        read_names = (*read_names, *PAIRS_IGNORED, "rlhf_type", "ref_model")
-        if data.get("ref_model") is not None:
-            reading.unknown["--ref_model"] = "a reference model of other weights is not modelled"
+    read_names = (*read_names, *known_names(reading, data, kind), *_task(reading, data, kind))
     reading.ignored += [name for name in data if name in IGNORED or (name in TRAINER_IGNORED and name not in READ)]
     unknown_keys(reading, data, read_names, "", "no argument that is known")
     tuner = data.get("tuner_type", data.get("train_type", data.get("sft_type")))
@@ -172,20 +198,14 @@ def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
     if table["attn_implementation"] in ("flash_attn", "flash_attention_2", "flash_attention_3"):
         table["attn_implementation"] = "flash_attention_2"
     length = data.get("packing_length", data.get("max_length"))
+    if kind == "grpo":
+        length = grpo_length(reading, data, "max_length", tuner == "lora", GRPO_BETA)["seq"]
     if length is not None:
         table["max_length"] = size_of(reading, "max_length", length)
     if reading.flag(data, "packing"):
         reading.notes.append("--packing: sequences of max_length tokens, all of them used")
     if tuner == "lora":
-        table |= {
-            "use_peft": True,
-            "lora_r": reading.size(data, "lora_rank", 8),
-            "lora_target_modules": reading.value(data, "target_modules", "all-linear"),
-            "lora_dropout": reading.value(data, "lora_dropout", "0.05"),
-        }
-        if data.get("modules_to_save") is not None:
-            saved = data["modules_to_save"]
-            table["lora_modules_to_save"] = saved if isinstance(saved, list) else [saved]
+        table |= _adapters(reading, data)
     if data.get("quant_bits") is not None or data.get("quant_method") is not None:
         bits = data.get("quant_bits")
         if data.get("quant_method", "bnb") != "bnb" or bits not in (4, 8):
@@ -193,10 +213,9 @@ def _trainer_table(reading: Reading, data: Table, verb: str) -> dict[str, Any]:
                 "weights in another format than bitsandbytes' 4 or 8 bits are not modelled"
             )
         table["load_in_8bit" if bits == 8 else "load_in_4bit"] = True
-    if verb == "rlhf":
-        words = {"batch": batch} | ({"lora_rank": table["lora_r"]} if tuner == "lora" else {})
-        loss = PAIRS[reading.value(data, "rlhf_type", "dpo")]
-        table["per_device_train_batch_size"] = pair_words(reading, "rlhf_type", loss, words)["batch"]
+    if kind not in ("", "grpo"):
+        reading.value(data, "rlhf_type", kind)
+        table["per_device_train_batch_size"] = sequences_of(reading, kind, batch, tuner == "lora")
     config = data.get("deepspeed")
     if config is not None:
         table["deepspeed"] = deepspeed_config(str(config)) or config

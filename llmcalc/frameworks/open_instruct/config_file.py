@@ -79,7 +79,7 @@ def read_open_instruct(data: Table, source: Source) -> Launch:
             words |= _adapters(reading, data)
         loss = data.get("loss_type", data.get("dpo_loss_type"))
         if loss is not None:
-            words |= pair_words(reading, "loss_type", str(loss), words, caches_reference=True)
+            words |= pair_words(reading, str(loss), words, caches_reference=True)
             reading.notes.append("the reference model's log-probabilities are computed before the training, and cached")
         reading.notes.append("accelerate's own config says how devices divide the run; --zero and --fsdp say it here")
         arguments = {name: value for name, value in data.items() if name in keys_read()}

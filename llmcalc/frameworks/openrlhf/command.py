@@ -1,4 +1,4 @@
-"""Reads commands of OpenRLHF: the training of the actor in `train_ppo_ray`, and `train_sft`.
+"""Reads commands of OpenRLHF: the training of the actor in `train_ppo_ray`, `train_sft`, `train_dpo`, `train_rm`.
 
 Source: OpenRLHF 0.11.0 (3c3be623): openrlhf/cli/train_ppo_ray.py and train_sft.py for arguments and defaults,
 openrlhf/utils/deepspeed/deepspeed_utils.py, `get_train_ds_config`, for the DeepSpeed config. Versions before 0.10 named
@@ -7,14 +7,17 @@ the same arguments without sections (`--zero_stage`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
 from ..deepspeed.config_file import run_of_program
+from ..frozen_model import FrozenModel
 from ..launch.command_line import arguments_of, model_name, plain_arguments
 from ..launch.program_readers import launch_of_run
 from ..launch.record import CommandLine, Launch, Reading, Source, Table, reading_of, share_of, size_of
 from ..launch.rollout import Model, Place, Rollout
+from ..launch.trainer import pair_words
 
 OLDER = {
     "zero_stage": "ds.zero_stage",
@@ -72,7 +75,8 @@ REFUSED = {
 }
 """Argument → the only value that is modelled, and why."""
 
-ACTOR_TRAININGS = ("train_ppo_ray", "train_sft")
+LOSSES = {"train_ppo_ray": "", "train_sft": "", "train_dpo": "sigmoid", "train_rm": "reward"}
+"""Module that trains → its loss on pairs; empty for none."""
 
 
 def _verb(command: CommandLine) -> str:
@@ -90,11 +94,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
 
     with reading_of(source) as reading:
         verb = _verb(command)
-        if verb not in ACTOR_TRAININGS:
-            raise reading.wrong(
-                f"line {command.line}: {verb}",
-                "trainings with preferences or rewards are not modelled; expected train_ppo_ray or train_sft",
-            )
+        if verb not in LOSSES:
+            raise reading.wrong(f"line {command.line}: {verb}", f"is not read; expected {', '.join(LOSSES)}")
         arguments = {_name(flag): value for flag, value in arguments_of(command.words, source.where).items()}
         read = frozenset(name for name in arguments if name.startswith(READ_SECTIONS) or "max_len" in name)
         data = plain_arguments(arguments, reading, read)
@@ -102,7 +103,10 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         target = model_name(reading, "--actor.model_name_or_path", arguments.get("actor.model_name_or_path"))
         _refuse(reading, data)
         world = _actor_devices(reading, data) if verb == "train_ppo_ray" else source.world_size
-        run = run_of_program(reading, _config(reading, data, world), world, _settings(reading, data))
+        config, settings = _config(reading, data, world), _settings(reading, data)
+        if LOSSES[verb]:
+            settings |= _pairs(reading, data, LOSSES[verb], config, settings)
+        run = run_of_program(reading, config, world, settings)
         rollout = _rollout(reading, data, run.layout.dp) if verb == "train_ppo_ray" else None
         reading.ignored += [name for name in data if name.partition(".")[0] in IGNORED_SECTIONS]
         return launch_of_run(reading, LAUNCH_FILE, "deepspeed", run, target, rollout)
@@ -141,6 +145,19 @@ def _actor_devices(reading: Reading, data: Table) -> int:
             "--devices", f"{world_option}; the actor has {nodes} · {per_node} = {world} devices in the file"
         )
     return world
+
+
+def _pairs(
+    reading: Reading, data: Table, loss: str, config: dict[str, Any], settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Doubles the micro-batch of a config for pairs, and returns the settings of their loss."""
+    size = config["train_micro_batch_size_per_gpu"]
+    words = pair_words(reading, loss, {**settings, "batch": size}, FrozenModel("openrlhf/cli/train_dpo.py"))
+    if reading.flag(data, "ref.offload"):
+        reading.frozen = None
+        reading.notes.append("--ref.offload: the reference model is on the host")
+    config["train_micro_batch_size_per_gpu"] = words.pop("batch")
+    return words
 
 
 def _config(reading: Reading, data: Table, world: int | None) -> dict[str, Any]:

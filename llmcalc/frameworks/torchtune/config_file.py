@@ -11,9 +11,10 @@ from typing import Any
 
 from ...errors import shown, suggest
 from ...parallel.layout import Layout
+from ..frozen_model import FrozenModel
 from ..fsdp2.settings import TitanSettings
 from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
-from ..launch.trainer import lora_words
+from ..launch.trainer import HEAD_ADAPTER, lora_words, pair_words
 from .models import MODELS
 
 COMPONENT = "_component_"
@@ -23,7 +24,7 @@ READ = frozenset(
     model dataset tokenizer optimizer loss batch_size gradient_accumulation_steps optimizer_in_bwd compile dtype
     enable_activation_checkpointing enable_activation_offloading fsdp_cpu_offload fsdp_reshard_after_forward
     tensor_parallel_dim context_parallel_dim data_parallel_shard_dim data_parallel_replicate_dim quantizer
-    use_fp8 fp8_recipe_name enable_fp8_training ac_mode ac_option
+    use_fp8 fp8_recipe_name enable_fp8_training ac_mode ac_option fsdp
     """.split()  # noqa: SIM905
 )
 
@@ -33,7 +34,7 @@ IGNORED = frozenset(
     dataset_val batch_size_val lr_scheduler epochs max_steps_per_epoch clip_grad_norm metric_logger log_every_n_steps
     log_peak_memory_stats log_level device profiler custom_sharded_layers enable_async_checkpointing
     cudnn_deterministic_mode keep_last_n_checkpoints epochs_to_run compile_components packed
-    low_cpu_ram tensor_parallel_plan name
+    low_cpu_ram tensor_parallel_plan name ref_checkpointer save_every_n_epochs
     """.split()  # noqa: SIM905
 )
 """Keys that do not change the memory of a training step."""
@@ -67,6 +68,7 @@ LOSSES: Mapping[str, Mapping[str, Any]] = {
     "LinearCrossEntropyLoss": {"cross_entropy": "split"},
     "CEWithChunkedOutputLoss": {"cross_entropy": "split"},
     "CrossEntropyLoss": {},
+    "DPOLoss": {},
 }
 """Class of a loss → options of `llmcalc memory`."""
 
@@ -130,6 +132,8 @@ def read_torchtune(data: Table, source: Source) -> Launch:
                 words[setting] = True
         if plain_name != builder:
             words |= _adapters(reading, data["model"], dtype, builder.startswith("qlora"))
+        if _component(data.get("loss")).endswith("DPOLoss"):
+            words |= pair_words(reading, "sigmoid", words, FrozenModel("torchtune/recipes/full_dpo_distributed.py"))
         world = reading.devices(source.world_size)
         is_sharded = world > 1
         return reading.launch(
@@ -139,7 +143,9 @@ def read_torchtune(data: Table, source: Source) -> Launch:
             layout=Layout(dp=world, zero=3 if is_sharded else 0),
             settings=words,
             own_settings=TitanSettings(
-                reduced="bfloat16" if dtype == "bf16" else "", offloads=reading.flag(data, "fsdp_cpu_offload")
+                reduced="bfloat16" if dtype == "bf16" else "",
+                offloads=reading.flag(data, "fsdp_cpu_offload")
+                or reading.flag(reading.table(data, "fsdp"), "cpu_offload"),
             )
             if is_sharded
             else None,
@@ -183,7 +189,7 @@ def _adapters(reading: Reading, model: Table, dtype: str, is_quantized: bool) ->
         raise reading.wrong("model.lora_attn_modules", f"{shown(attention)}; expected a list of {', '.join(TARGETS)}")
     targets = [*(TARGETS[str(name)] for name in attention), *(NETWORK if model.get("apply_lora_to_mlp") else ())]
     if model.get("apply_lora_to_output"):
-        reading.unknown["model.apply_lora_to_output"] = "an adapter of the output head is not modelled"
+        reading.notes.append(HEAD_ADAPTER)
     if model.get("use_dora"):
         reading.unknown["model.use_dora"] = "DoRA is not modelled"
     words = lora_words(

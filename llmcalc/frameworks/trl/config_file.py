@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ..launch.record import Launch, Reading, Source, Table, reading_of, share_of, size_of, unknown_keys
-from ..launch.rollout import Model, Rollout
+from ..frozen_model import FrozenModel
+from ..launch.grpo import GRPO_READ, colocated_rollout, grpo_length
+from ..launch.record import Launch, Reading, Source, Table, reading_of, unknown_keys
 from ..launch.trainer import (
     TRAINER_DEFAULTS,
     TRAINER_IGNORED,
     keys_read,
+    kto_words,
     pair_words,
     trained,
     trainer_words,
@@ -32,12 +34,6 @@ SIGNS = frozenset(
 
 GRPO_SIGNS = ("num_generations", "max_completion_length", "reward_funcs", "reward_weights")
 """Arguments of GRPO."""
-
-GRPO_READ = (
-    "beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm", "vllm_gpu_memory_utilization",
-    "vllm_max_model_length", "vllm_max_model_len", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode",
-    "steps_per_generation", "generation_batch_size",
-)  # fmt: skip
 
 PREFERENCE_SIGNS = (
     "precompute_ref_log_probs",
@@ -74,6 +70,9 @@ IGNORED = frozenset(
 )
 """Arguments that do not change the memory of a training step, or by less than one block."""
 
+KTO_LOSSES = ("kto", "apo_zero_unpaired")
+"""Values of `loss_type` on single answers."""
+
 SFT_LOSSES = ("chunked_nll", "nll", "dft")
 """Values of `loss_type` of SFT, the default first; any other one is a loss on pairs."""
 
@@ -106,14 +105,31 @@ def read_trl(data: Table, source: Source) -> Launch:
         if data.get("activation_offloading"):
             words["offload_activations"] = True
         if is_grpo:
-            words |= _grpo(reading, data, "lora_rank" in words)
+            words |= grpo_length(reading, data, "max_prompt_length", "lora_rank" in words)
         elif sign:
-            words |= pair_words(reading, sign, str(data.get("loss_type", "sigmoid")), words)
+            words |= _preferences(reading, data, words)
         else:
             words |= _loss(reading, data, words)
         precision, _ = weight_formats(reading, arguments, "float32")
         launch = trained(reading, "trl", arguments, words | precision, source.world_size)
-        return replace(launch, rollout=_rollout(reading, data, launch)) if is_grpo else launch
+        loaded_bytes = 2 if "dtype" in precision else 4
+        if isinstance(launch.frozen, FrozenModel) and launch.framework == "fsdp2" and loaded_bytes == 4:
+            launch = replace(launch, frozen=replace(launch.frozen, dtype="float32"))  # gathered in 16 bits alone
+        if not is_grpo:
+            return launch
+        rollout = colocated_rollout(
+            reading, data, launch, utilization=0.3, max_tokens=4096, reference_bytes=loaded_bytes
+        )
+        return replace(launch, rollout=rollout)
+
+
+def _preferences(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
+    """Returns the batch of training on pairs, or of KTO on single answers."""
+    loss = data.get("loss_type", "sigmoid")
+    name = str(loss[0] if isinstance(loss, list) and loss else loss)
+    if name in KTO_LOSSES or data.get("desirable_weight") is not None or data.get("undesirable_weight") is not None:
+        return kto_words(reading, words)
+    return pair_words(reading, name, words, caches_reference=bool(data.get("precompute_ref_log_probs")))
 
 
 def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any]:
@@ -127,77 +143,3 @@ def _loss(reading: Reading, data: Table, words: dict[str, Any]) -> dict[str, Any
     if loss == "chunked_nll":
         return {"cross_entropy": "split", "loss_chunk": 256}
     return {}
-
-
-def _grpo(reading: Reading, data: Table, has_adapters: bool) -> dict[str, Any]:
-    """Returns the settings of a GRPO training step, whose sequences are prompts with completions.
-
-    With a beta other than 0 it has a reference model: beside adapters the frozen weights, else a copy of all weights.
-    """
-    beta = reading.value(data, "beta", 0.0)
-    if beta not in (0, 0.0) and has_adapters:
-        reading.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
-    if _colocates(data) and data.get("vllm_mode") is None:
-        reading.filled_in["vllm_mode"] = "colocate"
-    completion = reading.size(data, "max_completion_length", 512)
-    prompt = data.get("max_prompt_length")
-    reading.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
-    if prompt is None:
-        reading.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
-        return {"seq": completion}
-    return {"seq": size_of(reading, "max_prompt_length", prompt, least=0) + completion}
-
-
-SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
-"""Where the files of TRL say what is on a device in each phase."""
-
-
-def _colocates(data: Table) -> bool:
-    """Whether vLLM runs in the processes of the training, as it does by default."""
-    return bool(data.get("use_vllm")) and data.get("vllm_mode", "colocate") == "colocate"
-
-
-def _rollout(reading: Reading, data: Table, launch: Launch) -> Rollout:
-    """The engine and the reference model beside the trained one."""
-    completion = reading.size(data, "max_completion_length", 512)
-    sequences = reading.size(data, "per_device_train_batch_size", 8)
-    colocates = _colocates(data)
-    is_divided = launch.layout.zero == 3
-    has_reference = data.get("beta", 0.0) not in (0, 0.0) and "lora_rank" not in launch.settings
-    element = 2 if launch.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
-    master = launch.settings.get("master_weights") == "none"
-    return Rollout(
-        source=SOURCE,
-        engine="vllm" if colocates else "",
-        flags=_engine_flags(reading, data, sequences, launch) if colocates else {},
-        sleeps=colocates and reading.flag(data, "vllm_enable_sleep_mode"),
-        reference=Model(
-            "device" if has_reference else "none",
-            element if master else 4,
-            launch.layout.dp if is_divided else 1,
-        ),
-        sequences=sequences,
-        tokens=int(launch.settings.get("seq", completion)),
-        logit_tokens=completion + 1,
-        logit_bytes=8,  # float32 logits of accelerate, and their quotient by the temperature
-    )
-
-
-def _engine_flags(reading: Reading, data: Table, sequences: int, launch: Launch) -> dict[str, Any]:
-    """The flags of the colocated vLLM (generation/vllm_generation.py)."""
-    tensor = reading.size(data, "vllm_tensor_parallel_size", 1)
-    steps = reading.size(data, "steps_per_generation", reading.size(data, "gradient_accumulation_steps", 1))
-    batch = data.get("generation_batch_size")
-    if batch is not None:
-        all_ranks = sequences * launch.layout.world
-        steps = max(1, size_of(reading, "generation_batch_size", batch) // all_ranks)
-    flags: dict[str, Any] = {
-        "tensor_parallel_size": tensor,
-        "gpu_memory_utilization": share_of(reading, "vllm_gpu_memory_utilization", data, 0.3),
-        "max_num_seqs": sequences * tensor * steps,
-        "max_num_batched_tokens": 4096,
-    }
-    for name in ("vllm_max_model_length", "vllm_max_model_len"):
-        if data.get(name) is not None:
-            flags["max_model_len"] = size_of(reading, name, data[name])
-    return flags

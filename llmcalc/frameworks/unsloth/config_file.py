@@ -42,7 +42,13 @@ def is_unsloth(data: Table) -> bool:
 def read_unsloth(data: Table, source: Source) -> Launch:
     """Reads Unsloth Studio's defaults into a launch. Raises `InputError`, which names file and key."""
     with reading_of(source) as reading:
-        unknown_keys(reading, data, ("training", "lora", "logging", "inference", "audio_input", "vision"), "", "no key")
+        unknown_keys(
+            reading,
+            data,
+            ("training", "lora", "logging", "inference", "audio_input", "audio_type", "vision"),
+            "",
+            "no key",
+        )
         training, lora = reading.table(data, "training"), reading.table(data, "lora")
         unknown_keys(reading, training, TRAINING_READ | TRAINING_IGNORED, "training", "no key that is known")
         unknown_keys(reading, lora, LORA_READ | LORA_IGNORED, "lora", "no key that is known")
@@ -55,7 +61,7 @@ def read_unsloth(data: Table, source: Source) -> Launch:
             "master_weights": "none",
             "attn_implementation": "flash",
             **optimizer_words(reading, "training.optim", reading.value(training, "optim", "adamw_8bit")),
-            **_recompute(training),
+            **recompute_words(training.get("gradient_checkpointing", OFFLOADED_CHECKPOINTS)),
             **lora_words(
                 reading,
                 rank=("lora.lora_r", reading.value(lora, "lora_r", 16)),
@@ -67,13 +73,18 @@ def read_unsloth(data: Table, source: Source) -> Launch:
         reading.filled_in["load_in_4bit"] = True
         if lora.get("use_dora"):
             reading.unknown["lora.use_dora"] = "DoRA is not modelled"
-        reading.notes.append("Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound")
+        reading.notes.append(UPPER_BOUND)
         return trained(reading, "unsloth", {}, words, source.world_size)
 
 
-def _recompute(training: Table) -> dict[str, Any]:
-    """Returns the settings of recomputation; "unsloth" offloads the inputs of layers to the host."""
-    value = training.get("gradient_checkpointing", "unsloth")
-    if value == "unsloth":
+UPPER_BOUND = "Unsloth's kernels are not modelled: PEFT's and the Trainer's are counted, an upper bound"
+
+OFFLOADED_CHECKPOINTS = "unsloth"
+"""The default value of Unsloth's checkpointing, which moves the inputs of layers to the host."""
+
+
+def recompute_words(value: Any) -> dict[str, Any]:
+    """Returns the settings of recomputation for a value of Unsloth's checkpointing."""
+    if value == OFFLOADED_CHECKPOINTS:
         return {"recompute": "full", "offload_activations": True}
     return {"recompute": "full"} if value in (True, "true", "True") else {}

@@ -6,6 +6,7 @@ engine/{fsdp,megatron}.yaml and model/hf_model.yaml for defaults; verl/workers/f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ...errors import shown
@@ -18,6 +19,7 @@ from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
+from .sft import FP32_SHARDS, SFT_TRAINER, run_of_sft
 
 TRAINERS = ("verl.trainer.main_ppo", "main_ppo.py", "recipe.dapo.main_dapo", "verl.trainer.main_ppo_sync")
 
@@ -31,7 +33,21 @@ READ_BESIDE = frozenset(
 )
 """Last parts of the keys of rollout, reference, critic and algorithm that are read."""
 
-READ_SECTIONS = ("trainer.n_gpus", "trainer.nnodes", MODEL, ACTOR, REFERENCE, ROLLOUT, "critic.", "data.max_")
+DEVICES = ("trainer.n_gpus_per_node", "trainer.nnodes")
+"""Keys of the number of devices."""
+
+READ_SECTIONS = (
+    *DEVICES,
+    "data.micro_batch",
+    "model.lora",
+    "ulysses",
+    MODEL,
+    ACTOR,
+    REFERENCE,
+    ROLLOUT,
+    "critic.",
+    "data.max_",
+)
 
 
 def starts_program(command: CommandLine) -> bool:
@@ -44,14 +60,15 @@ def read_command(command: CommandLine, source: Source) -> Launch:
     from .record import LAUNCH_FILE
 
     with reading_of(source) as reading:
-        if command.program not in TRAINERS:
-            raise reading.wrong(f"line {command.line}: {command.program}", f"is not read; expected {TRAINERS[0]}")
+        if command.program not in (*TRAINERS, SFT_TRAINER):
+            raise reading.wrong(
+                f"line {command.line}: {command.program}", f"is not read; expected {TRAINERS[0]} or {SFT_TRAINER}"
+            )
         words = overrides_of(command.words)
-        data = {}
-        for key, value in words.items():
-            if is_unresolved(value) and key.startswith(READ_SECTIONS) and key != f"{MODEL}.path":
-                raise reading.wrong(key, unresolved_reason(value))
-            data[key] = plain_value(value)
+        data = _resolved(reading, words)
+        if command.program == SFT_TRAINER:
+            target = model_name(reading, "model.partial_pretrain", words.get("model.partial_pretrain"))
+            return launch_of_run(reading, LAUNCH_FILE, "fsdp2", run_of_sft(reading, data), target)
         target = model_name(reading, f"{MODEL}.path", words.get(f"{MODEL}.path"))
         megatron = data.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in word for word in command.words if word.startswith("--config-name")
@@ -63,6 +80,20 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         return launch_of_run(reading, LAUNCH_FILE, "megatron" if megatron else "fsdp2", run, target, rollout)
 
 
+def _resolved(reading: Reading, words: Mapping[str, str]) -> dict[str, Any]:
+    """Returns the overrides as plain values. Paths may be known only when the script runs, other keys may not."""
+    data = {}
+    for key, value in words.items():
+        if is_unresolved(value) and key in DEVICES and reading.source.devices_typed:
+            continue
+        if is_unresolved(value) and key in DEVICES:
+            raise reading.wrong(key, f"{unresolved_reason(value)}, or expected --devices")
+        if is_unresolved(value) and key.startswith(READ_SECTIONS) and not key.endswith(("path", "_dir", "_file")):
+            raise reading.wrong(key, unresolved_reason(value))
+        data[key] = plain_value(value)
+    return data
+
+
 def _is_read(key: str, rollout: Rollout) -> bool:
     """Whether a key is read, or refused where it is not modelled."""
     if key.startswith((MODEL, ACTOR, "data.max_", "trainer.n")) or key.rpartition(".")[2] in READ_BESIDE:
@@ -72,6 +103,9 @@ def _is_read(key: str, rollout: Rollout) -> bool:
 
 def _devices(reading: Reading, data: Table) -> int:
     """Returns the number of devices of the trainer, all of which train the actor."""
+    world = reading.source.world_size
+    if world is not None and reading.source.devices_typed and not set(DEVICES) & set(data):
+        return world
     per_node = size_of(reading, "trainer.n_gpus_per_node", reading.value(data, "trainer.n_gpus_per_node", 8))
     nodes = size_of(reading, "trainer.nnodes", reading.value(data, "trainer.nnodes", 1))
     world_option = reading.source.world_size if reading.source.devices_typed else None
@@ -92,6 +126,10 @@ def _tokens(reading: Reading, data: Table) -> tuple[int, int]:
         reading.notes += [] if note in reading.notes else [note]
         return 1, tokens
     name = f"{ACTOR}.ppo_micro_batch_size_per_gpu"
+    of_all = f"{ACTOR}.ppo_micro_batch_size"
+    if data.get(name) is None and data.get(of_all) is not None:
+        ranks = _devices(reading, data) // reading.size(data, f"{ACTOR}.ulysses_sequence_parallel_size", 1)
+        return max(1, size_of(reading, of_all, data[of_all]) // max(1, ranks)), prompt + response
     if data.get(name) is None:
         raise reading.wrong(name, "missing; expected it, or use_dynamic_bsz=True")
     return size_of(reading, name, data[name]), prompt + response
@@ -152,6 +190,9 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
         "dtype": "bf16",
         "master_weights": "fp32" if weights in ("fp32", "float32") else "none",
     }
+    if "lora_rank" in settings and weights in ("fp32", "float32"):
+        reading.frozen = FP32_SHARDS
+        reading.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
     size = size_of(reading, f"{section}.fsdp_size", reading.value(data, f"{section}.fsdp_size", -1), least=-1)
     shards = world if size < 1 or size > world else size
     if world % shards:
@@ -162,7 +203,8 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
         hsdp_replicas=world // shards,
         reshard=reading.flag(data, f"{section}.reshard_after_forward", True),
     )
-    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=strategy == "fsdp")
+    is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
+    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat)
     return RunUnder(layout, settings, own_settings)
 
 

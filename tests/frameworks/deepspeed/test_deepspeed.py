@@ -241,6 +241,16 @@ def test_fused_adam_of_a_file_updates_one_flat_copy_without_zero() -> None:
     assert flat.peak_bytes - apart.peak_bytes == pytest.approx((4 - 0) * n, rel=0.02)  # gradients in fp32, twice
 
 
+@pytest.mark.parametrize(("name", "more"), [("OneBitAdam", 4 + 4 / 4), ("ZeroOneAdam", 4 + 4 / 4 + 4)])
+def test_one_bit_adam_keeps_the_errors_of_its_compression(name: str, more: float) -> None:
+    """Errors of the rank and of its quarter in fp32; 0/1 Adam has the sum of its local steps too."""
+    n = llmcalc.params(model()).total
+    flat = cluster(small(0, optimizer="AdamW"), Layout(dp=4)).device_rank.device
+    compressed = cluster(small(0, optimizer=name), Layout(dp=4)).device_rank.device
+    assert compressed.by_kind["optimizer"] - flat.by_kind["optimizer"] == pytest.approx(more * n, abs=4)
+    assert compressed.terms[0].status == "estimate"
+
+
 def test_sums_in_fp32_beside_bf16_weights_in_stage_1_are_of_all_parameters() -> None:
     n = llmcalc.params(model()).total
     kept = cluster(small(1, grad_accum_dtype="fp32"), Layout(dp=4, zero=1)).device_rank.device

@@ -260,10 +260,31 @@ def test_adapters_under_version_1_are_refused() -> None:
         _ = run.device_rank
 
 
-def test_adapters_over_quantized_weights_are_refused() -> None:
-    given = Settings("training", batch=2, seq=16, lora_rank=4, base="nf4")
-    with pytest.raises(InputError, match="FSDP2 with adapters over quantized weights"):
-        _ = Cluster.of(memory(family("llama3-8b"), given), Layout(dp=2, zero=3), "fsdp2").device_rank
+def test_adapters_over_weights_in_8_bits_are_refused() -> None:
+    settings = Settings("training", batch=2, seq=16, lora_rank=4, base="int8")
+    with pytest.raises(InputError, match="FSDP2 with adapters over weights in 8 bits"):
+        _ = Cluster.of(memory(family("llama3-8b"), settings), Layout(dp=2, zero=3), "fsdp2").device_rank
+
+
+@pytest.mark.parametrize(
+    ("ranks", "others", "adapters"),
+    [
+        (1, 2 * 51 * 24 + 7 * 24, 3 * (4 * 24 + 24 * 4)),
+        (2, 2 * 26 * 24 + 7 * 12, 3 * (2 * 24 + 12 * 4)),
+        (4, 2 * 13 * 24 + 7 * 6, 3 * (1 * 24 + 6 * 4)),
+    ],
+)
+def test_codes_of_4_bits_are_sharded_and_their_scales_are_not(ranks: int, others: int, adapters: int) -> None:
+    """Three layers of 24 · (24 + 12 + 12 + 24) and 3 · 24 · 40 elements; a scale of 4 bytes per 64 of a matrix.
+
+    others: elements of a shard of embedding, head and norms, in bf16. adapters: those of adapters, in fp32.
+    """
+    codes = 3 * (24 * 72 + 3 * 24 * 40) // 2
+    scales = 3 * 4 * (9 + 5 + 5 + 9 + 3 * 15)
+    settings = Settings("training", batch=2, seq=16, lora_rank=4, lora_targets=("q_proj",), base="nf4", dtype="bf16")
+    cluster = Cluster.of(memory(family("llama3-8b"), settings), Layout(dp=ranks, zero=3 if ranks > 1 else 0), "fsdp2")
+    weights = cluster.device_rank.device.moments["step"]["weights"]
+    assert weights == codes // ranks + scales + 2 * others + 4 * adapters
 
 
 # --- further witnesses ------------------------------------------------------------------------------------------------

@@ -307,7 +307,7 @@ def test_two_of_three_batch_sizes(sizes: dict[str, int], batch: int, steps: int)
         ({"bf16": True}, "bf16: True; expected a table"),
         (
             {"optimizer": {"type": "OneBitAdam"}},
-            "optimizer.type ('OneBitAdam', which compresses gradients to one bit, is not modelled)",
+            "optimizer.type ('OneBitAdam' is modelled in stage 0 with 16-bit weights alone)",
         ),
         ({"somehow": 1}, "somehow (no key that is known)"),
     ],

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+import llmcalc
+from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.launch.kinds import PROGRAMS, kinds, program_files
 from llmcalc.frameworks.launch.python_source import Configurations, Unknown, parse_python
@@ -56,6 +58,13 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
         {"tp": 4, "cp": 2, "pp": 2, "seq": 16384, "recompute": "full", "num_microbatches": 64},
     ),
     ("size=2 sweep.sh", "trainer", "torch", {"batch": 2}),
+    ("swift_grpo.sh", "ms-swift", "deepspeed", {"dp": 2, "zero": 2, "seq": 1536, "batch": 4}),
+    ("unsloth_sft.py", "unsloth", "torch", {"batch": 2, "seq": 1024, "lora_rank": 8, "base": "nf4-dq"}),
+    ("unsloth_grpo.py", "unsloth", "torch", {"batch": 4, "seq": 512, "lora_rank": 16, "recompute": "full"}),
+    ("verl_sft.sh", "verl", "fsdp2", {"dp": 4, "zero": 3, "lora_rank": 8, "batch": 2, "num_microbatches": 8}),
+    ("openrlhf_dpo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 4, "num_microbatches": 8}),
+    ("deepspeed_chat_step2_reward.sh out", "deepspeed-chat", "deepspeed", {"batch": 4, "cross_entropy": "chunked"}),
+    ("bigscience_alibi.slurm", "megatron-deepspeed", "megatron", {"tp": 2, "pp": 2, "dp": 2, "zero": 1}),
 ]
 
 
@@ -71,7 +80,6 @@ def test_a_run_is_read(text: str, kind: str, framework: str, values: dict[str, A
 
 REFUSED = [
     ("nanochat.sh", "scripts.base_train is nanochat's: its models"),
-    ("unsloth_sft.py", "a Python file of unsloth: it replaces kernels"),
     ("sweep.sh", "a loop trains several times (line 2; size: 1, 2, 4); expected one of them, as in --launch 'size=1 "),
     ("pai_qwen2.sh", "the script takes arguments, as in --launch '"),
     ("torchtitan_configs.py", "2 configurations: llama3_debug, llama3_debug_tp; expected one of them"),
@@ -89,10 +97,65 @@ def test_a_refusal_says_what_to_do(text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
+def test_an_engine_sleeps_while_the_training_runs() -> None:
+    rollout = read_launch(typed("swift_grpo.sh")).rollout
+    assert rollout is not None
+    assert (rollout.engine, rollout.sleeps, rollout.offloaded) == ("vllm", True, {"optimizer"})
+    assert rollout.flags["gpu_memory_utilization"] == 0.4
+    assert rollout.flags["max_num_seqs"] == 4 * 2
+    assert (rollout.reference.place, rollout.reference.weight_bytes) == ("device", 2)  # beta is 0.04 by default
+
+
+def test_generation_without_an_engine() -> None:
+    rollout = read_launch(typed("unsloth_grpo.py")).rollout
+    assert rollout is not None
+    assert (rollout.engine, rollout.logit_tokens) == ("", 257)
+
+
+def test_frozen_weights_of_verl_are_sharded_in_fp32() -> None:
+    launch = read_launch(typed("verl_sft.sh"))
+    assert launch.frozen is not None
+    assert launch.frozen.ranks == 4
+    assert launch.frozen.bytes(1000, "bfloat16") == 250 * 2  # beyond the 2 bytes that are counted
+
+
+def test_a_reference_model_is_divided_by_zero_3() -> None:
+    launch = read_launch(typed("openrlhf_dpo.sh"))
+    assert launch.frozen is not None
+    assert launch.frozen.bytes(1001, "bfloat16") == 251 * 2
+
+
+def test_the_reference_model_is_among_the_weights() -> None:
+    """494,032,768 parameters of two bytes each, all the time."""
+    document = llmcalc.memory(launch=FOLDER / "trl_dpo.yaml").document
+    alone = llmcalc.memory(
+        "qwen2.5-0.5b", phase="training", batch=4, seq=1024, num_microbatches=4, recompute="full", precision="bf16",
+        attn_implementation="sdpa",
+    ).document  # fmt: skip
+    copy = 2 * 494_032_768
+    assert document["launch"]["frozen_model"]["ranks"] == 1
+    assert document["memory"]["exact_bytes"] == alone["memory"]["exact_bytes"] + copy
+    terms = {term["name"]: term for term in document["memory"]["terms"]}
+    assert (terms["reference model"]["bytes"], terms["reference model"]["status"]) == (copy, "estimate")
+    assert sum(term["bytes"] for term in terms.values()) == document["memory"]["device_bytes"]
+    step = document["memory"]["by_kind"]["weights"] - alone["memory"]["by_kind"]["weights"]
+    assert step == copy
+
+
+def test_stages_count_embedding_and_head_as_layers() -> None:
+    """BLOOM: 6 layers with the embedding and the head are 8, of which each of 2 stages has 4."""
+    launch = read_launch(typed("bigscience_alibi.slurm"))
+    assert launch.spec is not None
+    assert launch.own_settings.account_for_embedding_in_pipeline_split
+    h, words = 256, 32000
+    layer = 12 * h * h + 13 * h
+    assert params(launch.spec).total == words * h + 2 * h + 6 * layer + 2 * h  # no positions; a norm after embeddings
+
+
 COMMANDS = [
     ("swift sft --model a/b --tuner_type llamapro", "--tuner_type: 'llamapro' is not modelled; expected full or lora"),
-    ("swift rlhf --rlhf_type grpo --model a/b", "swift rlhf --rlhf_type: 'grpo': trainings with rewards or generated"),
-    ("swift rlhf --tuner_type full --model a/b", "rlhf_type ('sigmoid' has a reference model"),
+    ("swift rlhf --rlhf_type gkd --model a/b", "swift rlhf --rlhf_type: 'gkd': its teacher or critic is not modelled"),
+    ("swift sft --task_type embedding --model a/b", "--task_type (samples of 'embedding' have several texts"),
     ("swift rlhf --rlhf_type orpo --ref_model c/d --model a/b", "--ref_model (a reference model of other weights"),
     ("megatron sft --model a/b --tuner_type lora", "adapters under Megatron-Core are not modelled"),
     ("megatron rlhf --rlhf_type dpo --model a/b", "megatron rlhf: trainings with preferences"),
@@ -101,7 +164,7 @@ COMMANDS = [
     ("litgpt finetune_lora a/b", "litgpt finetune_lora is litgpt's"),
     ("nemo llm pretrain --factory x", "nemo llm is NeMo's"),
     ("deepspeed main.py --actor_zero_stage 3 --actor_model_name_or_path x", "step 3 runs four models in one process"),
-    ("python -m openrlhf.cli.train_dpo --zero_stage 2", "train_dpo: trainings with preferences or rewards"),
+    ("python -m openrlhf.cli.train_kto --zero_stage 2", "train_kto: is not read; expected train_ppo_ray, train_sft"),
     ("python -m verl.trainer.main_ppo data.max_prompt_length=8", "ppo_micro_batch_size_per_gpu: missing"),
     ("python run_recipe.py --recipe my_config train.micro_batch_size=2", "expected --launch 'megatron/bridge/recipes/"),
     ("deepspeed pretrain_gpt.py --num-layers 2 --deepspeed --zero-stage 3", "stage 3 under Megatron-DeepSpeed"),

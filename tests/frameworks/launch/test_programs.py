@@ -11,6 +11,7 @@ import yaml
 import llmcalc
 from llmcalc.costs.params import params
 from llmcalc.errors import InputError
+from llmcalc.frameworks.frozen_model import FrozenModel, SecondLoss
 from llmcalc.frameworks.launch.kinds import PROGRAMS, program_files
 from llmcalc.frameworks.launch.read import launch_of, read_launch
 from llmcalc.frameworks.launch.record import Launch, Override
@@ -43,8 +44,10 @@ PROGRAM_OF = {
     "llama_factory_full_z3.yaml": "LLaMA-Factory",
     "llama_factory_qlora.yaml": "LLaMA-Factory",
     "llama_factory_galore.yaml": "LLaMA-Factory",
+    "llama_factory_version_1.yaml": "LLaMA-Factory",
     "torchtune_lora.yaml": "torchtune",
     "litgpt_lora.yaml": "LitGPT",
+    "trl_dpo.yaml": "TRL",
     "trl_sft.yaml": "TRL",
     "trl_grpo.yaml": "TRL",
     "open_instruct_sft.yaml": "open-instruct",
@@ -201,7 +204,7 @@ def test_a_named_file_is_read_from_the_current_folder() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo are)"),
+        ({"rl": "grpo"}, "rl ('grpo' is not modelled; dpo, ipo, simpo, orpo, kto are)"),
         ({"fp8": True}, "fp8 (products in 8 bits"),
         ({"optimizer": "came_pytorch"}, "optimizer ('came_pytorch' is not modelled)"),
         ({"bnb_config_kwargs": {"blocksize": 128}}, "bnb_config_kwargs.blocksize (it is not modelled"),
@@ -241,7 +244,7 @@ def test_llama_factory_trains_in_fp32_without_zero_3() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"stage": "kto"}, "stage ('kto' is not modelled; sft, pt, rm, dpo are)"),
+        ({"stage": "ppo"}, "stage ('ppo' is not modelled; sft, pt, rm, dpo, kto are)"),
         ({"finetuning_type": "oft"}, "finetuning_type ('oft' is not modelled; full and lora are)"),
         ({"quantization_bit": 3}, "quantization_bit (3 by bnb is not modelled"),
         ({"use_galore": True}, "use_galore: LLaMA-Factory refuses it with adapters; expected finetuning_type: full"),
@@ -345,14 +348,37 @@ def test_grpo_counts_prompt_and_completion() -> None:
 
 def test_pairs_need_a_reference_model_without_adapters() -> None:
     """With adapters the reference is the frozen weights; a pair is two sequences."""
-    with pytest.raises(InputError, match=r"beta \('sigmoid' has a reference model, which is not modelled without"):
-        changed("trl_sft.yaml", beta=0.1)
+    assert changed("trl_sft.yaml", beta=0.1).frozen == FrozenModel("trl/trainer/dpo_trainer.py")
+    shards = changed("trl_sft.yaml", 4, beta=0.1, fsdp="full_shard").frozen
+    assert shards == FrozenModel("trl/trainer/dpo_trainer.py", "float32", 4)
+    assert changed("trl_sft.yaml", beta=0.1, use_peft=True).frozen is None
+    assert changed("trl_sft.yaml", beta=0.1, precompute_ref_log_probs=True).frozen is None
     assert changed("trl_sft.yaml", beta=0.1, use_peft=True).settings["batch"] == 4
     assert changed("axolotl_qlora.yaml", rl="dpo").settings["batch"] == 4
     assert changed("llama_factory_qlora.yaml", stage="dpo").settings["batch"] == 4
-    with pytest.raises(InputError, match=r"rl \('sigmoid' has a reference model"):
-        changed("axolotl_full_fsdp2.yaml", rl="dpo")
+    sharded = changed("axolotl_full_fsdp2.yaml", 8, rl="dpo").frozen
+    assert sharded is not None
+    assert sharded.ranks == 8
     assert changed("axolotl_full_fsdp2.yaml", rl="orpo").settings["batch"] == 8
+
+
+def test_patterns_of_the_whole_language_model_freeze_nothing_of_it() -> None:
+    whole = ["^model.language_model.*", "^lm_head.*"]
+    assert changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=whole).unknown == {}
+    with pytest.raises(InputError, match=r"unfrozen_parameters .training of some parameters alone"):
+        changed("axolotl_full_fsdp2.yaml", 8, unfrozen_parameters=["model.layers.[0-7]."])
+
+
+def test_version_1_of_llama_factory_runs_two_losses() -> None:
+    """transformers computes its own loss, because the batch has labels; several sequences are copied once more."""
+    launch = read_launch(FILES / "llama_factory_version_1.yaml", 2)
+    wanted = {"base": "nf4-dq", "lora_rank": 8, "lora_targets": ("all-linear",), "recompute": "full", "seq": 512}
+    assert wanted.items() <= launch.settings.items()
+    assert (launch.framework, launch.layout.zero, launch.own_settings.reduced) == ("fsdp2", 3, "float32")
+    assert launch.frozen == SecondLoss("llamafactory/v1/core/base_trainer.py, compute_log_probs", 8)
+    dpo = changed("llama_factory_version_1.yaml", 2, pref_loss="sigmoid", peft_config=None, quant_config=None)
+    assert dpo.settings["batch"] == 4
+    assert dpo.frozen == FrozenModel("trl/trainer/dpo_trainer.py", ranks=2)
 
 
 def test_a_pair_of_open_instruct_is_two_sequences() -> None:

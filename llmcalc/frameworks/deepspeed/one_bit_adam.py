@@ -1,0 +1,33 @@
+"""Replays training steps of one rank with 1-bit Adam or 0/1 Adam, which compress what ranks exchange to one bit.
+
+Beside Adam's states of the flat float32 copy they keep the errors of the compression: those of the rank, and those of
+the part that it sums; 0/1 Adam also the sum of its local steps. 1-bit Adam creates its errors when the compression
+begins. Source: deepspeed/runtime/fp16/onebit/{adam,zoadam}.py of 0.19.8, `step`; runtime/engine.py,
+`_configure_fp16_optimizer`, for the flat copy.
+"""
+
+from __future__ import annotations
+
+from ...algebra import ceil_div
+from ...simulator.tensor import FLOAT32, Storage, counted_as
+from .replicated import FlatCopyRun
+from .settings import ZERO_ONE
+
+
+class OneBitAdamRun(FlatCopyRun):
+    """Training steps of one rank with compressed communication.
+
+    states: the errors of the compression, and with 0/1 Adam the sum of local steps.
+    """
+
+    states: list[Storage]
+
+    def prepare_training(self) -> None:
+        """Creates the flat copy with Adam's states, and the errors."""
+        super().prepare_training()
+        size = self.trained[0].tensor.shape[0]
+        sizes = [size, ceil_div(size, self.ranks)]
+        if self.settings.optimizer.lower() == ZERO_ONE:
+            sizes.append(size)
+        with counted_as(self.meter, "optimizer"):
+            self.states = [Storage(self.meter, elements * FLOAT32.bytes) for elements in sizes]

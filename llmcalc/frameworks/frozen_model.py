@@ -1,0 +1,68 @@
+"""A frozen copy of the trained model on the same devices: the reference model of training on preferences.
+
+Its weights stay all the time. Its pass without gradients runs while the trained model's activations are saved, and adds
+its logits to theirs. DPO's own loss keeps no logits in float32 beside those of a 16-bit model, so that both together
+need no more than the loss of supervised training, with which a step is counted (trl/trainer/dpo_trainer.py,
+`_compute_loss`; trl/trainer/utils.py, `selective_log_softmax`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..units import DTYPE_BITS
+
+if TYPE_CHECKING:
+    from ..device_memory.estimate import Memory
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """A frozen copy of the trained model.
+
+    source: the file that loads it.
+    dtype: number format of its weights; empty (default) for that of the trained weights.
+    ranks: ranks that divide its weights; 1 by default.
+    name: its name in reports; "reference model" by default.
+    """
+
+    source: str
+    dtype: str = ""
+    ranks: int = 1
+    name: str = "reference model"
+    kind = "weights"
+
+    def bytes(self, parameters: int, trained_dtype: str) -> int:
+        """Returns its bytes per device. parameters: of the model. trained_dtype: format of the trained weights."""
+        return -(-parameters // self.ranks) * DTYPE_BITS[self.dtype or trained_dtype] // 8
+
+    def bytes_beside(self, memory: Memory) -> int:
+        """Returns its bytes per device beside a run of the model."""
+        return self.bytes(memory.states.count.total, memory.states.dtype)
+
+    def data(self) -> dict[str, object]:
+        """The model in a JSON document."""
+        return {"name": self.name, "dtype": self.dtype or None, "ranks": self.ranks, "source": self.source}
+
+
+@dataclass(frozen=True)
+class SecondLoss:
+    """Logits that another loss over the same ones keeps beside the trainer's own.
+
+    source: the file that computes it. width: bytes per logit. name: its name in reports.
+    """
+
+    source: str
+    width: int
+    name: str = "second loss"
+    kind = "temporary"
+
+    def bytes_beside(self, memory: Memory) -> int:
+        """Returns its bytes per device beside a run of the model, all the time: an upper bound."""
+        workload = memory.states.workload
+        return self.width * int(workload.batch) * int(workload.seq) * memory.spec.vocab_size
+
+    def data(self) -> dict[str, object]:
+        """The loss in a JSON document."""
+        return {"name": self.name, "bytes_per_logit": self.width, "source": self.source}

@@ -1,0 +1,123 @@
+"""GRPO by TRL's trainer, and by trainers that inherit from it: its sequences, engine and reference model.
+
+Source: TRL 1.10 (f2cd57710), trainer/grpo_{config,trainer}.py and generation/vllm_generation.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .record import Launch, Reading, Table, share_of, size_of
+from .rollout import Model, Rollout, States
+
+SOURCE = "trl/trainer/grpo_trainer.py, trl/generation/vllm_generation.py"
+"""Where the files of TRL say what is on a device in each phase."""
+
+GRPO_READ = (
+    "beta", "max_prompt_length", "max_completion_length", "vllm_mode", "use_vllm", "vllm_gpu_memory_utilization",
+    "vllm_max_model_length", "vllm_max_model_len", "vllm_tensor_parallel_size", "vllm_enable_sleep_mode",
+    "steps_per_generation", "generation_batch_size",
+)  # fmt: skip
+"""Arguments of GRPO that are read."""
+
+
+def grpo_length(
+    reading: Reading, data: Table, prompt_key: str, has_adapters: bool, beta: float = 0.0
+) -> dict[str, Any]:
+    """Returns the settings of a GRPO training step, whose sequences are prompts with completions.
+
+    With a beta other than 0 it has a reference model: beside adapters the frozen weights, else a copy of all weights.
+
+    prompt_key: the argument with the largest number of tokens of a prompt.
+    has_adapters: whether adapters are trained.
+    beta: the program's default of `beta`.
+    """
+    if reading.value(data, "beta", beta) not in (0, 0.0, "0", "0.0") and has_adapters:
+        reading.notes.append("GRPO: the reference model is the frozen weights beside the adapters")
+    if _colocates(data) and data.get("vllm_mode") is None:
+        reading.filled_in["vllm_mode"] = "colocate"
+    completion = reading.size(data, "max_completion_length", 512)
+    prompt = data.get(prompt_key)
+    reading.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
+    if prompt is None:
+        reading.notes.append("GRPO: prompts are cut nowhere; --seq says the tokens of prompt and completion")
+        return {"seq": completion}
+    return {"seq": size_of(reading, prompt_key, prompt, least=0) + completion}
+
+
+def _colocates(data: Table) -> bool:
+    """Whether vLLM runs in the processes of the training, as it does by default."""
+    return bool(data.get("use_vllm")) and data.get("vllm_mode", "colocate") == "colocate"
+
+
+def colocated_rollout(
+    reading: Reading,
+    data: Table,
+    launch: Launch,
+    *,
+    utilization: float,
+    max_tokens: int | None = None,
+    beta: float = 0.0,
+    offloaded: frozenset[States] = frozenset(),
+    source: str = SOURCE,
+    reference_bytes: int = 0,
+) -> Rollout:
+    """Returns the engine and the reference model beside the trained one.
+
+    launch: the training step.
+    utilization: the program's default of `vllm_gpu_memory_utilization`.
+    max_tokens: tokens of a pass of the engine that the program sets; None (default) for the engine's rule.
+    beta: the program's default of `beta`.
+    offloaded: states of the trained model that are on the host during rollouts; default none.
+    source: the program's files that say so.
+    reference_bytes: bytes per weight of the reference model; 0 (default) for those that the run's settings imply.
+    """
+    completion = reading.size(data, "max_completion_length", 512)
+    sequences = size_of(reading, "batch", launch.settings["batch"])
+    colocates = _colocates(data)
+    is_divided = launch.layout.zero == 3
+    has_reference = data.get("beta", beta) not in (0, 0.0, "0", "0.0") and "lora_rank" not in launch.settings
+    element = 2 if launch.settings.get("dtype") in ("bf16", "bfloat16", "fp16", "float16") else 4
+    master = launch.settings.get("master_weights") == "none"
+    sleeps = reading.flag(data, "vllm_enable_sleep_mode") or bool(data.get("sleep_level"))
+    return Rollout(
+        source=source,
+        engine="vllm" if colocates else "",
+        flags=_engine_flags(reading, data, sequences, launch, utilization, max_tokens) if colocates else {},
+        sleeps=colocates and sleeps,
+        offloaded=offloaded if colocates else frozenset(),
+        reference=Model(
+            "device" if has_reference else "none",
+            reference_bytes or (element if master else 4),
+            launch.layout.dp if is_divided else 1,
+        ),
+        sequences=sequences,
+        tokens=int(launch.settings.get("seq", completion)),
+        logit_tokens=completion + 1,
+        logit_bytes=8,  # float32 logits of accelerate, and their quotient by the temperature
+    )
+
+
+def _engine_flags(
+    reading: Reading, data: Table, sequences: int, launch: Launch, utilization: float, max_tokens: int | None
+) -> dict[str, Any]:
+    """Returns the flags of the colocated vLLM (generation/vllm_generation.py)."""
+    tensor = reading.size(data, "vllm_tensor_parallel_size", 1)
+    steps = reading.size(data, "steps_per_generation", reading.size(data, "gradient_accumulation_steps", 1))
+    batch = data.get("generation_batch_size")
+    if batch is not None:
+        all_ranks = sequences * launch.layout.world
+        steps = max(1, size_of(reading, "generation_batch_size", batch) // all_ranks)
+    flags: dict[str, Any] = {
+        "tensor_parallel_size": tensor,
+        "gpu_memory_utilization": share_of(reading, "vllm_gpu_memory_utilization", data, utilization),
+        "max_num_seqs": sequences * tensor * steps,
+    }
+    if data.get("vllm_max_num_seqs") is not None:
+        flags["max_num_seqs"] = size_of(reading, "vllm_max_num_seqs", data["vllm_max_num_seqs"])
+    if max_tokens is not None:
+        flags["max_num_batched_tokens"] = max_tokens
+    for name in ("vllm_max_model_length", "vllm_max_model_len"):
+        if data.get(name) is not None:
+            flags["max_model_len"] = size_of(reading, name, data[name])
+    return flags

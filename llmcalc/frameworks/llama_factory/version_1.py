@@ -1,0 +1,150 @@
+"""Reads a config of LLaMA-Factory's version 1, which has a training loop of its own.
+
+Source: LLaMA-Factory 0.9.6.dev0 (ff6d4d12e): src/llamafactory/v1/config/{training,model}_args.py for defaults,
+core/base_trainer.py for optimizer and loss, plugins/trainer_plugins/distributed/fsdp2.py for formats (products in bf16,
+reduced in fp32, shards as published), plugins/model_plugins/{peft,quantization}.py for adapters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from ...errors import shown
+from ..frozen_model import SecondLoss
+from ..fsdp2.settings import TitanSettings
+from ..launch.record import Launch, Reading, Source, Table, reading_of, size_of, unknown_keys
+from ..launch.trainer import attention_words, lora_words, pair_words, trained
+from .deepspeed_configs import DEEPSPEED_CONFIGS
+
+READ = frozenset(
+    """
+    model model_class flash_attn peft_config kernel_config quant_config dist_config optim_config micro_batch_size
+    global_batch_size cutoff_len bf16 enable_activation_checkpointing dp_size cp_size mp_replicate_size mp_shard_size
+    pref_loss
+    """.split()  # noqa: SIM905
+)
+
+IGNORED = frozenset(
+    """
+    train_dataset eval_dataset output_dir learning_rate num_train_epochs max_steps max_grad_norm batching_strategy
+    batching_workers cp_mode dist_timeout lr_scheduler_config seed full_determinism resume_from_checkpoint save_steps
+    save_epochs save_ckpt_as_hf save_total_limit logging_steps pref_beta pref_ftx simpo_gamma dpo_label_smoothing
+    ld_alpha trust_remote_code custom_chat_template init_config sample_backend max_new_tokens
+    """.split()  # noqa: SIM905
+)
+"""Keys that do not change the memory of a training step."""
+
+
+def is_version_1(data: Table) -> bool:
+    """Whether a table is a config of version 1."""
+    return "model" in data and "model_class" in data and "micro_batch_size" in data
+
+
+def read_version_1(data: Table, source: Source) -> Launch:
+    """Reads a config into a launch. Raises `InputError`, which names file and key."""
+    with reading_of(source) as reading:
+        reading.ignored += [name for name in data if name in IGNORED]
+        unknown_keys(reading, data, READ | IGNORED, "", "no key that is known")
+        if data.get("cp_size") not in (None, 1):
+            reading.unknown["cp_size"] = "sequences that ranks divide (Ulysses) are not modelled"
+        world = reading.devices(source.world_size)
+        batch = reading.size(data, "micro_batch_size", 1)
+        total = size_of(reading, "global_batch_size", data.get("global_batch_size") or batch * world)
+        words: dict[str, Any] = {
+            "phase": "training",
+            "batch": batch,
+            "num_microbatches": max(1, total // (batch * world)),
+            "seq": reading.size(data, "cutoff_len", 2048),
+            "dtype": "bf16",
+            "master_weights": "none",
+            **attention_words(reading, "flash_attn", reading.value(data, "flash_attn", "sdpa")),
+            **_optimizer(reading, data),
+        }
+        if reading.flag(data, "enable_activation_checkpointing", True):
+            words["recompute"] = "full"
+        if _name(reading, data, "kernel_config") == "liger_kernel":
+            words["norm"] = "fused"
+        words |= _adapters(reading, data)
+        if data.get("pref_loss") is not None:
+            words |= pair_words(reading, str(data["pref_loss"])[:30], words)
+        else:
+            reading.notes.append("the file is taken for one of llamafactory-cli sft; with dpo add pref_loss: sigmoid")
+        reading.notes += [
+            "weights as published are taken for bf16",
+            "transformers' loss runs beside the trainer's own; its logits are counted all the time, an upper bound",
+        ]
+        if reading.frozen is None and "pref_loss" not in data:
+            reading.frozen = SecondLoss(
+                "llamafactory/v1/core/base_trainer.py, compute_log_probs", 4 if batch == 1 else 8
+            )
+        arguments = {"bf16": True, **_framework(reading, data)}
+        if "fsdp" in arguments:
+            del arguments["bf16"]
+        launch = trained(
+            reading, "llama-factory", arguments, words, world,
+            target=str(data["model"] or ""), shipped=DEEPSPEED_CONFIGS,
+        )  # fmt: skip
+        if isinstance(launch.own_settings, TitanSettings):
+            return replace(launch, own_settings=replace(launch.own_settings, reduced="float32", reduces_each=True))
+        return launch
+
+
+def _name(reading: Reading, data: Table, key: str) -> str:
+    """Returns the name of a plugin; empty without one."""
+    return str(reading.table(data, key).get("name") or "")[:60]
+
+
+def _framework(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the Trainer's arguments that select the same framework."""
+    table, name = reading.table(data, "dist_config"), _name(reading, data, "dist_config")
+    if not name:
+        return {}
+    if name == "deepspeed":
+        return {"deepspeed": table.get("config_file")}
+    if name != "fsdp2":
+        reading.unknown["dist_config.name"] = f"'{name}' is not modelled; fsdp2 and deepspeed are"
+        return {}
+    config = {name: table[name] for name in ("reshard_after_forward", "offload_params") if table.get(name) is not None}
+    if data.get("mp_replicate_size") not in (None, 1):
+        reading.unknown["mp_replicate_size"] = "it is modelled as 1"
+    return {"fsdp": "full_shard", "fsdp_config": {"version": 2, **config}}
+
+
+def _optimizer(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the settings of torch's AdamW, which is the default."""
+    name = _name(reading, data, "optim_config")
+    if name:
+        reading.unknown["optim_config.name"] = f"'{name}' is not modelled; the default, AdamW, is"
+    return {"optimizer": "adamw", "optimizer_impl": "foreach"}
+
+
+def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
+    """Returns the settings of adapters and of the frozen weights."""
+    table, name = reading.table(data, "peft_config"), _name(reading, data, "peft_config")
+    quantization = reading.table(data, "quant_config")
+    if not name:
+        if quantization:
+            reading.unknown["quant_config"] = "quantized weights take no gradient without peft_config"
+        return {}
+    if name != "lora":
+        reading.unknown["peft_config.name"] = f"'{name}' is not modelled; lora is"
+        return {}
+    if table.get("use_dora"):
+        reading.unknown["peft_config.use_dora"] = "DoRA is not modelled"
+    targets = reading.value(table, "target_modules", "all")
+    words = lora_words(
+        reading,
+        rank=("peft_config.r", reading.value(table, "r", 8)),
+        targets=("peft_config.target_modules", "all-linear" if targets == "all" else targets),
+        modules_to_save=("peft_config.modules_to_save", table.get("modules_to_save")),
+        dropout=reading.value(table, "lora_dropout", 0.05),
+    )
+    if not quantization:
+        return words
+    bits = quantization.get("quantization_bit", 4)
+    if str(quantization.get("name", "auto")) not in ("auto", "bnb") or bits not in (4, 8):
+        reading.unknown["quant_config"] = f"{shown(bits)} bits are not modelled; 4 and 8 by bnb are"
+        return words
+    is_double = quantization.get("double_quantization", True) is not False
+    return words | {"base": "int8" if bits == 8 else "nf4-dq" if is_double else "nf4"}

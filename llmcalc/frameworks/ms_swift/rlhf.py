@@ -1,0 +1,95 @@
+"""Reads the arguments of `swift rlhf`: trainings on preferences, and GRPO with its engine.
+
+Source: as of `command.py`, with swift/arguments/rlhf_args.py and swift/rlhf_trainers/{args_mixin,rollout_mixin,
+grpo_trainer}.py.
+"""
+
+from __future__ import annotations
+
+from ..launch.grpo import GRPO_READ, colocated_rollout
+from ..launch.record import Launch, Reading, Table
+from ..launch.rollout import Rollout, States
+from ..launch.trainer import kto_words, pair_words
+
+PAIRS = {"dpo": "sigmoid", "simpo": "simpo", "orpo": "orpo", "cpo": "cpo", "rm": "reward", "kto": "kto"}
+"""`rlhf_type` on preferences → its loss."""
+
+PAIRS_IGNORED = frozenset(
+    """
+    beta rpo_alpha simpo_gamma cpo_alpha loss_type loss_weights label_smoothing center_rewards_coefficient
+    f_divergence_type reference_free desirable_weight undesirable_weight
+    """.split()  # noqa: SIM905
+)
+"""Arguments of trainings on pairs that do not change the memory of a step."""
+
+GRPO_BETA = 0.04
+"""The default of `--beta` with GRPO (arguments/rlhf_args.py)."""
+
+GRPO_MORE = ("sleep_level", "offload_model", "offload_optimizer", "vllm_max_num_seqs")
+"""Arguments of GRPO that ms-swift adds to TRL's, and that are read."""
+
+GRPO_IGNORED = frozenset(
+    """
+    reward_funcs reward_weights num_generations num_generations_eval log_completions temperature top_k top_p min_p
+    repetition_penalty num_iterations epsilon epsilon_high delta overlong_filter dynamic_sample max_resample_times
+    importance_sampling_level loss_type scale_rewards advantage_estimator kl_in_reward vllm_server_host
+    vllm_server_port vllm_server_base_url vllm_server_timeout vllm_server_group_port vllm_enforce_eager
+    vllm_limit_mm_per_prompt vllm_enable_prefix_caching vllm_disable_custom_all_reduce vllm_enable_lora
+    move_model_batches multi_turn_scheduler max_turns multi_turn_func completion_length_limit_scope soft_cache_length
+    soft_max_length stop_words reward_model_plugin use_gym_env gym_env context_manager top_entropy_quantile
+    log_entropy tau_pos tau_neg rollout_importance_sampling_mode rollout_importance_sampling_threshold
+    off_policy_sequence_mask_delta cosine_min_len_value_wrong cosine_max_len_value_wrong
+    cosine_min_len_value_correct cosine_max_len_value_correct cosine_max_len repetition_n_grams
+    repetition_max_penalty vllm_engine_kwargs vllm_max_lora_rank vllm_use_async_engine
+    vllm_mm_processor_cache_gb vllm_disable_cascade_attn structured_outputs_regex gc_collect_after_offload
+    replay_buffer_size fipo_decay_rate fipo_clip_range fipo_clip_high_only fipo_safety_threshold real_tau
+    """.split()  # noqa: SIM905
+)
+"""Arguments of GRPO that do not change the memory of a step, or that of the engine by little."""
+
+OTHER_MODELS = ("teacher_model", "ref_model", "reward_model", "async_generate")
+"""Arguments of GRPO that add what is not modelled."""
+
+
+def known_names(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
+    """Returns the arguments that are known beside those of `swift sft`. kind: the `rlhf_type`; empty for none."""
+    if not kind:
+        return ()
+    if kind != "grpo":
+        if data.get("ref_model") is not None:
+            reading.unknown["--ref_model"] = "a reference model of other weights is not modelled"
+        return (*PAIRS_IGNORED, "rlhf_type", "ref_model")
+    reading.ignored += [name for name in data if name in GRPO_IGNORED]
+    for name in OTHER_MODELS:
+        if data.get(name) not in (None, False):
+            reading.unknown[f"--{name}"] = "it is modelled without"
+    return (*GRPO_READ, *GRPO_MORE, *GRPO_IGNORED, *OTHER_MODELS, "rlhf_type")
+
+
+def sequences_of(reading: Reading, kind: str, batch: int, has_adapters: bool) -> int:
+    """Returns the sequences of a micro-batch of a training on preferences, and adds its reference model.
+
+    batch: pairs of a micro-batch, or answers of KTO.
+    """
+    words = {"batch": batch, **({"lora_rank": 1} if has_adapters else {})}
+    words = kto_words(reading, words) if kind == "kto" else pair_words(reading, PAIRS[kind], words)
+    return int(words["batch"])
+
+
+def rollout_of(reading: Reading, data: Table, launch: Launch) -> Rollout:
+    """Returns the engine and the reference model of GRPO (rlhf_trainers/{rollout_mixin,grpo_trainer}.py)."""
+    offloaded: set[States] = set()
+    if reading.flag(data, "offload_model"):
+        offloaded.add("weights")
+    if reading.flag(data, "offload_optimizer"):
+        offloaded.add("optimizer")
+    return colocated_rollout(
+        reading,
+        data,
+        launch,
+        utilization=0.9,
+        beta=GRPO_BETA,
+        offloaded=frozenset(offloaded),
+        source="swift/rlhf_trainers/rollout_mixin.py, grpo_trainer.py",
+        reference_bytes=4 if data.get("torch_dtype") == "float32" else 2,
+    )

@@ -1,0 +1,159 @@
+"""Reads Python files that train with Unsloth, as its notebooks do, from their syntax tree. Nothing is run.
+
+The arguments are those of the calls of `from_pretrained`, of `get_peft_model` and of the trainer's configuration.
+Unsloth's kernels are not modelled: the run is counted as PEFT and the Trainer run it, which needs at least as much.
+Source: unsloth, models/loader.py and models/llama.py for defaults, as of the notebooks of 2026.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..launch.grpo import colocated_rollout, grpo_length
+from ..launch.python_source import Unknown, constants, dotted, parse_python, value_of
+from ..launch.record import Launch, Reading, Source, reading_of, size_of
+from ..launch.trainer import lora_words, optimizer_words, pair_words, trained
+from .config_file import OFFLOADED_CHECKPOINTS, UPPER_BOUND, recompute_words
+
+LOADERS = ("FastLanguageModel", "FastVisionModel", "FastModel")
+"""Classes that load a model."""
+
+CONFIGS = {
+    "SFTConfig": "sft",
+    "UnslothTrainingArguments": "sft",
+    "TrainingArguments": "sft",
+    "DPOConfig": "sigmoid",
+    "ORPOConfig": "orpo",
+    "GRPOConfig": "grpo",
+}
+"""Configuration of a trainer → its loss."""
+
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""The default of `target_modules` (models/llama.py, `get_peft_model`)."""
+
+FOUR_BITS = re.compile(r"-(unsloth-)?bnb-4bit$", re.IGNORECASE)
+"""The ending of a hub id whose weights are stored in 4 bits; without it is the model's own."""
+
+MOST_CALLS = 2000
+
+
+def is_unsloth_python(text: str) -> bool:
+    """Whether a Python file imports Unsloth."""
+    return re.search(r"^\s*(from|import) unsloth\b", text, re.MULTILINE) is not None
+
+
+def read_python(text: str, source: Source) -> Launch:
+    """Reads a Python file into a launch. Raises `InputError`, which names file and argument."""
+    with reading_of(source) as reading:
+        module = parse_python(text, source.where)
+        names = constants(module.body)
+        calls = list(_calls(module))
+        model = _arguments(calls, names, lambda name: _is_method(name, "from_pretrained"))
+        if model is None:
+            raise reading.wrong(
+                "from_pretrained", f"no call of {', '.join(LOADERS)}; expected one, or TARGET with --phase training"
+            )
+        adapters = _arguments(calls, names, lambda name: _is_method(name, "get_peft_model"))
+        kind = next((name for name, _ in calls if name in CONFIGS), "")
+        if not kind:
+            raise reading.wrong(
+                "SFTConfig", f"no call of a trainer's configuration; expected one of {', '.join(CONFIGS)}"
+            )
+        if kind == "GRPOConfig" and reading.flag(model, "fast_inference"):
+            raise reading.wrong(
+                "fast_inference",
+                "vLLM shares its weights with the training, which is not modelled; expected fast_inference = False, or "
+                "TARGET with --phase training",
+            )
+        config = _arguments(calls, names, lambda name: name == kind) or {}
+        trainer = _arguments(calls, names, lambda name: name.endswith("Trainer")) or {}
+        return _launch(reading, model, adapters, {**trainer, **config}, CONFIGS[kind])
+
+
+def _launch(
+    reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any] | None, config: Mapping[str, Any], loss: str
+) -> Launch:
+    """Returns the run. model, adapters, config: arguments of the three calls; adapters None without adapters."""
+    length = next((config[name] for name in ("max_length", "max_seq_length") if config.get(name) is not None), None)
+    words: dict[str, Any] = {
+        "phase": "training",
+        "batch": reading.size(config, "per_device_train_batch_size", 8),
+        "num_microbatches": reading.size(config, "gradient_accumulation_steps", 1),
+        "seq": size_of(
+            reading, "max_seq_length", reading.value(model, "max_seq_length", 2048) if length is None else length
+        ),
+        "dtype": "fp16" if "float16" in str(model.get("dtype")).replace("bfloat16", "") else "bf16",
+        "master_weights": "none",
+        "attn_implementation": "flash",
+        **optimizer_words(reading, "optim", reading.value(config, "optim", "adamw_8bit")),
+    }
+    if adapters is None:
+        if not reading.flag(model, "full_finetuning"):
+            raise reading.wrong(
+                "get_peft_model", "no call of it, and full_finetuning is not set; expected one of the two"
+            )
+        words |= recompute_words(model.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
+    else:
+        words |= _adapters(reading, model, adapters)
+    if loss == "grpo" and config.get("max_prompt_length") is not None:
+        words |= grpo_length(reading, config, "max_prompt_length", adapters is not None)
+    elif loss == "grpo":
+        reading.notes.append("GRPO: the loss of the training step is counted as that of SFT over all tokens")
+    elif loss != "sft":
+        words |= pair_words(reading, loss, words)
+    reading.notes.append(UPPER_BOUND)
+    name = str(model.get("model_name", ""))
+    target = FOUR_BITS.sub("", name)
+    if target != name:
+        reading.notes.append(f"{name[:100]}: the model is {target[:100]}, whose weights are in nf4")
+    launch = trained(reading, "unsloth", {}, words, reading.source.world_size, target=target)
+    if loss != "grpo":
+        return launch
+    return replace(launch, rollout=colocated_rollout(reading, {**config, "use_vllm": False}, launch, utilization=0.9))
+
+
+def _adapters(reading: Reading, model: Mapping[str, Any], adapters: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the settings of adapters and of the frozen weights."""
+    if adapters.get("use_dora"):
+        reading.unknown["use_dora"] = "DoRA is not modelled"
+    if any(name.startswith("finetune_") for name in adapters):
+        reading.notes.append("adapters of the language model are counted; encoders, and the tokens of images, are not")
+    words = lora_words(
+        reading,
+        rank=("r", reading.value(adapters, "r", 16)),
+        targets=("target_modules", reading.value(adapters, "target_modules", list(TARGETS))),
+        modules_to_save=("modules_to_save", adapters.get("modules_to_save")),
+        dropout=adapters.get("lora_dropout"),
+    )
+    words |= recompute_words(adapters.get("use_gradient_checkpointing", OFFLOADED_CHECKPOINTS))
+    is_eight_bits = reading.flag(model, "load_in_8bit")
+    is_whole = reading.flag(model, "load_in_16bit") or reading.flag(model, "full_finetuning")
+    if reading.flag(model, "load_in_4bit", not (is_eight_bits or is_whole)):
+        return words | {"base": "nf4-dq"}
+    return words | ({"base": "int8"} if is_eight_bits else {})
+
+
+def _is_method(name: str, method: str) -> bool:
+    return name in (f"{loader}.{method}" for loader in LOADERS)
+
+
+def _calls(module: ast.Module) -> Iterator[tuple[str, ast.Call]]:
+    """Yields the calls of a module with the dotted names of their functions, in the order of their lines."""
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)][:MOST_CALLS]
+    for call in sorted(calls, key=lambda node: (node.lineno, node.col_offset)):
+        yield dotted(call.func).rpartition("trl.")[2], call
+
+
+def _arguments(calls: list[tuple[str, ast.Call]], names: Mapping[str, Any], matches: Any) -> dict[str, Any] | None:
+    """Returns the known arguments of the first call whose name matches; None without such a call."""
+    call = next((call for name, call in calls if matches(name)), None)
+    if call is None:
+        return None
+    values = {word.arg: value_of(word.value, names) for word in call.keywords if word.arg}
+    if call.args and "model_name" not in values:
+        values["model_name"] = value_of(call.args[0], names)
+    return {name: value for name, value in values.items() if not isinstance(value, Unknown)}

@@ -1,0 +1,90 @@
+"""Reads verl's supervised fine-tuning by FSDP, `verl.trainer.fsdp_sft_trainer`, with Hydra's overrides.
+
+Source: verl at b178a3cd (2026-01-29): verl/trainer/config/sft_trainer.yaml for defaults and
+verl/trainer/fsdp_sft_trainer.py for formats: shards in `model_dtype`, products in bf16, gradients reduced in fp32.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import shown
+from ...parallel.layout import Layout
+from ..frozen_model import FrozenModel
+from ..fsdp2.settings import TitanSettings
+from ..launch.record import Reading, RunUnder, Table, size_of
+
+SFT_TRAINER = "verl.trainer.fsdp_sft_trainer"
+
+FP32_SHARDS = FrozenModel(
+    "verl/trainer/fsdp_sft_trainer.py, verl/workers/fsdp_workers.py", "bfloat16", name="fp32 shards beyond 16 bits"
+)
+"""The other two bytes of frozen weights whose shards are in fp32."""
+
+IGNORED = ("trainer.", "optim.", "data.", "model.")
+"""Sections whose other keys change no memory of a step."""
+
+READ = frozenset(
+    """
+    data.micro_batch_size data.micro_batch_size_per_gpu data.train_batch_size data.max_length model.partial_pretrain
+    model.fsdp_config.model_dtype model.fsdp_config.cpu_offload model.fsdp_config.offload_params
+    model.enable_gradient_checkpointing model.lora_rank model.target_modules model.use_liger model.strategy
+    ulysses_sequence_parallel_size use_remove_padding
+    """.split()  # noqa: SIM905
+)
+
+
+def run_of_sft(reading: Reading, data: Table) -> RunUnder:
+    """Returns the run of a command. Raises `InputError`, which names file and key."""
+    for name in data:
+        if name not in READ and name.startswith(IGNORED):
+            reading.ignored.append(name)
+        elif name not in READ:
+            reading.unknown[name[:100]] = "no key that is known"
+    world = reading.devices(reading.source.world_size)
+    cp = reading.size(data, "ulysses_sequence_parallel_size", 1)
+    length = reading.size(data, "data.max_length", 1024)
+    if world % cp or length % cp:
+        raise reading.wrong(
+            "ulysses_sequence_parallel_size", f"{cp} on {world} devices; expected --devices of a multiple of {cp}"
+        )
+    if cp > 1:
+        reading.notes.append(f"Ulysses over {cp} ranks: each has 1/{cp} of the tokens; what they send is not counted")
+    ranks = world // cp
+    if data.get("data.micro_batch_size") is not None:
+        batch = max(1, size_of(reading, "data.micro_batch_size", data["data.micro_batch_size"]) // ranks)
+    else:
+        batch = reading.size(data, "data.micro_batch_size_per_gpu", 4)
+    weights = str(reading.value(data, "model.fsdp_config.model_dtype", "fp32"))
+    if weights not in ("fp32", "bf16", "bfloat16", "float32"):
+        raise reading.wrong("model.fsdp_config.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
+    is_fp32 = weights in ("fp32", "float32")
+    settings: dict[str, Any] = {
+        "phase": "training",
+        "optimizer": "adamw",
+        "attn_implementation": "flash",
+        "batch": batch,
+        "seq": length // cp,
+        "num_microbatches": max(1, reading.size(data, "data.train_batch_size", 256) // (batch * ranks)),
+        "dtype": "bf16",
+        "master_weights": "fp32" if is_fp32 else "none",
+    }
+    if reading.flag(data, "model.enable_gradient_checkpointing", True):
+        settings["recompute"] = "full"
+    if reading.flag(data, "model.use_liger"):
+        settings["norm"] = "fused"
+    if data.get("model.lora_rank") not in (None, 0):
+        settings["lora_rank"] = size_of(reading, "model.lora_rank", data["model.lora_rank"])
+        targets = reading.value(data, "model.target_modules", "all-linear")
+        settings["lora_targets"] = tuple(targets) if isinstance(targets, list) else (str(targets),)
+        if is_fp32:
+            reading.frozen = FP32_SHARDS
+            reading.notes.append("model.fsdp_config.model_dtype fp32: shards of frozen weights have 4 bytes")
+    strategy = str(reading.value(data, "model.strategy", "fsdp2"))
+    if strategy not in ("fsdp", "fsdp2"):
+        raise reading.wrong("model.strategy", f"{shown(strategy)}; expected fsdp or fsdp2")
+    offloads = any(reading.flag(data, f"model.fsdp_config.{name}") for name in ("cpu_offload", "offload_params"))
+    layout = Layout(dp=world, zero=3 if world > 1 else 0)
+    is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
+    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat, offloads=offloads)
+    return RunUnder(layout, settings, own_settings)

@@ -1,0 +1,31 @@
+"""Adds a frozen model, or another loss, to the memory of a device on which a model is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from ..device_memory.device_memory import DeviceMemory, Term
+from .frozen_model import FrozenModel, SecondLoss
+
+
+def with_frozen_model(memory: DeviceMemory, frozen: FrozenModel | SecondLoss, size: int) -> DeviceMemory:
+    """Returns the memory of a device with so many bytes beside the run, which stay all the time."""
+
+    def kinds(bytes_by_kind: Mapping[str, int]) -> dict[str, int]:
+        return {**bytes_by_kind, frozen.kind: bytes_by_kind.get(frozen.kind, 0) + size}
+
+    tensors, *others = memory.terms
+    return replace(
+        memory,
+        exact_bytes=memory.exact_bytes + size,
+        peak_bytes=memory.peak_bytes + size,
+        after_step_bytes=memory.after_step_bytes + size,
+        reserved_bytes=memory.reserved_bytes + size,
+        device_bytes=memory.device_bytes + size,
+        peak_at=memory.peak_at._replace(bytes=memory.peak_at.bytes + size),
+        by_kind=kinds(memory.by_kind),
+        timeline=tuple(point._replace(bytes=point.bytes + size) for point in memory.timeline),
+        moments={phase: kinds(bytes_by_kind) for phase, bytes_by_kind in memory.moments.items()},
+        terms=(tensors, Term(frozen.name, size, "estimate", frozen.source), *others),
+    )
