@@ -152,17 +152,24 @@ FLAGS = (
     Flag(("--max-lora-rank",), "number", most=10**4),
     Flag(("--max-loras-per-batch",), "number", most=10**4),
     Flag(("--max-loaded-loras",), "number", is_idle=True),
-    *refused_flags(
-        "experts on the CPU (KTransformers)",
-        "--kt-weight-path",
-        "--kt-method",
-        "--kt-amx-weight-path",
-        "--kt-amx-method",
-        "--kt-cpuinfer",
-        "--kt-threadpool-count",
-        "--kt-num-gpu-experts",
-        "--kt-max-deferred-experts-per-token",
+    Flag(("--kt-weight-path", "--kt-amx-weight-path")),
+    Flag(("--kt-num-gpu-experts",), "number", least=0, most=10**6),
+    Flag(("--kt-gpu-experts-ratio",), "share"),
+    Flag(("--kt-gpu-prefill-token-threshold",), "tokens", least=0),
+    *(
+        Flag((name,), is_idle=True)
+        for name in (
+            "--kt-method",
+            "--kt-amx-method",
+            "--kt-cpuinfer",
+            "--kt-threadpool-count",
+            "--kt-max-deferred-experts-per-token",
+            "--kt-expert-placement-strategy",
+        )
     ),
+    Flag(("--kt-numa-nodes",), "list", is_idle=True),
+    Flag(("--kt-enable-dynamic-expert-update",), "switch", is_idle=True),
+    *refused_flags("adapters of experts", "--kt-expert-lora-path"),
     *refused_flags(
         "offloading",
         "--cpu-offload-gb",

@@ -270,9 +270,12 @@ def test_other_engines_are_asked_by_name(name: str, engine: str) -> None:
             servers_of(SERVING / name)
 
 
-def test_experts_on_the_cpu_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"line 1: --kt-weight-path: experts on the CPU"):
-        llmcalc.memory(launch=SERVING / "ktransformers.sh", hardware="h100")
+def test_experts_on_the_cpu_leave_the_weights_of_the_device() -> None:
+    answer = llmcalc.memory(launch=SERVING / "ktransformers.sh", hardware="h100").result
+    typed = llmcalc.memory("qwen3-235b-a22b", engine="sglang", hardware="h100", mem_fraction_static=0.9).result
+    # 94 layers, 32 of 128 experts of three matrices of 4,096 x 1,536 on the device, 2 bytes
+    experts = 94 * (128 - 32) * 3 * 4096 * 1536 * 2
+    assert typed.bytes_of("weights") - answer.bytes_of("weights") == experts
 
 
 def test_a_file_is_answered_as_its_flags() -> None:
