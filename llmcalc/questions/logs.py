@@ -250,9 +250,9 @@ def _compared(
     term: LogTerm, reading: LogReading, preset: Preset | None, computed: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Returns a term beside the computed one, of the same device. The host's buffers are computed together."""
-    key = term.name, _device(term)
+    key = term.name, _device(term, computed)
     if key in computed:
-        is_alone = sum((other.name, _device(other)) == key for other in reading.terms) == 1
+        is_alone = sum((other.name, _device(other, computed)) == key for other in reading.terms) == 1
         return ComparedTerm(term, computed[key] if is_alone else None)
     if preset is not None and term.per_parameter:
         return ComparedTerm(term, round(term.per_parameter * params(preset.model).total) + term.constant)
@@ -262,9 +262,17 @@ def _compared(
     return ComparedTerm(term)
 
 
-def _device(term: LogTerm) -> str:
-    """The device of a term as engines name it: `CUDA0`, or `CPU` for any memory of the host."""
-    return "CPU" if "CPU" in term.device or "Host" in term.device else term.device
+def _device(term: LogTerm, computed: Mapping[tuple[str, str], int]) -> str:
+    """The device of a term as engines name it: `CUDA0`, or `CPU` for any memory of the host.
+
+    A device of Vulkan has the number of the accelerator that is computed, whatever its vendor calls it.
+    """
+    if "CPU" in term.device or "Host" in term.device:
+        return "CPU"
+    number = re.fullmatch(r"Vulkan([0-9]{1,3})", term.device)
+    if number is None:
+        return term.device
+    return next((device for _, device in computed if re.fullmatch(rf"[A-Za-z]+{number[1]}", device)), term.device)
 
 
 def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:

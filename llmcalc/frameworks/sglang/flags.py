@@ -85,7 +85,9 @@ IDLE_SWITCHES = """
     --remote-instance-weight-loader-start-seed-via-transfer-engine --schedule-low-priority-values-first
     --show-time-cost --skip-server-warmup --skip-tokenizer-init --sleep-on-idle --stream-output
     --stream-response-default-include-usage --triton-attention-reduce-in-fp32 --trust-remote-code --use-ray
-    --weight-loader-disable-mmap
+    --weight-loader-disable-mmap --prefill-round-robin-balance --enable-flashinfer-moe --enable-flashinfer-mxfp4-moe
+    --enable-flashinfer-cutedsl-moe --disable-hicache-numa-detect --disable-overlap-cg-plan
+    --disaggregation-decode-enable-fake-auto
     """.split()  # noqa: SIM905
 
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
@@ -138,6 +140,13 @@ FLAGS = (
             "--speculative-draft-load-format",
             "--speculative-draft-model-quantization",
             "--speculative-ngram-capacity",
+            "--speculative-ngram-branch-length",
+            "--speculative-ngram-match-type",
+            "--speculative-ngram-max-bfs-breadth",
+            "--speculative-ngram-max-match-window-size",
+            "--speculative-ngram-max-trie-depth",
+            "--speculative-ngram-min-bfs-breadth",
+            "--speculative-ngram-min-match-window-size",
             "--speculative-draft-model-revision",
             "--speculative-token-map",
             "--speculative-moe-runner-backend",
@@ -197,6 +206,11 @@ FLAGS = (
     *refused_flags(
         "sparse attention",
         "--ds-channel-config-path",
+        "--ds-heavy-channel-num",
+        "--ds-heavy-channel-type",
+        "--ds-heavy-token-num",
+        "--ds-sparse-decode-threshold",
+        "--hierarchical-sparse-attention-extra-config",
         "--hisparse-config",
         switches=("--enable-double-sparsity", "--enable-hisparse"),
     ),

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
 from ...accelerator import Hardware
 from ...errors import InputError, shown
-from ...parallel.layout import Layout
+from ...parallel.layout import ONE_DEVICE, Layout
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
 from ..engines.flags import AUTO
@@ -73,7 +74,7 @@ class Server(EngineServer):
     length_field = "max_model_len"
     layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
     decided_by = {
-        "weights": ("dtype", "quantization", "quantize"),
+        "weights": ("dtype", "quantization", "quantize", "mm_encoder_tp_mode"),
         "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
         "non_torch": (),
         "cuda_graphs": ("max_num_seqs", "enforce_eager"),
@@ -329,7 +330,18 @@ class Server(EngineServer):
             expert = 3 * experts.width * rank.hidden_size * 17 // 32
             padding = rank.number_of_layers * experts.number * (padded - expert)
         offloaded = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
-        return max(0, rank.weights + tables + padding + rank.latent_projections * self.element_bytes - offloaded)
+        copies = rank.latent_projections * self.element_bytes + self.repeated_towers(rank)
+        return max(0, rank.weights + tables + padding + copies - offloaded)
+
+    def repeated_towers(self, rank: EngineRank) -> int:
+        """Bytes of encoders beyond a rank's part of them, where each rank has them whole (`--mm-encoder-tp-mode`)."""
+        if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
+            return 0
+        whole, part = (
+            place.weights - replace(place, with_towers=False).weights
+            for place in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
+        )
+        return whole - part
 
     def cache_element(self, rank: EngineRank) -> Fraction:
         """Bytes of a cached element, with its share of scales."""
@@ -465,6 +477,8 @@ def _notes(server: Server) -> list[str]:
         )
     if server.preset.model.towers and server.loads_towers:
         notes.append("the profile run of the encoders of images is not modelled; it may take more")
+        if server.flags.get("mm_encoder_tp_mode") == "data":
+            notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
     return notes
 
 

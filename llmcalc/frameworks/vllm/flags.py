@@ -138,7 +138,8 @@ FLAGS = (
     Flag(("--mamba-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--mamba-ssm-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--mamba-cache-mode",), "word", ("none",), is_idle=True),
-    Flag(("--mm-encoder-tp-mode",), "word", ("weights",), is_idle=True),
+    Flag(("--mm-encoder-tp-mode",), "word", ("weights", "data")),
+    Flag(("--optimization-level",), "word", ("2", "3"), is_idle=True),
     Flag(("--all2all-backend",), "word", ("naive", "pplx", "allgather_reducescatter"), is_idle=True),
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_idle=True),
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", least=0, most=1),
@@ -206,7 +207,6 @@ FLAGS = (
     ),
     *refused_flags("another attention", "--override-attention-dtype", "--diffusion-config", "--engram-config"),
     *refused_flags("an online scheme", "--quantization-config"),
-    *refused_flags("a level of optimization", "--optimization-level"),
     *refused_flags(
         "a plugin's configuration", "--additional-config", "--override-neuron-config", "--model-class-overrides"
     ),
