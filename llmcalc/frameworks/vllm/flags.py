@@ -144,6 +144,7 @@ FLAGS = (
     Flag(("--offload-backend",), "word", ("auto", "uva"), is_idle=True),
     Flag(("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",), "number", least=0, most=1),
     Flag(("VLLM_USE_V1",), "number", least=0, most=1),
+    Flag(("VLLM_USE_V2_MODEL_RUNNER",), "number", least=0, most=1),
     Flag(("--speculative-config", "-sc"), "table"),
     Flag(("--spec-method",)),
     Flag(("--spec-model",)),
