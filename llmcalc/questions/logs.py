@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from .. import units
@@ -22,9 +21,8 @@ from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_text
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import find_hardware, memory_only
-from ..sources.names import normalized
 from ..sources.preset import Preset
-from ..sources.presets import find_preset, load_preset, model_names, read_preset
+from ..sources.presets import known_model
 
 ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
 """A device for weights alone, which are the same on each."""
@@ -98,31 +96,6 @@ def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], lis
             if value is not False:
                 notes.append(f"computed without {error}")
     return flags, notes
-
-
-_CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:/|$)")
-"""A folder of the hub's cache: `models--meta-llama--Llama-3.1-8B`."""
-
-
-def known_model(name: str) -> Preset | None:
-    """Returns the preset of a model's name or path in a log; None for a name that no preset has."""
-    in_cache = _CACHED.search(name)
-    name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
-    last = name.rpartition("/")[2]
-    preset_name = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
-    if preset_name is None and normalized(last):
-        preset_name = _short_aliases().get(normalized(last))
-    return None if preset_name is None else load_preset(preset_name)
-
-
-@cache
-def _short_aliases() -> dict[str, str]:
-    """Returns the name of a repository without its owner → the preset."""
-    return {
-        normalized(alias.rpartition("/")[2]): name
-        for name in model_names()
-        for alias in read_preset(name).get("aliases", ())
-    }
 
 
 def _named_hardware(name: str) -> Hardware | None:

@@ -51,6 +51,7 @@ def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
                     f"backend.{key}.{name}"[:80],
                     words=(*program.split(), *words_of_arguments(flags)),
                     gpu=str(_inner(table, "resources").get("gpu_type") or ""),
+                    model=str(_inner(table, "model").get("path") or ""),
                 )
 
 

@@ -69,7 +69,5 @@ def _expanded(text: str, macros: Mapping[str, str], at: str) -> str:
             return text
         if len(text) + sum(len(macros.get(name, name)) for name in names) > LONGEST_VALUE:
             raise InputError(f"{at}: its command grows too long; expected at most {LONGEST_VALUE:,} letters")
-        text = re.sub(
-            r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), text
-        )
+        text = re.sub(r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), text)
     raise InputError(f"{at}: macros name each other; expected at most {DEEPEST} inside each other")

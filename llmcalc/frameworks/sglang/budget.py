@@ -56,8 +56,14 @@ class Server(EngineServer):
     layout_fields = "tp_size", "pp_size", "dp_size"
     decided_by = {
         "weights": (
-            "dtype", "quantize", "enable_lora", "max_lora_rank", "max_loras_per_batch", "kt_weight_path",
-            "kt_num_gpu_experts", "kt_gpu_experts_ratio",
+            "dtype",
+            "quantize",
+            "enable_lora",
+            "max_lora_rank",
+            "max_loras_per_batch",
+            "kt_weight_path",
+            "kt_num_gpu_experts",
+            "kt_gpu_experts_ratio",
         ),
         "non_torch": (),
         "kv_cache": ("mem_fraction_static", "dtype"),

@@ -1,8 +1,8 @@
 """Experts in the memory of the host, with KTransformers in SGLang (`--kt-weight-path`).
 
 SGLang makes the weights of as many experts of a layer as the device keeps; the first rank computes the others on the
-CPU, from weights of their own (srt/layers/moe/kt_ep_wrapper.py, `KTEPWrapperMethod.create_weights`; the flags are read in
-srt/server_args.py of SGLang 0.5.10, and their share in that of kvcache-ai's branch).
+CPU, from weights of their own (srt/layers/moe/kt_ep_wrapper.py, `KTEPWrapperMethod.create_weights`). The flags are
+those of srt/server_args.py in SGLang 0.5.10; their share is one of kvcache-ai's branch.
 """
 
 from __future__ import annotations

@@ -256,15 +256,21 @@ class Server(EngineServer):
     @property
     def max_num_seqs(self) -> int:
         chosen = self.flags.get("max_num_seqs")
-        default = min(self.record.defaults(self.rule_numbers, self.hardware).max_num_seqs, self.max_num_batched_tokens)
-        return int(chosen or default)
+        default = self.record.defaults(self.rule_numbers, self.hardware).max_num_seqs * self.default_batches
+        return int(chosen or min(default, self.max_num_batched_tokens))
+
+    @property
+    def default_batches(self) -> int:
+        """How often the defaults of sequences and tokens are taken: twice with `--performance-mode throughput`."""
+        return 2 if self.flags.get("performance_mode") == "throughput" else 1
 
     @property
     def max_num_batched_tokens(self) -> int:
         chosen = self.flags.get("max_num_batched_tokens")
         if chosen:
             return int(chosen)
-        default = self.record.defaults(self.rule_numbers, self.hardware).max_num_batched_tokens
+        defaults = self.record.defaults(self.rule_numbers, self.hardware)
+        default = defaults.max_num_batched_tokens * self.default_batches
         if self.rules.generation == "v0":
             if self.longest_request > 32768:
                 return self.rules.chunk_above_32k

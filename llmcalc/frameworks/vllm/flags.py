@@ -134,7 +134,7 @@ FLAGS = (
     Flag(("--runner",), "word", ("auto", "generate"), is_idle=True),
     Flag(("--task",), "word", ("auto", "generate"), is_idle=True),
     Flag(("--convert",), "word", ("auto", "none"), is_idle=True),
-    Flag(("--performance-mode",), "word", ("balanced",), is_idle=True),
+    Flag(("--performance-mode",), "word", ("balanced", "throughput")),
     Flag(("--mamba-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--mamba-ssm-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--mamba-cache-mode",), "word", ("none",), is_idle=True),

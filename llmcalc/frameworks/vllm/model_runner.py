@@ -10,7 +10,6 @@ from typing import Any
 
 from ...errors import InputError, MissingExtra
 from ...sources.preset import Preset
-from ...sources.to_hf import to_config
 from ..engines.rank import EngineRank
 from ..engines.versions import Numbers, ranges_at
 from .versions import Rules, SecondRunner, VLLMRecord
@@ -68,8 +67,10 @@ def architectures(preset: Preset) -> tuple[str, ...]:
         named = preset.config.get("architectures")
         return tuple(map(str, named)) if isinstance(named, list | tuple) else ()
     try:
+        from ...sources.to_hf import to_config
+
         return tuple(to_config(preset.model).get("architectures", ()))
-    except (InputError, MissingExtra):
+    except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
         return ()
 
 
