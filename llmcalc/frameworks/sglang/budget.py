@@ -13,7 +13,7 @@ from typing import Any
 from ...accelerator import Hardware
 from ...components.towers.vision import VisionTower
 from ...errors import InputError
-from ...parallel.layout import Layout
+from ...parallel.layout import ONE_DEVICE, Layout
 from ...sources.preset import Preset
 from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion, Term
@@ -84,6 +84,8 @@ class Server(EngineServer):
             raise InputError(
                 f"--dp-size {self.dp}: does not divide --tp-size {self.tp}, which --enable-dp-attention needs"
             )
+        if self.flags.get("moe_dense_tp_size") and self.pp > 1:
+            raise InputError("--moe-dense-tp-size: with --pp-size is not modelled; remove one of them")
         if self.flags.get("enable_dp_lm_head") and not self.flags.get("enable_dp_attention"):
             raise InputError("--enable-dp-lm-head: SGLang needs --enable-dp-attention too")
         for name in ("enable_lora", "kt_weight_path"):
@@ -259,8 +261,15 @@ class Server(EngineServer):
         """Bytes of the weights, with tables of RoPE and slots of adapters, as the device's free memory shows them."""
         tables = rank.rope_elements * ROPE_BYTES
         adapters = adapter_bytes(rank, self.flags, self.element_bytes)
-        on_host = host_experts_bytes(rank, self.flags)
+        on_host = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
         return rank.weights - on_host + tables + adapters + unused_bytes(rank, self.element_bytes)
+
+    def repeated_dense_bytes(self, rank: EngineRank) -> int:
+        """Bytes of dense networks beside layers with experts, beyond a rank's part, where each rank has them whole."""
+        if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
+            return 0
+        whole = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
+        return whole - whole // self.tp
 
     @property
     def ratios(self) -> tuple[float, float]:

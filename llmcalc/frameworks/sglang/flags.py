@@ -96,7 +96,7 @@ SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128
 QUANTIZATION_WORDS = (
     *SCHEMES, "awq_marlin", "gptq_marlin", "marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4",
     "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "compressed-tensors", "auto-round", "quark",
-    "nvfp4", "none",
+    "nvfp4", "mxfp8", "none",
 )  # fmt: skip
 
 FLAGS = (
@@ -200,9 +200,8 @@ FLAGS = (
         "--attn-cp-size",
         switches=("--enable-nsa-prefill-context-parallel", "--enable-prefill-context-parallel"),
     ),
-    *refused_flags(
-        "another division of the layers", "--moe-dense-tp-size", "--moe-data-parallel-size", "--moe-dp-size"
-    ),
+    Flag(("--moe-dense-tp-size",), "number", most=1),
+    *refused_flags("another division of the layers", "--moe-data-parallel-size", "--moe-dp-size"),
     *refused_flags(
         "sparse attention",
         "--ds-channel-config-path",

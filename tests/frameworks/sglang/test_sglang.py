@@ -207,3 +207,14 @@ def test_experts_of_mxfp4_in_the_memory_of_the_host() -> None:
     whole = memory("gpt-oss-120b", tp_size=2, mem_fraction_static=0.8)
     left = memory("gpt-oss-120b", mem_fraction_static=0.8).bytes_of("weights") - one.bytes_of("weights")
     assert whole.bytes_of("weights") - two.bytes_of("weights") == pytest.approx(left / 2, abs=2)
+
+
+def test_dense_networks_that_each_rank_has_whole() -> None:
+    chosen = {"target": "deepseek-v3", "hardware": "h200", "tp_size": 8, "mem_fraction_static": 0.9}
+    divided, whole = memory(**chosen), memory(moe_dense_tp_size=1, **chosen)
+    # three of 61 layers are dense: three matrices of 7,168 x 18,432 in float8, with a float32 scale for each 128 x 128
+    matrices = 3 * 3 * 7168 * 18432
+    more = whole.bytes_of("weights") - divided.bytes_of("weights")
+    assert more == pytest.approx((matrices + matrices // 128**2 * 4) * 7 / 8, rel=0.001)
+    with pytest.raises(InputError, match="--moe-dense-tp-size: with --pp-size is not modelled"):
+        memory(moe_dense_tp_size=1, pp_size=2, **chosen)
