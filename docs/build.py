@@ -2,11 +2,11 @@
 
     python docs/build.py [FOLDER]        site/ if no folder is given
 
-Pages are prepared in a folder of their own: commands stand above their outputs, plots are drawn with the words of the
-language's labels.toml, the reference is written from the program, and links that lead out of docs/ become text.
-Afterwards the switch of languages of each page is led to the same page in the other language, which has the same path
-in its folder; and each page gets a Content-Security-Policy that lets it use the site's own files alone, for which
-scripts within pages become files.
+Pages are prepared in a folder of their own: commands stand above their outputs, plots and figures are drawn with the
+words of the language's labels.toml, formulas become MathML, the reference is written from the program, and links that
+lead out of docs/ become text. Afterwards the switch of languages of each page is led to the same page in the other
+language, which has the same path in its folder; and each page gets a Content-Security-Policy that lets it use the
+site's own files alone, for which scripts within pages become files.
 """
 
 from __future__ import annotations
@@ -31,6 +31,9 @@ sys.path[:0] = [str(ROOT), str(DOCS)]
 VALUE = re.compile(r"<!-- value: .*? -->(.*?)<!-- /value -->", re.DOTALL)
 OUTPUT = re.compile(r"<!-- output: (llmcalc .*?) -->\n```\n")
 PLOT = re.compile(r"<!-- plot: (llmcalc plot .*?) -->")
+FIGURE = re.compile(r"<!-- figure: (\w+): (.*?) -->", re.DOTALL)
+FORMULA = re.compile(r"^```math\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(r"\$`([^`]*)`\$")
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#:\s]+)(#[^)]*)?\)")
 COMMENT = re.compile(r"<!-- [^>]* -->\n+")
 FENCED = re.compile(r"(^```.*?^```$)", re.DOTALL | re.MULTILINE)
@@ -101,6 +104,27 @@ def drawn(command: str, page: Path, count: int, labels: Mapping[str, str]) -> st
     return f"![{command}]({picture.name})\n\n`{command} -o {picture.name}`"
 
 
+def explained(name: str, title: str, page: Path, labels: Mapping[str, str]) -> str:
+    """Draws a figure beside a page, and returns its Markdown. title: what it shows."""
+    import figures
+
+    picture = page.with_name(f"{page.stem}-{name}.svg")
+    figures.draw(name, picture)
+    if labels:
+        picture.write_text(relabelled(picture.read_text(), labels))
+    return f"![{title}]({picture.name})"
+
+
+def typeset(text: str) -> str:
+    """Formulas in TeX, as GitHub's Markdown has them (a block of "math", or within a line a dollar sign on both sides
+    of a code span), become MathML, which browsers draw without scripts, fonts or styles.
+    """
+    from latex2mathml.converter import convert
+
+    text = FORMULA.sub(lambda m: f'<div class="formula">{convert(m[1].strip(), display="block")}</div>', text)
+    return INLINE.sub(lambda m: str(convert(m[1])), text)
+
+
 def linked(text: str, page: Path, folder: Path) -> str:
     """Links to files that the site does not have become text; those to another language's pages get its address."""
 
@@ -127,8 +151,9 @@ def prepared(source: Path, page: Path, folder: Path) -> str:
     text = OUTPUT.sub(lambda m: f"```text\n$ {m[1]}\n", text)
     plots, labels = iter(range(1, 100)), labels_of(folder)
     text = PLOT.sub(lambda m: drawn(m[1], page, next(plots), labels), text)
+    text = FIGURE.sub(lambda m: explained(m[1], m[2], page, labels), text)
     text = COMMENT.sub("", text)
-    return joined(linked(text, source, folder))
+    return joined(linked(typeset(text), source, folder))
 
 
 def home() -> str:

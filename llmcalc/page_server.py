@@ -85,7 +85,7 @@ class PageServer:
             self._server = ThreadingHTTPServer(("127.0.0.1", port), partial(Handler, directory=str(folder)))
         except OSError as error:
             raise InputError(f"--port {port}: {error.strerror}; expected a port that is free") from None
-        self.address = f"http://127.0.0.1:{self._server.server_port}/"
+        self.address: str = f"http://127.0.0.1:{self._server.server_port}/"
 
     def __repr__(self) -> str:
         return f"<page at {self.address}>"

@@ -18,7 +18,9 @@ class Record(BaseModel):
     renamed: old name of a field → what to write instead (class attribute).
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), defer_build=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(
+        frozen=True, extra="forbid", protected_namespaces=(), defer_build=True
+    )
 
     renamed: ClassVar[Mapping[str, str]] = {}
 

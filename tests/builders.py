@@ -114,17 +114,20 @@ def with_other_causes(values: Iterable[T], causes: Callable[[T], Iterable[Hashab
             yield value
 
 
-def with_other_parts(models: Iterable[tuple[str, ModelSpec]]) -> Iterator[tuple[str, ModelSpec]]:
-    """Yields the models that have another kind, another head or other steps than each model before them.
-
-    A sample of a family's classes, which often compute the same.
-    """
-    return with_other_causes(models, lambda model: steps_of(model[1]))
+def verbs_of(spec: ModelSpec) -> set[str]:
+    """What a model computes, as several causes: its kind, its head, and each verb of its steps."""
+    return {spec.kind, spec.head.type, *(step.verb for step in every_step(spec.shared_program.root.items))}
 
 
-def steps_of(spec: ModelSpec) -> list[tuple[str, str, frozenset[str]]]:
-    """What a model computes, as one cause: its kind, its head, and the verbs of its steps."""
-    return [(spec.kind, spec.head.type, frozenset(step.verb for step in every_step(spec.shared_program.root.items)))]
+def parts_of(value: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:
+    """Yields (class of a part, field, class of the part there) of every part below a value."""
+    if isinstance(value, BaseModel):
+        yield owner, name, type(value).__name__
+        for field in type(value).model_fields:
+            yield from parts_of(getattr(value, field), type(value).__name__, field)
+    elif isinstance(value, Mapping | tuple | list):
+        for element in value.values() if isinstance(value, Mapping) else value:
+            yield from parts_of(element, owner, name)
 
 
 def fields_of(value: Any, owner: str = "", name: str = "") -> Iterator[tuple[str, str, str]]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from llmcalc.cli.main import main
+from tests.exhaustive import EXHAUSTIVE
 from tests.quick import QUICK, SLOW
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: tests run in parallel, on small tensors
@@ -33,8 +34,22 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.deselect = [f"tests/{name}" for name in SLOW]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what `tests/exhaustive.py` lists."""
+    for item in items:
+        if item.nodeid.removeprefix("tests/") in EXHAUSTIVE:
+            item.add_marker(pytest.mark.exhaustive)
+
+
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
+    """Spares hypothesis the search for constants in the code under test: it would parse all of llmcalc in each process.
+    The strategies state the sizes that matter.
+
+    Spares the garbage collector the collected tests, and most of its passes over all that torch has loaded."""
+    providers = sys.modules.get("hypothesis.internal.conjecture.providers")
+    if hasattr(providers, "is_local_module_file"):  # since 6.131
+        providers.is_local_module_file = lambda path: False
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)

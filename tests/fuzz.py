@@ -616,7 +616,7 @@ def complaint(case: Input) -> str:
         return f"Traceback in an answer: {text[-500:]!r}"
     if obeyed := OBEYED.search(out.getvalue() + text):
         return f"a character that a terminal obeys: {obeyed[0]!r}"
-    return "" if code == 2 else wrong_numbers(out.getvalue())
+    return "" if code == 2 else wrong_numbers(out.getvalue(), b"".join((*case.files.values(), case.stdin)))
 
 
 OBEYED = re.compile("[\0-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]")
@@ -626,10 +626,14 @@ SIGNED = ("headroom", "left", "difference", "change", "residual", "correction")
 """Parts of the JSON keys that may be negative."""
 
 
-def wrong_numbers(answer: str) -> str:
-    """Names a number of an answer that is not finite, or in JSON negative; empty if none is."""
+def wrong_numbers(answer: str, read: bytes = b"") -> str:
+    """Names a number of an answer that is not finite, or in JSON negative; empty if none is.
+
+    read: what the command read; a name that stands there in quotes, such as "nan" for a tensor, is no number.
+    """
     if not answer.startswith("{"):
-        return next((f"{word} in an answer" for word in NOT_FINITE.findall(answer)), "")
+        words = [word for word in NOT_FINITE.findall(answer) if f'"{word}"'.encode() not in read]
+        return f"{words[0]} in an answer" if words else ""
     table = json.loads(answer)
     for holder, key in places(table):
         value = holder[key]

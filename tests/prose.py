@@ -139,6 +139,15 @@ def median_depth(experts: bool, least: float, most: float) -> int:
     return int(median_low(depths))
 
 
+def vocabularies(year: int) -> list[int]:
+    """The vocabularies of decoders and encoder-decoders that were released in a year, in order of size."""
+    return sorted(
+        spec(name).vocab_size
+        for name in model_names()
+        if (load_preset(name).released or "").startswith(str(year)) and spec(name).kind != "encoder"
+    )
+
+
 def wavelength(base: float, head_dim: int) -> str:
     """Tokens in which the slowest pair of RoPE makes a full turn."""
     return f"{2 * pi * base ** ((head_dim - 2) / head_dim):,.0f}"

@@ -25,7 +25,7 @@ from llmcalc.cli.main import COMMANDS
 from llmcalc.sources.presets import load_preset, model_names
 
 ROOT = Path(__file__).parent.parent
-NEEDED = ("zensical", "mkdocstrings_handlers", "matplotlib")
+NEEDED = ("zensical", "mkdocstrings_handlers", "latex2mathml", "matplotlib")
 
 
 class Page(HTMLParser):

@@ -19,7 +19,8 @@ def modules(folder: Path) -> dict[str, Path]:
 
 def statements(node: ast.AST) -> Iterator[ast.Import | ast.ImportFrom]:
     """Yields every import below a node, except those for type checkers only."""
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+    named = isinstance(node, ast.If) and isinstance(node.test, ast.Name | ast.Attribute)
+    if isinstance(node, ast.If) and named and "TYPE_CHECKING" in ast.unparse(node.test):
         below: Iterable[ast.AST] = node.orelse
     else:
         below = ast.iter_child_nodes(node)

@@ -11,7 +11,6 @@ from typing import Any
 
 import anyio
 import pytest
-from jsonschema import Draft202012Validator
 from mcp import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 
@@ -108,6 +107,8 @@ def test_the_process_speaks_the_protocol() -> None:
 def test_arguments_are_those_of_the_function(name: str) -> None:
     """Each has a description, and is an argument, or an option, of the function of the command's name."""
     (tool,) = (tool for tool in tools() if tool.name == name)
+    from jsonschema import Draft202012Validator  # imports grammars, for a second
+
     Draft202012Validator.check_schema(tool.schema)
     assert all(schema["description"].strip() for schema in tool.schema["properties"].values())
     function = inspect.signature(getattr(llmcalc, name)).parameters

@@ -37,7 +37,7 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **keywords: Any) -> None:
         super().__init__(*args, **keywords)
-        self.uncommon = {option.name for option in self.params if getattr(option, "hidden", False)}
+        self.uncommon: set[str] = {option.name for option in self.params if getattr(option, "hidden", False)}
         for option in self.params:
             if option.name in self.uncommon:
                 option.hidden = False  # type: ignore[attr-defined]  # the shell completes it too

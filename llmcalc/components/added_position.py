@@ -10,7 +10,7 @@ from pydantic import Field
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, Context, Positions
+from .base import BY_TORCH, Component, Context, PartWitness, Positions
 from .rotation import angles_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Learned(Component):
     offset: the number of rows before position 0, 0 by default (2 in OPT and BART).
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     noun: ClassVar[str] = "position"
     kind: ClassVar[str] = "embedding"
 
@@ -51,7 +51,7 @@ class Learned(Component):
 class Sinusoidal(Component):
     """Sinusoidal positions: sines and cosines of geometrically spaced frequencies, without parameters."""
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     noun: ClassVar[str] = "position"
     kind: ClassVar[str] = "embedding"
 

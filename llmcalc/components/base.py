@@ -102,6 +102,9 @@ Flag: TypeAlias = StrictBool
 Real: TypeAlias = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 
 
+PartWitness: TypeAlias = Witness | Mapping[str, Witness]
+"""What the memory of a part was compared with; of several types of a part, by its `type`."""
+
 BY_TORCH = by_torch("tests/simulator/test_eager.py")
 """The witness of a part whose examples are compared with torch's own operations."""
 
@@ -120,7 +123,7 @@ class Part(Record):
     """
 
     noun: ClassVar[str] = "part"
-    witness: ClassVar[Witness | Mapping[str, Witness]] = UNTESTED
+    witness: ClassVar[PartWitness] = UNTESTED
 
 
 @dataclass(frozen=True, slots=True)

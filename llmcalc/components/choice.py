@@ -28,7 +28,8 @@ class PartError(ValueError):
 
     def __init__(self, cls: type[BaseModel], error: ValidationError) -> None:
         super().__init__(str(error))
-        self.cls, self.error = cls, error
+        self.cls: type[BaseModel] = cls
+        self.error: ValidationError = error
 
 
 class PartChoice:
@@ -39,7 +40,8 @@ class PartChoice:
     """
 
     def __init__(self, default: str, homes: Mapping[str, str]) -> None:
-        self.default, self.homes = default, dict(homes)
+        self.default: str = default
+        self.homes: dict[str, str] = dict(homes)
 
     def load(self, kind: str) -> type[Part]:
         """Imports and returns the class of the part with that type."""

@@ -12,7 +12,7 @@ from ..algebra import Number
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Context, TokenMixer
+from .base import BY_TORCH, Context, PartWitness, TokenMixer
 from .output import ModelOutput, OutputPart
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class ContactHead(OutputPart):
     """A linear layer from all attention maps of a token pair to one contact score. Forward passes do not run it."""
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "classifier"
     role: ClassVar[Role] = "idle"
 

@@ -20,7 +20,18 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Table
-from .base import BY_TORCH, AttentionPosition, Context, Flag, Kernel, LayerParts, Positions, StackPart, Standing
+from .base import (
+    BY_TORCH,
+    AttentionPosition,
+    Context,
+    Flag,
+    Kernel,
+    LayerParts,
+    PartWitness,
+    Positions,
+    StackPart,
+    Standing,
+)
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 from .runtime import Run
@@ -41,7 +52,7 @@ class Disentangled(AttentionPosition):
     within_sequence: whether only distances that occur in the sequence are projected (version 1), false by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     sides: ClassVar[tuple[str, ...]] = ("encoder",)
     label: ClassVar[str] = "disentangled"
 
@@ -123,7 +134,7 @@ class RelativeEmbedding(StackPart):
     norm: the norm on the rows, before any projection; none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
 
     span: Positions
@@ -163,7 +174,7 @@ class SideConvolution(StackPart):
     norm: the norm on the sum, a LayerNorm by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "convolution"
 
     conv_kernel_size: Kernel

@@ -26,6 +26,7 @@ from .base import (
     Heads,
     LayerParts,
     Part,
+    PartWitness,
     Positions,
     StackPart,
     TokenMixer,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 class Alibi(AttentionPosition):
     """ALiBi: a penalty on the scores that is linear in the distance, with a fixed slope per head."""
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     label: ClassVar[str] = "ALiBi"
 
     type: Literal["alibi"] = "alibi"
@@ -55,7 +56,7 @@ class TransformerXL(AttentionPosition):
     r is a learned projection of the distance's sinusoid; u and v are one vector per head. Gopher and Chinchilla use it.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     sides: ClassVar[tuple[str, ...]] = ("decoder",)
     label: ClassVar[str] = "Transformer-XL relative"
 
@@ -125,7 +126,7 @@ class Buckets(Part):
 class LayerBias(Buckets, AttentionPosition):
     """T5's relative bias with a separate table in each layer (UMT5)."""
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     label: ClassVar[str] = "relative bias"
 
     type: Literal["relative_bias"] = "relative_bias"
@@ -150,7 +151,7 @@ class RelativeBias(Buckets, StackPart):
     of_blocks: whether there is a second table, for the distance in blocks to block sums (LongT5); false by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "attention"
 
     num_attention_heads: Heads

@@ -17,7 +17,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.rows import LOGITS, SEQUENCES, Rows
-from .base import BY_TORCH, Component, Context, Flag, Labels, Part, Real, Vocab, Width
+from .base import BY_TORCH, Component, Context, Flag, Labels, Part, PartWitness, Real, Vocab, Width
 from .networks.feed_forward import Activation, activate
 from .norm import Norm
 
@@ -40,7 +40,7 @@ class Transform(Part):
         default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     hidden_act: Activation = "gelu"
     bias: Flag = True
@@ -65,7 +65,7 @@ class LMHead(Component):
         is narrower than the layers. False by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "lm_head"
 
@@ -144,7 +144,7 @@ class Classifier(Component):
     transform: a linear layer, an activation and perhaps a norm before it; none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     noun: ClassVar[str] = "head"
     kind: ClassVar[str] = "classifier"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
-from .base import BY_TORCH, Component, Context, StackPart
+from .base import BY_TORCH, Component, Context, PartWitness, StackPart
 from .runtime import vector
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class UnusedEmbedding(Component):
     BART's classes have it where encoder and decoder have separate embeddings.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     def flow(self, f: Flow, x: Value, vocab: Axis = ONE) -> Value:
@@ -49,7 +49,7 @@ class SecondStream(StackPart):
     XLNet's query stream, used only in pretraining, or HRM-Text's low-level state.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     def source(self) -> str:

@@ -17,7 +17,7 @@ from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..optional import MTP
 from ..workload.rows import LOGITS
-from .base import Context
+from .base import Context, PartWitness
 from .head import LMHead
 from .norm import Norm
 from .output import ModelOutput, OutputPart
@@ -47,7 +47,7 @@ class MultiTokenPrediction(OutputPart):
     norm: all norms of a module.
     """
 
-    witness = by_torch("tests/simulator/test_predictions.py")
+    witness: ClassVar[PartWitness] = by_torch("tests/simulator/test_predictions.py")
     kind: ClassVar[str] = "mtp"
 
     num_nextn_predict_layers: int = Field(ge=1, le=64, strict=True)

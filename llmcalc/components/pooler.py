@@ -15,7 +15,7 @@ from ..flow.axis import Axis
 from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.rows import SEQUENCES, Rows
-from .base import BY_TORCH, Component, Context, Flag, Labels
+from .base import BY_TORCH, Component, Context, Flag, Labels, PartWitness
 from .output import OutputPart
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Pooler(OutputPart):
     num_labels: the number of scores that a linear layer computes from the vector (next sentence); none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "pooler"
 
     dense: Flag = True

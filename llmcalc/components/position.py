@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from .base import BY_TORCH, AttentionPosition, Flag, HeadSizes, Part, Positions, Real, Standing, Unscalable
+from .base import (
+    BY_TORCH,
+    AttentionPosition,
+    Flag,
+    HeadSizes,
+    Part,
+    PartWitness,
+    Positions,
+    Real,
+    Standing,
+    Unscalable,
+)
 from .choice import PartChoice
 from .rotation import rotate
 from .runtime import Run
@@ -28,7 +39,7 @@ class Rope(AttentionPosition):
         (Phi-3), and so has all tokens of a head together; false by default. Counts do not change.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     by_distance: ClassVar[bool] = False
     label: ClassVar[str] = "RoPE"
 

@@ -19,7 +19,19 @@ from ..flow.axis import Axis, Shape
 from ..flow.record import Flow
 from ..flow.value import Value, Weight
 from ..workload.rows import Fixed
-from .base import BY_TORCH, Component, Context, HiddenSize, Layers, StackPart, Standing, TokenMixer, Vocab, Width
+from .base import (
+    BY_TORCH,
+    Component,
+    Context,
+    HiddenSize,
+    Layers,
+    PartWitness,
+    StackPart,
+    Standing,
+    TokenMixer,
+    Vocab,
+    Width,
+)
 from .choice import only
 from .choices import AnyLayer, AnyStem, Streams
 from .layers.block import Block, Layer, Sharing
@@ -89,7 +101,7 @@ class Stack(Component):
         default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     num_hidden_layers: Layers
     block: AnyLayer

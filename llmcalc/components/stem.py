@@ -14,7 +14,7 @@ from ..flow.record import Flow
 from ..flow.value import Value
 from ..workload.derived_rows import Multiple
 from ..workload.rows import SOURCE, Fixed, Rows
-from .base import BY_TORCH, Component, Context, Positions, Width
+from .base import BY_TORCH, Component, Context, PartWitness, Positions, Width
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -55,7 +55,7 @@ class ConvStem(Stem):
     max_source_positions: the number of positions; the encoder always processes all of them.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["convolution"] = "convolution"
     num_mel_bins: Width

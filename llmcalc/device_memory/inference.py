@@ -110,13 +110,16 @@ class InferenceRun:
     ) -> None:
         if spec.kind == "encoder" and inference.phase == "decode":
             raise InputError("an encoder-only model does not decode: it reads a sequence in one pass")
-        self.spec, self.inference, self.layers, self.workspace = spec, inference, dict(layers or {}), workspace
+        self.spec: ModelSpec = spec
+        self.inference: Inference = inference
+        self.layers: dict[int, int] = dict(layers or {})
+        self.workspace: int = workspace
         self.workspaces: list[Storage] = []
         self.names: list[str] = []
-        self.meter = Meter() if meter is None else meter
+        self.meter: Meter | Recorder = Meter() if meter is None else meter
         self.program: Flow = spec.shared_program
-        self.caches = spec.kind != "encoder"
-        self.lowering = self._lowering(Graph(self.meter))
+        self.caches: bool = spec.kind != "encoder"
+        self.lowering: Eager = self._lowering(Graph(self.meter))
 
     def _lowering(self, graph: Graph) -> Eager:
         graph.enabled = False

@@ -298,10 +298,10 @@ class Settings:
     recompute: Annotated[
         str | None,
         Setting(
-            f"What runs again in the backward pass. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
+            f"What is recomputed. One of {', '.join(MODES)}, every:N (every N-th layer) or nodes:A,B "
             "(modules of a layer). selective is what the --framework calls so, else attention.",
             "Training",
-            "none",
+            "none; full with --base",
             TRAINING,
             check=check_recompute,
             example="full",
@@ -580,6 +580,17 @@ class Settings:
     def recomputed(self) -> Recompute:
         """The modules that are recomputed in the backward pass."""
         return recompute_of(self.recompute or "none")
+
+    @property
+    def has_kbit_base(self) -> bool:
+        """Whether PEFT's adapters train beside weights in 4 or 8 bits."""
+        return self.base not in (None, "none") and self.lora_library in (None, "peft")
+
+    def with_usual_recomputation(self) -> Settings:
+        """Returns the settings with every layer recomputed, if none says otherwise, beside a base in 4 or 8 bits:
+        `peft.prepare_model_for_kbit_training` turns gradient checkpointing on (peft/utils/other.py).
+        """
+        return self.with_(recompute="full") if self.recompute is None and self.has_kbit_base else self
 
     def cached(self, seq: int) -> int:
         """Cached tokens per sequence after the last pass."""

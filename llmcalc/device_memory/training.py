@@ -110,10 +110,12 @@ class TrainingRun:
         meter: Meter | Recorder | None = None,
         program: Flow | None = None,
     ) -> None:
-        self.spec, self.training, self.workspace = spec, training, workspace
+        self.spec: ModelSpec = spec
+        self.training: Training = training
+        self.workspace: int = workspace
         self.workspaces: list[Storage] = []
-        self.meter = Meter() if meter is None else meter
-        self.graph = Graph(self.meter)
+        self.meter: Meter | Recorder = Meter() if meter is None else meter
+        self.graph: Graph = Graph(self.meter)
         self.graph.keeps_gradients = training.gradient_dtype is None
         run_config = RunConfig(
             Workload(
@@ -125,7 +127,7 @@ class TrainingRun:
         )
         self.program: Flow = spec.shared_program if program is None else program
         self._check_choices()
-        self.lowering = self.profile(
+        self.lowering: Eager = self.profile(
             self.graph,
             run_config,
             DTYPES[training.dtype],
@@ -170,7 +172,7 @@ class TrainingRun:
                 )
             self.meter.parameter_path = None
             self.copies = [self._updated_tensor(weight) for weight in self.lowering.unused_modules if weight.leaf]
-        self.parameters = [weight for _, weight in self.lowering.parameters]
+        self.parameters: list[Tensor] = [weight for _, weight in self.lowering.parameters]
         self.sums: list[Tensor] = []
         if self.training.gradient_dtype is not None:
             with counted_as(self.meter, "gradients"):

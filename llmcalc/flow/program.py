@@ -45,8 +45,14 @@ class Step:
         options: Mapping[str, Any] | None = None,
         about: Mapping[str, Any] | None = None,
     ) -> None:
-        self.verb, self.name, self.ins, self.outs, self.op, self.weight = verb, name, ins, outs, op, weight
-        self.options, self.about = options or {}, about or {}
+        self.verb: str = verb
+        self.name: str = name
+        self.ins: tuple[Value, ...] = ins
+        self.outs: tuple[Value, ...] = outs
+        self.op: Op | None = op
+        self.weight: Weight | None = weight
+        self.options: Mapping[str, Any] = options or {}
+        self.about: Mapping[str, Any] = about or {}
 
 
 class Scope:
@@ -81,7 +87,8 @@ class Scope:
     )
 
     def __init__(self, name: str, about: dict[str, Any]) -> None:
-        self.name, self.about = name, about
+        self.name: str = name
+        self.about: dict[str, Any] = about
         self.items: list[Item] = []
         self.takes: Value | None = None
         self.gives: Value | None = None
@@ -89,7 +96,8 @@ class Scope:
         self.reads: Value | None = None
         self.over: Axis | None = None
         self.slice: Value | None = None
-        self.apart = self.per_layer = False
+        self.apart: bool = False
+        self.per_layer: bool = False
         self.after: Value | None = None
 
     def node(self) -> Node:
@@ -132,7 +140,7 @@ class Alternatives:
     __slots__ = ("branches",)
 
     def __init__(self, branches: dict[str, Scope]) -> None:
-        self.branches = branches
+        self.branches: dict[str, Scope] = branches
 
 
 Item: TypeAlias = Step | Scope | Alternatives

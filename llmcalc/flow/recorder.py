@@ -38,8 +38,10 @@ class Recorder:
     """
 
     def __init__(self, name: str = "model", causal: bool = True, memory: Value | None = None) -> None:
-        self.root = self.here = Scope(name, {})
-        self.causal, self.memory = causal, memory
+        self.root: Scope = Scope(name, {})
+        self.here: Scope = self.root
+        self.causal: bool = causal
+        self.memory = memory
         self.result: Value | None = None
         self.frames: Value | None = None
         self.entry: Value | None = None

@@ -21,7 +21,11 @@ class Value:
     __slots__ = ("_width", "axes", "cache", "fixed", "of", "once", "rows")
 
     def __init__(self, rows: Rows, axes: Shape, of: Value | None = None, fixed: bool = False, cache: str = "") -> None:
-        self.rows, self.axes, self.of, self.fixed, self.cache = rows, axes, of, fixed, cache
+        self.rows: Rows = rows
+        self.axes: Shape = axes
+        self.of: Value | None = of
+        self.fixed: bool = fixed
+        self.cache: str = cache
         self.once: Value | None = None
         self._width: Number = None
 
@@ -52,4 +56,8 @@ class Weight:
     __slots__ = ("ins", "is_counted", "name", "out", "tied")
 
     def __init__(self, name: str, out: Shape, ins: Shape) -> None:
-        self.name, self.out, self.ins, self.is_counted, self.tied = name, out, ins, False, False
+        self.name: str = name
+        self.out: Shape = out
+        self.ins: Shape = ins
+        self.is_counted: bool = False
+        self.tied: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..algebra import Number, add
 from ..workload.rows import TOKENS, Rows
@@ -36,7 +37,7 @@ class Linear(Op):
     constant: whether x is computed from no parameter, so that the backward pass computes only dW; false by default.
     """
 
-    effects = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
     n_in: Number
     n_out: Number
@@ -67,7 +68,7 @@ class Linear(Op):
 class ExpertLinear(Op):
     """`num_experts` linear layers, of which each token uses `top_k`.  W: [num_experts, n_out, n_in]."""
 
-    effects = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
     num_experts: Number
     top_k: Number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..algebra import Number, add, ceil_div, exact_div, floor_div, minimum
 from ..workload.derived_rows import Table
@@ -65,7 +66,7 @@ class BlockLinear(Op):
     W: [blocks, n_out / blocks, n_in / blocks].
     """
 
-    effects = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
     blocks: Number
     n_in: Number
@@ -104,7 +105,7 @@ class Product(Op):
 class ExpertRows(Op):
     """A table with one vector per expert, of which each token multiplies by `top_k` (Doge)."""
 
-    effects = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
     num_experts: Number
     top_k: Number
@@ -192,7 +193,7 @@ class Conv1d(Op):
     shared: the number of outputs that have one filter, 1 by default.
     """
 
-    effects = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
     n_in: Number
     n_out: Number

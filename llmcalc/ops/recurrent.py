@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..algebra import Number, add, ceil_div, floor_div, is_zero, minimum, times
 from ..workload.rows import TOKENS, Rows
@@ -35,7 +36,7 @@ class SelectiveScan(Op):
     Its parameters are A [inner, state] and D [inner]; its only matrix multiplication is h·C.
     """
 
-    effects = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
     inner: Number
     state: Number
@@ -58,7 +59,7 @@ class HeadScan(Op):
     Its parameters are A, D and the bias of Δ, one element of each per head; its only matrix multiplication is h·C.
     """
 
-    effects = PARAMS | FLOPS
+    effects: ClassVar[frozenset[str]] = PARAMS | FLOPS
 
     heads: Number
     head_dim: Number

@@ -123,7 +123,10 @@ class Placements:
 
         Raises `InputError` for a part that the layout divides in a way that is not modelled.
         """
-        self.where, self.repeats, self.has_gradient, self.last_saved = "", 1, True, 0
+        self.where: str = ""
+        self.repeats: int = 1
+        self.has_gradient: bool = True
+        self.last_saved: int = 0
         self._run_items(program.root.items, "", 1)
         return self.messages
 

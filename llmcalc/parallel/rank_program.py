@@ -71,7 +71,13 @@ def flat_axes(shape: Shape) -> Iterator[Axis]:
 
 def is_divided(shape: Shape) -> bool:
     """Whether ranks divide an axis of the shape."""
-    return any(isinstance(axis, Shard) and axis.degree > 1 for axis in flat_axes(shape))
+    for axis in shape:
+        if isinstance(axis, Beside):
+            if any(map(is_divided, axis.parts)):
+                return True
+        elif isinstance(axis, Shard) and axis.degree > 1:
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -152,9 +158,10 @@ class RankFlow(Flow):
 
     def __init__(self, rank_axes: RankAxes, stage: Stage | Chunks | None) -> None:
         super().__init__()
-        self.rank_axes, self.stage = rank_axes, stage
+        self.rank_axes: RankAxes = rank_axes
+        self.stage: Stage | Chunks | None = stage
         self.exit: Value | None = None
-        self.layer_items = range(0)
+        self.layer_items: range = range(0)
         self.path: list[str] = []
         self.tables: dict[int, Weight] = {}
 

@@ -107,7 +107,8 @@ class RunQuestion(RunOptions):
 def with_implied_phase(
     settings: Settings, layout: LayoutRequest, is_given: Callable[[str], bool], option_of_training: str = ""
 ) -> Settings:
-    """Returns the settings with the phase that is asked for: the given one, else training if an option asks for it.
+    """Returns the settings with the phase that is asked for: the given one, else training if an option asks for it; and
+    with the recomputation that its tool has by default.
 
     An option of the settings has been heard already (`settings_with_shorthands`).
 
@@ -117,10 +118,10 @@ def with_implied_phase(
     """
     asked_by = training_option(layout) or _framework_of_training(layout) or option_of_training
     if is_given("phase") or not asked_by:
-        return settings
+        return settings.with_usual_recomputation()
     if is_given("users"):
         raise InputError(f"--users: training has no users, and {asked_by} asks for training; expected one of the two")
-    return settings.with_(phase="training")
+    return settings.with_(phase="training").with_usual_recomputation()
 
 
 def _framework_of_training(layout: LayoutRequest) -> str:

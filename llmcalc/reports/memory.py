@@ -510,6 +510,11 @@ def keeps_small_segments(memory: Memory) -> bool:
 def _notes(preset: Preset, memory: Memory, assumed: str) -> list[str]:
     memory_use, settings = memory.states, memory.settings
     notes = [_pure_note(memory), _execution_note(memory)]
+    if settings.has_kbit_base and settings.recompute == "full":
+        notes.append(
+            f"with --base {settings.base} every layer is recomputed by default, as by PEFT's "
+            "prepare_model_for_kbit_training; --recompute none counts it without"
+        )
     flash = memory.flash_bytes
     if flash is not None and flash < memory.device.device_bytes:
         notes.append(f"eager attention computes all scores; --attn-implementation flash requires {units.memory(flash)}")

@@ -51,7 +51,9 @@ class Graph:
 
     def __init__(self, meter: Meter) -> None:
         self.meter = meter
-        self.enabled, self.adds_in_place, self.keeps_gradients = True, True, True
+        self.enabled: bool = True
+        self.adds_in_place: bool = True
+        self.keeps_gradients: bool = True
         self.subclasses = self.compiled = False
         self.multiprocessors = 0
         self.autocast: Dtype | None = None

@@ -96,10 +96,10 @@ class Pool:
     __slots__ = ("free", "least_rest", "page", "top")
 
     def __init__(self, pool_index: int, is_small: bool, expandable: bool) -> None:
-        self.free = [NO_BLOCK]
-        self.least_rest = 1 if is_small or expandable else SMALL + 1
-        self.page = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
-        self.top = (pool_index << RANGE) + 1
+        self.free: list[int] = [NO_BLOCK]
+        self.least_rest: int = 1 if is_small or expandable else SMALL + 1
+        self.page: int = (SMALL_BUFFER if is_small else LARGE_BUFFER) >> UNIT
+        self.top: int = (pool_index << RANGE) + 1
 
 
 class CachingAllocator:
@@ -142,7 +142,9 @@ class CachingAllocator:
 
     def __init__(self, expandable_segments: bool = False) -> None:
         self.expandable_segments = expandable_segments
-        self.allocated = self.reserved = self.peak_allocated = 0
+        self.allocated: int = 0
+        self.reserved: int = 0
+        self.peak_allocated: int = 0
         self._pools: dict[int, tuple[Pool, Pool]] = {}
         self._lists: list[list[int]] = []  # the free blocks of each pool
         self._starts: dict[int, int] = {}  # address of a free block -> the block
@@ -248,7 +250,8 @@ class CachingAllocator:
                 allocated += remainder
             if allocated > peak_allocated:  # noqa: PLR1730
                 peak_allocated = allocated
-        self.allocated, self.peak_allocated = allocated << UNIT, peak_allocated << UNIT
+        self.allocated = allocated << UNIT
+        self.peak_allocated = peak_allocated << UNIT
 
     def copy(self) -> CachingAllocator:
         """Returns an independent allocator in the same state."""
@@ -330,7 +333,8 @@ class RequestedBytes:
     """
 
     def __init__(self, count: int) -> None:
-        self.requested = self.peak_requested = 0
+        self.requested: int = 0
+        self.peak_requested: int = 0
         self._bytes: list[Any] = [None] * count
         self._named: dict[Any, Any] = {}
         self._units: dict[int, Step] = {}
@@ -372,5 +376,6 @@ class RequestedBytes:
                 append(on_stream(detail))
             else:
                 bytes_of_storage[x] = 0
-        self.requested, self.peak_requested = requested, peak_requested
+        self.requested = requested
+        self.peak_requested = peak_requested
         return steps

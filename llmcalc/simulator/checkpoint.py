@@ -12,7 +12,7 @@ from typing import TypeAlias
 from weakref import ref
 
 from .autograd import Graph, backward, record, recorded
-from .tensor import Gradient, Needs, Node, Saved, Tensor
+from .tensor import Dtype, Gradient, Needs, Node, Saved, Tensor
 
 Run: TypeAlias = Callable[[Sequence[Tensor]], Tensor]
 """A part of the forward pass: its tensors → its result. It may run several times."""
@@ -39,17 +39,17 @@ class Region:
         kept_operations: frozenset[str],
         alternate: frozenset[str],
     ) -> None:
-        self.graph, self.run, self.early, self.saved_operations, self.alternate = (
-            graph,
-            run,
-            stops_early,
-            kept_operations,
-            alternate,
-        )
+        self.graph: Graph = graph
+        self.run = run
+        self.early: bool = stops_early
+        self.saved_operations: frozenset[str] = kept_operations
+        self.alternate: frozenset[str] = alternate
         if graph.away is not None:  # beside its arguments torch saves an empty tensor (`_NoopSaveInputs`)
             graph.keep(Tensor((0,), arguments[0].dtype, arguments[0].storage))
-        self.arguments = [(graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments]
-        self.autocast = graph.autocast
+        self.arguments: list[tuple[Saved, bool, bool]] = [
+            (graph.keep(tensor), tensor.leaf, tensor.needs_grad) for tensor in arguments
+        ]
+        self.autocast: Dtype | None = graph.autocast
         self.packed: list[ref[_RecomputedTensor]] = []
         self.recomputed: list[Tensor | None] | None = None
         self.results: dict[str, list[Tensor | None]] = {}

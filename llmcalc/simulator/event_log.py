@@ -51,8 +51,8 @@ class Recorder:
         self.kind = "temporary"
         self.events: list[Event] = []
         self.parameter_events: list[Event] | None = None
-        self.count = 0
-        self.repeats_place = False
+        self.count: int = 0
+        self.repeats_place: bool = False
         self._place = Place()
         self._parameter_path: Any = None
         self._stream = 0
@@ -73,7 +73,8 @@ class Recorder:
     @place.setter
     def place(self, place: Place) -> None:
         if place != self._place or self.repeats_place:
-            self._place, self.repeats_place = place, False
+            self._place = place
+            self.repeats_place = False
             self.events.append((place, PLACED, None))
 
     @property

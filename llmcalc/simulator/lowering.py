@@ -57,7 +57,7 @@ class Lowering(ProgramLowering):
             self._find_recomputed_modules(root)
         if not self.recompute.layers:
             return
-        self.carries = any(step.verb == "carry" and len(step.ins) > 1 for step in root.steps(idle=False))
+        self.carries: bool = any(step.verb == "carry" and len(step.ins) > 1 for step in root.steps(idle=False))
         for scope in root.scopes():
             if scope.takes is not None:
                 steps = list(scope.steps(idle=False))

@@ -64,7 +64,9 @@ class Block:
     __slots__ = ("bytes", "handle", "kind")
 
     def __init__(self, size: int, kind: str, handle: Any = None) -> None:
-        self.bytes, self.kind, self.handle = size, kind, handle
+        self.bytes: int = size
+        self.kind: str = kind
+        self.handle: Any = handle
 
 
 class Peak:
@@ -73,7 +75,7 @@ class Peak:
     __slots__ = ("by_kind", "bytes")
 
     def __init__(self) -> None:
-        self.bytes = 0
+        self.bytes: int = 0
         self.by_kind: dict[str, int] = {}
 
     @property
@@ -100,7 +102,8 @@ class Meter:
         self.kind = "temporary"
         self.parameter_path: Any = None
         self.stream = 0
-        self.now = self.peak = 0
+        self.now: int = 0
+        self.peak: int = 0
         self.by_kind: dict[str, int] = dict.fromkeys(KINDS, 0)
         self.peaks: dict[Place, Peak] = {}
         self._place = Place()
@@ -161,8 +164,8 @@ class Meter:
 class NoMeter:
     """A meter that counts nothing."""
 
-    kind = ""
-    place = Place()
+    kind: str = ""
+    place: Place = Place()
     parameter_path: Any = None
     stream = 0
 

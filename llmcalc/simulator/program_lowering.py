@@ -29,13 +29,14 @@ class ProgramLowering(CacheTensors):
     def run(self, program: Flow) -> Tensor:
         """Runs a program. Returns its result, and drops all other tensors."""
         assert program.result is not None
-        self.result, self.has_earlier_tokens = program.result, bool(self.store)
+        self.result: Value = program.result
+        self.has_earlier_tokens: bool = bool(self.store)
         self.absent = set()
         self.last, self.shared_values = last_readers(program.root, self.branch, self.skips)
         self.last.pop(id(program.result.storage), None)
         self.further = []
         self.find_dataflow(program.root)
-        self.stack_number = 0
+        self.stack_number: int = 0
         if program.entry is not None:
             self.bind(program.entry, self.inputs.pop(ENTRY))
         self.module(Frame(program.root))
@@ -285,7 +286,7 @@ class ProgramLowering(CacheTensors):
         """Runs a step by the method of its verb, unless its results are cached."""
         if (self.has_earlier_tokens or self.absent) and self.is_cached_step(step):
             self.absent.update(map(id, step.outs))
-            self.skipped = self.skipped or not self.has_earlier_tokens
+            self.skipped: bool = self.skipped or not self.has_earlier_tokens
             self.release(step, step.ins)
             return
         run: Callable[[Step], None] | None = getattr(self, f"do_{step.verb}", None)

@@ -116,13 +116,17 @@ class RepeatAnalysis:
     """
 
     def __init__(self, recorded_events: RecordedEvents, stacks: Sequence[LayerStack], repeating: Sequence[int]) -> None:
-        self.recorded, self.stacks, self.repeating = recorded_events, stacks, repeating
+        self.recorded: RecordedEvents = recorded_events
+        self.stacks: Sequence[LayerStack] = stacks
+        self.repeating: Sequence[int] = repeating
         self.allocated_in: dict[int, Repeat | None] = {}  # storage → the repeat that allocates it
         self.twins: dict[int, tuple[int, int]] = {}  # storage of repeat 1 or 2 → (its twin in repeat 1, repeat)
         self.stack_of: dict[int, int] = {}  # storage of repeat 1 → its stack
         self.repeat_cache: dict[Any, Repeat | None] = {}
         directions = (range(RECORDED_REPEATS), range(LAST, -1, -1))
-        self.orders = [[(i, k) for k in direction] for i in repeating for direction in directions]
+        self.orders: list[list[tuple[int, int]]] = [
+            [(i, k) for k in direction] for i in repeating for direction in directions
+        ]
         self.edges: list[tuple[int, list[Event]]] = []  # (first or last repeat, some of its events)
         self.parts: dict[int, list[Part]] = {}
         for piece in (recorded_events.set_up, *recorded_events.first, *recorded_events.then):
@@ -371,9 +375,12 @@ class RepeatedEvents:
     """
 
     def __init__(self, analysis: RepeatAnalysis, repeats: Mapping[int, int], places: bool) -> None:
-        self.analysis, self.places = analysis, places
-        self.inner_repeats = {i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating}
-        self.count = max(analysis.allocated_in, default=-1) + 1
+        self.analysis: RepeatAnalysis = analysis
+        self.places: bool = places
+        self.inner_repeats: dict[int, int] = {
+            i: repeats.get(i, analysis.stacks[i].repeats) - 2 for i in analysis.repeating
+        }
+        self.count: int = max(analysis.allocated_in, default=-1) + 1
         self.starts: dict[int, int] = {}
         self.numbers: dict[Any, int] = {}
         for x, stack in analysis.stack_of.items():

@@ -35,7 +35,7 @@ class EventMeter(Meter):
     """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count: int = 0
         self.pieces: list[Stretch] = []
         self.opening = 0
         self._steps: list[Step] = []
@@ -128,7 +128,7 @@ class EventMeter(Meter):
                 if bytes_before + bytes > peak.bytes:
                     self.peaks[place] = SummedPeak(bytes_before + bytes, kinds_before, added)
                     is_rising = is_rising or (place == end_place and trace.ends_rising)
-        self.peak = max(self.peak, bytes_before + trace.most)
+        self.peak: int = max(self.peak, bytes_before + trace.most)
         self.now += trace.bytes
         self.by_kind = _sum(kinds_before, trace.kinds)
         self._place, self._here, self._risen = end_place, self.peaks[end_place], is_rising
@@ -140,7 +140,9 @@ class SummedPeak(Peak):
     __slots__ = ("_by_kind", "added", "before")
 
     def __init__(self, bytes: int, bytes_before: Mapping[str, int], added_bytes: Mapping[str, int]) -> None:
-        self.bytes, self.before, self.added = bytes, bytes_before, added_bytes
+        self.bytes: int = bytes
+        self.before: Mapping[str, int] = bytes_before
+        self.added: Mapping[str, int] = added_bytes
         self._by_kind: dict[str, int] | None = None
 
     @property
@@ -291,8 +293,9 @@ class PassCounter:
     """
 
     def __init__(self, chunks: int, by_previous: bool = False) -> None:
-        self.forwards, self.backwards = [0] * chunks, [0] * chunks
-        self.fresh = [False] * chunks
+        self.forwards: list[int] = [0] * chunks
+        self.backwards: list[int] = [0] * chunks
+        self.fresh: list[bool] = [False] * chunks
         self.by_previous = by_previous
         self.previous: PassId | None = None
         self._latest: list[PassId | None] = [None] * chunks
@@ -462,11 +465,12 @@ class PassBytes:
     """
 
     def __init__(self, place: Place) -> None:
-        self.place = place
-        self.now = self.most = 0
+        self.place: Place = place
+        self.now: int = 0
+        self.most: int = 0
         self.kinds: dict[str, int] = {}
         self.peaks: dict[Place, tuple[int, dict[str, int]]] = {}
-        self.is_rising = False
+        self.is_rising: bool = False
         self.kinds_at_first_release: dict[str, int] | None = None
 
     def allocate(self, size: int, kind: str) -> None:
@@ -523,7 +527,7 @@ class TraceReader:
         self.sizes: dict[int, int] = {}
         self.kinds: dict[int, str] = {}
         self.origins: dict[int, tuple[PassId, int]] = {}
-        self.output_storages = {storage for recorded in passes for _, _, storage in recorded.outputs}
+        self.output_storages: set[int] = {storage for recorded in passes for _, _, storage in recorded.outputs}
         self.traces: dict[PassCase, PassTrace] = {}
         end = 0
         for recorded in passes:
@@ -657,7 +661,9 @@ class PassPlayer(PassCounter):
         by_previous: bool = False,
     ) -> None:
         super().__init__(len(more_layers), by_previous)
-        self.meter, self.traces, self.more_layers = meter, traces, more_layers
+        self.meter: EventMeter = meter
+        self.traces: Mapping[PassCase, PassTrace] = traces
+        self.more_layers: Sequence[int] = more_layers
         self.first_storages: dict[PassId, int] = {}
 
     def forward(self, chunk: int, input_tensor: Tensor | None, run: Callable[[], Tensor]) -> Tensor:

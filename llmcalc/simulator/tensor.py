@@ -22,7 +22,10 @@ class Dtype:
     __slots__ = ("bytes", "floating", "name", "rank")
 
     def __init__(self, name: str, size: int, rank: int, floating: bool = False) -> None:
-        self.name, self.bytes, self.rank, self.floating = name, size, rank, floating
+        self.name: str = name
+        self.bytes: int = size
+        self.rank: int = rank
+        self.floating: bool = floating
 
     def __repr__(self) -> str:
         return self.name
@@ -93,8 +96,9 @@ class Storage:
     __slots__ = ("__weakref__", "block", "bytes", "meter")
 
     def __init__(self, meter: Meter, size: Number) -> None:
-        self.meter, self.bytes = meter, size
-        self.block = meter.allocate(size)
+        self.meter: Meter = meter
+        self.bytes: Number = size
+        self.block: Any = meter.allocate(size)
 
     def __del__(self) -> None:
         self.meter.free(self.block)
@@ -112,7 +116,8 @@ class Storage:
 class ReleasedMeter:
     """The meter of a released storage; it counts nothing."""
 
-    kind, stream = "", 0
+    kind: str = ""
+    stream: int = 0
     place: Any = None
     parameter_path: Any = None
 
@@ -138,9 +143,13 @@ class Tensor:
     def __init__(
         self, shape: Shape, dtype: Dtype, storage: Storage, strides: Strides | None = None, leaf: bool = False
     ) -> None:
-        self.shape, self.dtype, self.storage = shape, dtype, storage
+        self.shape: Shape = shape
+        self.dtype: Dtype = dtype
+        self.storage: Storage = storage
         self.strides: Strides = contiguous(shape) if strides is None else strides
-        self.leaf, self.output, self.has_base = leaf, 0, False
+        self.leaf: bool = leaf
+        self.output: int = 0
+        self.has_base: bool = False
         self.node: Node | None = None
         self.grad: Tensor | None = None
 
@@ -201,7 +210,7 @@ class Saved:
     __slots__ = ("tensor",)
 
     def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+        self.tensor: Tensor = tensor
 
     def unpack(self) -> Tensor:
         return self.tensor
@@ -238,14 +247,17 @@ class Node:
     def __init__(
         self, graph: Recording, name: str, ins: Sequence[Tensor], backward: Backward, outputs: int = 1
     ) -> None:
-        self.name, self.place, self.number = name, graph.meter.place, next(graph.numbers)
+        self.name: str = name
+        self.place: Any = graph.meter.place
+        self.number: int = next(graph.numbers)
         self.edges: list[tuple[Node, int] | Tensor | None] = []
         self.inputs: list[tuple[Shape, Dtype]] = []
         for t in ins:
             self.edges.append((t.node, t.output) if t.node is not None else t if t.leaf else None)
             self.inputs.append((t.shape, t.dtype))
         self.backward: Backward | None = backward
-        self.outputs, self.alone = outputs, graph.subclasses
+        self.outputs: int = outputs
+        self.alone: bool = graph.subclasses
         self.compiled = graph.compiled and self.place.layer_index >= 0
         self.saved: list[Saved] = []
         self.attributes: list[object] = []

@@ -39,10 +39,16 @@ class ValueTensors:
         choices: Choices = EAGER,
         adapters: Adapters | None = None,
     ) -> None:
-        self.graph, self.run_config, self.dtype, self.trained = graph, run_config, dtype, trained
-        self.recompute, self.include, self.choices, self.adapters = recompute, include, choices, adapters
+        self.graph: Graph = graph
+        self.run_config: RunConfig = run_config
+        self.dtype: Dtype = dtype
+        self.trained: bool = trained
+        self.recompute: Recompute = recompute
+        self.include: frozenset[str] = include
+        self.choices: Choices = choices
+        self.adapters: Adapters | None = adapters
         graph.compiled, graph.multiprocessors = choices.compiled, choices.multiprocessors
-        self.t = Aten(graph)
+        self.t: Aten = Aten(graph)
         self.values: dict[int, Tensor] = {}
         self.inputs: dict[Any, Tensor] = {}
         self.weights: dict[Any, Tensor] = {}

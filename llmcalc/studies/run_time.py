@@ -269,13 +269,17 @@ class TrainingTimes:
     """Times of one model's training in many layouts, each part priced once."""
 
     def __init__(self, memory: Memory, hardware: Hardware, settings: TimeSettings) -> None:
-        self.adapters = _adapters(memory)
-        self.memory, self.hardware, self.settings = memory, hardware, settings
-        self.device = settings.device(hardware)
-        self.stack = with_attention(settings.stack_for("training"), memory.settings.attn_implementation)
-        self.prices = StepPrices(memory.spec, self.device, self.stack)
+        self.adapters: Adapters | None = _adapters(memory)
+        self.memory: Memory = memory
+        self.hardware: Hardware = hardware
+        self.settings: TimeSettings = settings
+        self.device: Device = settings.device(hardware)
+        self.stack: Stack = with_attention(settings.stack_for("training"), memory.settings.attn_implementation)
+        self.prices: StepPrices = StepPrices(memory.spec, self.device, self.stack)
+        self.share: float
+        self.core: bool
         self.share, self.core = recomputed_share(memory.settings.recomputed())
-        self.dtype = settings.product_format or _training_format(memory)
+        self.dtype: str = settings.product_format or _training_format(memory)
         if self.dtype in NARROW_PRODUCTS.values() and self.device.format_of(self.dtype) != self.dtype:
             raise InputError(
                 f"--precision {memory.settings.precision or self.dtype}: {hardware.name} has no {self.dtype} units; "

@@ -73,8 +73,11 @@ class Activations:
     """
 
     def __init__(self, formulas: Formulas, training: TrainingSetting, kernels: type[PlacedEager] = PlacedEager) -> None:
-        self.formulas, self.training, self.kernels = formulas, training, kernels
-        self.numbers = self.letters = self.sums("numbers", training.batch)
+        self.formulas: Formulas = formulas
+        self.training: TrainingSetting = training
+        self.kernels: type[PlacedEager] = kernels
+        self.numbers: SavedSums = self.sums("numbers", training.batch)
+        self.letters: SavedSums = self.numbers
         if formulas.has_symbols:
             meanings = formulas.meanings
             meanings[keys()] = replace(meanings[keys()], field="tokens of a sequence")

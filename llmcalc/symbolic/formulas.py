@@ -151,9 +151,10 @@ class Formulas:
     """The formulas of one model in one setting. Without sympy, each formula is its value, at the setting's length."""
 
     def __init__(self, spec: ModelSpec, setting: Setting = DEFAULT, include: frozenset[str] = frozenset()) -> None:
-        self.has_symbols = has_sympy()
+        self.has_symbols: bool = has_sympy()
         self.symbolic: Symbolic = symbolic(spec) if self.has_symbols else values_only(spec)
-        self.setting, self.include = setting, include
+        self.setting: Setting = setting
+        self.include: frozenset[str] = include
         self.meanings: dict[Any, Meaning] = {}
         if self.has_symbols:
             element = f"bytes of a cached element ({setting.dtype})"
@@ -164,7 +165,7 @@ class Formulas:
             }
 
         self._walks: dict[tuple[int, RunConfig | None], list[Place]] = {}
-        self.root = _build_node(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
+        self.root: FormulaNode = _build_node(self.symbolic.numbers.place(), self.symbolic.tree, (), count())
 
     def nodes(self) -> list[FormulaNode]:
         """Returns the whole model and every node, parents first."""

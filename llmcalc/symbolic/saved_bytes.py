@@ -70,9 +70,11 @@ class Block:
     __slots__ = ("bytes", "creator", "ends", "keepers", "kind")
 
     def __init__(self, size: Number, kind: str, creator: Location) -> None:
-        self.bytes, self.kind, self.creator = size, kind, creator
+        self.bytes: Number = size
+        self.kind: str = kind
+        self.creator: Location = creator
         self.keepers: list[Location] = []
-        self.ends = 0
+        self.ends: int = 0
 
     @property
     def at(self) -> Location:
@@ -92,7 +94,10 @@ class Storages:
     """A meter that lists all storages."""
 
     def __init__(self) -> None:
-        self.kind, self.place, self.parameter_path, self.stream = "temporary", Location(), None, 0
+        self.kind: str = "temporary"
+        self.place: Location = Location()
+        self.parameter_path: None = None
+        self.stream: int = 0
         self.alive: dict[int, Block] = {}
 
     def allocate(self, size: Number) -> Block:

@@ -84,7 +84,7 @@ class Linear:
     """Estimates of runs as sums of the four factors, near those at which it was made."""
 
     def __init__(self, runs: Sequence[MeasuredRun], at: Factors = UNCHANGED) -> None:
-        self.measured = [run.seconds for run in runs]
+        self.measured: list[float] = [run.seconds for run in runs]
         self.parts: list[tuple[float, ...]] = [tuple(_parts(run.pricer, at)) for run in runs]
 
     def without(self, left_out: Container[int]) -> Linear:

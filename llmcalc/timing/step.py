@@ -414,7 +414,9 @@ class StepPrices:
     """Steps of one model under one stack, each combination of tp, ep, cp and micro-batch priced once."""
 
     def __init__(self, spec: ModelSpec, device: Device, stack: Stack) -> None:
-        self.spec, self.device, self.stack = spec, device, stack
+        self.spec: ModelSpec = spec
+        self.device: Device = device
+        self.stack: Stack = stack
         self._priced: dict[tuple[Any, ...], tuple[Priced, LayerCosts]] = {}
 
     def step(self, plan: StepPlan) -> Step:

@@ -260,15 +260,16 @@ class WorkRecorder(Placements):
     def record(self, program: RankFlow) -> RankWork:
         """Runs through the program, and returns its work."""
         self.work = RankWork(self.rank_pass)
-        self.full_run = self.rank_pass.run_config()
-        self.layer, self.layers = BEFORE, 1
+        self.full_run: RunConfig = self.rank_pass.run_config()
+        self.layer: int = BEFORE
+        self.layers: int = 1
         self.cache_reads: dict[str, Number] = {}
         self.aliases: dict[int, Value] = {}
         self.group: list[Step] = []
         self.group_position: tuple[str, Number] = "", 1
         self.shared_inputs: set[tuple[int, int]] = set()
-        self.shares_parameters = False
-        self.scopes = {id(scope.items): scope for scope in self._running_scopes(program.root)}
+        self.shares_parameters: bool = False
+        self.scopes: dict[int, Scope] = {id(scope.items): scope for scope in self._running_scopes(program.root)}
         self.readers: dict[int, int] = {}
         for step in self._running_steps(program.root.items):
             for value in step.ins if step.verb not in NO_KERNEL and step.verb not in IDENTITIES else ():
@@ -285,7 +286,8 @@ class WorkRecorder(Placements):
         if program.result is None or program.result.rows is not LOGITS:
             return
         rows, width = self.run_config.rows(LOGITS), program.result.width
-        self.where, self.repeats = "loss", 1
+        self.where: str = "loss"
+        self.repeats: int = 1
         self._add_kernel("loss", "loss", m=rows, n=width, launches=(2, 2))
         if is_divided(program.result.axes) and self.rank_pass.phase == "training":
             message = Collective("loss", "all_reduce", "tp", self.layout.tp, False, rows * FLOAT32, 3)

@@ -118,11 +118,13 @@ class TrainingLoop:
     """The training loop whose memory is measured. A new batch overwrites the attributes of the previous one."""
 
     def __init__(self, spec: ModelSpec, training: Training, device: str) -> None:
-        self.spec, self.training, self.device = spec, training, device
-        self.module = build_reference(spec, training.dtype, device, training.include)
+        self.spec: ModelSpec = spec
+        self.training: Training = training
+        self.device: str = device
+        self.module: Any = build_reference(spec, training.dtype, device, training.include)
         variants.use_kernels(self.module, training.choices, training.recompute, training.adapters, device)
-        self.weights = self._in_order()
-        self.updated = [w.detach().float() for w in self.weights] if training.master else self.weights
+        self.weights: list[Tensor] = self._in_order()
+        self.updated: list[Tensor] = [w.detach().float() for w in self.weights] if training.master else self.weights
         matrices = layer_matrices(self.module)
         parameters = [
             (updated, id(weight) in matrices) for updated, weight in zip(self.updated, self.weights, strict=True)
@@ -177,9 +179,9 @@ class TrainingLoop:
     def read(self) -> None:
         """Creates the tokens of a micro-batch."""
         training = self.training
-        self.ids = token_ids(self.spec, training.batch, training.seq, self.device)
+        self.ids: Tensor = token_ids(self.spec, training.batch, training.seq, self.device)
         source = training.seq if training.source is None else training.source
-        self.source = encoder_input(self.spec, training.batch, source, training.dtype, self.device)
+        self.source: Tensor | None = encoder_input(self.spec, training.batch, source, training.dtype, self.device)
 
     def loss(self) -> Tensor:
         """Computes the loss of the current tokens."""
@@ -256,8 +258,10 @@ class Passes:
     """
 
     def __init__(self, spec: ModelSpec, inference: Inference, device: str) -> None:
-        self.spec, self.inference, self.device = spec, inference, device
-        self.module = build_reference(spec, inference.dtype, device, inference.include).eval()
+        self.spec: ModelSpec = spec
+        self.inference: Inference = inference
+        self.device: str = device
+        self.module: Any = build_reference(spec, inference.dtype, device, inference.include).eval()
         variants.use_kernels(self.module, inference.choices, NONE)
         self.store: dict[Any, tuple[Tensor, ...]] | None = None if spec.kind == "encoder" else {}
 

@@ -134,7 +134,7 @@ class BackwardOwners:
 
     def __init__(self, module: nn.Module) -> None:
         self.owner: dict[Any, str] = {}
-        self.stack = [""]
+        self.stack: list[str] = [""]
         self.handles: list[Any] = []
         for name, child in module.named_modules():
             if name:

@@ -47,8 +47,9 @@ class StorageTracker(TorchDispatchMode):
     def __init__(self, known_tensors: Iterable[torch.Tensor] = (), log: bool = False, device: str = "meta") -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's own __init__ has no types
         self.device = device
-        self.tracked = {tensor.untyped_storage()._cdata for tensor in known_tensors}
-        self.now = self.peak = 0
+        self.tracked: set[Any] = {tensor.untyped_storage()._cdata for tensor in known_tensors}
+        self.now: int = 0
+        self.peak: int = 0
         self.log: list[str] | None = [] if log else None
 
     @classmethod

@@ -368,11 +368,12 @@ class Lora(nn.Module):
 
     def __init__(self, base: nn.Linear, adapters: Adapters, device: str) -> None:
         super().__init__()
-        self.base_layer, dtype = base, getattr(torch, adapters.dtype.name)
+        self.base_layer: nn.Linear = base
+        dtype = getattr(torch, adapters.dtype.name)
         with torch.device(device):
             self.lora_A = nn.Linear(base.in_features, adapters.rank, bias=False, dtype=dtype)
             self.lora_B = nn.Linear(adapters.rank, base.out_features, bias=False, dtype=dtype)
-        self.dropout = Dropout() if adapters.dropout else nn.Identity()
+        self.dropout: nn.Module = Dropout() if adapters.dropout else nn.Identity()
 
     def forward(self, x: Any) -> Any:
         result = self.base_layer(x)

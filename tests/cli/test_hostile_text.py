@@ -37,6 +37,7 @@ from llmcalc.reports.document import Column, Linked, Report, Row, Shown, Table, 
 from llmcalc.reports.formats import WRITERS
 from llmcalc.reports.formats.html import html
 from llmcalc.reports.formats.plain import escaped
+from tests.samples import sampled
 
 CONTROL = "\x1b]0;t\x07\x1b[2J\r\n\t\x9b1m\x7f\u202e\u2066\u2028\u200b"
 NAME = f"=1+1{CONTROL}[link=x][red]:smile:$x_1$<b>*a*@me`|#1"
@@ -201,17 +202,26 @@ AS_WRITTEN: dict[str, Callable[[str], str]] = {
 """Format → how it writes a name."""
 
 
-@pytest.mark.parametrize(
-    ("form", "terminal"),
-    [
-        *(pytest.param(form, "", id=f"{form}-pipe") for form in WRITERS),
-        pytest.param("table", "1", id="table-terminal"),  # no other form has colours (reports/test_terminal.py)
-    ],
-)
-@pytest.mark.parametrize("words", COMMAND_LINES, ids=lambda words: f"{words[0]}-{COMMAND_LINES.index(words)}")
+def screens() -> dict[str, tuple[tuple[str, ...], str, str]]:
+    """Command, format, and whether a terminal shows it; no format but tables has colours (reports/test_terminal.py)."""
+    return {
+        f"{words[0]}-{number}-{form}-{'terminal' if terminal else 'pipe'}": (words, form, terminal)
+        for number, words in enumerate(COMMAND_LINES)
+        for form, terminal in (*((form, "") for form in WRITERS), ("table", "1"))
+    }
+
+
+def places_of_the_name(case: tuple[tuple[str, ...], str, str]) -> set[Any]:
+    """Each command's own texts stand in its table; each format is tried with commands of every length."""
+    words, form, terminal = case
+    return {words} if (form, terminal) == ("table", "") else {(form, terminal, len(words))}
+
+
+@pytest.mark.parametrize("case", sampled(screens(), places_of_the_name))
 def test_the_name_is_shown_escaped(
-    words: tuple[str, ...], form: str, terminal: str, folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
+    case: tuple[tuple[str, ...], str, str], folder: Path, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    words, form, terminal = case
     monkeypatch.chdir(folder)
     monkeypatch.setenv("FORCE_COLOR", terminal)
     code, out, err = run(*words, "--format", form, columns=5000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.contracts.rooms import PACKAGE, ROOT
+from tests.exhaustive import EXHAUSTIVE
 from tests.mutants import MUTANTS
 from tests.quick import QUICK, SLOW
 
@@ -13,8 +14,8 @@ def test_every_mutant_changes_one_place() -> None:
     assert all("\n" not in mutant.text + mutant.replacement for mutant in MUTANTS)
 
 
-def test_every_quick_and_every_slow_test_exists() -> None:
-    for name in (*QUICK, *SLOW):
+def test_every_test_that_is_listed_exists() -> None:
+    for name in (*QUICK, *SLOW, *EXHAUSTIVE):
         file, _, test = name.partition("::")
         path = ROOT / "tests" / file
         assert path.is_file(), name

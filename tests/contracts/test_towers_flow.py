@@ -281,7 +281,8 @@ def test_an_encoder_of_sound_has_the_positions_of_its_table() -> None:
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_how_many_patches_there_are_is_not_known(example: Any) -> None:
     _, out = alone(example)
-    if not isinstance(example, AudioTower):
+    reads_by_queries = isinstance(example, Projector) and example.resampler is not None
+    if not isinstance(example, AudioTower) and not reads_by_queries:
         with pytest.raises(TypeError, match="patches: how many there are is not known"):
             out.rows.new(Workload())
 

@@ -7,6 +7,7 @@ import pytest
 from tests.comparisons import Thing, compares, of_run
 from tests.device_memory.grid import Case, cases, models, training, wanted
 from tests.device_memory.steps import by_torch, replayed
+from tests.samples import sampled
 
 
 def things(case: Case) -> set[Thing]:
@@ -16,8 +17,18 @@ def things(case: Case) -> set[Thing]:
     return of_run(spec, training_config.choices, training_config.optimizer, training_config.include)
 
 
+PAIRED = ("--attn-implementation", "--lora")
+"""Options of which each value meets each model in every run, beside each value of every other option."""
+
+
+def causes(case: Case) -> set[tuple[str, ...]]:
+    values = dict(case.values)
+    pairs = {(case.model, option, values[option]) for option in PAIRED}
+    return {*pairs, *case.values, ("steps", values["--optimizer"], values["--optimizer-impl"])}
+
+
 @compares(things)
-@pytest.mark.parametrize("case", cases(), ids=str)
+@pytest.mark.parametrize("case", sampled({str(case): case for case in cases()}, causes))
 def test_steps_hold_what_torch_holds(case: Case) -> None:
     spec = models()[case.model]
     training_config = training(spec, dict(case.values))

@@ -332,3 +332,18 @@ def test_what_fits_by_little_is_tight(run: Any) -> None:
     got, out, err = run("memory", "llama3-8b", "--hardware", "mi300x")
     assert (got, err) == (0, "")
     assert "fits*" in out
+
+
+def test_layers_are_recomputed_beside_a_base_in_few_bits() -> None:
+    """PEFT's prepare_model_for_kbit_training turns gradient checkpointing on; other libraries leave it off."""
+
+    def execution(**options: Any) -> tuple[str, int]:
+        document = llmcalc.memory("gpt2", lora_rank=4, seq=64, **options).document
+        return document["execution"]["recompute"], document["memory"]["device_bytes"]
+
+    usual = execution(base="nf4")
+    assert usual == execution(base="nf4", recompute="full")
+    assert usual[1] < execution(base="nf4", recompute="none")[1]
+    assert execution()[0] == execution(base="nf4", lora_library="litgpt")[0] == "none"
+    notes = llmcalc.memory("gpt2", lora_rank=4, base="nf4").document["notes"]
+    assert any("--base nf4 every layer is recomputed by default" in note for note in notes)

@@ -9,6 +9,8 @@ import pytest
 
 import llmcalc
 
+SMALL = "gpt2?num_hidden_layers=4"
+
 STANDS_FOR: dict[str, tuple[dict[str, Any], str]] = {
     "megatron": ({"framework": "megatron", "tp": 2}, "attention"),  # --recompute-activations: the attention's core
     "fsdp2": ({"fsdp": 2}, "selective-op"),  # torchtitan, activation_checkpoint.py, `_apply_op_sac`
@@ -25,13 +27,13 @@ def test_selective_is_the_frameworks_own(name: str, run: Any) -> None:
     def document(recompute: str) -> Any:
         options = {"seq": 4096, "recompute": recompute, "attn_implementation": "flash", "optimizer": "adamw"}
         options |= {} if name != "megatron" else {"attn_implementation": "eager"}
-        return llmcalc.memory("gpt2", "training", set="max_position_embeddings=4096", **options, **layout).document
+        return llmcalc.memory(f"{SMALL}&max_position_embeddings=4096", "training", **options, **layout).document
 
     selective = document("selective")
     assert selective == document(mode)
     assert selective["memory"] != document("none" if mode == "attention" and name == "megatron" else "full")["memory"]
     words = [f"--{key.replace('_', '-')}={value}" for key, value in layout.items()]
-    common = ("memory", "gpt2", "--phase", "training", "--seq", "512", *words, "--format", "json", "--recompute")
+    common = ("memory", SMALL, "--phase", "training", "--seq", "512", *words, "--format", "json", "--recompute")
     assert json.loads(run(*common, "selective").out) == json.loads(run(*common, mode).out)
 
 
@@ -40,7 +42,7 @@ def test_plans_and_fits_read_it_too() -> None:
     for framework, mode in (("fsdp2", "selective-op"), (None, "attention")):  # without a name plans are Megatron's
         for ask in (llmcalc.fit, llmcalc.plan):
             selective, other = (
-                ask("gpt2", framework=framework, recompute=word, **options).document for word in ("selective", mode)
+                ask(SMALL, framework=framework, recompute=word, **options).document for word in ("selective", mode)
             )
             assert selective == other
 

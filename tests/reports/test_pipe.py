@@ -23,7 +23,7 @@ COMMANDS = [
     "compare llama3-8b deepseek-v3 gpt2 bart-large",
     "shape llama3-8b",
     "shape --flops 1e24",
-    "presets",
+    "presets gemma",
     "presets llama3-8b",
     "hardware",
 ]

@@ -9,6 +9,8 @@ import pytest
 
 from llmcalc.reports.document import Column, Report, Row, Table
 from llmcalc.reports.screen import MOST_LINES, trim_to_screen
+from tests.reports.test_goldens import GOLDENS, SCREENS
+from tests.samples import with_rest
 
 COMMANDS = (
     "params {}",
@@ -22,16 +24,18 @@ COMMANDS = (
 )
 MODELS = ("llama3-8b", "deepseek-v3", "gemma3-27b", "jamba-v0.1")
 MORE = (
-    "flops llama3-8b --phase training --conventions",
     "memory gpt2 --phase training --seq 256 --framework megatron --tp 2",
-    "fit llama3-8b --hardware h100 --devices 8 --users 4",
     "fit gpt2 --hardware h100 --devices 8 --seq 256",
     "plan gpt2 --hardware h100 --devices 8 --seq 256",
-    "shape llama3-8b",
     "shape --params 1B",
     "verify gpt2 --seq 16",
     "kv t5-11b",
 )
+LONG = tuple(command.format("deepseek-v3") for command in COMMANDS if not command.startswith("fit"))
+"""The commands with the model that has most rows. What `fit` shows has one row for each answer, whatever the model."""
+
+LISTS = ("hardware", "presets", "explain", "diff-markdown", "params-several", "compare-six")
+"""Beginnings of goldens of lists and formulas, of other formats, and of several models, which have a screen each."""
 
 
 def before_the_notes(out: str) -> int:
@@ -40,11 +44,25 @@ def before_the_notes(out: str) -> int:
     return sum(len(lines) + 1 for lines in tables) - 1
 
 
-@pytest.mark.parametrize("command", [*(c.format(m) for m in MODELS for c in COMMANDS), *MORE])
+EVERY = {command: command for command in (*(c.format(m) for m in MODELS for c in COMMANDS), *MORE)}
+
+
+@pytest.mark.parametrize("command", with_rest(EVERY, (*LONG, MORE[0], *MORE[3:])))
 def test_a_screen_has_at_most_24_lines(command: str, run: Any) -> None:
     result = run(*command.split())
     assert result.code in (0, 1), result.err
     assert 2 < before_the_notes(result.out) <= MOST_LINES
+
+
+def test_the_goldens_have_at_most_24_lines() -> None:
+    """They are what the commands print: `fit` and `plan`, on one device and on several, among them."""
+    lengths = {
+        name: before_the_notes((GOLDENS / f"{name}.txt").read_text(encoding="utf-8"))
+        for name, command in SCREENS.items()
+        if not name.startswith(LISTS) and "--notes" not in command and "--format" not in command
+    }
+    assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES} == {}
+    assert sum(lines > 2 for lines in lengths.values()) > 30
 
 
 def test_all_of_it_is_in_the_notes_and_in_other_formats(run: Any) -> None:

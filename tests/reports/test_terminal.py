@@ -35,7 +35,7 @@ def shell(line: str, **extra: str) -> subprocess.CompletedProcess[str]:
     """Runs a line of bash in which `llmcalc` is this program, with `pipefail`."""
     script = f'set -o pipefail\nllmcalc() {{ {sys.executable} -c "{PROGRAM}" "$@"; }}\n{line}'
     return subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env=environment(**extra), timeout=60, check=False
+        ["bash", "-c", script], capture_output=True, text=True, env=environment(**extra), timeout=300, check=False
     )
 
 
@@ -61,7 +61,7 @@ def test_help_of_memory_is_a_screen_and_a_half(run: Run) -> None:
     assert len(run("memory", "--help", columns=80).out.splitlines()) <= 60
 
 
-@pytest.mark.parametrize("columns", [1, 20, 40])
+@pytest.mark.parametrize("columns", [1, pytest.param(20, marks=pytest.mark.exhaustive), 40])
 def test_narrow_terminals(columns: int, run: Run) -> None:
     for line in (
         "--help",
@@ -112,7 +112,12 @@ def test_verdicts_have_a_colour_that_says_nothing_more() -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["llmcalc presets", "llmcalc presets --details --format json", "llmcalc --help", "llmcalc explain gpt2 --help"],
+    [
+        "llmcalc presets",
+        pytest.param("llmcalc presets --details --format json", marks=pytest.mark.exhaustive),
+        "llmcalc --help",
+        "llmcalc explain gpt2 --help",
+    ],
 )
 def test_a_reader_that_goes_away(line: str) -> None:
     for reader in ("head -1", "true"):
@@ -146,7 +151,7 @@ def test_interruption_in_the_first_moments(module: str) -> None:
         "from llmcalc.cli import run\nbuiltins.__import__ = interrupted\nrun()"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=30, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=300, check=False
     )
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
 
@@ -166,24 +171,21 @@ def test_interruption() -> None:
     code = (
         "import os, signal, sys, time, llmcalc.sources.target as target\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background may ignore it
-        "target.load = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(20))\n"
+        "target.load = lambda *_: (os.kill(os.getpid(), signal.SIGINT), time.sleep(600))\n"
         "sys.argv = ['llmcalc', 'params', 'gpt2']\n"
         "from llmcalc.cli.main import main\nmain()"
     )
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=15, check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment(), timeout=300, check=False
     )
     assert (result.returncode, result.stdout, result.stderr) == (128 + signal.SIGINT, "", "")
 
 
 def test_errors_in_a_shell() -> None:
     for line in (
-        "params lama3-8b",
-        "params",
-        "nope",
-        "flops gpt2 --batch 0",
-        "kv bert-base",
-        "params gpt2 --set hidden_size=7",
+        "params",  # the command line's own error
+        "flops gpt2 --batch 0",  # an option's
+        "kv bert-base",  # the answer's; what else is refused runs in one process (cli/test_bad_input.py)
     ):
         result = shell(f"llmcalc {line}")
         assert (result.returncode, result.stdout) == (2, "")
@@ -212,7 +214,7 @@ def test_output_to_a_device_is_written_into_it(run: Run, tmp_path: Path) -> None
     reader = threading.Thread(target=lambda: heard.append(pipe.read_text()), daemon=True)
     reader.start()
     assert run("params", "gpt2", "-o", str(pipe)) == (0, "", "")
-    reader.join(timeout=10)
+    reader.join(timeout=60)
     assert heard == [run("params", "gpt2").out]
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     circle = tmp_path / "circle"

@@ -9,16 +9,21 @@ import difflib
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from types import MappingProxyType
+from typing import Any
+
+from _pytest.mark.structures import ParameterSet
 
 from llmcalc.components.base import Component
 from llmcalc.components.choices import LAYERS, parts
 from llmcalc.components.stack import Stack
 from llmcalc.evidence import UNTESTED, witness_of
 from llmcalc.simulator.lowering import Unsupported
+from tests.builders import verbs_of
 from tests.contracts.test_parts import around_a_model
+from tests.samples import sampled
 from tests.simulator.models import by_torch, without_values
 
 
@@ -33,6 +38,17 @@ def examples() -> Mapping[str, Component]:
             if not is_untested(example)
         }
     )
+
+
+def sampled_examples(names: Iterable[str]) -> list[ParameterSet]:
+    """Those of a part's examples that compute something that no earlier example does; the others are exhaustive."""
+    every = examples()
+    return sampled({name: name for name in names}, lambda name: _computed(every[name]))
+
+
+def _computed(part: Component) -> set[Any]:
+    """A part's class, and the verbs of a small model around it."""
+    return {type(part).__name__, *verbs_of(around_a_model(part))}
 
 
 def is_untested(part: Component) -> bool:

@@ -19,7 +19,7 @@ from llmcalc.workload.execution import LatentForm
 from tests.builders import family_shapes, spec_of
 from tests.comparisons import compares, of_run
 from tests.contracts.test_parts import around_a_model
-from tests.simulator.compare import examples
+from tests.simulator.compare import examples, sampled_examples
 from tests.simulator.passes import BATCH, CHUNKS, ONE_PROMPT, SEQ, Pass, by_torch, without_values
 from tests.simulator.test_eager import PUBLISHED, REFUSED
 
@@ -87,7 +87,7 @@ def cached(spec: ModelSpec, tokens: int) -> int:
     return 0 if spec.kind == "encoder" else kv(spec, BATCH, tokens, source=SEQ if spec.encoder else None).bytes
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name not in PUBLISHED | REFUSED])
+@pytest.mark.parametrize("name", sampled_examples(name for name in EXAMPLES if name not in PUBLISHED | REFUSED))
 def test_a_pass_holds_what_torch_holds(name: str) -> None:
     """The prompt in two chunks, of which the second reads the cache."""
     spec = around_a_model(EXAMPLES[name])

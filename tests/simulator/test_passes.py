@@ -21,6 +21,7 @@ from llmcalc.simulator.meter import Place
 from llmcalc.simulator.repeat_layers import NotRepeating
 from llmcalc.simulator.repeat_microbatches import PassRecorder
 from llmcalc.simulator.tensor import BFLOAT16, Storage, Tensor, empty
+from tests.samples import with_rest
 from tests.simulator.allocator_witness import WitnessAllocator
 
 SUMS = "allocated", "reserved", "peak_allocated", "peak_reserved"
@@ -136,7 +137,17 @@ LAYOUTS = {
 }
 
 
-@pytest.mark.parametrize("case", LAYOUTS.values(), ids=list(LAYOUTS))
+SAMPLE = (
+    "torch, several chunks",
+    "torch, gradients that are parts of one",
+    "torch, replicas",
+    "Megatron, a pipeline",
+    "Megatron, recomputed experts in chunks",
+)
+"""Layouts with every cause: of each other layout, one of these has all that it has."""
+
+
+@pytest.mark.parametrize("case", with_rest(LAYOUTS, SAMPLE))
 def test_played_ranks_are_those_that_are_run(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every figure of every rank, with the timeline of its modules."""
     framework, name, layout, given = case

@@ -21,9 +21,9 @@ from llmcalc.simulator.tensor import BFLOAT16
 from llmcalc.sources.huggingface.registry import FILE_OF
 from llmcalc.witnesses.cpu_events import NUMBER, GradientSums
 from llmcalc.witnesses.memory import unsupported_reason
-from tests.builders import family_shapes, spec_of, with_other_parts
+from tests.builders import family_shapes, spec_of, verbs_of, with_other_causes
 from tests.contracts.test_parts import around_a_model
-from tests.simulator.compare import examples
+from tests.simulator.compare import examples, sampled_examples
 from tests.simulator.models import without_values
 from tests.simulator.profiler import seen
 
@@ -189,7 +189,7 @@ def gradients_are_added_where_torch_adds_them(name: str) -> None:
     assert cpu.passes() == (ours.live, ours.forward, ours.backward), name
 
 
-@pytest.mark.parametrize("name", [name for name in examples() if is_compared(spec(name))])
+@pytest.mark.parametrize("name", sampled_examples(name for name in examples() if is_compared(spec(name))))
 def test_gradients_of_a_part(name: str) -> None:
     gradients_are_added_where_torch_adds_them(name)
 
@@ -200,7 +200,12 @@ def tied_models() -> list[tuple[str, ModelSpec]]:
     return [(name, spec(name)) for name in names if is_compared(spec(name))]
 
 
-@pytest.mark.parametrize("choose", [with_other_parts, pytest.param(list, marks=pytest.mark.exhaustive)])
+def with_other_verbs(models: list[tuple[str, ModelSpec]]) -> Iterable[tuple[str, ModelSpec]]:
+    """The models with a kind, a head or a verb that no earlier one has."""
+    return with_other_causes(models, lambda model: verbs_of(model[1]))
+
+
+@pytest.mark.parametrize("choose", [with_other_verbs, pytest.param(list, marks=pytest.mark.exhaustive)])
 def test_gradients_of_tied_embeddings(choose: Callable[..., Iterable[tuple[str, ModelSpec]]]) -> None:
     for name, _ in choose(tied_models()):
         gradients_are_added_where_torch_adds_them(name)

@@ -24,7 +24,7 @@ from llmcalc.simulator.event_log import FREED, Event, RecordedEvents, is_repeata
 from llmcalc.simulator.layer_loops import layer_stacks
 from llmcalc.simulator.layer_pattern import RECORDED_REPEATS
 from llmcalc.simulator.meter import Meter
-from llmcalc.simulator.repeat_layers import NotRepeating, RepeatAnalysis
+from llmcalc.simulator.repeat_layers import AllocatorOverhead, NotRepeating, RepeatAnalysis
 from llmcalc.simulator.tensor import FLOAT32
 from llmcalc.workload.recompute import recompute_of
 from tests.device_memory import training_memory as answer
@@ -242,6 +242,13 @@ def test_blocks_and_segments_are_those_of_a_replay_of_all_layers(
         assert (found.peak_bytes, found.reserved_bytes) == (witness.peak_allocated, witness.peak_reserved)
         assert found.after_step_bytes == witness.allocated
         assert next(term for term in found.terms if term.name == "rounding to blocks").status == "source"
+
+
+@pytest.mark.parametrize(("missing", "slop"), [(0, 130), (1, 145), (4, 190), (200, 3130)])
+def test_the_allocators_bytes_grow_by_the_same_for_each_layer(missing: int, slop: int) -> None:
+    """Two more layers had 30 bytes more. Where more layers had fewer bytes, none are below 0."""
+    found = AllocatorOverhead(1000, 100, 50, 7).extrapolate(AllocatorOverhead(1200, 130, 40, 7), missing, 2)
+    assert found == AllocatorOverhead(1200 + 100 * missing, slop, max(0, 40 - 5 * missing), 7)
 
 
 def test_of_more_layers_what_the_allocator_adds_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:

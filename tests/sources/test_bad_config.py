@@ -211,23 +211,21 @@ def written(content: Any, folder: Path, name: str) -> str:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads its memory there")
-def test_the_worst_come_to_an_end_in_little_memory(tmp_path: Path) -> None:
-    asked = [
-        (name, command, written(content, tmp_path, name), "")
-        for name, (content, commands) in FINE.items()
-        for command in commands[:1]
-    ]
-    asked += [
-        (name, command, written(content, tmp_path, name), words)
-        for name, (content, commands, words) in REFUSED.items()
-        for command in commands[:1]
-    ]
-    paths = {name: path for name, _, path, _ in asked}
-    asked += [(name, command, paths[name], "") for name, (_, commands) in FINE.items() for command in commands[1:]]
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.exhaustive)], ids=["most commands", "every command"]
+)
+def test_the_worst_come_to_an_end_in_little_memory(every: bool, tmp_path: Path) -> None:
+    """every: with every command that reads a config. Else the first alone; the deepest has two more, which read every
+    layer's tensors and write all layers.
+    """
+    cases = [*((name, *case, "") for name, case in FINE.items()), *((name, *case) for name, case in REFUSED.items())]
+    paths = {name: written(content, tmp_path, name) for name, content, *_ in cases}
+    asked = [(name, commands[0], paths[name], words) for name, _, commands, words in cases]
     asked += [
         (name, command, paths[name], words)
-        for name, (_, commands, words) in REFUSED.items()
+        for name, content, commands, words in cases
         for command in commands[1:]
+        if every or (content is DEEP and command in ("memory", "convert"))
     ]
     found = measured([[command, path] for _, command, path, _ in asked])
     assert len(found) == len(asked)

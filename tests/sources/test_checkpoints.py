@@ -186,7 +186,12 @@ def test_a_tensor_more_than_there_are_is_told(tmp_path: Path) -> None:
         read_gguf(tmp_path / "m.gguf")
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_any_damage_gives_a_message(tmp_path: Path, data: Any) -> None:
     _write_gguf(tmp_path / "m.gguf") if not (tmp_path / "m.gguf").exists() else None

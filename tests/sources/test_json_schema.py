@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
 
 from llmcalc.errors import InputError
 from llmcalc.sources.json_schema import description_schema
@@ -25,7 +24,9 @@ LINE = f"#:schema ../{FILE.name}"
 
 
 @cache
-def validator() -> Draft202012Validator:
+def validator() -> Any:
+    from jsonschema import Draft202012Validator  # imports grammars, for a second
+
     schema = description_schema()
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)

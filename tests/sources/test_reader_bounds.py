@@ -117,7 +117,7 @@ def test_too_many_tensors(tmp_path: Path) -> None:
     refused(bounded("params", str(path)), "too many tensors; expected at most 220,000")
 
 
-@pytest.mark.parametrize("command", ["params", "check"])
+@pytest.mark.parametrize("command", ["params", pytest.param("check", marks=pytest.mark.exhaustive)])
 def test_the_largest_header_is_answered(command: str, tmp_path: Path) -> None:
     path = safetensors(tmp_path / "m.safetensors", header_of(220_000), 440_000)
     result = bounded(command, str(path), *(["llama3-8b"] if command == "check" else []))

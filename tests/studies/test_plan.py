@@ -19,6 +19,7 @@ from llmcalc.parallel.layout_request import LayoutRequest
 from llmcalc.parallel.search import Search, search
 from llmcalc.studies import fit_devices
 from llmcalc.studies.plan import TOO_MUCH, Candidate, LayoutEstimates, Plan, bubble, plan, ranked
+from tests.samples import with_rest
 
 SMALL = "qwen3-0.6b?num_hidden_layers=6"
 
@@ -142,7 +143,7 @@ ROWS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("words", ROWS.values(), ids=ROWS)
+@pytest.mark.parametrize("words", with_rest(ROWS, ROWS.keys() - {"a pipeline of fsdp2"}))  # test_fsdp2_pipeline.py
 def test_a_row_needs_what_memory_says_of_it(run: Any, words: tuple[str, ...]) -> None:
     """To the byte, on the rank that needs most, which may not be the one whose tensors take most."""
     found = asked(run, "plan", *words, "--rows", "3")

@@ -29,6 +29,7 @@ from llmcalc.symbolic.formulas import Formulas, RecomputeChoice, Setting, Traini
 from llmcalc.workload.execution import AttentionImplementation
 from llmcalc.workload.recompute import MODES
 from tests.contracts.test_parts import around_a_model
+from tests.in_process import command
 from tests.simulator.compare import examples
 from tests.simulator.models import without_values
 from tests.symbolic.test_explain import read_back, texts
@@ -194,15 +195,9 @@ def test_a_terminal_of_80_columns_holds_every_formula_whole(name: str) -> None:
             assert row["symbolic"].replace(" ", "") in bare
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "llmcalc", "explain", *arguments], capture_output=True, text=True, check=False
-    )
-
-
 def test_the_command() -> None:
     given = ("llama3-8b", "mlp", "-q", "activations", "-b", "4", "--seq", "1k", "--attn-implementation", "flash")
-    document = json.loads(run(*given, "--format", "json").stdout)
+    document = json.loads(command("explain", *given, "--format", "json").stdout)
     assert document["setting"] == {
         "batch": 4,
         "seq": 1024,
@@ -214,7 +209,7 @@ def test_the_command() -> None:
     assert (row["symbolic"], row["unit"], row["repeat"]) == ("B·S·(2·h + 8·f)", "bytes", 32)
     assert row["value"] == 4 * 1024 * (2 * 4096 + 8 * 14336)
     assert document["symbols"]["B"] == {"field": "sequences at once", "value": 4}
-    latex = run("llama3-8b", "mlp", "-q", "activations", "--latex").stdout
+    latex = command("explain", "llama3-8b", "mlp", "-q", "activations", "--latex").stdout
     assert r"\text{activations kept} &= B\,S\,(2\,h + 8\,f) \\" in latex
 
 
@@ -227,7 +222,7 @@ def test_the_command() -> None:
     ],
 )
 def test_options_of_activations_alone(option: str, value: str, quantities: str) -> None:
-    wrong = run("llama3-8b", option, value)
+    wrong = command("explain", "llama3-8b", option, value)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr == f"error: {option}: only applies to {quantities}; expected --quantity activations too\n"
 

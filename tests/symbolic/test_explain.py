@@ -37,6 +37,7 @@ from llmcalc.symbolic.explain import Explanation, explain
 from llmcalc.symbolic.formulas import Formulas, Setting
 from llmcalc.symbolic.symbolic import symbolic
 from tests.builders import SOME_PRESETS, run_config
+from tests.in_process import command
 
 RMS = Norm(type="rmsnorm")
 MHA = Attention(num_attention_heads=8)
@@ -380,14 +381,8 @@ def test_a_terminal_of_80_columns_holds_every_formula_whole(name: str) -> None:
             assert row["symbolic"].replace(" ", "") in bare, quantity
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "llmcalc", "explain", *arguments], capture_output=True, text=True, check=False
-    )
-
-
 def test_the_command_in_every_format(tmp_path: Path) -> None:
-    document = json.loads(run("llama3-8b", "self_attn", "--format", "json").stdout)
+    document = json.loads(command("explain", "llama3-8b", "self_attn", "--format", "json").stdout)
     assert set(document) >= {"schema_version", "model", "formulas", "symbols"}
     assert set(document["formulas"][0]) >= {
         "node",
@@ -401,14 +396,16 @@ def test_the_command_in_every_format(tmp_path: Path) -> None:
     }
     assert document["symbols"]["k"] == {"field": "num_key_value_heads", "value": 8}
     assert document["symbols"]["S"]["value"] == document["setting"]["keys"] == 2048
-    rows = list(csv.DictReader(io.StringIO(run("llama3-8b", "mlp", "-q", "params", "--format", "csv").stdout)))
+    rows = list(
+        csv.DictReader(io.StringIO(command("explain", "llama3-8b", "mlp", "-q", "params", "--format", "csv").stdout))
+    )
     assert [(r["symbolic"], r["value"]) for r in rows] == [("3*h*f", "176160768")]
-    assert "| layers.mlp | params | 3·h·f |" in run("llama3-8b", "mlp", "--format", "markdown").stdout
+    assert "| layers.mlp | params | 3·h·f |" in command("explain", "llama3-8b", "mlp", "--format", "markdown").stdout
     written = tmp_path / "formula.tex"
-    assert run("llama3-8b", "mlp", "-q", "params", "--latex", "-o", str(written)).returncode == 0
+    assert command("explain", "llama3-8b", "mlp", "-q", "params", "--latex", "-o", str(written)).returncode == 0
     assert r"\text{parameters} &= 3\,h\,f \\" in written.read_text()
     assert r" &= 3\cdot 4096\cdot 14336 \\" in written.read_text()
-    wrong = run("llama3-8b", "no_such_part")
+    wrong = command("explain", "llama3-8b", "no_such_part")
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
 
 

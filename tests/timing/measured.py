@@ -20,6 +20,7 @@ from typing import Any
 
 from llmcalc import api
 from llmcalc.accelerator import Hardware
+from llmcalc.costs.params import params
 from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.model import ModelSpec
@@ -212,8 +213,8 @@ def spec_of(model: str) -> ModelSpec:
 @cache
 def params_of(model: str) -> dict[str, int]:
     """total, active and embedding parameters."""
-    counted = api.params(_configs().get(model, model)).document["params"]
-    return {name: counted[name] for name in ("total", "active", "embedding")}
+    count = params(spec_of(model))
+    return {"total": count.total, "active": count.active, "embedding": count.embedding}
 
 
 @cache

@@ -81,6 +81,33 @@ def test_little_s_law_and_every_prompt_is_somewhere(concurrency: int) -> None:
     assert load.tpot > token
 
 
+@pytest.mark.parametrize("mixed", [True, False])
+@pytest.mark.parametrize("concurrency", [2, 16, 300])
+def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurrency: int, mixed: bool) -> None:
+    """Of their seconds, (C − 1) e, the wait for the first token has the share p / (p + (O − 1) d), and where all arrive
+    at once half of those of the others.
+    """
+    server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
+    load, token_pass = server.load(concurrency), server.token(concurrency)
+    own = server.own_prompt + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
+    further = 1023 * token_pass.seconds
+    others = load.end_to_end - own - further
+    assert others > 0
+    assert (load.ttft - own) / others == pytest.approx(own / (own + further), rel=1e-9)
+    at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
+    assert load.ttft_of_burst - own == pytest.approx(
+        max(load.ttft - own, (1 + (at_once - 1) / (concurrency - 1)) / 2 * others), rel=1e-9
+    )
+
+
+def test_requests_beyond_those_that_every_step_has_prompts_for_only_wait() -> None:
+    server = replica(requests=REQUESTS["documents"])
+    full, more = server.load(server.saturation), server.load(2 * server.saturation)
+    assert more.output_tokens_per_second == pytest.approx(full.output_tokens_per_second, rel=1e-12)
+    assert more.tpot == full.tpot
+    assert more.ttft - full.ttft == pytest.approx(full.end_to_end, rel=1e-12)  # as many again wait for as long
+
+
 def test_a_step_with_a_prompt_reads_weights_once() -> None:
     token_pass = replica().token(32)
     assert 0 < seconds_beside_prompts(token_pass) < token_pass.seconds

@@ -35,7 +35,11 @@ def words(options: dict[str, Any]) -> list[str]:
     return [word for name, value in texts.items() for word in (f"--{name}", value)]
 
 
-@pytest.mark.parametrize(("model", "options"), SERVERS)
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [SERVERS[0], pytest.param(*SERVERS[1], marks=pytest.mark.exhaustive)],
+    ids=["dense", "experts"],
+)
 def test_servers_are_those_of_the_command(model: str, options: dict[str, Any], run: Run) -> None:
     assert ask("serve", model=model, options=options)["serve"] == printed(run, "serve", model, *words(options))
 

@@ -30,6 +30,7 @@ from tests.builders import (
     WITH_CLASSES,
     family_shapes,
     fields_of,
+    parts_of,
     run_config,
     spec_of,
     with_other_causes,
@@ -52,8 +53,8 @@ def _known(case: Path) -> bool:
 def shapes_with_lengths() -> Iterator[Any]:
     """Yields every small config with the length of its pass, or None for two lengths.
 
-    Two have every model type and every value of a part's field, so every rule that depends on the length; of the other
-    configs they are exhaustive.
+    Two have every model type and every value of a part's field, so every rule that depends on the length. The other
+    configs have nothing of their own, and are exhaustive.
     """
     shapes = dict(family_shapes())
     two_lengths = set(
@@ -64,7 +65,7 @@ def shapes_with_lengths() -> Iterator[Any]:
             yield pytest.param(config, None, id=name)
         else:
             longest = learned_positions(spec_of(config)) or LEAST_SEQ
-            yield pytest.param(config, min(longest, LEAST_SEQ), id=name)
+            yield pytest.param(config, min(longest, LEAST_SEQ), id=name, marks=pytest.mark.exhaustive)
             yield pytest.param(config, None, id=f"{name}-two lengths", marks=pytest.mark.exhaustive)
 
 
@@ -111,7 +112,7 @@ def _with_products(spec: ModelSpec) -> list[Place]:
     return [place for place in costly if place.cost_per_repeat(forward_of)]
 
 
-@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, fields_of))
+@pytest.mark.parametrize("spec", sampled({name: spec_of(config) for name, config in family_shapes()}, parts_of))
 def test_small_shapes_agree_with_the_reference(spec: ModelSpec) -> None:
     """All of them are compared with their class above, and every part's examples with its reference."""
     verdict = verify_reference(spec, batch=2)

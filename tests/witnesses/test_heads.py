@@ -1,12 +1,11 @@
 """Every head that `transformers` has for the supported families is counted as its class builds it, or rejected by name.
 
-The classes are found automatically, so heads of new versions are included. There are three labels, because two would
-hide a class that always scores the two ends of an answer.
+The classes are listed automatically (sources/test_classes.py), so heads of new versions are included. There are three
+labels, because two would hide a class that always scores the two ends of an answer.
 """
 
 from __future__ import annotations
 
-import inspect
 from copy import deepcopy
 from functools import cache
 from typing import Any, get_args
@@ -19,7 +18,7 @@ from llmcalc.costs.flops import forward_of
 from llmcalc.costs.params import total_of
 from llmcalc.errors import InputError
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import family_of, model_types, read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, classes, family_of, model_types, read_config
 from llmcalc.witnesses.checks import Verdict
 from llmcalc.witnesses.deviations import total
 from llmcalc.witnesses.measure import count_flops, parameters
@@ -28,6 +27,7 @@ from llmcalc.witnesses.transformers import build, verify_config
 from llmcalc.witnesses.witness import witness_of
 from tests.builders import family_shapes, run_config, spec_of
 from tests.families import shapes_of
+from tests.samples import sampled
 
 SHAPED = {(config["architectures"][0], config["model_type"]) for _, config in family_shapes()}
 """Classes of which test_families.py compares small configs, each with its model type."""
@@ -37,19 +37,11 @@ LABELS = {"id2label": {"0": "a", "1": "b", "2": "c"}}
 
 @cache
 def _classes() -> dict[str, list[str]]:
-    """transformers model type → its classes with a head."""
-    import transformers
-
-    found: dict[str, list[str]] = {}
-    for name in dir(transformers):
-        cls = (
-            getattr(transformers, name)
-            if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel")
-            else None
-        )
-        if inspect.isclass(cls) and issubclass(cls, transformers.PreTrainedModel) and cls.config_class is not None:
-            found.setdefault(cls.config_class.model_type, []).append(name)
-    return found
+    """transformers model type → its classes with a head, as test_classes.py finds them in the library."""
+    return {
+        kind: [name for name in names if "For" in name.replace("Former", "") or name.endswith("DoubleHeadsModel")]
+        for kind, names in classes().items()
+    }
 
 
 KINDS = [
@@ -83,7 +75,12 @@ PARAMETERS_ALONE = {
 """Classes whose parameters alone are compared, with the reason."""
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def heads_of(kind: str) -> set[tuple[str, str]]:
+    """What reads a model type's heads, and each of them: the file of its family, and how the class's name ends."""
+    return {(FILE_OF[kind], name[name.find("For") :] if "For" in name else name) for name in classes().get(kind, [])}
+
+
+@pytest.mark.parametrize("kind", sampled({kind: kind for kind in KINDS}, heads_of))
 def test_every_head_is_counted_as_its_class_has_it(kind: str) -> None:
     for name in _classes().get(kind, []):
         config = deepcopy({**shapes_of(kind)[0], "architectures": [name], **LABELS})

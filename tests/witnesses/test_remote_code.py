@@ -2,6 +2,10 @@
 
 `tests/data/remote_code.json` has configs as published, each with the `total_size` of its checkpoint's index in bytes of
 16-bit numbers and its source. `buffer_bytes` are bytes of it that are no parameters, and `buffers` says which.
+
+`tests/data/engine_classes.json` has small configs with the parameters that classes of vLLM, SGLang and mlx-lm, which
+implement the same models, hold for them: of the text model (`parameters`) or of the encoders beside it (`encoders`).
+Their classes were built without values, with each linear layer, norm, embedding and expert of its stated size.
 """
 
 from __future__ import annotations
@@ -40,7 +44,8 @@ def read_and_built(config: dict[str, Any]) -> set[Any]:
 @pytest.mark.parametrize("config", sampled(SHAPES, read_and_built))
 def test_small_shapes_agree_with_the_reference(config: dict[str, Any]) -> None:
     reading = read(config)
-    assert [note for note in reading.notes if "not counted" not in note] == []
+    about_encoders = ("not counted", "no vision or audio encoder is described", "its encoder has its class's defaults")
+    assert [note for note in reading.notes if not any(words in note for words in about_encoders)] == []
     assert reading.unknown == []
     verdict = verify_reference(spec_of(config), batch=2)
     assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
@@ -52,6 +57,123 @@ def test_a_published_checkpoint_has_the_counted_bytes(name: str) -> None:
     description = llmcalc.load(record["config"])
     assert 2 * params(description.model).total + record.get("buffer_bytes", 0) == record["total_size"]
     assert not description.notes
+
+
+ENGINE_CLASSES: dict[str, Any] = json.loads((Path(__file__).parents[1] / "data" / "engine_classes.json").read_text())
+
+
+@pytest.mark.parametrize("record", ENGINE_CLASSES["records"], ids=lambda record: record["classes"][0].split(" ", 1)[1])
+def test_the_class_of_an_engine_has_the_counted_parameters(record: dict[str, Any]) -> None:
+    description = llmcalc.load(record["config"])
+    text = llmcalc.params(description).total
+    if "encoders" in record:
+        assert llmcalc.params(description, with_towers=True).total - text == record["encoders"]
+        assert not [note for note in description.notes if "encoder" in note]
+    else:
+        assert text == record["parameters"]
+
+
+ENCODERS = {
+    f"{record['config']['model_type']}-{i}": record["config"]
+    for i, record in enumerate(ENGINE_CLASSES["records"])
+    if "encoders" in record
+}
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_encoders_agree_with_the_reference(name: str) -> None:
+    verdict = verify_reference(spec_of(ENCODERS[name]), batch=2)
+    assert verdict.ok, [(c.node, c.quantity, c.closed_form, c.measured) for c in verdict.failures[:8]]
+    assert {f"towers.{tower}" for tower in spec_of(ENCODERS[name]).towers} < {c.node for c in verdict.checks}
+
+
+def test_every_encoder_of_a_class_of_code_is_compared() -> None:
+    """DeepSeek-VL2's encoder is timm's: its formula is compared with the reference alone.
+
+    MiniCPM-o's is MiniCPM-V's. Phi-3-vision's is as large as its class states, and compared with a published total.
+    """
+    read_here = {kind for kind in KINDS if family_of(kind).tower_file}
+    assert read_here == {
+        *(config["model_type"] for config in ENCODERS.values()), "deepseek_vl_v2", "minicpmo", "phi3_v"
+    }  # fmt: skip
+
+
+INTERNVIT_300M = {
+    "model_type": "intern_vit_6b", "hidden_size": 1024, "image_size": 448, "intermediate_size": 4096,
+    "num_attention_heads": 16, "num_hidden_layers": 24, "patch_size": 14, "qk_normalization": False, "qkv_bias": True,
+    "norm_type": "layer_norm",
+}  # fmt: skip
+INTERNVIT_6B = {
+    "model_type": "intern_vit_6b", "hidden_size": 3200, "image_size": 448, "intermediate_size": 12800,
+    "num_attention_heads": 25, "num_hidden_layers": 45, "patch_size": 14, "qk_normalization": True, "qkv_bias": False,
+    "norm_type": "rms_norm",
+}  # fmt: skip
+
+
+def _sizes(kind: str, vocab: int, hidden: int, ffn: int, depth: int, heads: int, kv_heads: int) -> dict[str, Any]:
+    return {
+        "model_type": kind, "vocab_size": vocab, "hidden_size": hidden, "intermediate_size": ffn,
+        "num_hidden_layers": depth, "num_attention_heads": heads, "num_key_value_heads": kv_heads,
+        **({"bias": False} if kind == "internlm2" else {}), "tie_word_embeddings": False,
+    }  # fmt: skip
+
+
+def _internvl(encoder: dict[str, Any], *sizes: Any) -> dict[str, Any]:
+    return {
+        "architectures": ["InternVLChatModel"], "model_type": "internvl_chat", "downsample_ratio": 0.5,
+        "llm_config": _sizes(*sizes), "vision_config": encoder,
+    }  # fmt: skip
+
+
+WITH_ENCODERS: dict[str, tuple[dict[str, Any], int]] = {
+    "InternVL2_5-1B": (_internvl(INTERNVIT_300M, "qwen2", 151674, 896, 4864, 24, 14, 2), 938_193_024),
+    "InternVL2_5-2B": (_internvl(INTERNVIT_300M, "internlm2", 92553, 2048, 8192, 24, 16, 8), 2_205_754_368),
+    "InternVL2_5-4B": (_internvl(INTERNVIT_300M, "qwen2", 151674, 2048, 11008, 36, 16, 2), 3_712_637_952),
+    "InternVL2_5-8B": (_internvl(INTERNVIT_300M, "internlm2", 92553, 4096, 14336, 32, 32, 8), 8_075_365_376),
+    "InternVL2_5-26B": (_internvl(INTERNVIT_6B, "internlm2", 92553, 6144, 16384, 48, 48, 8), 25_514_186_112),
+    "InternVL2_5-38B": (_internvl(INTERNVIT_6B, "qwen2", 151674, 5120, 27648, 64, 40, 8), 38_388_164_992),
+    "InternVL2_5-78B": (_internvl(INTERNVIT_6B, "qwen2", 151674, 8192, 29568, 80, 64, 8), 78_408_318_336),
+    "Phi-3.5-vision-instruct": (
+        {
+            "architectures": ["Phi3VForCausalLM"], **_sizes("phi3_v", 32064, 3072, 8192, 32, 32, 32),
+            "img_processor": {"image_dim_out": 1024, "name": "clip_vision_model", "num_img_tokens": 144},
+        },
+        4_146_621_440,
+    ),
+    "MiniCPM-V-2_6": (
+        {
+            "architectures": ["MiniCPMV"], **_sizes("minicpmv", 151666, 3584, 18944, 28, 28, 4), "version": 2.6,
+            "drop_vision_last_layer": False, "query_num": 64,
+            "vision_config": {
+                "model_type": "siglip", "hidden_size": 1152, "image_size": 980, "intermediate_size": 4304,
+                "num_attention_heads": 16, "num_hidden_layers": 27, "patch_size": 14,
+            },
+        },
+        8_099_175_152,
+    ),
+    "Qwen-VL": (
+        {
+            "architectures": ["QWenLMHeadModel"], "model_type": "qwen", "vocab_size": 151936, "hidden_size": 4096,
+            "intermediate_size": 22016, "num_hidden_layers": 32, "num_attention_heads": 32, "kv_channels": 128,
+            "visual": {
+                "heads": 16, "image_size": 448, "layers": 48, "mlp_ratio": 4.9231, "output_dim": 4096, "patch_size": 14,
+                "width": 1664,
+            },
+        },
+        9_656_935_168,
+    ),
+}  # fmt: skip
+"""Model → its sizes as its config has them, and the parameters of its checkpoint, encoders included.
+
+https://github.com/floschne/gimmick gimmick/utils, which read the checkpoints' metadata. Qwen-VL's
+is torch's count of its class, from a comparison of ten models.
+"""
+
+
+@pytest.mark.parametrize("name", WITH_ENCODERS)
+def test_a_model_with_its_encoder_has_its_published_number_of_parameters(name: str) -> None:
+    config, published = WITH_ENCODERS[name]
+    assert llmcalc.params(config, with_towers=True).total == published
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -182,3 +304,19 @@ def test_sizes_of_moondream_in_its_own_table_are_refused() -> None:
     with pytest.raises(InputError, match="config: a table"):
         llmcalc.load(small)
     assert llmcalc.params({**small, "config": {}}).total == 1_418_270_720
+
+
+def test_the_weights_of_images_in_the_layers_of_cogvlm_are_named() -> None:
+    """CogVLM 2 with the sizes of Llama 3 8B: https://huggingface.co/zai-org/cogvlm2-llama3-chat-19B modeling_cogvlm.py.
+
+    A layer has for images: queries, keys and values with biases, an output projection and a gated network.
+    """
+    config = {
+        "architectures": ["CogVLMForCausalLM"], "model_type": "cogvlm", "vocab_size": 128256, "hidden_size": 4096,
+        "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_multi_query_heads": 8,
+        "max_position_embeddings": 8192, "tie_word_embeddings": False,
+    }  # fmt: skip
+    layer = 4096 * 6144 + 6144 + 4096**2 + 3 * 4096 * 14336
+    assert llmcalc.params(config).total == 8_030_261_248
+    assert [note for note in llmcalc.load(config).notes if f"{32 * layer:,} parameters" in note]
+    assert 32 * layer == 6_979_518_464

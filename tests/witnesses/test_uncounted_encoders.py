@@ -65,7 +65,10 @@ def _compare_passes(kind: str, text_type: str, spec: ModelSpec, model: Any) -> N
     assert bits_to_bytes(total(text_type, "cache_bytes", cache_bits_of("bfloat16"), spec, run)) == measured.cache
 
 
-@pytest.mark.parametrize(("outer", "inner"), [(True, False), (False, True), (None, True), (None, False)])
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [(True, False), pytest.param(False, True, marks=pytest.mark.exhaustive), (None, True), (None, False)],
+)
 @pytest.mark.parametrize("kind", [kind for kind in WRAPPERS if family_of(kind).text not in NO_TIES])
 def test_the_head_is_tied_where_the_class_ties_it(kind: str, outer: bool | None, inner: bool) -> None:
     """Without a value in the wrapper the text model's counts, unless the class ties nothing."""

@@ -16,7 +16,7 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value, Weight
-from ..base import BY_TORCH, Component, Context, LaurelRank, LayerParts
+from ..base import BY_TORCH, Component, Context, LaurelRank, LayerParts, PartWitness
 from ..norm import Norm
 from ..runtime import Run, vector
 from ..streams import ResidualStreams
@@ -39,7 +39,7 @@ class AltUp(ResidualStreams):
     altup_num_inputs: the number of streams.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "streams"
 
     type: Literal["altup"] = "altup"
@@ -93,7 +93,7 @@ class AltUpLayer(WholeLayer):
     per_layer_input: how the layer uses its per-layer embedding.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     alone: ClassVar[bool] = False
 
     type: Literal["altup"] = "altup"

@@ -35,6 +35,7 @@ from ..base import (
     HeadSizes,
     Network,
     Nothing,
+    PartWitness,
     Standing,
     TokenMixer,
     Unscalable,
@@ -199,7 +200,7 @@ class Block(Layer):
         source is an image).
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["block"] = "block"
     input_norm: Norm | None = None

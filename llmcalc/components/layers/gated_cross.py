@@ -15,7 +15,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Component, Context, Width
+from ..base import BY_TORCH, Component, Context, PartWitness, Width
 from ..mixers.attention import Attention, QKNorm
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -40,7 +40,7 @@ class GatedCrossLayer(WholeLayer):
     source_size: the width of the image features, by default the layer's.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["gated_cross"] = "gated_cross"

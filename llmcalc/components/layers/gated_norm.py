@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Self
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, Flag, StepRank
+from ..base import BY_TORCH, Component, Context, Flag, PartWitness, StepRank
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm
@@ -33,7 +33,7 @@ class GatedNormLayer(WholeLayer):
     feed_forward_gate: whether the norm before the feed-forward network is gated too, true by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["gated_norm"] = "gated_norm"

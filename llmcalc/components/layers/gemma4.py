@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -15,7 +15,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, HeadSizes, Part
+from ..base import BY_TORCH, Component, Context, HeadSizes, Part, PartWitness
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..networks.moe import MoE
@@ -38,7 +38,7 @@ class Gemma4Layer(WholeLayer):
     per_layer_input: how the layer uses its per-layer embedding; none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["gemma4"] = "gemma4"
     dense: FeedForward | None = None

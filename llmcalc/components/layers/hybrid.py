@@ -7,14 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, SCALES, Component, Context, HeadSizes, Nothing, TokenMixer, Unscalable
+from ..base import (
+    BY_TORCH,
+    SCALES,
+    Component,
+    Context,
+    HeadSizes,
+    Nothing,
+    PartWitness,
+    TokenMixer,
+    Unscalable,
+)
 from ..choices import Mixer
 from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba
@@ -35,7 +45,7 @@ class HybridBlock(Layer):
     state_space: the mixer beside attention.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["hybrid"] = "hybrid"
     state_space: Mixer

@@ -17,7 +17,7 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, LayerParts, Real, Streams
+from ..base import BY_TORCH, Component, Context, LayerParts, PartWitness, Real, Streams
 from ..mixers.attention import Attention
 from ..networks.feed_forward import FeedForward
 from ..norm import Norm, norm_reference
@@ -47,7 +47,7 @@ class HyperLayer(WholeLayer):
     hc_eps: added to the weights, 1e-6 by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
     alone: ClassVar[bool] = False
 
@@ -111,7 +111,7 @@ class HyperStreams(ResidualStreams):
     hc_mult: the number of streams.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "residual"
 
     type: Literal["hyper"] = "hyper"

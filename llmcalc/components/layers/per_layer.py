@@ -13,7 +13,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, LayerParts, Part, PerLayer, PerLayerVocab, StackPart
+from ..base import BY_TORCH, Context, LayerParts, Part, PartWitness, PerLayer, PerLayerVocab, StackPart
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
 from ..runtime import Run
@@ -30,7 +30,7 @@ class PerLayerEmbedding(StackPart):
     norm: the norm on each layer's part of the projection.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "embedding"
 
     vocab_size_per_layer_input: PerLayerVocab
@@ -71,7 +71,7 @@ class PerLayerGate(Part):
     hidden_act: the activation on the gate Gx.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "feed_forward"
 
     hidden_size_per_layer_input: PerLayer

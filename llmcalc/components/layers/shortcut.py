@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Component, Context, HeadSizes, Nothing
+from ..base import BY_TORCH, Component, Context, HeadSizes, Nothing, PartWitness
 from ..mixers.attention import Attention
 from ..mixers.mla import MLA
 from ..networks.feed_forward import FeedForward
@@ -40,7 +40,7 @@ class ShortcutLayer(Layer):
     feed_forward: the experts.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     plain: ClassVar[bool] = False
 
     type: Literal["shortcut"] = "shortcut"

@@ -31,6 +31,7 @@ from ..base import (
     Inner,
     Nothing,
     Part,
+    PartWitness,
     TokenMixer,
     Unscalable,
 )
@@ -61,7 +62,7 @@ class SharedBlock(Part):
         2's classes without tied weights).
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = ""
 
     attention: Attention
@@ -151,7 +152,7 @@ class ZambaLayer(Layer):
     transformer: the shared block.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     alone: ClassVar[bool] = False
     shares_all: ClassVar[bool] = False
 

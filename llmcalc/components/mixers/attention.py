@@ -26,6 +26,7 @@ from ..base import (
     HeadSizes,
     KVHeads,
     Part,
+    PartWitness,
     Real,
     ScoreBias,
     Standing,
@@ -60,7 +61,7 @@ class QKNorm(Part):
     order: before RoPE, by default, or after it.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     norm: Norm
     scope: Literal["head", "per_head", "projection"] = "head"
@@ -84,7 +85,7 @@ class QueryFactors(Part):
     norm: the norm between the two projections, an RMSNorm by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     rank: Width
     norm: Norm = Norm(type="rmsnorm")
@@ -141,7 +142,7 @@ class Attention(TokenMixer):
         with global attention (Longformer), between words and entities (LUKE); none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder", "decoder")

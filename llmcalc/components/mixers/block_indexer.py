@@ -8,13 +8,24 @@ them. transformers: models/minimax_m3_vl (`MiniMaxM3VLIndexer`).
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, AttentionFields, Context, HeadDim, Heads, Part, Standing, TopK, Window
+from ..base import (
+    BY_TORCH,
+    AttentionFields,
+    Context,
+    HeadDim,
+    Heads,
+    Part,
+    PartWitness,
+    Standing,
+    TopK,
+    Window,
+)
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
@@ -35,7 +46,7 @@ class BlockIndexer(Part):
     norm: the norm on queries and keys.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     index_n_heads: Heads
     index_head_dim: HeadDim

@@ -17,7 +17,20 @@ from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import WithStart
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, Kernel, KVHeads, Unscalable, Window, check_groups
+from ..base import (
+    BY_TORCH,
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    Kernel,
+    KVHeads,
+    PartWitness,
+    Unscalable,
+    Window,
+    check_groups,
+)
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, attention_mask, cache_class, softmax_core_class, state_class, vector
@@ -46,7 +59,7 @@ class CompressedConvAttention(WindowedMixer):
     position: RoPE on queries and keys.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

@@ -27,6 +27,7 @@ from ..base import (
     Heads,
     HeadSizes,
     Part,
+    PartWitness,
     QueryRank,
     RopeDim,
     TokenMixer,
@@ -52,7 +53,7 @@ class EntryIndexer(Part):
     index_topk: the number of selected entries per token.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     index_n_heads: Heads
     index_head_dim: HeadDim
@@ -76,7 +77,7 @@ class CompressedAttention(TokenMixer):
     position: RoPE on queries and keys.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

@@ -16,7 +16,18 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, Real, Unscalable
+from ..base import (
+    BY_TORCH,
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    KVHeads,
+    PartWitness,
+    Real,
+    Unscalable,
+)
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector
@@ -38,7 +49,7 @@ class DifferentialAttention(GroupedQueryMixer):
     position: RoPE on queries and keys.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

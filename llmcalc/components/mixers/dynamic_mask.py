@@ -18,7 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.with_past import WithPast
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Window, check_groups
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, PartWitness, Window, check_groups
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, apply_dropout, attention_mask, cache_class, vector
@@ -42,7 +42,7 @@ class DynamicMaskAttention(WindowedMixer):
     position: RoPE on queries and keys.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

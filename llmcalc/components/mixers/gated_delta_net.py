@@ -19,7 +19,18 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, symbol_of_size
+from ..base import (
+    PUBLISHED,
+    ChunkSize,
+    Context,
+    Flag,
+    HeadSizes,
+    Kernel,
+    PartWitness,
+    Real,
+    TokenMixer,
+    symbol_of_size,
+)
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
@@ -56,7 +67,7 @@ class GatedDeltaNet(TokenMixer):
     norm_eps: the ε of that norm, 1e-6 by default.
     """
 
-    witness = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of gated DeltaNet, and in decode the whole step of its state"

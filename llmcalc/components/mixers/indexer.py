@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, TopK
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, Part, PartWitness, TopK
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate
@@ -34,7 +34,7 @@ class Indexer(Part):
         default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     index_n_heads: Heads
     index_head_dim: HeadDim

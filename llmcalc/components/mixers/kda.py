@@ -17,7 +17,19 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, Real, TokenMixer, Unscalable, symbol_of_size
+from ..base import (
+    PUBLISHED,
+    ChunkSize,
+    Context,
+    Flag,
+    HeadSizes,
+    Kernel,
+    PartWitness,
+    Real,
+    TokenMixer,
+    Unscalable,
+    symbol_of_size,
+)
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class
@@ -45,7 +57,7 @@ class KimiDeltaAttention(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-5 by default.
     """
 
-    witness = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = (

@@ -15,7 +15,17 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LightningCore
-from ..base import PUBLISHED, ChunkSize, Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..base import (
+    PUBLISHED,
+    ChunkSize,
+    Context,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    PartWitness,
+    TokenMixer,
+    Unscalable,
+)
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import Run, state_class
@@ -33,7 +43,7 @@ class LightningAttention(TokenMixer):
     hidden_act: the activation on queries, keys and values, silu by default.
     """
 
-    witness = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "linear_attn"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays of lightning attention"

@@ -19,7 +19,19 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Blocks, WithSums
-from ..base import BY_TORCH, ChunkSize, Context, HeadDim, Heads, HeadSizes, ScoreBias, TokenMixer, Unscalable, Window
+from ..base import (
+    BY_TORCH,
+    ChunkSize,
+    Context,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    PartWitness,
+    ScoreBias,
+    TokenMixer,
+    Unscalable,
+    Window,
+)
 from ..norm import Norm
 from ..runtime import Run, apply_dropout
 
@@ -38,7 +50,7 @@ class LocalAttention(TokenMixer):
     global_norm: the norm on the sums, none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)

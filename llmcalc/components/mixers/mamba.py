@@ -18,7 +18,18 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
 from ...workload.rows import Routed
-from ..base import PUBLISHED, Context, Flag, Heads, Inner, Kernel, StateSize, StepRank, TokenMixer
+from ..base import (
+    PUBLISHED,
+    Context,
+    Flag,
+    Heads,
+    Inner,
+    Kernel,
+    PartWitness,
+    StateSize,
+    StepRank,
+    TokenMixer,
+)
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class
@@ -45,7 +56,7 @@ class Mamba(TokenMixer):
     norm: the norm on Δ, B and C, none by default.
     """
 
-    witness = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted: ClassVar[str] = "the state update of Mamba's scan"

@@ -24,6 +24,7 @@ from ..base import (
     Heads,
     HeadSizes,
     Kernel,
+    PartWitness,
     StateGroups,
     StateSize,
     TokenMixer,
@@ -54,7 +55,7 @@ class Mamba2(TokenMixer):
     norm_before_gate: whether the norm comes before the gate, false by default.
     """
 
-    witness = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mamba"
     kind: ClassVar[str] = "state_space"
     uncounted: ClassVar[str] = "the decays of Mamba-2's scan, and in decode its state update"

@@ -16,7 +16,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Joined
 from ...workload.rows import SOURCE
-from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, Real, Standing, Window
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, KVHeads, PartWitness, Real, Standing, Window
 from ..norm import Norm
 from ..position import Rope
 from ..runtime import Run, apply_dropout, attention_mask, cache_class, product_class
@@ -41,7 +41,7 @@ class MergedAttention(TwoSetsMixer):
     position: RoPE on queries and on the decoder's own keys.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("decoder",)

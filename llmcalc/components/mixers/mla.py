@@ -29,6 +29,7 @@ from ..base import (
     HeadSizes,
     KVRank,
     NopeDim,
+    PartWitness,
     QueryRank,
     RopeDim,
     TokenMixer,
@@ -74,7 +75,7 @@ class MLA(TokenMixer):
     indexer: the part that selects the tokens to attend to; none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
 

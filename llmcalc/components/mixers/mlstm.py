@@ -16,7 +16,19 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import MatrixMemory
-from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadDim, Heads, HeadSizes, Real, TokenMixer, symbol_of_size
+from ..base import (
+    PUBLISHED,
+    ChunkSize,
+    Context,
+    Flag,
+    HeadDim,
+    Heads,
+    HeadSizes,
+    PartWitness,
+    Real,
+    TokenMixer,
+    symbol_of_size,
+)
 from ..norm import Norm, norm_reference
 from ..runtime import Run, state_class
 
@@ -41,7 +53,7 @@ class MLSTM(TokenMixer):
     norm_eps: the ε of the norm on the output, 1e-6 by default.
     """
 
-    witness = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "mlstm"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the decays and exponential gates of mLSTM's memory"

@@ -6,11 +6,11 @@ Qiu et al. 2025 (arXiv:2505.06708). In Qwen3-Next, q_proj contains that projecti
 from __future__ import annotations
 
 from functools import cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, Part
+from ..base import BY_TORCH, Context, Flag, Part, PartWitness
 from ..runtime import vector
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class OutputGate(Part):
     bias: whether the projection has a bias, false by default. `head` adds one number per head (Beam).
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     per: Literal["element", "head"]
     bias: Flag | Literal["head"] = False

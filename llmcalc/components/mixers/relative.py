@@ -19,7 +19,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.derived_rows import Multiple
-from ..base import BY_TORCH, Context, HeadDim, Heads, HeadSizes, TokenMixer, Unscalable
+from ..base import BY_TORCH, Context, HeadDim, Heads, HeadSizes, PartWitness, TokenMixer, Unscalable
 from ..rotation import angles_of
 from ..runtime import Run, apply_dropout, vector
 
@@ -34,7 +34,7 @@ class RelativeAttention(TokenMixer):
     head_dim: the size of a head.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "self_attn"
     kind: ClassVar[str] = "attention"
     sides: ClassVar[tuple[str, ...]] = ("encoder",)

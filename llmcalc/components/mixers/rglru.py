@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import PUBLISHED, Context, Heads, Kernel, TokenMixer, symbol_of_size
+from ..base import PUBLISHED, Context, Heads, Kernel, PartWitness, TokenMixer, symbol_of_size
 from ..networks.feed_forward import Activation, activate
 from ..runtime import Run, causal_conv_class, state_class, vector
 
@@ -37,7 +37,7 @@ class RGLRU(TokenMixer):
     hidden_act: the activation of the branch that gates the output, gelu_tanh by default.
     """
 
-    witness = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "recurrent"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the recurrence of RG-LRU"

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, PUBLISHED, Context, SingleWidthNetwork, TokenMixer, Width, symbol_of_size
+from ..base import (
+    BY_TORCH,
+    PUBLISHED,
+    Context,
+    PartWitness,
+    SingleWidthNetwork,
+    TokenMixer,
+    Width,
+    symbol_of_size,
+)
 from ..runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
@@ -40,7 +49,7 @@ class RwkvTimeMix(TokenMixer):
     attention_hidden_size: the number of channels of the average.
     """
 
-    witness = PUBLISHED
+    witness: ClassVar[PartWitness] = PUBLISHED
     node_name: ClassVar[str] = "time_mix"
     kind: ClassVar[str] = "linear_attention"
     uncounted: ClassVar[str] = "the WKV recurrence of RWKV"
@@ -82,7 +91,7 @@ class RwkvChannelMix(SingleWidthNetwork):
     intermediate_size: the output width of key and input width of value.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "channel_mix"
     kind: ClassVar[str] = "feed_forward"
 

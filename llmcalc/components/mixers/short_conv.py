@@ -17,7 +17,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, Kernel, Standing, TokenMixer
+from ..base import BY_TORCH, Context, Flag, Kernel, PartWitness, Standing, TokenMixer
 from ..runtime import Run, causal_conv_class, state_class
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class ShortConv(TokenMixer):
         vision encoder); false by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "conv"
     kind: ClassVar[str] = "convolution"
 

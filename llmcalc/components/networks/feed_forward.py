@@ -15,7 +15,7 @@ from pydantic import model_validator
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, SingleWidthNetwork, Width
+from ..base import BY_TORCH, Context, Flag, PartWitness, SingleWidthNetwork, Width
 from ..norm import Norm, norm_reference
 from ..runtime import Run, apply_dropout, vector
 
@@ -61,7 +61,7 @@ class FeedForward(SingleWidthNetwork):
         BitNet); none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "feed_forward"
 

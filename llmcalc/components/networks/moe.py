@@ -19,7 +19,20 @@ from ...algebra import Number, add
 from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Experts, Flag, Network, Part, Real, TopK, Unscalable, Width, ZeroExperts
+from ..base import (
+    BY_TORCH,
+    Context,
+    Experts,
+    Flag,
+    Network,
+    Part,
+    PartWitness,
+    Real,
+    TopK,
+    Unscalable,
+    Width,
+    ZeroExperts,
+)
 from ..norm import Norm
 from ..runtime import Run, vector
 from .feed_forward import FeedForward, activate
@@ -38,7 +51,7 @@ class IdentityExperts(Part):
         data. Every token is counted as if all of its num_experts_per_tok were real experts, which is the upper bound.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     zero_expert_num: ZeroExperts
 
@@ -63,7 +76,7 @@ class Latent(Part):
     expert_norm: the norm of each expert's output, with one weight for all experts; none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     moe_latent_size: Width
     bias: Flag = False
@@ -103,7 +116,7 @@ class VisionExperts(Part):
     router: the router, linear by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     kind: ClassVar[str] = "experts"
 
     expert: FeedForward
@@ -147,7 +160,7 @@ class MoE(Network):
     router_aux_loss_coef, router_z_loss_coef: training settings without effect on counts, none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     mixture: ClassVar[bool] = True

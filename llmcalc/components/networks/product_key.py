@@ -19,7 +19,7 @@ from ... import ops
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Experts, Network, TopK, Unscalable
+from ..base import BY_TORCH, Context, Experts, Network, PartWitness, TopK, Unscalable
 from ..runtime import Run
 from .feed_forward import Activation, FeedForward, activate
 
@@ -37,7 +37,7 @@ class ProductKeyMoE(Network):
     shared_expert: the feed-forward network that every token uses.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     node_name: ClassVar[str] = "mlp"
     kind: ClassVar[str] = "experts"
     mixture: ClassVar[bool] = True

@@ -17,7 +17,7 @@ from ...algebra import Number
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import BY_TORCH, Context, Flag, Part, Vocab, Width
+from ..base import BY_TORCH, Context, Flag, Part, PartWitness, Vocab, Width
 from ..choice import PartChoice
 from ..norm import Norm, norm_reference
 from ..runtime import Run, vector
@@ -80,7 +80,7 @@ class LinearRouter(Router):
     expert_scale: whether each expert's output has a learned weight (Gemma 4), false by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     sends_to_identities: ClassVar[bool] = True
 
     type: Literal["linear"] = "linear"
@@ -113,7 +113,7 @@ class RouterMLP(Router):
     score_correction: a bias per expert that affects the selection, as in a linear router; none by default.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
 
     type: Literal["mlp"] = "mlp"
     router_hidden_size: Width
@@ -145,7 +145,7 @@ class TokenTableRouter(Router):
     vocab_size: the number of rows of the table, a buffer without gradient.
     """
 
-    witness = BY_TORCH
+    witness: ClassVar[PartWitness] = BY_TORCH
     reads_token_ids: ClassVar[bool] = True
 
     type: Literal["token_table"] = "token_table"

@@ -3,6 +3,9 @@
 Gemma 3 averages a square of patches. Pixtral, Qwen-VL and Kimi concatenate them, which equals the pixel shuffle of
 Llama 4, Aya and SmolVLM; ERNIE also concatenates frames. transformers: models/gemma3, gemma3n, gemma4, mistral3,
 qwen2_vl, qwen3_5, kimi_k25, llama4, aya_vision, cohere2_vision, lfm2_vl, ernie4_5_vl_moe, hunyuan_vl, phi4_multimodal.
+
+Qwen-VL (Bai 2023, arXiv:2308.12966, §2) and MiniCPM-V (Yao 2024, arXiv:2408.01800) have a fixed number of learned
+queries that read the patches (`Resampler`).
 """
 
 from __future__ import annotations
@@ -16,10 +19,12 @@ from ...algebra import exact_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ...workload.derived_rows import PATCHES, Merged, WithMore
-from ..base import Context, Flag, Part, Vocab, Width
+from ...workload.derived_rows import IMAGES, PATCHES, Merged, Multiple, WithMore
+from ..base import Context, Flag, Part, Standing, Vocab, Width
+from ..mixers.attention import Attention
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm
+from ..runtime import Run
 from .base import TowerPart
 
 if TYPE_CHECKING:
@@ -50,6 +55,44 @@ class Map(Part):
         return _activate(f, f.linear(name, x, Axis("hidden", self.size), bias=self.bias), self.hidden_act)
 
 
+class Resampler(Part):
+    """A fixed number of learned queries that read the patches of an image by cross-attention.
+
+    queries: the number of queries, and of vectors that an image becomes.
+    hidden_size: the width of the queries.
+    projected: whether a linear layer without a bias brings the patches to that width, true by default.
+    attention: the attention of the queries.
+    norm: the norm of the queries, and that of the patches.
+    positions: whether a vector per query, which is stored as a parameter, is added to it; false by default.
+    """
+
+    queries: Width
+    hidden_size: Width
+    attention: Attention
+    norm: Norm
+    projected: Flag = True
+    positions: Flag = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.attention.check_place(Standing("resampler.attention", self.hidden_size, "encoder"))
+        self.attention.check_crossing()
+        return self
+
+    def flow(self, f: Flow, x: Value) -> Value:
+        """Records the resampler and returns its vectors of each image. x: the patches."""
+        count, hidden = Axis("queries", self.queries), Axis("hidden", self.hidden_size)
+        keys = f.linear("kv_proj", x, hidden) if self.projected else x
+        keys = f.part("kv_norm", self.norm, keys)
+        rows = Multiple(name="queries", of=IMAGES, by=self.queries)
+        query = f.vector("query", count, hidden, many=self.queries).view(hidden, rows=rows)
+        query = f.part("query_norm", self.norm, query)
+        if self.positions:
+            query = f.add(query, f.vector("positions", count, hidden, many=self.queries).view(hidden, rows=rows))
+        with f.apart(causal=False):
+            return f.part("attention", self.attention, query, memory=keys)
+
+
 class Projector(TowerPart):
     """A projector: patches of input_size → input of the text model.
 
@@ -67,6 +110,7 @@ class Projector(TowerPart):
         (Gemma 3n); none by default.
     input_marks, output_marks: the number of learned vectors inserted before and after the linear layers (line ends,
         separators); 0 by default.
+    resampler: the learned queries that read the patches before the norm and the linear layers, none by default.
     raw: whether the input does not come from an encoder but is raw audio frames (the unified Gemma 4); false by
         default.
     """
@@ -84,6 +128,7 @@ class Projector(TowerPart):
     vocab_size: Vocab | None = None
     input_marks: int = Field(default=0, ge=0, le=1000, strict=True)
     output_marks: int = Field(default=0, ge=0, le=1000, strict=True)
+    resampler: Resampler | None = None
     raw: Flag = False
 
     @model_validator(mode="after")
@@ -95,6 +140,19 @@ class Projector(TowerPart):
                 )
         if self.merged == "mean" and self.norm_of == "merged":
             raise ValueError('merged: "mean" is always normalized after merging; expected no norm_of = "merged"')
+        if self.resampler is not None and (
+            self.merge * self.frames > 1 or self.vocab_size is not None or self.input_marks
+        ):
+            raise ValueError("resampler: reads all patches; expected no merge, frames, vocab_size or input_marks")
+        if (
+            self.resampler is not None
+            and not self.resampler.projected
+            and self.resampler.hidden_size != self.input_size
+        ):
+            raise ValueError(
+                f"resampler.hidden_size: {self.resampler.hidden_size} differs from input_size {self.input_size}; "
+                "expected projected = true"
+            )
         if self.vocab_size is not None and self.norm is None:
             raise ValueError("vocab_size: requires the norm of patches for its tokens too; expected a norm")
         return self
@@ -116,12 +174,14 @@ class Projector(TowerPart):
             tokens, _ = f.table("token_embedding", Axis("vocab", self.vocab_size), *x.axes)
             f.part("token_norm", self.norm, tokens)
         norm_after_merge = self.merged == "mean" or self.norm_of == "merged"
-        patch = x.axes
+        if self.resampler is not None:
+            with f.scope("resampler"):
+                x = self.resampler.flow(f, x)
         x = x if norm_after_merge or self.norm is None else f.part("norm", self.norm, x)
         x = self._merge_patches(f, x)
         x = f.part("norm", self.norm, x) if norm_after_merge and self.norm is not None else x
         if self.input_marks:
-            x = self._with_marks(f, "input_marks", x, self.input_marks, *patch)
+            x = self._with_marks(f, "input_marks", x, self.input_marks, *x.axes)
         for i, linear in enumerate(self.maps, 1):
             x = linear.flow(f, x, f"map_{i}")
         if self.output_marks:
@@ -151,6 +211,11 @@ class Projector(TowerPart):
     @classmethod
     def examples(cls) -> list[Self]:
         rms, layernorm, unweighted = Norm(type="rmsnorm"), Norm(type="layernorm"), Norm(type="rmsnorm", weight=False)
+        biased = Attention(num_attention_heads=4, q_bias=True, k_bias=True, v_bias=True, o_bias=True)
+        reads = (
+            (10, Resampler(queries=3, hidden_size=12, attention=biased, norm=layernorm)),
+            (12, Resampler(queries=5, hidden_size=12, attention=biased, norm=rms, projected=False, positions=True)),
+        )
         return [
             cls(input_size=12, maps=(Map(size=24),), merge=2, merged="mean", norm=rms),
             cls(
@@ -170,6 +235,11 @@ class Projector(TowerPart):
             cls(input_size=10, maps=(Map(size=24, bias=True),), frames=2, out_norm=layernorm, out_act="gelu"),
             cls(input_size=10, maps=(Map(size=24),), norm=rms, out_norm=unweighted, vocab_size=7),
             cls(input_size=10, maps=(Map(size=24, bias=True),), input_marks=1, output_marks=3, out_norm=rms),
+            cls(input_size=10, maps=(Map(size=24, bias=True),), merge=2, input_marks=2),
+            *(
+                cls(input_size=size, maps=(Map(size=24),), norm=layernorm, resampler=resampler)
+                for size, resampler in reads
+            ),
         ]
 
 
@@ -190,6 +260,27 @@ def _reference() -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return torch.cat([x, self.weight.expand(len(x), -1, -1)], 1)
 
+    class ResamplerReference(nn.Module):
+        """Learned queries. x: [images, patches, input_size] → [images, queries, hidden_size]."""
+
+        def __init__(self, spec: Resampler, width: int) -> None:
+            super().__init__()
+            hidden = spec.hidden_size
+            if spec.projected:
+                self.kv_proj = nn.Linear(width, hidden, bias=False)
+            self.query, self.kv_norm = Marks(spec.queries, hidden), spec.norm.reference(Context(hidden))
+            self.query_norm = spec.norm.reference(Context(hidden))
+            if spec.positions:
+                self.positions = Marks(spec.queries, hidden)
+            self.attention = spec.attention.reference(Context(hidden, causal=False, cross=True))
+
+        def forward(self, x: Tensor) -> Tensor:
+            keys = self.kv_norm(self.kv_proj(x) if hasattr(self, "kv_proj") else x)
+            query = self.query_norm(self.query.weight.expand(len(x), -1, -1))
+            query = query + self.positions.weight if hasattr(self, "positions") else query
+            out: Tensor = self.attention(query, Run(memory=keys))
+            return out
+
     class ProjectorReference(nn.Module):
         """The projector. x: [images, patches, input_size] → [images / frames, patches / merge², size].
 
@@ -204,12 +295,16 @@ def _reference() -> type[nn.Module]:
             if spec.vocab_size is not None and spec.norm is not None:
                 self.token_embedding = nn.Embedding(spec.vocab_size, width)
                 self.token_norm = spec.norm.reference(Context(width))
-            if spec.input_marks:
-                self.input_marks = Marks(spec.input_marks, width)
+            if spec.resampler is not None:
+                self.resampler = ResamplerReference(spec.resampler, width)
+                width = spec.resampler.hidden_size
             if spec.merged == "concat":
                 width = width * spec.merge**2 * spec.frames
+            if spec.input_marks:
+                self.input_marks = Marks(spec.input_marks, width)
             if spec.norm is not None:
-                self.norm = spec.norm.reference(Context(width if spec.norm_of == "merged" else spec.input_size))
+                read = spec.input_size if spec.norm_of == "patch" and spec.resampler is None else width
+                self.norm = spec.norm.reference(Context(read))
             for i, linear in enumerate(spec.maps, 1):
                 self.add_module(f"map_{i}", nn.Linear(width, linear.size, bias=linear.bias))
                 width = linear.size // 2 if linear.gated else linear.size
@@ -235,6 +330,9 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, columns: int) -> Tensor:
             merge, mean, frames = self.spec.merge, self.spec.merged == "mean", self.spec.frames
+            if hasattr(self, "resampler"):
+                x = self.resampler(x)
+                return self._apply_maps(self.norm(x) if hasattr(self, "norm") else x)
             norm_after_merge = mean or self.spec.norm_of == "merged"
             x = self.norm(x) if hasattr(self, "norm") and not norm_after_merge else x
             squares = x.unflatten(1, (-1, merge, columns // merge, merge)).transpose(2, 3).flatten(3, 4).flatten(1, 2)

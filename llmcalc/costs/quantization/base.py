@@ -44,9 +44,17 @@ class Parts:
     unconverted: Number = 0
 
     def __add__(self, other_parts: Parts) -> Parts:
-        return Parts(*(add(getattr(self, name), getattr(other_parts, name)) for name in PARTS))
+        return Parts(
+            add(self.weights, other_parts.weights),
+            add(self.scales, other_parts.scales),
+            add(self.zeros, other_parts.zeros),
+            add(self.other, other_parts.other),
+            add(self.unconverted, other_parts.unconverted),
+        )
 
     def __mul__(self, count: Number) -> Parts:
+        if isinstance(count, int) and count == 1:  # of nearly every tensor
+            return self
         return Parts(*(n if is_zero(n) else times(n, count) for n in (getattr(self, name) for name in PARTS)))
 
     @property
@@ -62,6 +70,7 @@ class Parts:
 
 
 PARTS = tuple(field.name for field in fields(Parts))
+NOTHING = Parts()
 
 
 def plain(elements: Number, dtype: str) -> Parts:
@@ -120,7 +129,10 @@ def _sites_below(place: Place, site: WeightSite, include: frozenset[str]) -> Ite
         for path, count, layer in copies:
             child_site = WeightSite(path, child_place.kind, site.tensor, count, layer, place.node, child_place.optional)
             if child_place.use is not None:
-                yield from (replace(child_site, tensor=tensor) for tensor in child_place.use.tensors())
+                for tensor in child_place.use.tensors():
+                    yield WeightSite(
+                        path, child_place.kind, tensor, count, layer, place.node, child_place.optional
+                    )  # `replace` takes three times as long
             yield from _sites_below(child_place, child_site, include)
 
 
@@ -188,7 +200,7 @@ def quantized_size(
         Llama's class.
     Raises `InputError` for a tensor that the scheme's format cannot store.
     """
-    total, by_component = Parts(), dict[str, Parts]()
+    by_component: dict[str, Parts] = {}
     deepest = max(stack.num_hidden_layers for _, stack in spec.stacks())
     if isinstance(deepest, int) and deepest > MOST_LAYERS:
         raise InputError(
@@ -210,7 +222,6 @@ def quantized_size(
         )
     tower_sites = ((site, plain(site.tensor.size, dtype)) for site in towers)
     for site, parts in chain(scheme.store(spec, text_sites, dtype), tower_sites):
-        stored = parts * site.times
-        total += stored
-        by_component[site.kind] = by_component.get(site.kind, Parts()) + stored
+        by_component[site.kind] = by_component.get(site.kind, NOTHING) + parts * site.times
+    total = sum(by_component.values(), NOTHING)
     return QuantizedSize(scheme, scheme.unconverted_dtype(dtype), total, by_component)

@@ -17,7 +17,9 @@ class Fields:
     """A table of a config. data: its fields. where: its name in error messages."""
 
     def __init__(self, data: Mapping[str, Any], origin: str) -> None:
-        self.data, self.where, self.read_names = data, origin, set[str](COMMON)
+        self.data: Mapping[str, Any] = data
+        self.where: str = origin
+        self.read_names: set[str] = set[str](COMMON)
 
     def get(self, name: str, absent: Any = None) -> Any:
         """Returns the value of a field, or `absent` if the field is missing."""

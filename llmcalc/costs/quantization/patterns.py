@@ -57,7 +57,9 @@ class ModuleList:
     def __init__(
         self, entries: Iterable[str], rule: Rule = "transformers", field: str = "modules_to_not_convert"
     ) -> None:
-        self.entries, self.rule, self.used = tuple(dict.fromkeys(entries)), rule, set[str]()
+        self.entries: tuple[str, ...] = tuple(dict.fromkeys(entries))
+        self.rule: str | str | str | str = rule
+        self.used: set[str] = set[str]()
         if len(self.entries) > MOST_ENTRIES:
             raise InputError(
                 f"quantization_config.{field}: {len(self.entries):,} entries; expected at most {MOST_ENTRIES:,}"

@@ -21,11 +21,11 @@ class Bf16OptimizerRun(ReplicatedRun):
     """
 
     flat_sums: Storage | None = None
-    partition_size = 0
+    partition_size: int = 0
 
     def prepare_training(self) -> None:
         """Creates the flat weights, the rank's float32 partition and the sums (`_setup_for_real_optimizer`)."""
-        self.parameters = self.parameters_in_module_order()
+        self.parameters: list[Tensor] = self.parameters_in_module_order()
         size, width = flat_size(sum(map(elements, self.parameters)), self.ranks), self.dtype.bytes
         self.partition_size = size // self.ranks
         with counted_as(self.meter, "weights"):

@@ -32,7 +32,9 @@ class ParameterStorage(Storage):
     __slots__ = ("inner",)
 
     def __init__(self, meter: Meter, size: int) -> None:
-        self.meter, self.bytes, self.block = meter, size, Block(0, "weights")
+        self.meter: Meter = meter
+        self.bytes: int = size
+        self.block: Block = Block(0, "weights")
         self.inner: Storage | None = None
 
     def __del__(self) -> None:
@@ -43,7 +45,9 @@ class AllGatherHandle:
     """An all-gather of several parameters (`AllGatherCoalescedHandle`). flat: their shared buffer."""
 
     def __init__(self, parameters: Sequence[Parameter], flat: Storage | None) -> None:
-        self.parameters, self.flat, self.complete = parameters, flat, False
+        self.parameters: Sequence[Parameter] = parameters
+        self.flat: Storage | None = flat
+        self.complete: bool = False
 
 
 class Parameter:
@@ -73,15 +77,18 @@ class Parameter:
     )
 
     def __init__(self, meter: Meter, path: Path, template: Tensor, ranks: int) -> None:
-        self.path, self.module = path, module_of(path)
-        self.count = size = elements(template)
-        self.shard_elements = -(-size // ranks)
-        self.full_param = Tensor(
+        self.path: Path = path
+        self.module: Path = module_of(path)
+        size = elements(template)
+        self.count: int = size
+        self.shard_elements: int = -(-size // ranks)
+        self.full_param: Tensor = Tensor(
             template.shape, template.dtype, ParameterStorage(meter, size * template.dtype.bytes), leaf=template.leaf
         )
-        self.persists = self.available = False
+        self.persists: bool = False
+        self.available: bool = False
         self.gathering: AllGatherHandle | None = None
-        self.fetched = NEVER
+        self.fetched: int = NEVER
 
     @property
     def storage(self) -> ParameterStorage:
@@ -106,14 +113,18 @@ class Coordinator:
     """
 
     def __init__(self, meter: Meter, settings: DeepSpeedSettings, ranks: int) -> None:
-        self.meter, self.settings, self.ranks = meter, settings, ranks
+        self.meter: Meter = meter
+        self.settings: DeepSpeedSettings = settings
+        self.ranks: int = ranks
         self.parameters: list[Parameter] = []
         self.modules: dict[Path, list[Parameter]] = {}
         self.by_tensor: dict[int, Parameter] = {}
         self.order: list[Path] = []
-        self.is_recording = self.is_recorded = False
+        self.is_recording: bool = False
+        self.is_recorded: bool = False
         self.queue: deque[tuple[Parameter, int]] = deque()
-        self.step = self.live_elements = 0
+        self.step: int = 0
+        self.live_elements: int = 0
         self.to_release: dict[tuple[Path, int], list[Parameter]] = {}
         self.backward_modules: list[Path] = []
 

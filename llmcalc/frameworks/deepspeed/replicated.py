@@ -27,7 +27,7 @@ class ReplicatedRun(ZeroRun):
     def prepare_training(self) -> None:
         """Creates float32 copies of 16-bit weights, and the optimizer's states (`initialize_optimizer_states`)."""
         super().prepare_training()
-        self.parameters = self.parameters_in_module_order()
+        self.parameters: list[Tensor] = self.parameters_in_module_order()
         if self.dtype is FLOAT32:
             return
         gradients = [empty(self.meter, weight.shape, self.dtype) for weight in self.parameters]
@@ -108,7 +108,7 @@ class FlatCopyRun(ReplicatedRun):
 
     def prepare_training(self) -> None:
         """Creates the flat weights, their float32 copy and its states."""
-        self.parameters = self.parameters_in_module_order()
+        self.parameters: list[Tensor] = self.parameters_in_module_order()
         size, width = sum(map(elements, self.parameters)), self.dtype.bytes
         with counted_as(self.meter, "weights"):
             clones = [Storage(self.meter, elements(weight) * width) for weight in self.parameters]

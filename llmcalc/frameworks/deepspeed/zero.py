@@ -62,12 +62,13 @@ class ZeroRun(TrainingRun):
         meter: Meter | None = None,
     ) -> None:
         super().__init__(spec, training, None, workspace, meter)
-        self.settings, self.ranks = settings, ranks
-        self.dtype = DTYPES[training.dtype]
-        self.accumulation_dtype = number_format(settings.grad_accum_dtype, self.dtype)
-        self.communication_dtype = number_format(settings.communication_data_type, self.dtype)
-        self.bucket_elements = settings.elements("reduce_bucket_size")
-        self.is_last_microbatch = True
+        self.settings: DeepSpeedSettings = settings
+        self.ranks: int = ranks
+        self.dtype: Dtype = DTYPES[training.dtype]
+        self.accumulation_dtype: Dtype = number_format(settings.grad_accum_dtype, self.dtype)
+        self.communication_dtype: Dtype = number_format(settings.communication_data_type, self.dtype)
+        self.bucket_elements: int = settings.elements("reduce_bucket_size")
+        self.is_last_microbatch: bool = True
         self.host_norms: dict[int, Storage] = {}
 
     def micro_batches(self) -> None:

@@ -81,9 +81,9 @@ class PartitionedRun(ZeroRun):
     ) -> None:
         super().__init__(spec, training, settings, ranks, workspace, meter)
         self.rank = rank
-        self.bucket = Bucket()
+        self.bucket: Bucket = Bucket()
         self.oversized_gradient: Tensor | None = None
-        self.has_buffers = False
+        self.has_buffers: bool = False
         self.accumulated: dict[int, Tensor] = {}
         self.pending_frees: list[Tensor] = []
         self.partition_buffer: Storage | None = None
@@ -96,29 +96,29 @@ class PartitionedRun(ZeroRun):
 
     def prepare_training(self) -> None:
         """Creates the flat tensor of all parameters, and the rank's float32 partition (`__init__`)."""
-        self.parameters = self.parameters_in_module_order()
+        self.parameters: list[Tensor] = self.parameters_in_module_order()
         settings, ranks = self.settings, self.ranks
         order = round_robin_order(self.parameters, ranks) if settings.round_robin_gradients else self.parameters
         width, sizes = self.dtype.bytes, [elements(weight) for weight in order]
         starts, flat_elements = offsets(sizes, width, settings.parameter_alignment)
         size = flat_size(flat_elements, ranks)
-        self.partition_size = size // ranks
-        self.pieces = {
+        self.partition_size: int = size // ranks
+        self.pieces: dict[int, list[PartitionPiece]] = {
             id(weight): pieces(start, element_count, self.partition_size)
             for weight, start, element_count in zip(order, starts, sizes, strict=True)
         }
-        self.rank_pieces = {
+        self.rank_pieces: dict[int, PartitionPiece] = {
             key: piece
             for key, weight_pieces in self.pieces.items()
             for piece in weight_pieces
             if piece.rank == self.rank
         }
-        self.rank_parameters = [weight for weight in order if id(weight) in self.rank_pieces]
+        self.rank_parameters: list[Tensor] = [weight for weight in order if id(weight) in self.rank_pieces]
         with counted_as(self.meter, "weights"):
             flat = Storage(self.meter, size * width)
             for weight in order:
                 weight.storage = flat
-        self.largest_parameter = max(sizes)
+        self.largest_parameter: int = max(sizes)
         clone = Storage(self.meter, self.partition_size * width)
         if self.offloads:
             del clone

@@ -54,10 +54,10 @@ class Stage3Run(ZeroRun):
                 f"--cross-entropy {training.choices.cross_entropy}: with stage 3 of ZeRO it is not modelled; "
                 "expected eager or fused"
             )
-        self.coordinator = Coordinator(self.meter, settings, ranks)
+        self.coordinator: Coordinator = Coordinator(self.meter, settings, ranks)
         self.lowering.gather_with(self.coordinator)
         self.bucket: list[Parameter] = []
-        self.elements = 0
+        self.elements: int = 0
         self.buffer: Storage | None = None
 
     # --- set-up -----------------------------------------------------------------------------------------------------
@@ -70,8 +70,8 @@ class Stage3Run(ZeroRun):
         coordinator.mark_persistent()
         trained = [parameter for parameter in coordinator.parameters if parameter.full_param.leaf]
         frozen = [parameter for parameter in coordinator.parameters if not parameter.full_param.leaf]
-        self.groups = self._sub_groups(trained)
-        self.parameters = [parameter.full_param for parameter in trained]
+        self.groups: list[list[Parameter]] = self._sub_groups(trained)
+        self.parameters: list[Tensor] = [parameter.full_param for parameter in trained]
         total = sum(parameter.shard_elements for parameter in trained)
         with counted_as(meter, "weights"):
             self.rank_shards: list[Storage] = []

@@ -66,11 +66,13 @@ class FsdpProfile(RingAttention):
 
     traffic: Traffic | None = None
     layer_paths: Collection[str] = ()
-    splits = False
+    splits: bool = False
 
     def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
         """Shards all parameters created from now on. splits: whether embedding and head are separate groups."""
-        self.traffic, self.layer_paths, self.splits = traffic, layer_paths, splits
+        self.traffic: Traffic = traffic
+        self.layer_paths: Collection[str] = layer_paths
+        self.splits = splits
         self.groups: dict[Layer, Group] = {MODEL: Group(traffic, "", reshards=False)}
         self.sharded: dict[Path, Parameter] = {}
 
@@ -84,7 +86,7 @@ class FsdpProfile(RingAttention):
             group.parameters.sort(key=module_order_key([parameter.path for parameter in group.parameters], layer_norms))
         if not self.groups[MODEL].parameters:
             del self.groups[MODEL]
-        self.in_head = [
+        self.in_head: list[str] = [
             module_scope.name
             for module_scope in program.root.items
             if isinstance(module_scope, Scope) and module_scope.name in IN_HEAD

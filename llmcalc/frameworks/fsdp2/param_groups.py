@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from ...algebra import Number, ceil_div
 from ...parallel.placements import Collective
@@ -73,7 +73,9 @@ class GatheredStorage(Storage):
     __slots__ = ()
 
     def __init__(self, meter: Meter, size: int) -> None:
-        self.meter, self.bytes, self.block = meter, size, None
+        self.meter: Meter = meter
+        self.bytes: int = size
+        self.block: Any = None
 
     def fill(self) -> None:
         """Allocates the memory."""
@@ -121,17 +123,19 @@ class Parameter:
         width: int,
         has_partial_gradient: bool = False,
     ) -> None:
-        self.has_partial_gradient = has_partial_gradient
+        self.has_partial_gradient: bool = has_partial_gradient
         rows, *other_sides = template.shape
         part_rows = ceil_div(rows, sharding.shards)
         shard_rows = max(0, min(part_rows, rows - sharding.index * part_rows))
-        self.path, self.shard_elements, self.width = path, part_rows * count(tuple(other_sides)), width
+        self.path: Path = path
+        self.shard_elements: int = part_rows * count(tuple(other_sides))
+        self.width: int = width
         dtype = sharding.dtype if template.leaf else sharding.frozen_dtype or sharding.dtype
         with counted_as(meter, "weights"):
             shard_storage = Storage(meter, 0 if sharding.offloads else self.shard_elements * dtype.bytes)
-        self.shard = Tensor((shard_rows, *other_sides), dtype, shard_storage, leaf=template.leaf)
+        self.shard: Tensor = Tensor((shard_rows, *other_sides), dtype, shard_storage, leaf=template.leaf)
         storage = GatheredStorage(meter, self.shard_elements * sharding.shards * width)
-        self.unsharded_param = Tensor(template.shape, sharding.gathered_dtype, storage, leaf=template.leaf)
+        self.unsharded_param: Tensor = Tensor(template.shape, sharding.gathered_dtype, storage, leaf=template.leaf)
         self.accumulated_grad: Tensor | None = None
 
 
@@ -150,7 +154,9 @@ class Traffic:
     """
 
     def __init__(self, graph: Graph, sharding: Sharding, streams: int = 0) -> None:
-        self.graph, self.sharding, self.streams = graph, sharding, streams
+        self.graph: Graph = graph
+        self.sharding: Sharding = sharding
+        self.streams: int = streams
         self.last_gathered: Storage | None = None
         self.reduce_inputs: list[Storage] = []
         self.forward_order: list[Group] = []
@@ -208,12 +214,14 @@ class Group:
     """
 
     def __init__(self, traffic: Traffic, name: str, reshards: bool) -> None:
-        self.traffic, self.name, self.reshards = traffic, name, reshards
+        self.traffic: Traffic = traffic
+        self.name: str = name
+        self.reshards: bool = reshards
         self.parameters: list[Parameter] = []
         self.forward_prefetch: Sequence[Group] = ()
         self.backward_prefetch: Sequence[Group] = ()
         self.state: Moment | None = None
-        self.is_unsharded = False
+        self.is_unsharded: bool = False
         self.all_gather_result: Storage | None = None
         self.forward_positions: list[int] = []
         self.all_reduce_input: Storage | None = None

@@ -61,13 +61,14 @@ class ShardedChunk(Chunk):
     ) -> None:
         super().__init__(spec, training, layout, rank, stage, meter)
         self.lowering.ring = ring_of(layout, rank)
-        self.fsdp, self.reshard = fsdp, layout.reshard
-        self.traffic = Traffic(self.graph, sharded, streams)
-        self.stacks = [loop.path for loop in layer_stacks(spec)]
+        self.fsdp: Fsdp = fsdp
+        self.reshard: bool = layout.reshard
+        self.traffic: Traffic = Traffic(self.graph, sharded, streams)
+        self.stacks: list[str] = [loop.path for loop in layer_stacks(spec)]
         if fsdp.splits and (reason := head_sharing_reason(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)
-        self.gathers = False
+        self.gathers: bool = False
         self.schedule_settings = NEWEST
         self.output_chunks: list[Tensor] = []
         self.keep_unsharded(True)
@@ -246,8 +247,9 @@ class ShardedRank(RankRun):
         fsdp: Fsdp = TITAN,
         schedule_settings: ScheduleSettings = NEWEST,
     ) -> None:
-        self.sharding, self.fsdp = sharding(training, layout, rank, fsdp), fsdp
-        self.schedules = schedule_settings.schedules
+        self.sharding: Sharding = sharding(training, layout, rank, fsdp)
+        self.fsdp: Fsdp = fsdp
+        self.schedules: int = schedule_settings.schedules
         microbatches = training.microbatches // schedule_settings.schedules
         if effective_schedule(layout) == "1f1b" and microbatches < layout.pp:
             pp = layout.pp
@@ -259,7 +261,7 @@ class ShardedRank(RankRun):
         for chunk in self.chunks:
             chunk.schedule_settings = schedule_settings
         gathers_stages = schedule_settings.gathers_ahead and effective_schedule(layout) == "interleaved"
-        self.active = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
+        self.active: list[tuple[int, ...]] = list(_active_chunks(self.order, ACTIVE)) if gathers_stages else []
 
     def check(self, layout: Layout) -> None:
         """Raises `InputError` for a layout that is not modelled."""

@@ -62,8 +62,8 @@ class SchedulePasses(PassCounter):
 
     def __init__(self, chunks: int) -> None:
         super().__init__(chunks)
-        self.schedule = 0
-        self.starts = [0] * chunks
+        self.schedule: int = 0
+        self.starts: list[int] = [0] * chunks
 
     def begin_step(self) -> None:
         """Begins another schedule."""
@@ -97,7 +97,8 @@ class PassRecorder(SchedulePasses):
 
     def __init__(self, meter: Recorder, parameters: Sequence[Sequence[Parameter]]) -> None:
         super().__init__(len(parameters))
-        self.meter, self.parameters = meter, parameters
+        self.meter: Recorder = meter
+        self.parameters: Sequence[Sequence[Parameter]] = parameters
         self.passes: list[RecordedPass] = []
 
     def forward(self, chunk: int, stage_input: Tensor | None, run: Callable[[], Tensor]) -> Tensor:
@@ -155,7 +156,9 @@ class PlayedPasses(SchedulePasses, PassPlayer):
         parameters: Sequence[Sequence[Parameter]],
     ) -> None:
         PassPlayer.__init__(self, meter, traces, layer_offsets)
-        self.schedule, self.starts, self.parameters = 0, [0] * len(layer_offsets), parameters
+        self.schedule: int = 0
+        self.starts: list[int] = [0] * len(layer_offsets)
+        self.parameters: Sequence[Sequence[Parameter]] = parameters
 
     def _play_forward(self, chunk: int, case: PassCase, pass_id: PassId, stage_input: Tensor | None) -> Tensor:
         """Replays a forward pass, and binds gathered parameters to their storages."""

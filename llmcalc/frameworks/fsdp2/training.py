@@ -219,10 +219,11 @@ class FsdpRun(TrainingRun):
         if program is not None and program.rank_axes.layout.tp > 1:
             self.profile = FsdpTensorParallelProfile
         super().__init__(spec, training, layers, workspace, meter, program)
-        self.fsdp, self.reshard = fsdp, reshard
+        self.fsdp: Fsdp = fsdp
+        self.reshard: bool = reshard
         self.lowering.ring = ring
-        self.traffic = Traffic(self.graph, sharding)
-        self.stacks = [loop.path for loop in layer_stacks(spec)]
+        self.traffic: Traffic = Traffic(self.graph, sharding)
+        self.stacks: list[str] = [loop.path for loop in layer_stacks(spec)]
         if fsdp.splits and (reason := head_sharing_reason(spec, training)):
             raise InputError(f"FSDP2 with groups of their own for embedding and head: {reason}")
         self.lowering.shard(self.traffic, self.stacks, fsdp.splits)

@@ -31,8 +31,8 @@ class FsdpTensorParallelProfile(Divided, FsdpProfile):
     def shard(self, traffic: Traffic, layer_paths: Collection[str], splits: bool) -> None:
         """Shards all parameters created from now on."""
         super().shard(traffic, layer_paths, splits)
-        self.divides_loss = traffic.sharding.divides_loss
-        self.copies_gathered = traffic.sharding.copies_gathered
+        self.divides_loss: bool = traffic.sharding.divides_loss
+        self.copies_gathered: bool = traffic.sharding.copies_gathered
 
     def prepare(self, program: Flow) -> None:
         """Creates the parameters, and notes their shapes before sharding."""

@@ -63,17 +63,24 @@ class Tensor:
         has_offset: bool = False,
         may_move: bool = False,
     ) -> None:
-        self.nbytes, self.operation, self.layout, self.device = nbytes, operation, layout, device
-        self.sources = list(sources)
-        self.has_offset, self.may_move = has_offset, may_move
+        self.nbytes: int = nbytes
+        self.operation: Operation = operation
+        self.layout: tuple[int, ...] | None = layout
+        self.device: str | None = device
+        self.sources: list[Tensor] = list(sources)
+        self.has_offset: bool = has_offset
+        self.may_move: bool = may_move
         self.base: Tensor | None = None
         if operation in ("view", "store"):
             viewed = sources[-1] if operation == "store" else sources[0]
             self.base = viewed.base or viewed
-        self.is_external = (self.base or self).operation in ("weight", "cache")
+        self.is_external: bool = (self.base or self).operation in ("weight", "cache")
         self.place: str | None = None
-        self.children = self.views = self.offset = 0
-        self.is_allocated = self.stays = False
+        self.children: int = 0
+        self.views: int = 0
+        self.offset: int = 0
+        self.is_allocated: bool = False
+        self.stays: bool = False
 
 
 class Graph:

@@ -141,10 +141,10 @@ class Configurations:
     """
 
     def __init__(self, module: ast.Module, known: Mapping[str, Config] | None = None) -> None:
-        self.functions = functions_of(module)
-        self.constants = constants(module.body)
-        self.known = known or {}
-        self.work = 0
+        self.functions: dict[str, ast.FunctionDef] = functions_of(module)
+        self.constants: dict[str, Any] = constants(module.body)
+        self.known: Mapping[str, dict[str, Any]] = known or {}
+        self.work: int = 0
 
     def spend(self, values: int) -> None:
         """Counts values that are read. Raises `RecursionError` beyond `MOST_WORK`."""

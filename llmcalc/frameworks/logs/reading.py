@@ -113,7 +113,9 @@ class Facts:
                 if match is not None and not is_left_out(log.text[start:end]):
                     for name, value in match.groupdict().items():
                         matches.setdefault(name, []).append((place, value))
-        self.values = {name: [value for _, value in sorted(places)] for name, places in matches.items()}
+        self.values: dict[str, list[str]] = {
+            name: [value for _, value in sorted(places)] for name, places in matches.items()
+        }
 
     def __contains__(self, name: str) -> bool:
         return bool(self.values.get(name))

@@ -31,7 +31,7 @@ class LogText:
 
     def __init__(self, text: str) -> None:
         lines = _CONTROL.sub("", text).splitlines()
-        self.text = "\n".join(line[:LONGEST_LINE] for line in lines)
+        self.text: str = "\n".join(line[:LONGEST_LINE] for line in lines)
 
     def places(self, hint: str) -> Iterator[tuple[int, int, int]]:
         """Yields start, place of the hint and end of each line that contains it, at most `MOST_LINES` of them."""

@@ -16,7 +16,7 @@ from weakref import ref
 from ...errors import InputError
 from ...model import ModelSpec
 from ...optional import MTP
-from ...parallel.layout import Layout, Stage, stages
+from ...parallel.layout import Coordinates, Layout, Stage, stages
 from ...parallel.rank_program import RankFlow, shared_rank_program, similar_stage
 from ...parallel.schedules import check
 from ...simulator.autograd import Graph, backward
@@ -49,6 +49,7 @@ from .kernel_choices import (
     retains_batches,
 )
 from .kernels import Parameter, PersistentTensors, RankLowering, weight_sizes
+from .kernels.choices import RankChoices
 from .layer_wise_optimizer import pack_buffer, updates_by_layout, updates_in_rank_order
 from .param_and_grad_buffer import Buffer, bucket_size, is_updated_by_muon, make_buffer, optimizer_updates
 from .settings import MegatronSettings
@@ -121,11 +122,11 @@ class ForwardOutput:
     __slots__ = ("chunk", "data", "end", "input")
 
     def __init__(self, chunk: Chunk, output: Tensor, chunk_input: Tensor | None) -> None:
-        self.chunk = chunk
+        self.chunk: Chunk = chunk
         self.data: Tensor | None = output
-        self.end = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
+        self.end: Tensor = Tensor(output.shape, output.dtype, Storage(NoMeter(), 0))
         self.end.node, self.end.output = output.node, output.output
-        self.input = chunk_input
+        self.input: Tensor | None = chunk_input
 
     def free(self) -> None:
         """Frees the tensor that has been sent, and keeps its graph (`deallocate_output_tensor`)."""
@@ -141,21 +142,28 @@ class RankRun:
     def __init__(self, spec: ModelSpec, settings: MegatronSettings, rank: int, meter: Meter | Recorder) -> None:
         check_modelled(settings)
         check_parts(spec)
-        self.settings, self.meter = settings, meter
+        self.settings: MegatronSettings = settings
+        self.meter: Meter | Recorder = meter
         self.layout: Layout = settings.layout()
         check(self.layout, settings.microbatches, settings.microbatch_group_size_per_virtual_pipeline_stage)
-        self.coordinates = self.layout.coordinates(rank)
+        self.coordinates: Coordinates = self.layout.coordinates(rank)
         self.sharding = optimizer_sharding(settings)
-        self.spec = spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
-        self.graph = Graph(meter)
+        self.spec: ModelSpec = (
+            spec if settings.padded_vocabulary is None else _with_vocabulary(spec, settings.padded_vocabulary)
+        )
+        self.graph: Graph = Graph(meter)
         self.graph.keeps_gradients = False
-        self.rank_choices = choices_of(settings)
-        self.persistent = PersistentTensors(meter, cublas_workspace(settings), engine_workspace(settings))
+        self.rank_choices: RankChoices = choices_of(settings)
+        self.persistent: PersistentTensors = PersistentTensors(
+            meter, cublas_workspace(settings), engine_workspace(settings)
+        )
         tokens = settings.tokens // settings.cp
         decoder = settings.decoder_seq_length
         seq = tokens if decoder is None else decoder // settings.cp
-        self.run_config = RunConfig(Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training"))
-        self.chunks = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
+        self.run_config: RunConfig = RunConfig(
+            Workload(settings.micro_batch_size or 1, seq, source=tokens, phase="training")
+        )
+        self.chunks: list[Chunk] = [self._chunk(spec_stage, rank) for spec_stage in self._stages()]
         for chunk_index, chunk in enumerate(self.chunks):
             chunk.number = chunk_index
         self.buffers: list[Buffer] = []
@@ -169,8 +177,9 @@ class RankRun:
         self.reported_losses: list[Storage] = []
         self.rope_tables: list[Storage] = []
         self.passes: PassRecorder | PassPlayer | None = None
-        self.retains = retains_batches(settings) and self.coordinates.tp == 0
-        self.has_stepped = self.has_rope_tables = False
+        self.retains: bool = retains_batches(settings) and self.coordinates.tp == 0
+        self.has_stepped: bool = False
+        self.has_rope_tables: bool = False
 
     def _stages(self) -> Sequence[Stage | None]:
         """Returns the pipeline stage of each chunk."""
@@ -571,8 +580,11 @@ class Interleaved:
     """
 
     def __init__(self, run: RankRun) -> None:
-        settings, self.rank = run.settings, run
-        self.pp, self.chunks, stage_index = run.layout.pp, len(run.chunks), run.coordinates.pp
+        settings = run.settings
+        self.rank: RankRun = run
+        self.pp: int = run.layout.pp
+        self.chunks: int = len(run.chunks)
+        stage_index = run.coordinates.pp
         group_size = settings.microbatch_group_size_per_virtual_pipeline_stage or self.pp
         runs_all = run.retains or run.rank_choices.wgrad_deferral_limit is not None
         microbatch_count = (
@@ -584,11 +596,12 @@ class Interleaved:
         for start in range(0, microbatch_count, group_size):
             group_microbatches = min(group_size, microbatch_count - start)
             self.order += [chunk for chunk in range(self.chunks) for _ in range(group_microbatches)]
-        self.total = microbatch_count * self.chunks
-        self.warmup = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
-        self.remaining = self.total - self.warmup
-        self.overlaps = not settings.no_overlap_p2p_communication
-        self.first, self.last = stage_index == 0, stage_index == self.pp - 1
+        self.total: int = microbatch_count * self.chunks
+        self.warmup: int = min(self.total, (self.pp - stage_index - 1) * 2 + (self.chunks - 1) * group_size)
+        self.remaining: int = self.total - self.warmup
+        self.overlaps: bool = not settings.no_overlap_p2p_communication
+        self.first: bool = stage_index == 0
+        self.last: bool = stage_index == self.pp - 1
         self.inputs: list[list[Tensor | None]] = [[] for _ in run.chunks]
         self.outputs: list[list[ForwardOutput]] = [[] for _ in run.chunks]
         self.gradients: list[list[Tensor | None]] = [[] for _ in run.chunks]

@@ -228,10 +228,12 @@ class RankRun:
                 f"all are replayed; expected at most {MOST_MICROBATCHES:,}"
             )
         coordinates = layout.coordinates(rank)
-        self.layout, self.training, self.meter = layout, training, meter
+        self.layout: Layout = layout
+        self.training: Training = training
+        self.meter: Meter | Recorder = meter
         layers = sum(stack.num_hidden_layers for _, stack in spec.stacks())
         rank_stages = [stage for stage in stages(layout, layers) if stage.rank == coordinates.pp]
-        self.chunks = [self.chunk(spec, rank, stage) for stage in rank_stages]
+        self.chunks: list[Chunk] = [self.chunk(spec, rank, stage) for stage in rank_stages]
         for chunk_index, chunk in enumerate(self.chunks):
             chunk.number, chunk.workspace, chunk.workspaces = chunk_index, workspace, self.chunks[0].workspaces
         group = torch_group(layout.pp, training.microbatches) if layout.vpp > 1 else None

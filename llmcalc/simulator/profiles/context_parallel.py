@@ -21,7 +21,7 @@ from ...parallel.layout import Layout
 from ..aten import Aten
 from ..autograd import Graph, record
 from ..strides import Shape, elementwise
-from ..tensor import FLOAT32, INT64, Gradient, Needs, Tensor
+from ..tensor import FLOAT32, INT64, Dtype, Gradient, Needs, Tensor
 from .eager import Eager
 from .eager.attention import AttentionKernels
 
@@ -127,7 +127,9 @@ class Rotater:
     """The exchange of keys and values in a ring. gathers: whether by an all-gather."""
 
     def __init__(self, graph: Graph, ranks: int, gathers: bool) -> None:
-        self.graph, self.ranks, self.gathers = graph, ranks, gathers
+        self.graph: Graph = graph
+        self.ranks: int = ranks
+        self.gathers: bool = gathers
         self.buffer: Tensor | None = None
 
     def exchange_buffers(self, curr_buffer: Tensor) -> None:
@@ -153,7 +155,7 @@ class Merger:
 
     def step(self, out: Tensor, lse: Tensor, is_partial: bool) -> None:
         """Merges the output of a round. is_partial: whether it covers only the second half of the queries."""
-        self.dtype = out.dtype
+        self.dtype: Dtype = out.dtype
         out = self.t.to(out, FLOAT32)
         self._merge_one(out, self.t.unsqueeze(lse, -1), is_partial)
 
@@ -200,7 +202,10 @@ class Kernels:
     """Ring attention, forward and backward. spare: whether allocations equal those on a GPU."""
 
     def __init__(self, graph: Graph, ring: Ring, spare: bool) -> None:
-        self.graph, self.ring, self.spare, self.t = graph, ring, spare, Aten(graph)
+        self.graph: Graph = graph
+        self.ring: Ring = ring
+        self.spare: bool = spare
+        self.t: Aten = Aten(graph)
 
     def forward(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Runs `_templated_ring_attention`."""

@@ -72,7 +72,8 @@ class Divided(Eager):
     """
 
     entered: list[list[tuple[int, Tensor, Tensor]]]
-    ranks = tokens = 1
+    ranks: int = 1
+    tokens: int = 1
     messages: list[Message]
     places: Placements | None = None
     recurrence: Recurrence | None = None
@@ -105,7 +106,8 @@ class Divided(Eager):
         self.ranks = layout.tp
         if layout.tp == 1 or not layout.sequence_parallel:
             return
-        self.tokens, self.places = layout.tp, Placements(layout, self.run_config, include=self.include)
+        self.tokens = layout.tp
+        self.places: Placements = Placements(layout, self.run_config, include=self.include)
         self.places.run(program)
         self._check_rows(program)
         seq = self.run_config.new(TOKENS)

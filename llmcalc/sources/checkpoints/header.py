@@ -75,7 +75,11 @@ class BoundedReader:
     """
 
     def __init__(self, file: IO[bytes], size: int, location: str) -> None:
-        self.file, self.size, self.where, self.at, self.taken = file, size, location, 0, 0
+        self.file: IO[bytes] = file
+        self.size: int = size
+        self.where: str = location
+        self.at: int = 0
+        self.taken: int = 0
 
     def take(self, count: int, field: str) -> bytes:
         """Reads `count` bytes. Raises `InputError` if fewer bytes are left, and for more than a header may have."""

@@ -32,7 +32,8 @@ class Facts:
     """
 
     def __init__(self, spec: ModelSpec, fields: Mapping[str, Callable[[Facts], Any]]) -> None:
-        self.spec, self.fields = spec, fields
+        self.spec: ModelSpec = spec
+        self.fields: Mapping[str, Callable[[Facts], Any]] = fields
         self.main: Stack = spec.main
         self.first: Stack = spec.encoder if spec.encoder is not None else spec.main
 

@@ -20,14 +20,14 @@ from torch import Tensor
 from torch._C import _distributed_c10d
 from torch._subclasses import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_leaves
 
-from ...parallel.layout import stages
+from ...parallel.layout import Coordinates, stages
 from ..loop import build_optimizers, build_reference, layer_matrices
 from ..memory import CpuStorageTracker
 from . import parallel
@@ -186,15 +186,19 @@ class Rank:
     """A process of a run. log: list that receives every allocation; default None."""
 
     def __init__(self, job: Job, log: list[str] | None = None) -> None:
-        self.job, self.mode = job, OnRank()
-        self.rank, layout = dist.get_rank(), job.layout
-        self.at = layout.coordinates(self.rank)
+        self.job: Job = job
+        self.mode: OnRank = OnRank()
+        self.rank: int = dist.get_rank()
+        layout = job.layout
+        self.at: Coordinates = layout.coordinates(self.rank)
         names = "pp", "replicas", "dp", "tp"
         sizes = layout.pp, layout.hsdp_replicas, layout.dp // layout.hsdp_replicas, layout.tp
-        self.mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        self.meshes = {name: self.mesh[name] for name in names}  # created before storages are tracked
+        self.mesh: DeviceMesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+        self.meshes: dict[str, DeviceMesh] = {
+            name: self.mesh[name] for name in names
+        }  # created before storages are tracked
         self.shards = self.mesh["replicas", "dp"] if layout.hsdp_replicas > 1 else self.meshes["dp"]
-        self.ends = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
+        self.ends: Any | None = self._ends() if layout.pp > 1 and job.spec.tie_word_embeddings else None
         self.mode.log = log
         self.peaks: dict[str, int] = {}
 
@@ -231,7 +235,7 @@ class Rank:
                     quantities["first_step_peak_bytes"] = self.peaks["step"]
             quantities |= {f"{phase}_peak_bytes": peak for phase, peak in self.peaks.items()}
             quantities |= {"before_step_bytes": before_step, "after_step_bytes": mode.now}
-        self.scratch = scratch_of(lambda: run(ids))
+        self.scratch: dict[str, int] = scratch_of(lambda: run(ids))
         return quantities, losses
 
     def record_phase(self, phase: str) -> None:
@@ -256,7 +260,7 @@ class Rank:
     def build(self, module: Any) -> None:
         """Builds this process's part of the model."""
         layout = self.job.layout
-        self.last = True
+        self.last: bool = True
         if layout.pp > 1:
             layers = len(module.layers)
             (own_stage,) = (stage for stage in stages(layout, layers) if stage.rank == self.at.pp)
@@ -280,7 +284,7 @@ class Rank:
         """Runs the passes of a step. Returns the sum of the losses."""
         total = 0.0
         for i in range(self.job.microbatches):
-            self.ids = ids[i].clone()
+            self.ids: Tensor = ids[i].clone()
             is_last = i == self.job.microbatches - 1
             with self.gradient_context(is_last), self.loss_context():
                 loss = loss_of(self.module(self.ids, None, grouped_experts=True), self.ids)

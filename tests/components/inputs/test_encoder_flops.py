@@ -52,7 +52,8 @@ def cases(field: str) -> Iterator[Any]:
         for i, shape in enumerate(OTHER_SHAPES.get(kind, shapes)):
             spec = spec_of(wrapped(kind, shape))
             if rule_of(spec, field) is not None and not merges_too_many(spec):
-                yield pytest.param(kind, shape, id=f"{kind}-{i}")
+                marks = pytest.mark.exhaustive if kind == "gemma4" and i else ()  # a large budget of patches
+                yield pytest.param(kind, shape, id=f"{kind}-{i}", marks=marks)
 
 
 def merges_too_many(spec: ModelSpec) -> bool:

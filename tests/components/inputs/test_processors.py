@@ -11,7 +11,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -66,11 +66,13 @@ def counted(cls: Any, height: int, width: int, **fields: Any) -> tuple[int, int]
 
 
 def smart_resize(module: str, name: str, patch: int, least: int, most: int) -> Callable[[int, int], Measured]:
-    cls = getattr(models(module), name)
-    images = cls(size={"shortest_edge": least, "longest_edge": most}, patch_size=patch, merge_size=2)
+    @cache
+    def images() -> Any:
+        cls = getattr(models(module), name)  # its import takes seconds
+        return cls(size={"shortest_edge": least, "longest_edge": most}, patch_size=patch, merge_size=2)
 
     def measure(height: int, width: int) -> Measured:
-        patches = images.get_number_of_image_patches(height, width, {})
+        patches = images().get_number_of_image_patches(height, width, {})
         return 1, patches, patches // 4
 
     return measure

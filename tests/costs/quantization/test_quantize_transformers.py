@@ -16,9 +16,10 @@ from llmcalc.costs.quantization import quantized_size, scheme_named, scheme_of_c
 from llmcalc.costs.quantization.base import sites
 from llmcalc.costs.quantization.linear import LinearScheme
 from llmcalc.model import ModelSpec
-from llmcalc.sources.huggingface.registry import read_config
+from llmcalc.sources.huggingface.registry import FILE_OF, read_config
 from llmcalc.witnesses.transformers import build
-from tests.builders import WITH_CLASSES
+from tests.builders import WITH_CLASSES, parts_of, spec_of
+from tests.samples import sampled
 
 # Every family
 
@@ -60,9 +61,9 @@ class's experts (Muse Spark).
 """
 
 
-def shapes() -> list[Any]:
+def shapes() -> dict[str, dict[str, Any]]:
     """Returns one config of each model type: the first with a language-model head."""
-    found: dict[str, Any] = {}
+    found: dict[str, dict[str, Any]] = {}
     for file in WITH_CLASSES:
         for cls, some in import_module(f"tests.families.{file}").SHAPES.items():
             for shape in some:
@@ -73,8 +74,14 @@ def shapes() -> list[Any]:
                     and "QuestionAnswering" not in cls
                     and "PreTraining" not in cls
                 ):
-                    found[kind] = pytest.param({"architectures": [cls], **shape}, id=kind)
-    return [found[kind] for kind in found if kind not in ROUTERS | OTHER_CLASSES | LAST_OR_TIED | BESIDE | REFUSED]
+                    found[kind] = {"architectures": [cls], **shape}
+    apart = ROUTERS | OTHER_CLASSES | LAST_OR_TIED | BESIDE | REFUSED
+    return {kind: config for kind, config in found.items() if kind not in apart}
+
+
+def converted_of(config: dict[str, Any]) -> set[Any]:
+    """What may be converted otherwise: the parts of the model, and its lineage's classes."""
+    return {FILE_OF[config["model_type"]], *parts_of(spec_of(config))}
 
 
 def fp8(model: Any, block: tuple[int, int] | None = None) -> Any:
@@ -89,7 +96,7 @@ def fp8(model: Any, block: tuple[int, int] | None = None) -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("config", shapes())
+@pytest.mark.parametrize("config", sampled(shapes(), converted_of))
 def test_the_same_maps_are_converted(config: dict[str, Any]) -> None:
     import torch
 

@@ -158,10 +158,7 @@ WRAPPERS = {
 UNBUILT = {
     **dict.fromkeys(("fast_vlm", "perception_lm"), "its class needs timm"),
     **dict.fromkeys(
-        (
-            *("Keye", "KeyeVL1_5", "dots_ocr", "isaac", "multi_modality", "nvembed", "openvla", "ultravox"),
-            *("videollama3_qwen2", "youtu_vl"),
-        ),
+        (*("multi_modality", "nvembed", "openvla", "ultravox", "videollama3_qwen2", "youtu_vl"),),
         "its class is code of its repository",
     ),
 }

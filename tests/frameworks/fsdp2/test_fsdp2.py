@@ -50,6 +50,7 @@ from llmcalc.workload.recompute import recompute_of
 from tests.comparisons import compares, under
 from tests.contracts.test_parts import around_a_model
 from tests.frameworks.fsdp2.fully_sharded import Followed, Seen, Tracker, by_torch, differences, replayed
+from tests.samples import with_rest
 from tests.simulator.compare import examples
 
 FLASH = Choices(attention="flash")
@@ -189,9 +190,26 @@ Gemma 4's layers in its mixed precision; parameters that no pass reads are not m
 """
 
 
+SHARDED = (
+    *("Attention-11", "Classifier-1", "CompressedConvAttention-0", "DifferentialAttention-0", "MLA-3"),
+    *(
+        "MergedAttention-0",
+        "MixtureOfAttention-0",
+        "MoE-9",
+        "Norm-6",
+        "ProductKeyMoE-0",
+        "SideConvolution-0",
+        "Stack-3",
+    ),
+)
+"""Parts whose parameters are of every shape: matrices, vectors, tables, grouped weights, kernels of convolutions. What
+the others compute is compared on one device (simulator/test_eager.py).
+"""
+
+
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")  # a classifier's output is a view
 @compares(lambda name: under("fsdp2", family(name), "adamw"))
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", with_rest({name: name for name in PARTS}, SHARDED))
 def test_a_rank_with_a_part_holds_what_the_tracker_sees(name: str) -> None:
     spec, training, layout = family(name), Training(batch=2, seq=7), Layout(dp=3, zero=3)
     assert differences(replayed(spec, training, layout, 1), by_torch(spec, training, layout, 1)) == {}

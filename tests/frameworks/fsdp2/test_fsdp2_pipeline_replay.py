@@ -35,12 +35,14 @@ JOBS: dict[str, tuple[str, TitanSettings | None, int, dict[str, Any]]] = {
 
 SAMPLE = {
     "newest": ("one stage a rank", "four chunks"),
-    "recomputed": ("uneven stages", "two chunks"),
-    "gradients of bf16": ("tensors too", "four chunks"),
+    "recomputed": ("uneven stages",),
+    "gradients of bf16": ("tensors too",),
     "outputs are kept": ("uneven stages", "two chunks"),
-    "several schedules a step": ("one stage a rank", "four chunks"),
+    "several schedules a step": ("one stage a rank",),
 }
-"""Job → the layouts that run in every test run: one with several chunks on a rank, and one without."""
+"""Job → the layouts that run in every test run: one without several chunks on a rank, and of the newest version and the
+earlier one also one with them.
+"""
 
 
 def _pairs() -> Iterator[Any]:
@@ -53,7 +55,7 @@ def _pairs() -> Iterator[Any]:
 def test_the_sample_has_every_layout() -> None:
     assert {name for names in SAMPLE.values() for name in names} == LAYOUTS.keys()
     for names in SAMPLE.values():
-        assert sorted(LAYOUTS[name].vpp > 1 for name in names) == [False, True]
+        assert sorted(LAYOUTS[name].vpp > 1 for name in names) == [False, True][: len(names)]
 
 
 @pytest.mark.parametrize(("layout", "version", "own", "batches", "options"), list(_pairs()))

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 import llmcalc
 from llmcalc.device_memory.cuda_runtime import Runtime
@@ -34,6 +35,7 @@ from tests.comparisons import compares, under
 from tests.frameworks.fsdp2.fully_sharded import Tracker, differences, replayed, steps_of
 from tests.frameworks.fsdp2.test_fsdp2 import Counts
 from tests.frameworks.fsdp2.two_dimensional import KINDS, Parts, Sent, by_torch
+from tests.samples import with_rest
 
 SIZES = {
     "num_hidden_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8,
@@ -87,8 +89,17 @@ CASES = [
 ]
 
 
+SLOW = ("biases, shards in replicas", "norms of heads, every layer again", "embedding and head apart")
+"""Cases with much that others have; biases, and shards in replicas, are in test_fsdp2.py too."""
+
+
+def by_name(cases: list[Case]) -> list[ParameterSet]:
+    names = {case.name: case for case in cases}
+    return with_rest(names, names.keys() - {*SLOW})
+
+
 @compares(lambda case: under("fsdp2", MODELS[case.model], case.how.optimizer))
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", by_name(CASES))
 def test_a_rank_holds_what_the_tracker_sees(case: Case) -> None:
     spec = MODELS[case.model]
     seen = by_torch(spec, case.how, case.laid, case.rank, case.fsdp, Tracker)
@@ -104,7 +115,7 @@ SENDS = [
 ]
 
 
-@pytest.mark.parametrize("case", SENDS, ids=str)
+@pytest.mark.parametrize("case", by_name(SENDS))
 def test_what_a_step_sends(case: Case) -> None:
     """CommDebugMode counts the operations; their tensors have the bytes. Without hooks of a tracker."""
     spec, sent, counted = MODELS[case.model], Sent(), Counts()

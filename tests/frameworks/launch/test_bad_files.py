@@ -27,14 +27,14 @@ FILES = {path.name: path.read_text() for path in sorted(LAUNCHES.iterdir())}
 
 def read(text: str, allow_unknown: bool = False) -> Launch | str:
     """A launch, or the message that refuses it."""
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         found: Launch | str = launch_of(text, "launch", 8, allow_unknown)
     except InputError as error:
         found = str(error)
         assert found
         assert "\n" not in found
-    assert time.perf_counter() - start < 2
+    assert time.process_time() - start < 2
     return found
 
 
@@ -126,7 +126,9 @@ def test_reading_json_loads_no_yaml() -> None:
 
 # ---- any text
 
-FUZZED = settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+FUZZED = settings(
+    max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+)
 PIECES = sorted({word for text in FILES.values() for word in re.findall(r"\S+|\n", text)})
 SIGNS = [
     "$",

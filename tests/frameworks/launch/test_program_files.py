@@ -242,11 +242,11 @@ def test_damaged_files_are_read_or_refused(name: str) -> None:
     arguments = {"torchtitan_configs.py": ("llama3_debug",), "pai_qwen2.sh": ("dsw", "7B", "2", "bf16")}.get(name, ())
     for cut in range(0, len(text), max(1, len(text) // 40)):
         for damaged in (text[:cut], text[:cut] + "\0((${" + text[cut:], text[:cut] + "'\"" + text[cut:]):
-            start = time.perf_counter()
+            start = time.process_time()
             message = ""
             try:
                 launch_of(damaged, name, 8, arguments=arguments)
             except InputError as error:
                 message = str(error)
             assert not set("\n\0") & set(message)
-            assert time.perf_counter() - start < 2
+            assert time.process_time() - start < 2

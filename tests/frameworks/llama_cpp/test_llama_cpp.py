@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -23,14 +21,9 @@ from llmcalc.frameworks.ggml.placement import Layers
 from llmcalc.frameworks.llama_cpp.server import server
 from llmcalc.sources.hardware import find_hardware
 from tests.gguf_files import write_gguf
+from tests.in_process import command
 
 MIB = 2**20
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "llmcalc", *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
 
 
 def answer(
@@ -176,12 +169,12 @@ def test_patterns_match_as_python_does(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["(.*)*x", "(a?){999}b", "(x+x+)+y", "((.{9}){9}){9}"])
 def test_no_pattern_is_slow(text: str) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with suppress(InputError):  # refused for its number of states
         pattern = Pattern(text, "-ot")
         for name in NAMES:
             pattern.matches(name + "x" * 200)
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20
 
 
 @pytest.mark.parametrize("text", ["(a", "a)", "*a", "[a", "a{3,1}", "(?=a)", "\\", "a{1000000}", "[z-a]", "x" * 3000])
@@ -428,7 +421,7 @@ def test_a_scheme_that_no_gguf_file_has_is_refused() -> None:
 
 
 def test_the_document_names_devices() -> None:
-    result = run(
+    result = command(
         *("memory", "qwen3-30b-a3b", "--engine", "llama.cpp==b10488", "--hardware", "rtx-4070", "--quantize", "q4_k_m"),
         *("-c", "16384", "-ngl", "99", "-ot", r"blk\.[0-9]\.ffn_.*_exps.=CPU", "-ot", r"blk\.[1-3].\.ffn_.*_exps.=CPU"),
         *("-fa", "-t", "8", "--jinja", "--format", "json"),
@@ -459,7 +452,7 @@ def test_the_document_names_devices() -> None:
     ],
 )  # fmt: skip
 def test_exit_codes(arguments: tuple[str, ...], code: int, message: str) -> None:
-    result = run(*arguments)
+    result = command(*arguments)
     assert result.returncode == code, result.stdout + result.stderr
     assert message in result.stdout + result.stderr
     assert "Traceback" not in result.stderr

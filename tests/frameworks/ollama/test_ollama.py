@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -12,6 +10,7 @@ import pytest
 import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.ollama.flags import read_options
+from tests.in_process import command
 
 
 def answer(target: str = "llama3.1-8b", hardware: str = "rtx-3060", engine: str = "ollama", **options: Any) -> Any:
@@ -101,10 +100,9 @@ def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> Non
 
 
 def test_variables_are_written_as_in_a_shell() -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "llmcalc", "memory", "llama3.1-8b", "--engine", "ollama==0.12.6", "--hardware",
-         "rtx-3060", "--quantize", "q4_k_m", "--num_ctx", "8k", "OLLAMA_NUM_PARALLEL=2", "--format", "json"],
-        capture_output=True, text=True, check=False, timeout=120,
+    result = command(
+        "memory", "llama3.1-8b", "--engine", "ollama==0.12.6", "--hardware", "rtx-3060", "--quantize", "q4_k_m",
+        "--num_ctx", "8k", "OLLAMA_NUM_PARALLEL=2", "--format", "json",
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     document = json.loads(result.stdout)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.bounds import bounded
+from tests.samples import with_rest
 
 SERVE = "vllm serve qwen3-8b"
 POD = "apiVersion: v1\nkind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai\n"
@@ -88,7 +89,19 @@ FILES: dict[str, tuple[str, Callable[[], str], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", FILES)
+SLOW = {
+    "many unset variables",
+    "many containers",
+    "a long suffix",
+    "many flags",
+    "many keys of a table",
+    "lines of a Modelfile",
+    "texts of a compose file",
+}
+"""Files that another of the same reader resembles, in words, variables, numbers or lines, and that take seconds."""
+
+
+@pytest.mark.parametrize("name", with_rest({name: name for name in FILES}, FILES.keys() - SLOW))
 def test_a_file_that_grows(name: str, tmp_path: Path) -> None:
     file, make, message = FILES[name]
     path = tmp_path / file

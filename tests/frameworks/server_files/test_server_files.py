@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from llmcalc.frameworks.launch.command_line import typed_launch
 from llmcalc.frameworks.server_files.accelerators import accelerator_of
 from llmcalc.frameworks.server_files.programs import start_of, version_of_image
 from llmcalc.frameworks.server_files.read import servers_of, servers_of_text
+from tests.in_process import command
 
 SERVING = Path(__file__).parents[2] / "data" / "launch" / "serving"
 
@@ -353,24 +352,18 @@ def test_an_engine_beside_a_file_takes_its_servers_alone() -> None:
         llmcalc.memory(launch=SERVING / "vllm_serve.sh", engine="sglang", hardware="h100")
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "llmcalc", *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
-
-
 def test_the_commands() -> None:
     file = str(SERVING / "vllm_serve.sh")
-    missing = run("memory", "--launch", file)
+    missing = command("memory", "--launch", file)
     assert missing.returncode == 2
-    result = run("memory", "--launch", file, "--hardware", "h100", "--max-model-len", "8k", "--format", "json")
+    result = command("memory", "--launch", file, "--hardware", "h100", "--max-model-len", "8k", "--format", "json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["max_model_len"] == 8000
-    assert run("memory", "llama3.1-405b", "--launch", file, "--hardware", "h100").returncode == 1
-    fit = run("fit", "--launch", file, "--hardware", "rtx-4090", "--users", "4", "--seq", "4k", "--format", "json")
+    assert command("memory", "llama3.1-405b", "--launch", file, "--hardware", "h100").returncode == 1
+    fit = command("fit", "--launch", file, "--hardware", "rtx-4090", "--users", "4", "--seq", "4k", "--format", "json")
     assert fit.returncode == 0, fit.stderr
     assert json.loads(fit.stdout)["max_model_len"] == 4096
-    several = run("memory", "--launch", str(SERVING / "compose.yml"), "--hardware", "h100", "--format", "json")
+    several = command("memory", "--launch", str(SERVING / "compose.yml"), "--hardware", "h100", "--format", "json")
     assert [document["launch"]["place"] for document in json.loads(several.stdout)] == [
         "services.chat",
         "services.small",

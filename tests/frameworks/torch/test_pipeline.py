@@ -18,6 +18,7 @@ from llmcalc.frameworks.torch.pipeline import replay_rank
 from llmcalc.parallel.layout import Layout, stages
 from llmcalc.simulator.tensor import DTYPES
 from tests.comparisons import compares, under
+from tests.samples import sampled, spread
 
 SPEC = llmcalc.load("smollm2-135m", num_hidden_layers=8).model
 
@@ -117,7 +118,16 @@ WALKED = [
 ]
 
 
-@pytest.mark.parametrize(("framework", "layout", "given"), WALKED)
+def causes_of_walk(case: tuple[str, Layout, dict[str, Any]]) -> set[Any]:
+    """What a walk has rules for: the framework with each size of the layout, the optimizer, adapters, recomputation."""
+    framework, layout, given = case
+    return {(framework, layout.zero, layout.pp > 1), *((name, str(value)) for name, value in given.items())}
+
+
+@pytest.mark.parametrize(
+    ("framework", "layout", "given"),
+    spread(sampled({f"{case[0]}-{number}": case for number, case in enumerate(WALKED)}, causes_of_walk)),
+)
 def test_a_walk_finds_the_tensors_of_a_replay(framework: Any, layout: Layout, given: dict[str, Any]) -> None:
     """Of the worst rank, with the optimizer's step, buckets and what is gathered."""
     spec = llmcalc.load("qwen3-0.6b", num_hidden_layers=12).model

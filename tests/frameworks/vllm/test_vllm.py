@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,11 @@ from llmcalc.frameworks.vllm.kv_blocks import block_pool
 from llmcalc.frameworks.vllm.versions import vllm_record
 from llmcalc.parallel.layout import Layout
 from llmcalc.sources.hardware import find_hardware
+from tests.in_process import command
 
 GIB = 2**30
 
 TWO_BYTES = Fraction(2)
-
-
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "llmcalc", *arguments], capture_output=True, text=True, check=False, timeout=120
-    )
 
 
 @pytest.mark.parametrize(
@@ -194,7 +187,7 @@ def test_a_draft_that_reads_hidden_states_shares_the_targets_embedding(tmp_path:
 
 
 def test_the_document_has_the_keys_of_engines() -> None:
-    result = run(
+    result = command(
         *("memory", "llama3.1-8b", "--engine", "vllm==0.19", "--hardware", "h100", "-tp", "2", "--max_model_len=32K"),
         *("--enforce-eager", "--trust-remote-code", "--format", "json"),
     )
@@ -225,14 +218,14 @@ def test_the_document_has_the_keys_of_engines() -> None:
     ],
 )
 def test_exit_codes(arguments: tuple[str, ...], code: int, message: str) -> None:
-    result = run(*arguments)
+    result = command(*arguments)
     assert result.returncode == code, result.stdout + result.stderr
     assert message in result.stdout + result.stderr
     assert "Traceback" not in result.stderr
 
 
 def test_a_screen_has_at_most_24_lines_before_its_notes() -> None:
-    lines = run("memory", "llama3.1-8b", "--engine", "vllm==0.33", "--hardware", "h100").stdout.splitlines()
+    lines = command("memory", "llama3.1-8b", "--engine", "vllm==0.33", "--hardware", "h100").stdout.splitlines()
     assert "it starts" in lines[0]
     assert len(lines) <= 26
 

@@ -130,7 +130,8 @@ class ExpertKernels(HeadKernels):
     def do_dispatch(self, step: Step) -> None:
         """Sends tokens to their experts by the run's dispatcher."""
         local_tensors, x = self.frames[-1].local_tensors, self.take(step, step.ins[0])
-        self.top_k, self.all_experts = step.options["top_k"], step.options["experts"].size
+        self.top_k: int = step.options["top_k"]
+        self.all_experts: int = step.options["experts"].size
         dispatch = {
             "allgather": self._all_gather_tokens,
             "alltoall": self._send_rows,
@@ -226,7 +227,7 @@ class ExpertKernels(HeadKernels):
         self.keep_in_dispatcher(index, local_map, row_probs)
         local_tensors["routing_map"] = local_map
         local_tensors["index"], local_tensors["local_probs"], local_tensors["hidden_states"] = index, row_probs, x
-        self.row_probs = row_probs
+        self.row_probs: Tensor = row_probs
         return expert_rows
 
     def permute(
@@ -353,7 +354,9 @@ class ExpertKernels(HeadKernels):
             handle  # the graph of its probabilities
         )
         local_tensors["hidden_states"], local_tensors["dispatched_input"] = x, expert_rows
-        self.row_probs, self.dispatched_tokens, self.dispatch_handle = row_probs, rows, handle
+        self.row_probs = row_probs
+        self.dispatched_tokens = rows
+        self.dispatch_handle: list[Tensor] = handle
         return expert_rows
 
     def _return_rows_by_hybridep(self, expert_outputs: list[Tensor], local_tensors: dict[str, Tensor]) -> Tensor:

@@ -98,7 +98,9 @@ class PersistentTensors:
     """
 
     def __init__(self, meter: Meter, cublas_bytes: int = 0, engine_bytes: int = 0) -> None:
-        self.meter, self.cublas_bytes, self.engine_bytes = meter, cublas_bytes, engine_bytes
+        self.meter: Meter = meter
+        self.cublas_bytes: int = cublas_bytes
+        self.engine_bytes: int = engine_bytes
         self.workspaces: dict[str, Storage] = {}
         self.gather_buffer: Storage | None = None
         self.drain_buffers: dict[str, Storage] = {}
@@ -199,15 +201,17 @@ class RankKernels(Lowering):
         self, graph: Graph, run_config: RunConfig, rank_choices: RankChoices, persistent: PersistentTensors
     ) -> None:
         super().__init__(graph, run_config, BFLOAT16)
-        self.rank_choices, self.persistent = rank_choices, persistent
+        self.rank_choices: RankChoices = rank_choices
+        self.persistent: PersistentTensors = persistent
         self.ordered_parameters: list[Parameter] = []
-        self.role, self.in_expert = "", False
+        self.role: str = ""
+        self.in_expert: bool = False
         self.readers: dict[int, list[tuple[Step, Scope]]] = {}
         self.module_of_step: dict[int, Scope] = {}
         self.pending_outputs: dict[int, Tensor] = {}
         self.waiting_norms: dict[int, tuple[Step, Path]] = {}
         self.dropout_outputs: set[int] = set()
-        self.has_entry = False
+        self.has_entry: bool = False
         self.activation_bias: Tensor | None = None
         self.row_bias: Tensor | None = None
         self.top_k = self.all_experts = 1
@@ -215,7 +219,7 @@ class RankKernels(Lowering):
         self.dispatch_handle: list[Tensor] = []
         self.later_parameters: list[Parameter] = []
         self.split_parts: dict[int, tuple[Value, ...]] = {}
-        self.empty_storage = Storage(NoMeter(), 0)
+        self.empty_storage: Storage = Storage(NoMeter(), 0)
 
     # --- a program ---------------------------------------------------------------------------------------------------
 

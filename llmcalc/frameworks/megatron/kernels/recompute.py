@@ -13,7 +13,7 @@ from ....flow.program import Alternatives, Item, Scope, Step
 from ....flow.value import Value
 from ....simulator.autograd import Graph, backward, recorded
 from ....simulator.lowering import Frame
-from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Tensor, empty
+from ....simulator.tensor import BFLOAT16, Gradient, Needs, Node, Storage, Tensor, empty
 from .lowering import UncountedMeter
 from .sparse_attention import SparseKernels
 
@@ -35,8 +35,11 @@ class DiscardedOutputs:
     def __init__(
         self, graph: Graph, run: Part, arguments: Sequence[Tensor], outs: Sequence[Tensor], input_storage_id: int
     ) -> None:
-        self.graph, self.run, self.reads = graph, run, input_storage_id
-        self.arguments, self.storages = list(arguments), [out.storage for out in outs]
+        self.graph: Graph = graph
+        self.run: Part = run
+        self.reads: int = input_storage_id
+        self.arguments: list[Tensor] = list(arguments)
+        self.storages: list[Storage] = [out.storage for out in outs]
         self.recomputed: list[Tensor] = []
         self.argument_gradients: dict[int, Tensor] = {}
 

@@ -41,7 +41,7 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
     width: width of the text model.
     """
     supported, towers, notes = sections_of(kind, family.tower_file), Table(), list[str]()
-    for name in dict.fromkeys((*SECTIONS, *family.uncounted_encoders)):
+    for name in dict.fromkeys((*SECTIONS, *supported, *family.uncounted_encoders)):
         section = wrapper.get(name)
         if name not in supported:
             stated_type = section.get("model_type") if isinstance(section, dict) else None
@@ -60,7 +60,13 @@ def read_towers(kind: str, family: Family, wrapper: Mapping[str, Any], width: in
         else:
             towers |= tables
             notes += remarks
-    if supported and not towers and not notes and not any(name in wrapper for name in supported):
+    if (
+        family.text is not None
+        and supported
+        and not towers
+        and not notes
+        and not any(name in wrapper for name in supported)
+    ):
         notes.append(f"no vision or audio encoder is described: there is no {' and no '.join(supported)}")
     return towers, notes
 

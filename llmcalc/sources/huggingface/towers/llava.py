@@ -113,7 +113,7 @@ def _idefics3(wrapper: Config, config: Config, width: int) -> Table:
     return {"vision_model": {**headless(config), "image": image}, "connector": connector}
 
 
-def _internvl(wrapper: Config, config: Config, width: int) -> Table:
+def internvl(wrapper: Config, config: Config, width: int) -> Table:
     """Reads InternVL: a class vector, layers with scaled sublayer outputs, and a norm on concatenated patches.
 
     The outputs are scaled per element.
@@ -282,10 +282,10 @@ WRAPPERS = {
     "smolvlm": {
         "vision_config": Section(_idefics3, {"smolvlm_vision": IDEFICS3, "smolvlm": IDEFICS3}, {"scale_factor": 2})
     },
-    "internvl": {"vision_config": Section(_internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored=BEIT)},
+    "internvl": {"vision_config": Section(internvl, {"internvl_vision": INTERNVL}, INTERNVL_PROJECTOR, ignored=BEIT)},
     "qianfan_ocr": {
         "vision_config": Section(
-            _internvl, {"qianfan_ocr_vision": {**INTERNVL, "attention_bias": True}}, INTERNVL_PROJECTOR, ignored=BEIT
+            internvl, {"qianfan_ocr_vision": {**INTERNVL, "attention_bias": True}}, INTERNVL_PROJECTOR, ignored=BEIT
         )
     },
 }

@@ -162,8 +162,12 @@ def _qwen3(wrapper: Config, config: Config, width: int) -> Table:
 
 def _kimi(wrapper: Config, config: Config, width: int) -> Table:
     """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
-    if older_names := [name for name in config.data if name.startswith("vt_")]:
-        raise config.wrong(older_names[0], config.data[older_names[0]], "the names of the class in transformers")
+    for name, published in KIMI_NAMES.items():
+        stated = config.data.get(name)
+        if stated is not None and config.data.get(published, stated) != stated:
+            raise config.wrong(published, config.data[published], f"{stated}, as {name} says, or none")
+    if config.has("mm_projector_type"):
+        config.must("mm_projector_type", "patchmerger")
     wrapper.must("projection_hidden_size", config.size("hidden_size"))
     kernel = config.get("merge_kernel_size")
     if (
@@ -187,6 +191,17 @@ def _kimi(wrapper: Config, config: Config, width: int) -> Table:
         "vision_tower": tower,
         "mm_projector": projector(h, (h * edge * edge, True, "gelu"), (width, True, "identity"), merge=edge, norm=norm),
     }
+
+
+KIMI_NAMES = {
+    "hidden_size": "vt_hidden_size",
+    "intermediate_size": "vt_intermediate_size",
+    "num_attention_heads": "vt_num_attention_heads",
+    "num_hidden_layers": "vt_num_hidden_layers",
+    "pos_emb_height": "init_pos_emb_height",
+    "pos_emb_width": "init_pos_emb_width",
+}
+"""Field of Kimi K2.5's vision encoder in transformers → its name in the code of the model's repository."""
 
 
 def _ernie(wrapper: Config, config: Config, width: int) -> Table:
@@ -309,6 +324,13 @@ WRAPPERS = {
                 }
             },
             {"projection_hidden_size": 1152},
+            ignored=frozenset(
+                """
+                init_pos_emb_time merge_type mm_hidden_size mm_projector_type pos_emb_type projector_ln_eps
+                text_hidden_size video_attn_type
+                """.split()  # noqa: SIM905
+            ),
+            aliases=KIMI_NAMES,
         )
     },
     "ernie4_5_vl_moe": {

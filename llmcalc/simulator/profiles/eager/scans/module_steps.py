@@ -14,9 +14,9 @@ class Steps:
     """
 
     def __init__(self, scope: Scope) -> None:
-        self.all = list(module_steps(scope))
-        self.named = {step.name: step for step in self.all if step.name}
-        self.acts = [step.options["kind"] for step in self.all if step.verb == "act"]
+        self.all: list[Step] = list(module_steps(scope))
+        self.named: dict[str, Step] = {step.name: step for step in self.all if step.name}
+        self.acts: list[str] = [step.options["kind"] for step in self.all if step.verb == "act"]
 
     def __contains__(self, name: str) -> bool:
         return name in self.named

@@ -84,10 +84,11 @@ FAMILIES = {
             add_qkv_bias apply_query_key_layer_scaling apply_residual_connection_post_layernorm
             attention_softmax_in_fp32 bias_dropout_fusion fp32_residual_connection gmask_token_id interleaved_qkv
             multi_query_group_num original_rope position_encoding_2d pre_seq_len prefix_projection quantization_bit
-            rope_ratio seq_length boi_token_id eoi_token_id
+            rope_ratio seq_length boi_token_id eoi_token_id vision_config
             """.split()  # noqa: SIM905
         ),
-        uncounted={"vision_config": "its encoder is not counted"},
+        towers="ChatGLM",
+        tower_file="published_code",
         aliases={
             "num_hidden_layers": "num_layers",
             "intermediate_size": "ffn_hidden_size",

@@ -80,6 +80,8 @@ def _hunyuan(config: Config) -> Table:
     normed = qk_norm(norm, order="after_rope") if config.flag("use_qk_norm") else {}
     mixer = attention(config, **biases(config.flag("attention_bias"), *QKVO), **normed)
     period = config.size("cla_share_factor") if config.flag("use_cla") else 1
+    if period > 1 and normed:
+        config.notes.append("use_cla: the norm of the keys in layers that share them (head_dim weights) is not counted")
     network: Table = glu(config)
     if config.size("num_experts") > 1:
         expert_width = (

@@ -128,25 +128,26 @@ FAMILIES = {
     ),
     "minicpmv": Family(
         _minicpmv,
-        uncounted={"vision_config": NOT_COUNTED},
-        ignored=MINICPM_FIELDS,
+        ignored=MINICPM_FIELDS | {"vision_config"},
+        towers="MiniCPMV",
+        tower_file="published_code",
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/minicpmv.py",
     ),
     "minicpmo": Family(
         _minicpmo,
-        uncounted={
-            **dict.fromkeys(("vision_config", "audio_config"), NOT_COUNTED),
-            "tts_config": "its speech decoder is not counted",
-        },
-        ignored=MINICPM_FIELDS,
+        uncounted={"tts_config": "its speech decoder is not counted"},
+        ignored=MINICPM_FIELDS | {"vision_config", "audio_config"},
+        towers="MiniCPMO",
+        tower_file="published_code",
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/minicpmo.py",
     ),
     "dots_ocr": Family(
         None,
         text="qwen2",
         ties="text",
-        ignored=frozenset({"attention_bias"}),
-        uncounted_encoders={"vision_config": "dots_vit"},
+        ignored=frozenset({"attention_bias", "vision_config"}),
+        towers="DotsOCR",
+        tower_file="published_code",
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/dots_ocr.py",
     ),
     "GOT": Family(
@@ -163,8 +164,8 @@ FAMILIES = {
             None,
             text="qwen3",
             ties="text",
-            ignored=frozenset({"attention_bias"}),
-            uncounted_encoders={"vision_config": "KeyeVisionModel"},
+            ignored=frozenset({"attention_bias", "vision_config"}),
+            tower_file="published_code",
             code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/{file}",
         )
         for kind, file in (("Keye", "keye.py"), ("KeyeVL1_5", "keye_vl1_5.py"))
@@ -198,11 +199,11 @@ FAMILIES = {
         None,
         text="qwen3",
         ties="text",
-        uncounted_encoders={"vision_config": "siglip2"},
+        tower_file="published_code",
         ignored=frozenset(
             """
-            max_sequence_length pixel_shuffle_scale video_patch_size vision_attn_implementation vision_max_num_patches
-            vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
+            max_sequence_length pixel_shuffle_scale video_patch_size vision_attn_implementation vision_config
+            vision_max_num_patches vision_min_num_patches vision_patch_size vision_rescale_factor vision_token
             """.split()  # noqa: SIM905
         ),
         code=f"{GITHUB}vllm-project/vllm/blob/main/vllm/model_executor/models/isaac.py",

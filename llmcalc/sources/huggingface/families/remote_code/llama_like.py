@@ -111,9 +111,20 @@ def _plamo(config: Config) -> Table:
 
 
 def _cogvlm(config: Config) -> Table:
-    """Reads CogVLM 1 and 2: Llama's layers for tokens of text; those of an image have weights of their own."""
-    config.notes.append("the layers' second set of projections, which tokens of an image use, is not counted")
-    return llama_like(config, attention(config))
+    """Reads CogVLM 1 and 2: Llama's layers for tokens of text; those of an image have weights of their own.
+
+    CogVLM 2, which states its heads of keys and values, has a bias in the projections of queries, keys and values of
+    an image.
+    """
+    mixer, h = attention(config), config.size("hidden_size")
+    heads, kv_heads = config.size("num_attention_heads"), config.maybe("num_key_value_heads")
+    qkv = h + 2 * config.divided("num_attention_heads", h, heads) * (kv_heads or heads)
+    layer = (h if kv_heads is None else h + 1) * qkv + h * h + 3 * h * config.size("intermediate_size")
+    config.notes.append(
+        "the layers' second set of projections, which tokens of an image use, is not counted: "
+        f"{layer * config.size('num_hidden_layers'):,} parameters"
+    )
+    return llama_like(config, mixer)
 
 
 COMMON: dict[str, Any] = {

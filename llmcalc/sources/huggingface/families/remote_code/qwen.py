@@ -48,7 +48,7 @@ FAMILIES = {
             """
             activation apply_residual_connection_post_layernorm attn_dropout_prob bf16 bias_dropout_fusion
             emb_dropout_prob fp16 fp32 onnx_safe padded_vocab_size params_dtype pos_emb rotary_emb_base seq_length
-            softmax_in_fp32 tokenizer_type use_cache_kernel use_cache_quantization use_dynamic_ntk use_logn_attn
+            softmax_in_fp32 tokenizer_type use_cache_kernel use_cache_quantization use_dynamic_ntk use_logn_attn visual
             """.split()  # noqa: SIM905
         ),
         aliases={
@@ -60,5 +60,7 @@ FAMILIES = {
             "head_dim": "kv_channels",
         },
         code="https://huggingface.co/Qwen/Qwen-72B modeling_qwen.py",
+        towers="QWen",
+        tower_file="published_code",
     ),
 }

@@ -8,6 +8,8 @@ from __future__ import annotations
 from ...family import Family
 
 HUB = "https://huggingface.co/"
+READ_HERE = "published_code"
+"""The file in `towers` that reads the encoders of such wrappers."""
 
 
 FAMILIES = {
@@ -18,12 +20,14 @@ FAMILIES = {
         generates=True,
         ties="text",
         code=f"{HUB}OpenGVLab/InternVL2-8B modeling_internvl_chat.py",
+        tower_file=READ_HERE,
     ),
     "kimi_vl": Family(
         None,
         text="deepseek_v3",
         ties="text",
         code=f"{HUB}moonshotai/Kimi-VL-A3B-Instruct modeling_kimi_vl.py",
+        tower_file=READ_HERE,
     ),
     "deepseek_vl_v2": Family(
         None,
@@ -31,6 +35,8 @@ FAMILIES = {
         text_section="language_config",
         ties="text",
         code="https://github.com/deepseek-ai/DeepSeek-VL2/blob/main/deepseek_vl2/models/modeling_deepseek_vl_v2.py",
+        towers="DeepseekVLV2",
+        tower_file=READ_HERE,
     ),
     "ovis": Family(
         None,
@@ -49,11 +55,17 @@ FAMILIES = {
         uncounted_encoders={"gen_vision_config": "a decoder of images"},
         code="https://github.com/deepseek-ai/Janus/blob/main/janus/models/modeling_vlm.py",
     ),
-    "interns1": Family(None, text="qwen3", code=f"{HUB}internlm/Intern-S1 modeling_interns1.py"),
+    "interns1": Family(None, text="qwen3", code=f"{HUB}internlm/Intern-S1 modeling_interns1.py", tower_file=READ_HERE),
     "minimax_vl_01": Family(
         None, text="minimax_text_01", ties="text", code=f"{HUB}MiniMaxAI/MiniMax-VL-01 modeling_minimax_vl_01.py"
     ),
-    "eagle_2_5_vl": Family(None, text="qwen2", ties="text", code=f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py"),
+    "eagle_2_5_vl": Family(
+        None,
+        text="qwen2",
+        ties="text",
+        code=f"{HUB}nvidia/Eagle2.5-8B modeling_eagle2_5_vl.py",
+        tower_file=READ_HERE,
+    ),
     "llavaonevision1_5": Family(
         None,
         text="qwen3",
@@ -91,12 +103,19 @@ FAMILIES = {
         code=f"{HUB}naver-hyperclovax/HyperCLOVAX-SEED-Vision-Instruct-3B modeling_hyperclovax.py",
     ),
     **{
-        kind: Family(None, text=text, text_section="llm_config", generates=True, ties="text", code=code)
+        kind: Family(
+            None, text=text, text_section="llm_config", generates=True, ties="text", code=code, tower_file=READ_HERE
+        )
         for kind, text, code in (
-            ("ovis2_5", "qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py"),
             ("NVLM_D", "qwen2", f"{HUB}nvidia/NVLM-D-72B modeling_nvlm_d.py"),
             ("h2ovl_chat", "mistral", f"{HUB}h2oai/h2ovl-mississippi-2b modeling_h2ovl_chat.py"),
             ("skywork_chat", "qwen2", f"{HUB}Skywork/Skywork-R1V-38B modeling_skywork_chat.py"),
+        )
+    },
+    **{
+        kind: Family(None, text=text, text_section="llm_config", generates=True, ties="text", code=code)
+        for kind, text, code in (
+            ("ovis2_5", "qwen3", f"{HUB}AIDC-AI/Ovis2.5-9B modeling_ovis2_5.py"),
             ("eagle_chat", "qwen2", f"{HUB}nvidia/Eagle2-9B modeling_eagle_chat.py"),
             ("Llama_Nemotron_Nano_VL", "llama", f"{HUB}nvidia/Llama-3.1-Nemotron-Nano-VL-8B-V1 modeling.py"),
             ("NemotronH_Nano_VL_V2", "nemotron_h", f"{HUB}nvidia/NVIDIA-Nemotron-Nano-12B-v2-VL-BF16 modeling.py"),
@@ -105,8 +124,9 @@ FAMILIES = {
     "phi3_v": Family(
         None,
         text="phi3",
-        uncounted={"img_processor": "the image encoder is not counted", "embd_layer": "its projector is not counted"},
         ignored=frozenset({"img_processor", "embd_layer"}),
+        towers="Phi3V",
+        tower_file=READ_HERE,
         code=f"{HUB}microsoft/Phi-3-vision-128k-instruct modeling_phi3_v.py",
     ),
 }

@@ -1,0 +1,516 @@
+"""Vision encoders of wrappers whose class is code of the model's own repository: InternViT, MoonViT, EVA-CLIP and more.
+
+InternViT (Chen 2023, arXiv:2312.14238), MoonViT (Kimi-VL: 2025, arXiv:2504.07491), DeepSeek-VL2 (Wu 2024,
+arXiv:2412.10302), EVA-CLIP (Sun 2023, arXiv:2303.15389) in GLM-4V, SigLIP in Eagle 2.5, Isaac, Keye-VL and
+MiniCPM-V, CLIP in Phi-3-vision, OpenCLIP in Qwen-VL.
+
+Sources: vllm/model_executor/models/intern_vit.py, internvl.py, nvlm_d.py, h2ovl.py, skyworkr1v.py, interns1_vit.py,
+interns1.py, moonvit.py, kimi_vl.py, deepseek_vl2.py, eagle2_5_vl.py, isaac.py, dots_ocr.py, keye.py, keye_vl1_5.py,
+glm4v.py, minicpmv.py, qwen_vl.py, phi3v.py and layers/resampler.py of vllm-project/vllm at v0.19.0.
+"""
+
+from __future__ import annotations
+
+from ..config import Config
+from ..parts import ACTIVATIONS, QKV, Table, biases, glu, layernorm, mlp, qk_norm, rmsnorm
+from .llava import internvl
+from .section import Section, biased, merged_by, projector, side, vit
+from .siglip import CLIP, SIGLIP, SO400M, clip, siglip, siglip2
+
+DUMMY_HEADS = 7
+"""Heads that NVLM's copy of InternViT has beside those of its config; their weights are zeros."""
+
+
+def _internvit(config: Config, dummy_heads: int = 0) -> Table:
+    """Returns InternViT: a class vector, and scaled outputs of the sublayers. dummy_heads: further heads."""
+    norm = config.choice(
+        {
+            "layer_norm": layernorm(config.number("layer_norm_eps")),
+            "rms_norm": rmsnorm(config.number("layer_norm_eps")),
+        },
+        "norm_type",
+    )
+    h, heads = config.size("hidden_size"), config.size("num_attention_heads")
+    normed = qk_norm(rmsnorm(config.number("layer_norm_eps")), "projection") if config.flag("qk_normalization") else {}
+    block = {
+        "attention": {
+            "num_attention_heads": heads + dummy_heads,
+            "head_dim": config.divided("num_attention_heads", h, heads),
+            **biases(config.flag("qkv_bias"), *QKV),
+            "o_bias": True,
+            **normed,
+        },
+        "feed_forward": mlp(config.size("intermediate_size"), config.choice(ACTIVATIONS, "hidden_act")),
+        "norm": norm,
+        "norm_placement": "pre",
+        "residual_scale": "output",
+    }
+    return vit(
+        config,
+        block,
+        patches={"num_channels": config.size("num_channels"), "bias": True},
+        positions={"rows": side(config) ** 2 + 1},
+        class_embedding=True,
+    )
+
+
+def _merge(wrapper: Config) -> int:
+    """Returns the side of the squares of patches that are merged. Raises `InputError` for another ratio."""
+    ratio = wrapper.number("downsample_ratio")
+    merge = merged_by(ratio)
+    if not merge:
+        raise wrapper.wrong("downsample_ratio", ratio, "1 / a whole number")
+    return merge
+
+
+def _merged_maps(wrapper: Config, encoder_width: int, width: int) -> Table:
+    """Returns InternVL's projector: a norm on merged patches, and two linear layers."""
+    maps = ((width, True, "gelu"), (width, True, "identity"))
+    return projector(encoder_width, *maps, merge=_merge(wrapper), norm=layernorm(), norm_of="merged")
+
+
+def _internvl_chat(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads InternVL's own code: its tiles are those of `max_dynamic_patch`, with two marks around an image."""
+    wrapper.must("select_layer", -1)
+    tokens = max(side(config) ** 2 // _merge(wrapper) ** 2, 1)
+    image = {"type": "tiles", "size": config.size("image_size"), "max_tiles": wrapper.size("max_dynamic_patch")}
+    return {
+        "vision_model": {**_internvit(config), "image": {**image, "tokens": tokens, "marks": 2}},
+        "vision_projector": _merged_maps(wrapper, config.size("hidden_size"), width),
+    }
+
+
+def _internvit_chat(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads a class with InternVL's encoder and projector whose processor's rule is not read."""
+    return {
+        "vision_model": _internvit(config),
+        "vision_projector": _merged_maps(wrapper, config.size("hidden_size"), width),
+    }
+
+
+def _nvlm(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads NVLM: its projector is as wide as the text model's feed-forward network, without biases."""
+    text = wrapper.table("llm_config")
+    ffn_width = Config(text, {}, "llm_config", where="llm_config.").size("intermediate_size")
+    maps = ((ffn_width, False, "gelu"), (width, False, "identity"))
+    merged = projector(config.size("hidden_size"), *maps, merge=_merge(wrapper), norm=layernorm(), norm_of="merged")
+    return {"vision_model": _internvit(config, DUMMY_HEADS), "vision_projector": merged}
+
+
+def _eagle(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Eagle 2.5: SigLIP with InternVL's projector."""
+    return {
+        "vision_model": siglip(config),
+        "vision_projector": _merged_maps(wrapper, config.size("hidden_size"), width),
+    }
+
+
+def _kimi_vl(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MoonViT: a position embedding of rows by columns, and RoPE."""
+    kernel = config.get("merge_kernel_size")
+    if not isinstance(kernel, list | tuple) or len(kernel) != 2 or kernel[0] != kernel[1] or type(kernel[0]) is not int:
+        raise config.wrong("merge_kernel_size", kernel, "two equal numbers")
+    if kernel[0] < 1:
+        raise config.wrong("merge_kernel_size", kernel, "two positive numbers")
+    norm, edge, h = layernorm(1e-5), kernel[0], config.size("hidden_size")
+    rows = config.size("init_pos_emb_height") * config.size("init_pos_emb_width")
+    network = mlp(config.size("intermediate_size"), "gelu_tanh")
+    tower = vit(
+        config,
+        biased(config, norm, network=network, position={"type": "rope"}),
+        stack={"final_norm": norm},
+        patches={"bias": True},
+        positions={"rows": rows},
+    )
+    maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
+    return {"vision_tower": tower, "multi_modal_projector": projector(h, *maps, merge=edge, norm=norm)}
+
+
+def _deepseek_vl2(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads DeepSeek-VL2: SigLIP under timm's names with its pooling head, and vectors for line ends and views."""
+    wrapper.must("tile_tag", "2D")
+    config.must("class_token", False)
+    config.must("global_pool", "map")
+    h, heads = config.size("width"), config.size("heads")
+    ratio = config.number("mlp_ratio")
+    if not 0 < ratio <= 100:
+        raise config.wrong("mlp_ratio", ratio, "a number between 0 and 100")
+    norm = layernorm(1e-6)
+    timm = Config({**config.data, "hidden_size": h}, config.defaults, config.model_type, where=config.where)
+    block = biased(timm, norm, heads="heads", network=mlp(int(h * ratio), "gelu"))
+    config.divided("heads", h, heads)
+    tower = vit(
+        timm,
+        block,
+        depth="layers",
+        stack={"final_norm": norm},
+        patches={"bias": True},
+        positions={"rows": side(config) ** 2},
+        pooling={"attention": block["attention"], "feed_forward": block["feed_forward"], "norm": norm},
+    )
+    config.fields_read |= timm.fields_read
+    fields = Config(wrapper.table("projector_config"), MLP_PROJECTOR, "mlp_projector", where="projector_config.")
+    fields.must("projector_type", "downsample_mlp_gelu")
+    fields.must("token_pooling", False)
+    fields.must("n_embed", width)
+    fields.must("input_dim", h)
+    inner = width * fields.size("mlp_ratio")
+    maps = [(inner, True, "gelu")] * (fields.size("depth") - 1) + [(width, True, "identity")]
+    if not 2 <= len(maps) <= 10:
+        raise fields.wrong("depth", fields.get("depth"), "2 to 10")
+    return {
+        "vision": tower,
+        "projector": projector(h, *maps, merge=fields.size("downsample_ratio"), output_marks=2),
+    }
+
+
+def _isaac(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Isaac: SigLIP 2 without its head, merged patches, and two linear layers without biases."""
+    wrapped = Config({**config.data, "vision_use_head": False}, config.defaults, config.model_type, where=config.where)
+    h, merge = config.size("hidden_size"), config.size("pixel_shuffle_scale_factor")
+    tower = siglip2(wrapped)
+    config.fields_read |= wrapped.fields_read
+    inner = 4 * h * merge**2
+    maps = projector(h, (inner, False, "silu"), (width, False, "identity"), merge=merge)
+    return {"vision_embedding": tower, "vision_projector": maps}
+
+
+def _dots_ocr(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads dots.ocr: gated layers with RMSNorm and RoPE, a norm on the patches, and a merger of four patches."""
+    config.must("hidden_size", width)
+    h, heads, eps, bias = (
+        config.size("embed_dim"),
+        config.size("num_attention_heads"),
+        config.number("rms_norm_eps"),
+        config.flag("use_bias"),
+    )
+    norm = rmsnorm(eps)
+    mixer = {
+        "num_attention_heads": heads,
+        "head_dim": config.divided("num_attention_heads", h, heads),
+        "position": {"type": "rope"},
+        **biases(bias, *QKV, "o_bias"),
+    }
+    block = {
+        "attention": mixer,
+        "feed_forward": glu(config, bias),
+        "norm": norm,
+        "norm_placement": "pre",
+    }
+    last: Table = {"final_norm": norm} if config.flag("post_norm") else {}
+    tower = vit(
+        config,
+        block,
+        stack={"embedding_norm": norm, **last},
+        patches={
+            "num_channels": config.size("num_channels"),
+            "temporal_patch_size": config.size("temporal_patch_size"),
+            "bias": True,
+        },
+    )
+    edge = config.size("spatial_merge_size")
+    maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
+    merger = projector(h, *maps, merge=edge, norm=layernorm(1e-6))
+    return {"vision_tower": {**tower, "hidden_size": h}, "vision_merger": merger}
+
+
+PACKED_POSITIONS = 32768
+"""Rows of Keye-VL's second position embedding, which images of packed sequences use."""
+
+
+def _keye(wrapper: Config, config: Config, width: int) -> Table:
+    return _keye_towers(config, width, "patch")
+
+
+def _keye_1_5(wrapper: Config, config: Config, width: int) -> Table:
+    return _keye_towers(config, width, "merged")
+
+
+def _keye_towers(config: Config, width: int, norm_of: str) -> Table:
+    """Reads Keye-VL: SigLIP with RoPE and two position embeddings, whose rows are counted as those of one."""
+    norm, h, edge = layernorm(config.number("layer_norm_eps")), config.size("hidden_size"), 2
+    config.must("spatial_merge_size", edge)
+    tower = vit(
+        config,
+        biased(config, norm, position={"type": "rope"}),
+        stack={"final_norm": norm},
+        patches={"num_channels": config.size("num_channels"), "bias": True},
+        positions={"rows": side(config) ** 2 + PACKED_POSITIONS},
+    )
+    maps = ((h * edge * edge, True, "gelu"), (width, True, "identity"))
+    merged = projector(h, *maps, merge=edge, norm=layernorm(), norm_of=norm_of)
+    return {"vision_model": tower, "vision_projector": merged}
+
+
+def _glm4v(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads GLM-4V: EVA-CLIP with norms on the outputs of the sublayers, a convolution that merges patches.
+
+    Its adapter has a norm, an activation, a gated network of the text model's width, and two vectors around an image.
+    """
+    norm, h = layernorm(config.number("layer_norm_eps")), config.size("hidden_size")
+    inner = wrapper.size("ffn_hidden_size")
+    block = biased(config, norm, heads="num_heads") | {"norm_placement": "output"}
+    tower = vit(
+        config,
+        block,
+        patches={"num_channels": config.size("in_channels"), "bias": True},
+        positions={"rows": config.size("num_positions")},
+        class_embedding=True,
+    )
+    merged = projector(
+        h, (width, True, "identity"), (width, False, "identity"), merge=2, out_norm=layernorm(), out_act="gelu"
+    )
+    gated = [{"size": 2 * inner, "hidden_act": "silu", "gated": True}, {"size": width}]
+    adapter = {**projector(width), "maps": gated, "output_marks": 2}
+    return {"vision_model": tower, "vision_projector": merged, "vision_adapter_projector": adapter}
+
+
+def _resampler(config: Config, input_width: int, width: int, queries: int, positions: bool = False) -> Table:
+    """Returns the projector of Qwen-VL and MiniCPM-V: learned queries, a norm, and a square linear layer.
+
+    input_width: the encoder's width. width: that of the queries, with heads of 128.
+    """
+    if width % HEAD_DIM:
+        raise config.wrong("hidden_size", width, f"a text model whose width is a multiple of {HEAD_DIM}")
+    norm = layernorm(1e-6)
+    attention = {"num_attention_heads": width // HEAD_DIM, "head_dim": HEAD_DIM, **biases(True, *QKV, "o_bias")}
+    resampler = {"queries": queries, "hidden_size": width, "attention": attention, "norm": norm}
+    resampler |= {"projected": input_width != width, "positions": positions}
+    return projector(input_width, (width, False, "identity"), norm=norm, resampler=resampler)
+
+
+HEAD_DIM = 128
+"""The size of a head of the resamplers of Qwen-VL and MiniCPM-V."""
+
+
+def _minicpmv(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads MiniCPM-V: SigLIP without its head, without its last layer if the config says so, and a resampler.
+
+    Version 2.0 has timm's encoder of images of 384 pixels, and stores the positions of its queries.
+    """
+    first = str(wrapper.get("version")) == "2.0" or (wrapper.get("version") is None and width == 2304)
+    changed = {"vision_use_head": False, **({"image_size": 384} if first and not wrapper.has("vision_config") else {})}
+    sizes = Config({**config.data, **changed}, config.defaults, config.model_type, where=config.where)
+    tower = siglip(sizes)
+    config.fields_read |= sizes.fields_read
+    if wrapper.flag("drop_vision_last_layer"):
+        depth = tower["stack"]["num_hidden_layers"]
+        if depth < 2:
+            raise config.wrong("num_hidden_layers", depth, "at least 2, for the last one is dropped")
+        tower["stack"]["num_hidden_layers"] = depth - 1
+    queries = wrapper.size("query_num")
+    return {"vision": tower, "resampler": _resampler(config, config.size("hidden_size"), width, queries, first)}
+
+
+def _qwen_vl(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Qwen-VL: OpenCLIP's encoder, whose position embedding has 256 rows, and a resampler."""
+    config.must("output_dim", width)
+    h, heads, ratio = config.size("width"), config.size("heads"), config.number("mlp_ratio")
+    if not 0 < ratio <= 100:
+        raise config.wrong("mlp_ratio", ratio, "a number between 0 and 100")
+    config.divided("heads", h, heads)
+    sizes = Config({**config.data, "hidden_size": h}, config.defaults, config.model_type, where=config.where)
+    norm = layernorm(1e-6)
+    tower = vit(
+        sizes,
+        biased(sizes, norm, heads="heads", network=mlp(int(h * ratio), "gelu")),
+        depth="layers",
+        stack={"embedding_norm": norm},
+        positions={"rows": QWEN_VL_ROWS},
+    )
+    config.fields_read |= sizes.fields_read
+    maps = _resampler(config, h, width, config.size("n_queries"), True)
+    return {"visual": tower, "resampler": maps}
+
+
+QWEN_VL_ROWS = 256
+"""Rows of the position embedding of Qwen-VL's encoder, between which larger images interpolate."""
+
+
+def _phi3v(wrapper: Config, config: Config, width: int) -> Table:
+    """Reads Phi-3-vision: CLIP's large encoder, whose sizes its class states, and two linear layers.
+
+    Two vectors of four patches' width mark the ends of lines and of the whole image.
+    """
+    config.must("name", "clip_vision_model")
+    config.must("image_dim_out", CLIP_LARGE["hidden_size"])
+    large = Config({**CLIP_LARGE}, CLIP, "clip_vision_model", where=config.where)
+    maps = ((width, True, "gelu"), (width, True, "identity"))
+    return {
+        "vision_model": clip(large),
+        "vision_projector": projector(CLIP_LARGE["hidden_size"], *maps, merge=2, input_marks=2),
+    }
+
+
+CLIP_LARGE: Table = {
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "image_size": 336,
+    "patch_size": 14,
+}
+"""Sizes of openai/clip-vit-large-patch14-336, which Phi-3-vision's class states."""
+MINICPM_VIT: Table = {**SIGLIP, **SO400M, "image_size": 980, "num_hidden_layers": 27}
+QWEN_VL: Table = {
+    "heads": 16,
+    "image_size": 448,
+    "layers": 48,
+    "mlp_ratio": 4.9231,
+    "n_queries": 256,
+    "output_dim": 4096,
+    "patch_size": 14,
+    "width": 1664,
+}
+MINICPM_SECTION = {"siglip_vision_model": MINICPM_VIT, "siglip": MINICPM_VIT, "idefics2": MINICPM_VIT}
+MINICPM_ABOVE: Table = {"version": None, "drop_vision_last_layer": True, "query_num": 64}
+INTERNVIT: Table = {
+    "num_channels": 3,
+    "patch_size": 14,
+    "image_size": 224,
+    "qkv_bias": False,
+    "hidden_size": 3200,
+    "num_attention_heads": 25,
+    "intermediate_size": 12800,
+    "qk_normalization": True,
+    "num_hidden_layers": 48,
+    "hidden_act": "gelu",
+    "norm_type": "rms_norm",
+    "layer_norm_eps": 1e-6,
+}
+INTERNVIT_FIELDS = frozenset(
+    """
+    capacity_factor drop_path_rate dropout eval_capacity_factor laux_allreduce moe_coeff_ratio moe_intermediate_size
+    moe_output_scale noisy_gate_policy num_experts num_routed_experts num_shared_experts shared_expert_intermediate_size
+    use_moe use_residual use_rts use_weighted_residual
+    """.split()  # noqa: SIM905
+)
+"""Fields of InternViT's configs that change no count: those of experts that no published encoder has."""
+CHAT: Table = {"downsample_ratio": 0.5, "select_layer": -1, "max_dynamic_patch": 6}
+MLP_PROJECTOR: Table = {
+    "projector_type": "downsample_mlp_gelu",
+    "input_dim": 1152,
+    "n_embed": 2048,
+    "depth": 2,
+    "mlp_ratio": 1,
+    "downsample_ratio": 2,
+    "token_pooling": False,
+}
+DEEPSEEK_VL2: Table = {
+    "image_size": 384,
+    "patch_size": 16,
+    "width": 1024,
+    "layers": 24,
+    "heads": 16,
+    "mlp_ratio": 4,
+    "global_pool": "map",
+    "class_token": False,
+}
+TIMM_FIELDS = frozenset(
+    "deterministic ignore_head model_name num_classes num_recomputing_layers use_checkpoint weight_init".split()  # noqa: SIM905
+)
+MOONVIT: Table = {
+    "patch_size": 14,
+    "init_pos_emb_height": 64,
+    "init_pos_emb_width": 64,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "merge_kernel_size": (2, 2),
+}
+DOTS: Table = {
+    "embed_dim": 1536,
+    "hidden_size": 1536,
+    "intermediate_size": 4224,
+    "num_hidden_layers": 42,
+    "num_attention_heads": 12,
+    "num_channels": 3,
+    "patch_size": 14,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 1,
+    "rms_norm_eps": 1e-5,
+    "use_bias": False,
+    "post_norm": True,
+    "hidden_act": "silu",
+}
+KEYE: Table = {**SIGLIP, "spatial_merge_size": 2}
+KEYE_SECTION = {"KeyeVisionModel": KEYE, "siglip_vision_model": KEYE}
+KEYE_FIELDS = frozenset({"has_learnable_position_embedding", "temporal_patch_size", "tokens_per_second"})
+EVA: Table = {"hidden_act": "gelu", "layer_norm_eps": 1e-6}
+INTERNVIT_SECTION = {"intern_vit_6b": INTERNVIT}
+INTERNS1: Table = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "attention_bias": False,
+    "use_qk_norm": False,
+    "intermediate_size": 4096,
+    "hidden_act": "gelu",
+    "norm_type": "layer_norm",
+    "layer_norm_eps": 1e-6,
+    "image_size": (448, 448),
+    "patch_size": (14, 14),
+    "num_channels": 3,
+    "use_mask_token": False,
+    "use_absolute_position_embeddings": True,
+    "use_mean_pooling": True,
+}
+
+WRAPPERS = {
+    "internvl_chat": {
+        "vision_config": Section(_internvl_chat, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS)
+    },
+    **{
+        kind: {"vision_config": Section(_internvit_chat, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS)}
+        for kind in ("h2ovl_chat", "skywork_chat")
+    },
+    "NVLM_D": {"vision_config": Section(_nvlm, INTERNVIT_SECTION, CHAT, None, ignored=INTERNVIT_FIELDS)},
+    "interns1": {
+        "vision_config": Section(
+            internvl,
+            {"interns1_vision": INTERNS1},
+            {"projector_hidden_act": "gelu", "downsample_ratio": 0.5, "vision_feature_layer": -1},
+            None,
+        )
+    },
+    "eagle_2_5_vl": {
+        "vision_config": Section(_eagle, {"siglip_vision_model": SIGLIP}, {"downsample_ratio": 0.5}, None)
+    },
+    "kimi_vl": {"vision_config": Section(_kimi_vl, {"moonvit": MOONVIT}, ignored=frozenset({"text_hidden_size"}))},
+    "deepseek_vl_v2": {
+        "vision_config": Section(_deepseek_vl2, {"vision": DEEPSEEK_VL2}, {"tile_tag": "2D"}, None, TIMM_FIELDS)
+    },
+    "isaac": {
+        "vision_config": Section(
+            _isaac,
+            {
+                "pixel_shuffle_siglip2": {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1},
+                "siglip2_vision_model": {**SIGLIP, "num_patches": 256, "pixel_shuffle_scale_factor": 1},
+            },
+            built=None,
+        )
+    },
+    "dots_ocr": {
+        "vision_config": Section(
+            _dots_ocr, {"dots_vit": DOTS}, ignored=frozenset({"is_causal", "init_merger_std", "initializer_range"})
+        )
+    },
+    "Keye": {"vision_config": Section(_keye, KEYE_SECTION, built=None, ignored=KEYE_FIELDS)},
+    "KeyeVL1_5": {"vision_config": Section(_keye_1_5, KEYE_SECTION, built=None, ignored=KEYE_FIELDS)},
+    "chatglm": {
+        "vision_config": Section(
+            _glm4v, {"eva_clip": EVA}, built=None, ignored=frozenset({"dropout_prob", "scaling_factor"})
+        )
+    },
+    "minicpmv": {"vision_config": Section(_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)},
+    "minicpmo": {"vision_config": Section(_minicpmv, MINICPM_SECTION, MINICPM_ABOVE)},
+    "qwen": {"visual": Section(_qwen_vl, {"visual": QWEN_VL}, built=None, ignored=frozenset({"image_start_id"}))},
+    "phi3_v": {
+        "img_processor": Section(
+            _phi3v,
+            {"img_processor": {"name": "clip_vision_model", "image_dim_out": 1024}},
+            ignored=frozenset({"model_name", "num_img_tokens"}),
+        )
+    },
+}
