@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from .. import units
@@ -22,9 +21,8 @@ from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_text
 from ..reports.answer import ReportedAnswer
 from ..sources.hardware import find_hardware, memory_only
-from ..sources.names import normalized
 from ..sources.preset import Preset
-from ..sources.presets import find_preset, load_preset, model_names, read_preset
+from ..sources.presets import known_model
 
 ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
 """A device for weights alone, which are the same on each."""
@@ -98,31 +96,6 @@ def read_flags(reading: LogReading, record: Engine) -> tuple[dict[str, Any], lis
             if value is not False:
                 notes.append(f"computed without {error}")
     return flags, notes
-
-
-_CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:/|$)")
-"""A folder of the hub's cache: `models--meta-llama--Llama-3.1-8B`."""
-
-
-def known_model(name: str) -> Preset | None:
-    """Returns the preset of a model's name or path in a log; None for a name that no preset has."""
-    in_cache = _CACHED.search(name)
-    name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
-    last = name.rpartition("/")[2]
-    preset_name = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
-    if preset_name is None and normalized(last):
-        preset_name = _short_aliases().get(normalized(last))
-    return None if preset_name is None else load_preset(preset_name)
-
-
-@cache
-def _short_aliases() -> dict[str, str]:
-    """Returns the name of a repository without its owner → the preset."""
-    return {
-        normalized(alias.rpartition("/")[2]): name
-        for name in model_names()
-        for alias in read_preset(name).get("aliases", ())
-    }
 
 
 def _named_hardware(name: str) -> Hardware | None:
@@ -250,9 +223,9 @@ def _compared(
     term: LogTerm, reading: LogReading, preset: Preset | None, computed: Mapping[tuple[str, str], int]
 ) -> ComparedTerm:
     """Returns a term beside the computed one, of the same device. The host's buffers are computed together."""
-    key = term.name, _device(term)
+    key = term.name, _device(term, computed)
     if key in computed:
-        is_alone = sum((other.name, _device(other)) == key for other in reading.terms) == 1
+        is_alone = sum((other.name, _device(other, computed)) == key for other in reading.terms) == 1
         return ComparedTerm(term, computed[key] if is_alone else None)
     if preset is not None and term.per_parameter:
         return ComparedTerm(term, round(term.per_parameter * params(preset.model).total) + term.constant)
@@ -262,9 +235,17 @@ def _compared(
     return ComparedTerm(term)
 
 
-def _device(term: LogTerm) -> str:
-    """The device of a term as engines name it: `CUDA0`, or `CPU` for any memory of the host."""
-    return "CPU" if "CPU" in term.device or "Host" in term.device else term.device
+def _device(term: LogTerm, computed: Mapping[tuple[str, str], int]) -> str:
+    """The device of a term as engines name it: `CUDA0`, or `CPU` for any memory of the host.
+
+    A device of Vulkan has the number of the accelerator that is computed, whatever its vendor calls it.
+    """
+    if "CPU" in term.device or "Host" in term.device:
+        return "CPU"
+    number = re.fullmatch(r"Vulkan([0-9]{1,3})", term.device)
+    if number is None:
+        return term.device
+    return next((device for _, device in computed if re.fullmatch(rf"[A-Za-z]+{number[1]}", device)), term.device)
 
 
 def _cache_bytes(reading: LogReading, preset: Preset | None) -> int | None:

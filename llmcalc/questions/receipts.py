@@ -15,7 +15,8 @@ from ..frameworks.logs.reading import LogReading
 from ..frameworks.logs.registry import read_log
 from ..frameworks.logs.text import read_log_text
 from ..sources.preset import Preset
-from .logs import in_use_before, known_model, read_flags
+from ..sources.presets import known_model
+from .logs import in_use_before, read_flags
 
 MEASURED = ("weights", "profile_run", "non_torch", "cuda_graphs")
 """Terms of a log that stand in place of computed ones."""

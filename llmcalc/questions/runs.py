@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..reports.answer import ReportedAnswer
 from ..reports.memory_answer import ASSUMED, DeviceUse
 from ..sources.hardware import find_hardware
 from ..sources.preset import Preset
+from ..sources.presets import known_model
 from ..workload.recompute import SELECTIVE
 from ..workload.setting import option, training_option
 
@@ -212,10 +214,18 @@ def model_of_file(target: Any, named: str, where: str, read_model: Callable[[Any
     try:
         return read_model(named)
     except InputError as error:
-        raise InputError(
-            f"{where}: its model, {shown(named)}, cannot be read ({str(error)[:300]}); add TARGET, a preset, a "
-            "config.json or a hub id"
-        ) from None
+        preset = known_model(named) if _PATH.match(named) else None
+        if preset is None:
+            raise InputError(
+                f"{where}: its model, {shown(named)}, cannot be read ({str(error)[:300]}); add TARGET, a preset, a "
+                "config.json or a hub id"
+            ) from None
+        note = f"the model of {where}, {shown(named)}, is not here; by its name it is the preset {preset.name}"
+        return preset.model_copy(update={"notes": (*preset.notes, note)})
+
+
+_PATH = re.compile(r"(?:/|\./|\.\./|~/).*[^/]")
+"""The path of a folder or a file, which a launch file may name on another machine."""
 
 
 def _options_beside_a_file(settings: Settings, layout: LayoutRequest) -> dict[str, Any]:

@@ -227,8 +227,8 @@ def _launch_data(use: EngineUse) -> dict[str, Any]:
 
 
 def _notes(memory: EngineMemory) -> list[str]:
-    message = [f"{memory.message}."] if memory.message else []
-    return [*message, *memory.notes]
+    message = memory.message.removesuffix(".")
+    return [*([f"{message}."] if message else []), *memory.notes]
 
 
 def _term_source(term: Term) -> str:

@@ -88,3 +88,28 @@ def aliases() -> dict[str, str]:
         for alias in read_preset(name).get("aliases", ()):
             by_alias.setdefault(normalized(alias), name)
     return by_alias
+
+
+_CACHED = re.compile(r"models--([A-Za-z0-9_.-]{1,96}?--[A-Za-z0-9_.-]{1,96}?)(?:/|$)")
+"""A folder of the hub's cache: `models--meta-llama--Llama-3.1-8B`."""
+
+
+def known_model(name: str) -> Preset | None:
+    """Returns the preset of a model's name or path, as logs and launch files have it; None for a name without one."""
+    in_cache = _CACHED.search(name)
+    name = in_cache[1].replace("--", "/") if in_cache else name.strip().rstrip("/")
+    last = name.rpartition("/")[2]
+    preset_name = next((preset for part in (name, last) if part and (preset := find_preset(part))), None)
+    if preset_name is None and normalized(last):
+        preset_name = _short_aliases().get(normalized(last))
+    return None if preset_name is None else load_preset(preset_name)
+
+
+@cache
+def _short_aliases() -> dict[str, str]:
+    """Returns the name of a repository without its owner → the preset."""
+    return {
+        normalized(alias.rpartition("/")[2]): name
+        for name in model_names()
+        for alias in read_preset(name).get("aliases", ())
+    }

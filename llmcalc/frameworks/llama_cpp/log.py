@@ -1,4 +1,7 @@
-"""Logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context), and Ollama's own lines."""
+"""Logs of llama.cpp and ik_llama.cpp (load_tensors, llama_kv_cache, llama_context), and Ollama's own lines.
+
+Buffers of recurrent states (`RS`) count as cache, as they do where they are computed.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,21 @@ _OLLAMA_BUFFER = re.compile(
     rf'size="(?P<size>{AMOUNT})'
 )
 _OLLAMA_NAMES = {"model weights": "model_buffer", "kv cache": "kv_buffer", "compute graph": "compute_buffer"}
-_NAMES = {"model": "model_buffer", "": "model_buffer", "KV": "kv_buffer", "RS": "state_buffer"}
+_NAMES = {"model": "model_buffer", "": "model_buffer", "KV": "kv_buffer", "RS": "kv_buffer"}
 
 PATTERNS = (
     pattern("general.name", r"general\.name +(?:str +)?= (?P<model>.{1,200})"),
     pattern("n_ctx ", r"n_ctx += (?P<ctx_size>[0-9]{1,12})"),
     pattern("n_batch ", r"n_batch += (?P<batch_size>[0-9]{1,12})"),
     pattern("n_ubatch ", r"n_ubatch += (?P<ubatch_size>[0-9]{1,12})"),
+    pattern("n_seq_max ", r"n_seq_max += (?P<parallel>[0-9]{1,4})\b"),
+    pattern("kv_unified ", r"kv_unified += (?P<kv_unified>true|false)\b"),
+    pattern("flash_attn ", r"flash_attn += (?P<flash_attn>[a-z0-9]{1,9})\b"),
+    pattern("build", r"build(?:_info)?(?:: | = )b?(?P<build>[0-9]{4,6})\b"),
+    # ik_llama.cpp
+    pattern("mla_attn ", r"mla_attn += (?P<mla_use>[0-3])\b"),
+    pattern("attn_max_b ", r"attn_max_b += (?P<attention_max_batch>[0-9]{1,6})\b"),
+    pattern("fused_moe ", r"fused_moe += (?P<fused_moe>[01])\b"),
     pattern("offloaded ", r"offloaded (?P<n_gpu_layers>[0-9]{1,6})/"),
     pattern("ftype ", r"ftype += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
     pattern("file type ", r"file type += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
@@ -47,8 +58,14 @@ PATTERNS = (
     pattern("ollama", r"(?P<ollama>ollama)"),
 )
 
-FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers")
+FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers", "parallel")
 """Flags whose values a log prints."""
+
+OF_IK = ("mla_use", "attention_max_batch", "fused_moe")
+"""Flags of ik_llama.cpp alone, whose values its logs print."""
+
+FLASH = {"1": "on", "enabled": "on", "0": "off", "disabled": "off"}
+"""Values of `flash_attn` in a log → those of the flag."""
 
 LONGEST_PREFIX = 600
 """Letters of a line in which a buffer is looked for."""
@@ -59,7 +76,7 @@ FORMATS = {"f16": "float16", "f32": "float32", "bf16": "bfloat16"}
 
 def read_log(log: LogText) -> LogReading | None:
     """Reads the buffers of llama.cpp or Ollama; None for a log without any."""
-    facts = Facts(log, PATTERNS)
+    facts = Facts(log, PATTERNS, _is_of_a_slot)
     buffers = _buffers(log)
     terms = tuple(LogTerm(name, size, device=device) for (name, device), size in buffers.items())
     is_ollama = "ollama" in facts or not terms
@@ -74,14 +91,16 @@ def read_log(log: LogText) -> LogReading | None:
     if not terms:
         return None
     formats = {FORMATS.get(facts.text(name), "") for name in ("key_format", "value_format")}
+    is_fork = not is_ollama and any(name in facts for name in OF_IK)
     return LogReading(
-        program="ollama" if is_ollama else "llama.cpp",
-        title="Ollama" if is_ollama else "llama.cpp",
+        program="ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
+        title="Ollama" if is_ollama else "ik_llama.cpp" if is_fork else "llama.cpp",
         terms=terms,
         kind="oom" if is_out_of_memory else "startup",
+        version="" if is_ollama or not facts.text("build") else ("" if is_fork else "b") + facts.text("build"),
         model=facts.text("model"),
         device=facts.text("gpu"),
-        flags=_ollama_flags(facts) if is_ollama else {name: facts.text(name) for name in FLAGS if name in facts},
+        flags=_ollama_flags(facts) if is_ollama else _flags(facts),
         scheme=facts.text("file_type").lower().replace(" - ", "_"),
         message=next((line.strip() for line in log.lines_with("out of memory", "failed to allocate")), ""),
         off=_largest(terms) if is_out_of_memory else "",
@@ -90,6 +109,26 @@ def read_log(log: LogText) -> LogReading | None:
         cache_tokens=max(facts.counts("ctx_size"), default=0),
         cache_dtype=formats.pop() if len(formats) == 1 else "",
     )
+
+
+def _is_of_a_slot(line: str) -> bool:
+    """Whether a line is about one slot of the server, which has its share of the context."""
+    return _SLOT.search(line[:LONGEST_PREFIX]) is not None
+
+
+_SLOT = re.compile(r"\bslot +\w+: +id ")
+
+
+def _flags(facts: Facts) -> dict[str, str]:
+    """Returns the flags of llama-server: those that the log prints, with the formats of the cache."""
+    flags = {name: facts.text(name) for name in (*FLAGS, *OF_IK) if name in facts}
+    flags |= {name: {"0": "false", "1": "true"}[flags[name]] for name in ("fused_moe",) if name in flags}
+    if facts.text("flash_attn") in FLASH:
+        flags["flash_attn"] = FLASH[facts.text("flash_attn")]
+    for name, field in (("key_format", "cache_type_k"), ("value_format", "cache_type_v")):
+        if name in facts:
+            flags[field] = facts.text(name)
+    return flags | ({"kv_unified": facts.text("kv_unified")} if "kv_unified" in facts else {})
 
 
 def _ollama_flags(facts: Facts) -> dict[str, str]:
@@ -115,7 +154,7 @@ def _buffers(log: LogText) -> dict[tuple[str, str], int]:
         if match is not None:
             buffers[_OLLAMA_NAMES[match["kind"]], match["device"]] = bytes_of(match["size"])
     for line in log.lines_with("n_ctx ", "buffer size"):
-        if "n_ctx " in line and "=" in line:
+        if "n_ctx " in line and "=" in line and not _is_of_a_slot(line):
             buffers = {key: size for key, size in buffers.items() if key[0] == "model_buffer"}
         if "buffer size" not in line:
             continue
@@ -125,6 +164,6 @@ def _buffers(log: LogText) -> dict[tuple[str, str], int]:
         kind = match["kind"].strip()
         key = _NAMES.get(kind, "compute_buffer" if kind == "compute" else "output_buffer"), match["device"]
         size = bytes_of(match["size"])
-        has_two = key[0] in ("kv_buffer", "state_buffer") and key in buffers  # full layers, and layers with a window
+        has_two = key[0] == "kv_buffer" and key in buffers  # full layers, layers with a window, and recurrent states
         buffers[key] = buffers[key] + size if has_two else size
     return buffers

@@ -2,7 +2,9 @@
 
 - vLLM's production stack: items of `modelSpec` in its chart's values, and the manifest `VLLMRuntime` of its operator
   (helm/templates/deployment-vllm-multi.yaml, operator/api/v1alpha1);
-- Ray Serve: items of `llm_configs`, as `LLMConfig` of ray.serve.llm has them.
+- Ray Serve: items of `llm_configs`, as `LLMConfig` of ray.serve.llm has them;
+- recipes of vLLM (github.com/vllm-project/recipes): `model`, `features` and a server for each of the `variants`;
+- jobs of srt-slurm: flags of each kind of worker under `sglang_config`, `vllm_config` or `trtllm_config`.
 
 KubeAI's models have a list `args`, as containers have; `manifests.py` reads them.
 """
@@ -35,6 +37,47 @@ def table_of_engine(table: Mapping[str, Any]) -> Container | None:
     if isinstance(table.get("modelURL"), str) and ("vllmConfig" in table or "repository" in table):
         return _of_chart(table)
     return None
+
+
+def tables_of_engines(table: Mapping[str, Any]) -> Iterator[Container]:
+    """Yields the servers of a table that stands for several, with their places; none for a table of another kind."""
+    model = table.get("model")
+    if isinstance(model, Mapping) and isinstance(model.get("model_id"), str) and "base_args" in model:
+        yield from _of_recipe(table, model)
+    for key, program in WORKERS.items():
+        for name, flags in _inner(table, "backend", key).items():
+            if isinstance(flags, Mapping) and flags:
+                yield Container(
+                    f"backend.{key}.{name}"[:80],
+                    words=(*program.split(), *words_of_arguments(flags)),
+                    gpu=str(_inner(table, "resources").get("gpu_type") or ""),
+                    model=str(_inner(table, "model").get("path") or ""),
+                )
+
+
+WORKERS = {"sglang_config": "sglang serve", "vllm_config": "vllm serve", "trtllm_config": "trtllm-serve"}
+"""Keys of srt-slurm's `backend` → the command with these flags."""
+
+
+def _of_recipe(table: Mapping[str, Any], model: Mapping[str, Any]) -> Iterator[Container]:
+    """Yields the server of each variant, with the features that are on unless one opts out."""
+    opt_in = table.get("opt_in_features")
+    left_out = set(map(str, opt_in)) if isinstance(opt_in, list) else set()
+    features = [
+        word
+        for name, feature in _inner(table, "features").items()
+        if isinstance(feature, Mapping) and str(name) not in left_out
+        for word in _texts_of(feature.get("args"))
+    ]
+    variants = _inner(table, "variants") or {"default": {}}
+    for name, variant in variants.items():
+        if isinstance(variant, Mapping):
+            words = [*_texts_of(model.get("base_args")), *features, *_texts_of(variant.get("extra_args"))]
+            yield Container(
+                f"variants.{name}"[:80],
+                words=("vllm", "serve", str(variant.get("model_id") or model["model_id"]), *words),
+                env=_texts({**_inner(model, "base_env"), **_inner(variant, "extra_env")}),
+            )
 
 
 def words_of_arguments(arguments: Mapping[str, Any]) -> Iterator[str]:

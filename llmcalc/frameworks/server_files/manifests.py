@@ -18,7 +18,8 @@ from ..launch.text import parse_yaml
 from ..launch.unresolved import UNRESOLVED, unresolved
 from .accelerators import LABELS, MACHINE_LABELS, accelerator_count
 from .arguments import engine_of_flags
-from .engine_tables import table_of_engine
+from .engine_tables import table_of_engine, tables_of_engines
+from .llama_swap import is_llama_swap, servers_of_llama_swap
 from .scripts import ServerFinder, starts_server, versions_in
 from .server import Container, Started
 
@@ -66,6 +67,10 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
     if isinstance(data, Mapping) and isinstance(data.get("services"), Mapping) and "apiVersion" not in data:
         yield from _compose(data, finder, variables)
         return
+    if is_llama_swap(data):
+        for container in servers_of_llama_swap(data, finder.where, variables):
+            yield from finder.in_words(container)
+        return
     documents = data if isinstance(data, list) else [data]
     for document in documents:
         if isinstance(document, Mapping) and isinstance(document.get("run"), str) and "jobs" not in document:
@@ -81,11 +86,18 @@ def servers_in_tables(data: Any, finder: ServerFinder, variables: Mapping[str, s
     used = {str(_table(item, "spec", "predictor", "model").get("runtime")) for item in items}
     for item in items:
         kind = str(item.get("kind", ""))
+        several = list(tables_of_engines(item))
+        for container in several:
+            yield from finder.in_words(container)
+        if several:
+            continue
         runtime = runtimes.get(str(_table(item, "spec", "predictor", "model").get("runtime")))
         if kind == "InferenceService" and runtime is not None:
             yield from _with_runtime(item, runtime, finder)
         elif kind == "ConfigMap":
             yield from _config_map(item, finder)
+        elif kind == "LLMInferenceService":
+            yield from _inference_service(item, finder)
         elif kind not in RUNTIMES or str(_table(item, "metadata").get("name")) not in used:
             yield from _containers(item, (), kind, finder)
 
@@ -196,6 +208,30 @@ def _with_runtime(item: Mapping[str, Any], runtime: Mapping[str, Any], finder: S
             return
 
 
+def _inference_service(item: Mapping[str, Any], finder: ServerFinder) -> Iterator[Started]:
+    """Yields the servers of KServe's LLMInferenceService: of vLLM, whose command its configuration may leave out."""
+    servers = list(_containers(item, (), "LLMInferenceService", finder))
+    yield from servers
+    if servers:
+        return
+    spec = _table(item, "spec")
+    for place, table in (("LLMInferenceService", spec), ("LLMInferenceService.prefill", _table(spec, "prefill"))):
+        containers = _table(table, "template").get("containers")
+        main = next((c for c in containers if isinstance(c, Mapping)), {}) if isinstance(containers, list) else {}
+        if table:
+            tables = (item, spec, table, main)
+            container = Container(
+                place=place,
+                words=("vllm", "serve", _model(tables), *_adapters(tables)),
+                image=str(main.get("image") or ""),
+                env=_environment(main.get("env")),
+                gpu=_gpu(tables),
+                gpus=_gpus(tables, f"{finder.where}: {place}"),
+                sizes=_sizes(tables),
+            )
+            yield from finder.in_words(container)
+
+
 def _containers(
     table: Mapping[str, Any], around: tuple[Mapping[str, Any], ...], place: str, finder: ServerFinder
 ) -> Iterator[Started]:
@@ -241,7 +277,8 @@ def _started(
         for word in _words(table.get(key), finder.where)
     ]
     extra = env.get("VLLM_ADDITIONAL_ARGS", "")
-    words = [_with_env(word, env) for word in (*words, *_split(extra, finder.where))]
+    added = (*_split(extra, finder.where), *(_adapters(tables) if words else ()))
+    words = [_with_env(word, env) for word in (*words, *added)]
     image = table.get("image")
     container = Container(
         place=_place(place),
@@ -375,6 +412,17 @@ def _model(tables: Sequence[Mapping[str, Any]]) -> str:
                 if match is not None:
                     return match[1]
     return ""
+
+
+def _adapters(tables: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The flags that KServe adds for the adapters of a model (`model.lora` of LLMInferenceService)."""
+    for table in tables:
+        lora = _table(table, "model", "lora")
+        adapters = lora.get("adapters")
+        if isinstance(adapters, list) and adapters:
+            rank, most = lora.get("maxRank", 64), lora.get("maxAdapters", len(adapters))
+            return ["--enable-lora", f"--max-lora-rank={rank}", f"--max-loras={most}"]
+    return []
 
 
 def _engine(tables: Sequence[Mapping[str, Any]]) -> str:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..engines.flags import by_name
 from ..engines.registry import engine
+from ..launch.unresolved import is_unresolved
 
 
 class ServerProgram(NamedTuple):
@@ -186,7 +187,9 @@ def start_of(words: Sequence[str], image: str = "") -> Start | None:
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word may name a model: one of the hub, or a folder of models."""
+    """Whether a word may name a model: one of the hub, a folder of models, or a variable of the script."""
+    if is_unresolved(word):
+        return True
     return re.fullmatch(r"[\w.-]+/[\w.-]+|/[\w./-]+", word) is not None and not word.startswith(("/bin/", "/usr/"))
 
 

@@ -202,6 +202,9 @@ def _server(
         raise InputError(
             f"{at}: starts a server of {name}, which is not modelled; expected one of {', '.join(FOLDERS)}"
         )
+    if name in PYTHON_ENGINES and re.search(r"\bcpu\b", container.image):
+        image = one_line(container.image)[:80]
+        raise InputError(f"{at}: {image} serves from CPUs, which is not modelled; expected an image for accelerators")
     record = engine(name)
     arguments = read_arguments(
         start.program,
@@ -272,6 +275,9 @@ VARIABLES = {
     "spec-draft-cache-type-v": "spec-draft-type-v",
 }
 """Name of a variable of llama-server behind its beginning → its flag, where the two differ (common/arg.cpp)."""
+
+PYTHON_ENGINES = ("vllm", "sglang")
+"""Engines whose images for CPUs keep the cache in the memory of the host."""
 
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|CREDENTIAL", re.IGNORECASE)
 """Names of variables that are not shown."""

@@ -13,8 +13,9 @@ from typing import Any
 from ...accelerator import Hardware
 from ...components.towers.vision import VisionTower
 from ...errors import InputError
-from ...parallel.layout import Layout
+from ...parallel.layout import ONE_DEVICE, Layout
 from ...sources.preset import Preset
+from ...workload.setting import option
 from ..engines.engine import EngineMemory, EngineVersion, Term
 from ..engines.rank import EngineRank
 from ..engines.server import EngineServer
@@ -22,6 +23,8 @@ from ..engines.versions import Context
 from .adapters import adapter_bytes
 from .attention_rank import AttentionRank
 from .flags import SCHEMES
+from .host_experts import host_experts_bytes
+from .host_experts import notes as host_notes
 from .versions import Rules, SGLangRecord, sglang_record
 from .weights import unused_bytes
 
@@ -52,7 +55,16 @@ class Server(EngineServer):
     length_field = "context_length"
     layout_fields = "tp_size", "pp_size", "dp_size"
     decided_by = {
-        "weights": ("dtype", "quantize", "enable_lora", "max_lora_rank", "max_loras_per_batch"),
+        "weights": (
+            "dtype",
+            "quantize",
+            "enable_lora",
+            "max_lora_rank",
+            "max_loras_per_batch",
+            "kt_weight_path",
+            "kt_num_gpu_experts",
+            "kt_gpu_experts_ratio",
+        ),
         "non_torch": (),
         "kv_cache": ("mem_fraction_static", "dtype"),
     }
@@ -72,10 +84,13 @@ class Server(EngineServer):
             raise InputError(
                 f"--dp-size {self.dp}: does not divide --tp-size {self.tp}, which --enable-dp-attention needs"
             )
+        if self.flags.get("moe_dense_tp_size") and self.pp > 1:
+            raise InputError("--moe-dense-tp-size: with --pp-size is not modelled; remove one of them")
         if self.flags.get("enable_dp_lm_head") and not self.flags.get("enable_dp_attention"):
             raise InputError("--enable-dp-lm-head: SGLang needs --enable-dp-attention too")
-        if self.divides_attention and self.flags.get("enable_lora"):
-            raise InputError("--enable-dp-attention: with --enable-lora is not modelled; remove one of them")
+        for name in ("enable_lora", "kt_weight_path"):
+            if self.divides_attention and self.flags.get(name):
+                raise InputError(f"--enable-dp-attention: with {option(name)} is not modelled; remove one of them")
 
     @property
     def dp(self) -> int:
@@ -254,7 +269,15 @@ class Server(EngineServer):
         """Bytes of the weights, with tables of RoPE and slots of adapters, as the device's free memory shows them."""
         tables = rank.rope_elements * ROPE_BYTES
         adapters = adapter_bytes(rank, self.flags, self.element_bytes)
-        return rank.weights + tables + adapters + unused_bytes(rank, self.element_bytes)
+        on_host = host_experts_bytes(rank, self.flags) - self.repeated_dense_bytes(rank)
+        return rank.weights - on_host + tables + adapters + unused_bytes(rank, self.element_bytes)
+
+    def repeated_dense_bytes(self, rank: EngineRank) -> int:
+        """Bytes of dense networks beside layers with experts, beyond a rank's part, where each rank has them whole."""
+        if not self.flags.get("moe_dense_tp_size") or rank.widths[2] is None:
+            return 0
+        whole = replace(rank, layout=ONE_DEVICE, rank=0).weights_by_component.get("feed_forward", 0)
+        return whole - whole // self.tp
 
     @property
     def ratios(self) -> tuple[float, float]:
@@ -338,7 +361,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 
 def _server_notes(server: Server) -> list[str]:
     """Notes on a model that drafts tokens, and on replicas of attention with a cache each."""
-    notes = []
+    notes = [*host_notes(server.rank(0), server.flags)]
     if "speculative_algorithm" in server.flags:
         notes.append(
             "the model that drafts tokens, and its cache, are outside the budget; they take what the fraction leaves"

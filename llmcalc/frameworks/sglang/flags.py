@@ -85,7 +85,9 @@ IDLE_SWITCHES = """
     --remote-instance-weight-loader-start-seed-via-transfer-engine --schedule-low-priority-values-first
     --show-time-cost --skip-server-warmup --skip-tokenizer-init --sleep-on-idle --stream-output
     --stream-response-default-include-usage --triton-attention-reduce-in-fp32 --trust-remote-code --use-ray
-    --weight-loader-disable-mmap
+    --weight-loader-disable-mmap --prefill-round-robin-balance --enable-flashinfer-moe --enable-flashinfer-mxfp4-moe
+    --enable-flashinfer-cutedsl-moe --disable-hicache-numa-detect --disable-overlap-cg-plan
+    --disaggregation-decode-enable-fake-auto
     """.split()  # noqa: SIM905
 
 SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128", "mxfp4": "mxfp4"}
@@ -94,7 +96,7 @@ SCHEMES = {"fp8": "fp8-dynamic", "awq": "awq-int4-g128", "gptq": "gptq-int4-g128
 QUANTIZATION_WORDS = (
     *SCHEMES, "awq_marlin", "gptq_marlin", "marlin", "bitsandbytes", "gguf", "modelopt", "modelopt_fp8", "modelopt_fp4",
     "petit_nvfp4", "w8a8_int8", "w8a8_fp8", "moe_wna16", "qoq", "w4afp8", "compressed-tensors", "auto-round", "quark",
-    "nvfp4", "none",
+    "nvfp4", "mxfp8", "none",
 )  # fmt: skip
 
 FLAGS = (
@@ -138,6 +140,13 @@ FLAGS = (
             "--speculative-draft-load-format",
             "--speculative-draft-model-quantization",
             "--speculative-ngram-capacity",
+            "--speculative-ngram-branch-length",
+            "--speculative-ngram-match-type",
+            "--speculative-ngram-max-bfs-breadth",
+            "--speculative-ngram-max-match-window-size",
+            "--speculative-ngram-max-trie-depth",
+            "--speculative-ngram-min-bfs-breadth",
+            "--speculative-ngram-min-match-window-size",
             "--speculative-draft-model-revision",
             "--speculative-token-map",
             "--speculative-moe-runner-backend",
@@ -152,17 +161,24 @@ FLAGS = (
     Flag(("--max-lora-rank",), "number", most=10**4),
     Flag(("--max-loras-per-batch",), "number", most=10**4),
     Flag(("--max-loaded-loras",), "number", is_idle=True),
-    *refused_flags(
-        "experts on the CPU (KTransformers)",
-        "--kt-weight-path",
-        "--kt-method",
-        "--kt-amx-weight-path",
-        "--kt-amx-method",
-        "--kt-cpuinfer",
-        "--kt-threadpool-count",
-        "--kt-num-gpu-experts",
-        "--kt-max-deferred-experts-per-token",
+    Flag(("--kt-weight-path", "--kt-amx-weight-path")),
+    Flag(("--kt-num-gpu-experts",), "number", least=0, most=10**6),
+    Flag(("--kt-gpu-experts-ratio",), "share"),
+    Flag(("--kt-gpu-prefill-token-threshold",), "tokens", least=0),
+    *(
+        Flag((name,), is_idle=True)
+        for name in (
+            "--kt-method",
+            "--kt-amx-method",
+            "--kt-cpuinfer",
+            "--kt-threadpool-count",
+            "--kt-max-deferred-experts-per-token",
+            "--kt-expert-placement-strategy",
+        )
     ),
+    Flag(("--kt-numa-nodes",), "list", is_idle=True),
+    Flag(("--kt-enable-dynamic-expert-update",), "switch", is_idle=True),
+    *refused_flags("adapters of experts", "--kt-expert-lora-path"),
     *refused_flags(
         "offloading",
         "--cpu-offload-gb",
@@ -184,12 +200,16 @@ FLAGS = (
         "--attn-cp-size",
         switches=("--enable-nsa-prefill-context-parallel", "--enable-prefill-context-parallel"),
     ),
-    *refused_flags(
-        "another division of the layers", "--moe-dense-tp-size", "--moe-data-parallel-size", "--moe-dp-size"
-    ),
+    Flag(("--moe-dense-tp-size",), "number", most=1),
+    *refused_flags("another division of the layers", "--moe-data-parallel-size", "--moe-dp-size"),
     *refused_flags(
         "sparse attention",
         "--ds-channel-config-path",
+        "--ds-heavy-channel-num",
+        "--ds-heavy-channel-type",
+        "--ds-heavy-token-num",
+        "--ds-sparse-decode-threshold",
+        "--hierarchical-sparse-attention-extra-config",
         "--hisparse-config",
         switches=("--enable-double-sparsity", "--enable-hisparse"),
     ),

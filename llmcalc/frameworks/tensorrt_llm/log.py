@@ -23,6 +23,7 @@ PATTERNS = (
     pattern(
         "[MemUsageChange] Allocated ", rf"Allocated (?P<pool>{AMOUNT}) for max tokens[^(]{{0,60}}\((?P<tokens>{COUNT})"
     ),
+    pattern("Estimated max tokens in KV cache", rf": ?(?P<planned>{COUNT})"),
     pattern("max_num_tokens=", rf"=(?P<max_num_tokens>{COUNT})"),
     pattern("max_seq_len=", rf"=(?P<max_seq_len>{COUNT})"),
     pattern("max_batch_size=", rf"=(?P<max_batch_size>{COUNT})"),
@@ -68,7 +69,10 @@ def read_log(log: LogText) -> LogReading | None:
 
 
 def _terms(facts: Facts) -> Iterator[LogTerm]:
-    """Yields the terms. The memory outside torch has the cache of the dummy run, which the engine adds back."""
+    """Yields the terms. The memory outside torch has the cache of the dummy run, which the engine adds back.
+
+    A server that stops before it makes its pool has that of the dummy run alone; its tokens are those it planned.
+    """
     yield from facts.largest("weights", "profile_run")
     if "outside" in facts:
         dummy_cache = facts.last_size("dummy_cache") or 0
@@ -78,4 +82,6 @@ def _terms(facts: Facts) -> Iterator[LogTerm]:
     elif "pool" in facts:
         yield LogTerm("kv_cache", facts.sizes("pool")[-1])
     if "tokens" in facts:
-        yield LogTerm("kv_tokens", facts.counts("tokens")[-1], "tokens")
+        pools, planned = facts.counts("tokens"), facts.counts("planned")
+        has_dummy_alone = planned and len({*pools}) == 1 and pools[-1] < planned[-1]
+        yield LogTerm("kv_tokens", planned[-1] if has_dummy_alone else pools[-1], "tokens")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from ...accelerator import Hardware
 from ...errors import InputError, shown
-from ...parallel.layout import Layout
+from ...parallel.layout import ONE_DEVICE, Layout
 from ...sources.preset import Preset
 from ..engines.engine import EngineMemory, EngineVersion, Term, TermStatus
 from ..engines.flags import AUTO
@@ -24,9 +24,10 @@ from .adapters import adapter_bytes, slots_of
 from .cache_formats import PACKED_FORMATS, packed_bytes
 from .flags import CPU_CONNECTORS
 from .kv_blocks import BlockPool, block_pool
+from .model_runner import penalty_bytes, rules_with, second_runner
 from .profile_run import ProfileRun
 from .speculation import Speculation, speculation_of
-from .versions import Rules, VLLMRecord, vllm_record
+from .versions import Rules, SecondRunner, VLLMRecord, vllm_record
 
 GIB, MIB = 2**30, 2**20
 
@@ -74,7 +75,7 @@ class Server(EngineServer):
     length_field = "max_model_len"
     layout_fields = "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"
     decided_by = {
-        "weights": ("dtype", "quantization", "quantize"),
+        "weights": ("dtype", "quantization", "quantize", "mm_encoder_tp_mode"),
         "profile_run": ("max_num_seqs", "max_num_batched_tokens"),
         "non_torch": (),
         "cuda_graphs": ("max_num_seqs", "enforce_eager"),
@@ -167,7 +168,8 @@ class Server(EngineServer):
     def subtracts_graphs(self) -> bool:
         """Whether the estimate of CUDA graphs is taken from the cache."""
         chosen = self.flags.get("VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS")
-        if chosen is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM:
+        has_estimate = self.second_runner is None or self.second_runner.estimates_graphs
+        if chosen is None or self.numbers < GRAPHS_ARE_ESTIMATED_FROM or not has_estimate:
             return self.rules.subtracts_graphs
         return bool(chosen)
 
@@ -203,8 +205,15 @@ class Server(EngineServer):
         return LAST_OF_FIRST_ENGINE if is_first else self.numbers
 
     @cached_property
+    def second_runner(self) -> SecondRunner | None:
+        """The second model runner; None where the first one runs the model."""
+        return second_runner(self.record, self.rule_numbers, self.rank(0), self.flags)
+
+    @cached_property
     def rules(self) -> Rules:
-        return self.record.rules(self.rule_numbers)
+        """The rules of the version, on the model runner of the model."""
+        rules = self.record.rules(self.rule_numbers)
+        return rules if self.second_runner is None else rules_with(rules, self.second_runner)
 
     @property
     def dp(self) -> int:
@@ -252,15 +261,21 @@ class Server(EngineServer):
     @property
     def max_num_seqs(self) -> int:
         chosen = self.flags.get("max_num_seqs")
-        default = min(self.record.defaults(self.rule_numbers, self.hardware).max_num_seqs, self.max_num_batched_tokens)
-        return int(chosen or default)
+        default = self.record.defaults(self.rule_numbers, self.hardware).max_num_seqs * self.default_batches
+        return int(chosen or min(default, self.max_num_batched_tokens))
+
+    @property
+    def default_batches(self) -> int:
+        """How often the defaults of sequences and tokens are taken: twice with `--performance-mode throughput`."""
+        return 2 if self.flags.get("performance_mode") == "throughput" else 1
 
     @property
     def max_num_batched_tokens(self) -> int:
         chosen = self.flags.get("max_num_batched_tokens")
         if chosen:
             return int(chosen)
-        default = self.record.defaults(self.rule_numbers, self.hardware).max_num_batched_tokens
+        defaults = self.record.defaults(self.rule_numbers, self.hardware)
+        default = defaults.max_num_batched_tokens * self.default_batches
         if self.rules.generation == "v0":
             if self.longest_request > 32768:
                 return self.rules.chunk_above_32k
@@ -335,7 +350,18 @@ class Server(EngineServer):
             expert = 3 * experts.width * rank.hidden_size * 17 // 32
             padding = rank.number_of_layers * experts.number * (padded - expert)
         offloaded = int(float(self.flags.get("cpu_offload_gb", 0)) * GIB)
-        return max(0, rank.weights + tables + padding + rank.latent_projections * self.element_bytes - offloaded)
+        copies = rank.latent_projections * self.element_bytes + self.repeated_towers(rank)
+        return max(0, rank.weights + tables + padding + copies - offloaded)
+
+    def repeated_towers(self, rank: EngineRank) -> int:
+        """Bytes of encoders beyond a rank's part of them, where each rank has them whole (`--mm-encoder-tp-mode`)."""
+        if self.flags.get("mm_encoder_tp_mode") != "data" or not (rank.with_towers and self.preset.model.towers):
+            return 0
+        whole, part = (
+            place.weights - replace(place, with_towers=False).weights
+            for place in (replace(rank, layout=ONE_DEVICE, rank=0), rank)
+        )
+        return whole - part
 
     def cache_element(self, rank: EngineRank) -> Fraction:
         """Bytes of a cached element, with its share of scales."""
@@ -354,7 +380,7 @@ class Server(EngineServer):
         )
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
-        outside_bytes = self.measured("non_torch", outside.mib * MIB)
+        outside_bytes = self.measured("non_torch", outside.mib * MIB + self.penalty_bytes(rank))
         budget = math.ceil(self.utilization * self.total)
         weights = self.stored_weights(rank)
         if self.draft is not None:
@@ -371,13 +397,24 @@ class Server(EngineServer):
             Term("budget", budget, "source", rules.place, f"{self.utilization} × total (--gpu-memory-utilization)"),
             Term("weights", weights, "source", "tensors of the rank", self._weights_origin(rank)),
             Term("profile_run", peak, "source", rules.place, run.origin(rank, rules)),
-            Term("non_torch", outside_bytes, estimate, outside.source, "context, NCCL and libraries"),
+            Term("non_torch", outside_bytes, estimate, outside.source, self._outside_origin),
             Term("cuda_graphs", graphs, estimate, self.record.cuda_graphs.source, graph_origin),
             Term(
                 "kv_cache", max(available, 0), estimate, rules.place, f"{blocks:,} blocks of {pool.block_size} tokens"
             ),
         )
         return Stage(self.with_receipt(terms), pool, available, blocks, graphs)
+
+    def penalty_bytes(self, rank: EngineRank) -> int:
+        """Bytes of the counts for penalties, where the memory that is taken from the cache has them."""
+        if self.second_runner is None or not self.second_runner.counts_penalties:
+            return 0
+        return penalty_bytes(self.max_num_seqs, rank.vocab_size)
+
+    @property
+    def _outside_origin(self) -> str:
+        has_counts = self.second_runner is not None and self.second_runner.counts_penalties
+        return "context, NCCL and libraries" + (", counts for penalties" if has_counts else "")
 
     def _weights_origin(self, rank: EngineRank) -> str:
         scheme = rank.scheme or ("as published" if self.dtype is None else self.dtype)
@@ -472,6 +509,8 @@ def _notes(server: Server) -> list[str]:
         )
     if server.preset.model.towers and server.loads_towers:
         notes.append("the profile run of the encoders of images is not modelled; it may take more")
+        if server.flags.get("mm_encoder_tp_mode") == "data":
+            notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
     return notes
 
 

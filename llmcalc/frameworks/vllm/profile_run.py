@@ -22,6 +22,10 @@ EXPERT_VECTORS = 5
 """Vectors of the hidden size that are alive per token around the experts."""
 
 
+COPIES_WITH_SORT = 9.5
+"""Copies of the logits where the sampler sorts them; they hold for float32 logits too."""
+
+
 class ProfileRun(NamedTuple):
     """The profile run of one rank.
 
@@ -59,7 +63,7 @@ class ProfileRun(NamedTuple):
         copies = rules.logits_copies
         if rules.generation == "v0" and self.chunked and self.tokens <= 2048:
             copies = 1.5
-        elif self.element_bytes == 4 and rules.sampler_rows_per_unit:
+        elif self.element_bytes == 4 and copies < COPIES_WITH_SORT:
             copies += 0.5  # the logits themselves are float32 already
         return int(copies * logits) + rules.sampler_rows_per_unit * self.units * rank.vocab_size * 4
 

@@ -39,6 +39,16 @@ class Rules(RuleRange):
     chunk_above_32k: int = 2048
 
 
+class SecondRunner(VersionRange):
+    """What the second model runner does in a range of versions; the file explains the fields."""
+
+    models: Literal["chosen ones", "named", "named, dense and not quantized", "named, and dense ones", "all"]
+    architectures: tuple[str, ...] = ()
+    logits_copies: float = Field(gt=0)
+    estimates_graphs: bool = False
+    counts_penalties: bool = False
+
+
 class BatchDefaults(VersionRange):
     """Defaults of the server on devices with at least that much memory."""
 
@@ -99,6 +109,7 @@ class GraphEstimate(Record):
 class VLLMRecord(EngineRecord[Rules]):
     """The file `presets/engines/vllm.toml`."""
 
+    second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
     non_torch: tuple[NonTorch, ...] = Field(min_length=1)

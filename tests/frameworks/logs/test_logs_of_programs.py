@@ -12,7 +12,7 @@ import llmcalc
 from llmcalc.errors import InputError
 from llmcalc.frameworks.logs.reading import argument_pairs, bytes_of
 from llmcalc.frameworks.logs.text import LARGEST_LOG, LONGEST_LINE, MOST_LINES, LogText
-from llmcalc.questions.logs import known_model
+from llmcalc.sources.presets import known_model
 
 functions: Any = llmcalc
 """The functions of the commands, whose answers are of several types."""

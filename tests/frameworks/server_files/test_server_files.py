@@ -22,6 +22,32 @@ SERVING = Path(__file__).parents[2] / "data" / "launch" / "serving"
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 
 FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
+    "llama_swap.yaml": [
+        ("llama.cpp", "", "qwen3-8b", {"ctx_size": "8192", "n_gpu_layers": "99", "parallel": "2"}),
+        ("vllm", "0.19.0", "qwen3-8b", {"max_model_len": "16384"}),
+    ],
+    "vllm_recipe.yaml": [
+        ("vllm", "", "Qwen/Qwen3-8B", {"VLLM_USE_V2_MODEL_RUNNER": "0"}),
+        ("vllm", "", "Qwen/Qwen3-4B", {"VLLM_USE_V2_MODEL_RUNNER": "0", "kv_cache_dtype": "fp8"}),
+    ],
+    "srt_slurm.yaml": [
+        (
+            "sglang",
+            "",
+            "/models/deepseek-r1",
+            {"disaggregation_mode": "prefill", "mem_fraction_static": "0.95", "tp_size": "4"},
+        ),
+        (
+            "sglang",
+            "",
+            "/models/deepseek-r1",
+            {"disaggregation_mode": "decode", "mem_fraction_static": "0.9", "tp_size": "8"},
+        ),
+    ],
+    "llm_inference_service.yaml": [
+        ("vllm", "0.19.0", "Qwen/Qwen3-8B", {"enable_lora": True, "max_lora_rank": "64", "max_loras": "2"}),
+        ("vllm", "0.19.0", "Qwen/Qwen3-8B", {"enable_lora": True, "max_lora_rank": "64", "max_loras": "2"}),
+    ],
     "vllm_serve.sh": [
         (
             "vllm",
@@ -269,9 +295,12 @@ def test_other_engines_are_asked_by_name(name: str, engine: str) -> None:
             servers_of(SERVING / name)
 
 
-def test_experts_on_the_cpu_are_refused_by_name() -> None:
-    with pytest.raises(InputError, match=r"line 1: --kt-weight-path: experts on the CPU"):
-        llmcalc.memory(launch=SERVING / "ktransformers.sh", hardware="h100")
+def test_experts_on_the_cpu_leave_the_weights_of_the_device() -> None:
+    answer = llmcalc.memory(launch=SERVING / "ktransformers.sh", hardware="h100").result
+    typed = llmcalc.memory("qwen3-235b-a22b", engine="sglang", hardware="h100", mem_fraction_static=0.9).result
+    # 94 layers, 32 of 128 experts of three matrices of 4,096 x 1,536 on the device, 2 bytes
+    experts = 94 * (128 - 32) * 3 * 4096 * 1536 * 2
+    assert typed.bytes_of("weights") - answer.bytes_of("weights") == experts
 
 
 def test_a_file_is_answered_as_its_flags() -> None:
@@ -495,3 +524,34 @@ def test_an_image_starts_its_own_server() -> None:
     assert (start.program.engine, start.arguments) == ("vllm", ("--model", "x"))
     assert start_of(["nvidia-smi"], "vllm/vllm-openai:latest") is None
     assert start_of(["--model", "x"], "postgres") is None
+
+
+def test_a_model_on_another_machine_is_the_preset_of_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "serve.sh"
+    file.write_text("vllm serve /data/models/Qwen3-8B --max-model-len 8192\n")
+    answer = llmcalc.memory(launch=file, hardware="h100")
+    named = llmcalc.memory("qwen3-8b", hardware="h100", engine="vllm", max_model_len=8192)
+    assert answer.result.terms == named.result.terms
+    file.write_text("vllm serve /data/models/my-own --max-model-len 8192\n")
+    with pytest.raises(InputError, match="'/data/models/my-own', cannot be read"):
+        llmcalc.memory(launch=file, hardware="h100")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("macros: {a: '${a}'}\nmodels: {x: {cmd: 'llama-server ${a}'}}\n", "models.x: macros name each other"),
+        ("models: {x: {cmd: 'llama-server \"-m'}}\n", "models.x: a quote does not end"),
+        (
+            "macros: {a: '${b}${b}${b}', b: '" + "x" * 40000 + "'}\nmodels: {x: {cmd: '${a}${a}${a}'}}\n",
+            "models.x: its command grows too long",
+        ),
+        (
+            "services: {x: {image: 'vllm/vllm-openai-cpu:v0.19.0', command: '--model qwen3-8b'}}\n",
+            "services.x: vllm/vllm-openai-cpu:v0.19.0 serves from CPUs",
+        ),
+    ],
+)
+def test_wrong_configurations_are_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        servers_of_text(text, typed_launch("config.yaml"))

@@ -84,6 +84,16 @@ def test_tokens_of_a_log() -> None:
         ),
         ({"quantization": "w4afp8"}, "--quantize SCHEME"),
         ({"speculative_algorithm": "medusa"}, "--speculative-algorithm"),
+        ({"target": "qwen3-30b-a3b", "kt_num_gpu_experts": 8}, "--kt-num-gpu-experts: SGLang needs --kt-weight-path"),
+        (
+            {"target": "qwen3-30b-a3b", "kt_weight_path": "/w", "kt_num_gpu_experts": 129},
+            "--kt-num-gpu-experts 129: a layer has 128 experts",
+        ),
+        ({"kt_weight_path": "/w"}, "--kt-weight-path: the model has no experts"),
+        (
+            {"target": "qwen3-30b-a3b", "kt_weight_path": "/w", "enable_dp_attention": True, "dp_size": 2, "tp": 2},
+            "--enable-dp-attention: with --kt-weight-path",
+        ),
         ({"speculative_algorithm": "EAGLE", "target": "qwen3.5-9b"}, "states of drafted tokens"),
     ],
 )
@@ -203,3 +213,37 @@ def test_fit_times_replicas() -> None:
         for users, dp in ((16, 1), (32, 2))
     )
     assert replicas[0]["tpot"] == single[0]["tpot"] is not None
+
+
+def test_experts_in_the_memory_of_the_host() -> None:
+    chosen = {"target": "qwen3-30b-a3b", "mem_fraction_static": 0.8, "tp_size": 2}
+    whole = memory(**chosen).bytes_of("weights")
+    # 48 layers of 128 experts of three matrices of 2,048 x 768 in two parts, 2 bytes
+    expert = 3 * 2048 * 768 * 2 // 2
+    none = memory(kt_weight_path="/w", **chosen)
+    assert whole - none.bytes_of("weights") == 48 * 128 * expert
+    shared = memory(kt_weight_path="/w", kt_gpu_experts_ratio=0.3, kt_gpu_prefill_token_threshold=400, **chosen)
+    # 0.3 of 6,144 experts, rounded down
+    assert whole - shared.bytes_of("weights") == (6144 - 1843) * expert
+    assert any("400 tokens or more" in note and f"{128 * expert / GIB:.2f} GiB" in note for note in shared.notes)
+
+
+def test_experts_of_mxfp4_in_the_memory_of_the_host() -> None:
+    one, two = (
+        memory("gpt-oss-120b", tp_size=tp, kt_weight_path="/w", kt_num_gpu_experts=32, mem_fraction_static=0.8)
+        for tp in (1, 2)
+    )
+    whole = memory("gpt-oss-120b", tp_size=2, mem_fraction_static=0.8)
+    left = memory("gpt-oss-120b", mem_fraction_static=0.8).bytes_of("weights") - one.bytes_of("weights")
+    assert whole.bytes_of("weights") - two.bytes_of("weights") == pytest.approx(left / 2, abs=2)
+
+
+def test_dense_networks_that_each_rank_has_whole() -> None:
+    chosen = {"target": "deepseek-v3", "hardware": "h200", "tp_size": 8, "mem_fraction_static": 0.9}
+    divided, whole = memory(**chosen), memory(moe_dense_tp_size=1, **chosen)
+    # three of 61 layers are dense: three matrices of 7,168 x 18,432 in float8, with a float32 scale for each 128 x 128
+    matrices = 3 * 3 * 7168 * 18432
+    more = whole.bytes_of("weights") - divided.bytes_of("weights")
+    assert more == pytest.approx((matrices + matrices // 128**2 * 4) * 7 / 8, rel=0.001)
+    with pytest.raises(InputError, match="--moe-dense-tp-size: with --pp-size is not modelled"):
+        memory(moe_dense_tp_size=1, pp_size=2, **chosen)

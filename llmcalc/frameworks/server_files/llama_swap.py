@@ -1,0 +1,73 @@
+"""Configurations of llama-swap: each model has the command of its server, with macros.
+
+Its README and config.example.yaml describe them: `${name}` in a command is a macro of the model or of the file,
+`${MODEL_ID}` the model's key, `${PORT}` a free port, `${env.NAME}` a variable of the environment. Lines that begin
+with `#` are remarks.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...errors import InputError, one_line
+from ..launch.shell import LONGEST_VALUE
+from ..launch.unresolved import unresolved
+from .server import Container
+
+DEEPEST = 10
+"""Largest number of macros inside each other."""
+
+PORT = "8080"
+"""A free port, which changes no memory."""
+
+
+def is_llama_swap(data: Any) -> bool:
+    """Whether tables are a configuration of llama-swap: models by their names, with commands."""
+    models = data.get("models") if isinstance(data, Mapping) else None
+    return isinstance(models, Mapping) and any(
+        isinstance(model, Mapping) and isinstance(model.get("cmd"), str) for model in models.values()
+    )
+
+
+def servers_of_llama_swap(data: Mapping[str, Any], where: str, variables: Mapping[str, str]) -> Iterator[Container]:
+    """Yields the command of each model. where: the file in messages. variables: those of the environment."""
+    shared = _macros(data)
+    for name, model in data["models"].items():
+        if not isinstance(model, Mapping) or not isinstance(model.get("cmd"), str):
+            continue
+        place = f"models.{one_line(str(name))[:60]}"
+        environment = {f"env.{variable}": value for variable, value in variables.items()}
+        macros = {"PORT": PORT, **environment, **shared, **_macros(model), "MODEL_ID": str(name)}
+        text = _expanded(model["cmd"], macros, f"{where}: {place}")
+        lines = [line for line in text.split("\n") if not line.strip().startswith("#")]
+        try:
+            words = shlex.split(" ".join(line.rstrip("\\") for line in lines))
+        except ValueError:
+            raise InputError(f"{where}: {place}: a quote does not end; expected one that does") from None
+        env = [item for item in model.get("env") or () if isinstance(item, str) and "=" in item]
+        yield Container(place, words=words, env=dict(item.split("=", 1) for item in env))
+
+
+def _macros(table: Mapping[str, Any]) -> dict[str, str]:
+    macros = table.get("macros")
+    texts = macros if isinstance(macros, Mapping) else {}
+    return {
+        str(name): str(text).lower() if isinstance(text, bool) else str(text)
+        for name, text in texts.items()
+        if isinstance(text, str | int | float)
+    }
+
+
+def _expanded(text: str, macros: Mapping[str, str], at: str) -> str:
+    """A command with its macros, which may name others. at: the place in messages."""
+    for _ in range(DEEPEST):
+        names = re.findall(r"\$\{([\w.-]{1,120})\}", text)
+        if not names:
+            return text
+        if len(text) + sum(len(macros.get(name, name)) for name in names) > LONGEST_VALUE:
+            raise InputError(f"{at}: its command grows too long; expected at most {LONGEST_VALUE:,} letters")
+        text = re.sub(r"\$\{([\w.-]{1,120})\}", lambda match: macros.get(match[1], unresolved(f"${match[1]}")), text)
+    raise InputError(f"{at}: macros name each other; expected at most {DEEPEST} inside each other")

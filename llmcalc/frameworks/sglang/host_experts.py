@@ -1,0 +1,90 @@
+"""Experts in the memory of the host, with KTransformers in SGLang (`--kt-weight-path`).
+
+SGLang makes the weights of as many experts of a layer as the device keeps; the first rank computes the others on the
+CPU, from weights of their own (srt/layers/moe/kt_ep_wrapper.py, `KTEPWrapperMethod.create_weights`). The flags are
+those of srt/server_args.py in SGLang 0.5.10; their share is one of kvcache-ai's branch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from ...errors import InputError
+from ...ops import ExpertLinear
+from ...parallel.layout import ONE_DEVICE
+from ..engines.rank import EngineRank
+
+PATH, NUMBER, SHARE, THRESHOLD = (
+    "kt_weight_path",
+    "kt_num_gpu_experts",
+    "kt_gpu_experts_ratio",
+    "kt_gpu_prefill_token_threshold",
+)
+"""The fields of the flags: weights of the host, experts of a layer on the device, their share, and longest prompt."""
+
+
+def host_share(rank: EngineRank, flags: Mapping[str, Any]) -> Fraction:
+    """Returns the share of the rank's experts that is in the host's memory, 0 without KTransformers.
+
+    flags: values of SGLang's flags by their fields. Raises `InputError` for flags that contradict each other or the
+    model.
+    """
+    placed = [name for name in (NUMBER, SHARE) if name in flags]
+    if PATH not in flags:
+        if placed:
+            raise InputError(f"--{placed[0].replace('_', '-')}: SGLang needs --kt-weight-path too")
+        return Fraction(0)
+    layers = list(_expert_layers(rank))
+    if not layers:
+        raise InputError("--kt-weight-path: the model has no experts; remove the flag")
+    slots = sum(experts * number for experts, number in layers)
+    if SHARE in flags:
+        return 1 - Fraction(int(slots * flags[SHARE]), slots)
+    number = int(flags.get(NUMBER, 0))
+    most = min(experts for experts, _ in layers)
+    if number > most:
+        raise InputError(f"--kt-num-gpu-experts {number:,}: a layer has {most:,} experts")
+    return 1 - Fraction(number * sum(times for _, times in layers), slots)
+
+
+def _expert_layers(rank: EngineRank) -> Iterator[tuple[int, int]]:
+    """Yields the number of experts of equal layers, and the number of these layers."""
+    for place in rank.model.tree().walk():
+        op = place.node.op
+        if isinstance(op, ExpertLinear) and not place.optional and place.node.name == "down_proj":
+            yield int(op.num_experts), int(place.times)
+
+
+def expert_bytes(rank: EngineRank) -> int:
+    """Returns the bytes of the rank's experts, were all of them on the device."""
+    if rank.scheme == "mxfp4" and rank.layout.tp > 1:
+        whole = replace(rank, layout=ONE_DEVICE, rank=0)
+        return whole.weights_by_component["experts"] // (rank.layout.tp * rank.layout.pp)
+    return rank.weights_by_component["experts"]
+
+
+def host_experts_bytes(rank: EngineRank, flags: Mapping[str, Any]) -> int:
+    """Returns the bytes of the rank's experts that are not on the device. flags: as of `host_share`."""
+    share = host_share(rank, flags)
+    return int(expert_bytes(rank) * share) if share else 0
+
+
+def notes(rank: EngineRank, flags: Mapping[str, Any]) -> Iterator[str]:
+    """Yields the notes on experts in the host's memory. flags: as of `host_share`."""
+    share = host_share(rank, flags)
+    if not share:
+        return
+    yield (
+        f"{float(1 - share):.1%} of the experts are on the devices; the others are in the memory of the host, in the "
+        "format of --kt-method, which is not counted"
+    )
+    if flags.get(THRESHOLD):
+        layers = sum(number for _, number in _expert_layers(rank))
+        size = expert_bytes(rank) // layers / 2**30
+        yield (
+            f"a prompt of {flags[THRESHOLD]:,} tokens or more copies one layer's experts to each device, "
+            f"{size:.2f} GiB (--kt-gpu-prefill-token-threshold); they are in what the fraction leaves"
+        )

@@ -1,0 +1,92 @@
+"""The second model runner of vLLM (vllm/v1/worker/gpu): which models run on it, and its rules.
+
+`presets/engines/vllm.toml` has what its versions do, with the source files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...errors import InputError, MissingExtra
+from ...sources.preset import Preset
+from ..engines.rank import EngineRank
+from ..engines.versions import Numbers, ranges_at
+from .versions import Rules, SecondRunner, VLLMRecord
+
+CHOICE = "VLLM_USE_V2_MODEL_RUNNER"
+"""The variable that chooses the model runner."""
+
+DRAFTS = ("eagle", "eagle3", "mtp", "draft_model", "dflash")
+"""Methods of speculative decoding that the second model runner has."""
+
+ALWAYS_FROM = (0, 30)
+"""First version in which methods without such a draft run on it too."""
+
+
+def second_runner(
+    record: VLLMRecord, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]
+) -> SecondRunner | None:
+    """Returns the second model runner where a server uses it; None where the first one runs.
+
+    rank: the model of a rank. flags: values of vLLM's flags by their fields.
+    Raises `InputError` where a variable chooses it in a version that was not read.
+    """
+    rows = ranges_at(record.second_runner, version)
+    chosen = flags.get(CHOICE)
+    if not rows:
+        if chosen:
+            first = record.second_runner[0].start
+            raise InputError(f"{CHOICE}=1: the second model runner is modelled from vLLM {first} on; remove it")
+        return None
+    row = rows[-1]
+    if chosen is not None:
+        return row if chosen else None
+    return row if _runs_by_default(row, version, rank, flags) else None
+
+
+def _runs_by_default(row: SecondRunner, version: Numbers, rank: EngineRank, flags: Mapping[str, Any]) -> bool:
+    """Whether a model runs on it where no variable chooses it."""
+    if row.models == "all":
+        return True
+    table = flags.get("speculative_config", {})
+    method = str(table.get("method", "draft_model" if table.get("model") else "") or flags.get("spec_method", ""))
+    if row.models == "chosen ones" or (method and method not in DRAFTS and version < ALWAYS_FROM):
+        return False
+    is_dense = rank.widths[2] is None
+    is_named = not {*architectures(rank.preset)}.isdisjoint(row.architectures)
+    if row.models == "named, and dense ones":
+        return is_named or (is_dense and not rank.state_caches)
+    is_quantized = rank.quantize is not None or rank.scheme is not None or rank.preset.stored_as is not None
+    return is_named and (row.models == "named" or (is_dense and not is_quantized))
+
+
+def architectures(preset: Preset) -> tuple[str, ...]:
+    """Returns the classes that a model's config names, or that a config written of it would name; none if unknown."""
+    if preset.config is not None:
+        named = preset.config.get("architectures")
+        return tuple(map(str, named)) if isinstance(named, list | tuple) else ()
+    try:
+        from ...sources.to_hf import to_config
+
+        return tuple(to_config(preset.model).get("architectures", ()))
+    except (InputError, MissingExtra, ImportError):  # the page has no writer of configs
+        return ()
+
+
+def rules_with(rules: Rules, runner: SecondRunner) -> Rules:
+    """Returns the rules of a version on the second model runner."""
+    return rules.model_copy(
+        update={
+            "logits_copies": runner.logits_copies,
+            "sampler_rows_per_unit": 0,
+            "subtracts_graphs": rules.subtracts_graphs and runner.estimates_graphs,
+            "source": "vllm/v1/worker/gpu/model_runner.py",
+            "function": "profile_run",
+        }
+    )
+
+
+def penalty_bytes(sequences: int, vocab_size: int) -> int:
+    """Returns the bytes of the counts of tokens for penalties: four a token, and a bit of the prompt's tokens."""
+    return sequences * 4 * (vocab_size + -(-vocab_size // 32))
