@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..frozen import frozen
 from .tree import Node
@@ -89,7 +89,7 @@ class ModuleNames:
         self._earlier = [(re.compile(rf"(?<![^.]){re.escape(a)}(?![^.])"), b) for a, b in (earlier or {}).items()]
         self._own, self._names = names, {**USUAL, **names}
         self._outside: dict[str, tuple[str, ...]] = {}
-        self._layers: dict[tuple[str, int], tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = {}
+        self._layers: dict[str, list[_Layers]] = {}
         text_prefixes = [f"{name}." for name in _alternatives(names.get("", "")) if name]
         roots = tuple(dict.fromkeys((*prefixes, *(f"{prefix}{name}" for prefix in prefixes for name in text_prefixes))))
         sides = {child.name: child for child in tree.children if child.is_stack and kind == "encoder-decoder"}
@@ -117,11 +117,18 @@ class ModuleNames:
         if match is None:
             names, numbers = self._outside.get(pattern, ()), re.findall(r"(?<=\.)\d+(?=\.|$)", path)
             return tuple(_fill_stars(name, numbers) for name in names) or (path,)
-        layers, layer_nodes = self._layers.get((match[1], int(match[2])), ((), {}))
+        layers, layer_nodes = self._layer(match[1], int(match[2]))
         numbers = re.findall(r"(?<=\.)\d+(?=\.|$)", "." + match[3])
         names = tuple(_fill_stars(name, numbers) for name in layer_nodes.get(pattern, ()))
         joined = (_in_layer(layer, name) for layer in layers for name in names)
         return tuple(name for name in joined if name) or (path,)
+
+    def _layer(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
+        """Returns the published names of a layer, and path → names of its parts; of the last kind that has the index."""
+        for layers in reversed(self._layers.get(stack, [])):
+            if index in layers.indices:
+                return layers.names(index), layers.parts
+        return (), {}
 
     def _side(self, name: str, roots: tuple[str, ...]) -> tuple[str, ...]:
         sides = [f"{root}{side}." for side in _alternatives(self._names.get(name, name)) for root in roots]
@@ -145,14 +152,10 @@ class ModuleNames:
                     path: _with_earlier_names(path, names)
                     for path, names in self._nodes(part, part.name, ("",), ("",), keys)
                 }
-            for i in layer.indices or ():
-                number = len(numbers) + i if layer in predictors else numbers.get(i, i)
-                sides = [side for name in lists for side in name.split(" & ")]
-                layer_names = [_layer_name(side, number, len(numbers)) for side in sides]
-                self._layers[f"{side}{layer.name}", i] = (
-                    tuple(f"{root}{name}" for root in roots for name in layer_names),
-                    part_names,
-                )
+            sides = tuple(side for name in lists for side in name.split(" & "))
+            self._layers.setdefault(f"{side}{layer.name}", []).append(
+                _Layers(frozenset(layer.indices or ()), layer in predictors, numbers, sides, roots, part_names)
+            )
 
     def _nodes(
         self, node: Node, path: str, parents: tuple[str, ...], outer: tuple[str, ...], keys: tuple[str, ...]
@@ -201,6 +204,29 @@ class ModuleNames:
     def _words(self, keys: tuple[str, ...]) -> Iterator[str]:
         entry = self._table_entry(keys)
         return (word for option in _options(entry or "", None) for word in option)
+
+
+class _Layers(NamedTuple):
+    """Layers of one kind in a stack.
+
+    indices: their indices. are_predictors: whether they are modules of multi-token prediction, numbered after the rest.
+    numbers: index → number among the stack's layers with parameters of their own.
+    lists: names of the lists of modules that hold them. roots: prefixes of the stack.
+    parts: path of a node within a layer → its names.
+    """
+
+    indices: frozenset[int]
+    are_predictors: bool
+    numbers: Mapping[int, int]
+    lists: tuple[str, ...]
+    roots: tuple[str, ...]
+    parts: Mapping[str, tuple[str, ...]]
+
+    def names(self, index: int) -> tuple[str, ...]:
+        """Returns the published names of a layer."""
+        number = len(self.numbers) + index if self.are_predictors else self.numbers.get(index, index)
+        layer_names = [_layer_name(name, number, len(self.numbers)) for name in self.lists]
+        return tuple(f"{root}{name}" for root in self.roots for name in layer_names)
 
 
 def _in_layer(layer: str, name: str) -> str:

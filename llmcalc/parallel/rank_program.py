@@ -298,7 +298,8 @@ class RankFlow(Flow):
         if self.stage is None or name != "layers" or self.path:
             return super().layers(x, run, repeat, indices, name, **node_fields)
         all_indices = range(repeat) if indices is None else indices
-        stage_indices = [i for i in all_indices if i in self.stage.layers]
+        stage_layers = frozenset(self.stage.layers)
+        stage_indices = [i for i in all_indices if i in stage_layers]
         start = self.layer_items.start if self.layer_items.stop else len(self.root.items)
         if self.entry is None and not self.stage.first:
             x = self.entry = Value(x.rows, x.axes)
