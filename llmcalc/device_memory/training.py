@@ -362,6 +362,11 @@ class Steps(Protocol):
 def replay_steps(run: Steps, meter: Meter) -> ReplayResult:
     """Replays set-up and two steps, and returns the result. meter: the meter of the run."""
     run.set_up()
+    return _replay_two_steps(run, meter)
+
+
+def _replay_two_steps(run: Steps, meter: Meter) -> ReplayResult:
+    """Replays two steps of a run after its set-up, and returns the result."""
     result = ReplayResult(set_up=meter.now)
     run.step()
     first_peaks, meter.peaks = meter.peaks, {}
@@ -376,8 +381,8 @@ def replay_steps(run: Steps, meter: Meter) -> ReplayResult:
 
 
 def replay_steps_on_allocator(run: Steps, meter: EventMeter, prefix_cache: PrefixCache) -> ReplayResult:
-    """Replays set-up and two steps on an allocator, and returns the result. meter: the meter of the run."""
-    result = replay_steps(run, meter)
+    """Replays two steps of a run after its set-up, and both on an allocator. meter: the meter of the run."""
+    result = _replay_two_steps(run, meter)
     meter.cut()
     result.read(prefix_cache.play_pieces(meter.pieces, meter.count, meter.opening), meter.now, meter.peak)
     return result

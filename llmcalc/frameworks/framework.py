@@ -8,7 +8,7 @@ imported when a function is called.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -48,8 +48,11 @@ class RunOnRanks:
     _settings: dict[Runtime, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def recorded_ranks(self, runtime: Runtime) -> dict[Any, Any]:
-        """Returns the recorded passes of ranks on an accelerator with this runtime, for ranks with identical passes."""
-        return self._recorded_ranks.setdefault(runtime, {})
+        """Returns the recorded passes of ranks on an accelerator with this runtime, for ranks with identical passes.
+
+        Passes do not depend on the allocator, so runs with and without expandable segments share them.
+        """
+        return self._recorded_ranks.setdefault(replace(runtime, expandable=False), {})
 
     def settings_on(self, runtime: Runtime, make: Callable[[], Any]) -> Any:
         """Returns the framework's settings on an accelerator with that runtime; `make` creates them once."""

@@ -136,6 +136,7 @@ def replay_zero(
     Returns also what the rank keeps on the host.
     """
     run = zero_run(spec, training, settings, ranks, rank, runtime.workspace, meter := EventMeter())
+    run.set_up()
     return replay_steps_on_allocator(run, meter, PrefixCache(runtime.expandable)), run.host_terms()
 
 

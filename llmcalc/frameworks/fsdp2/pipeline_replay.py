@@ -15,7 +15,6 @@ from ...device_memory.device_memory import without_garbage_collection
 from ...device_memory.training import Training, replay_steps_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
-from ...simulator.caching_allocator import PrefixCache
 from ...simulator.event_log import Recorder
 from ...simulator.meter import Block
 from ...simulator.repeat_layers import NotRepeating
@@ -251,11 +250,14 @@ def played_stage(
     run = make_run(meter=(meter := EventMeter()))
     if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
         return None
+    run.set_up()
+    parameters = [chunk.gathered() for chunk in run.chunks]  # type: ignore[attr-defined]
+    shards = tuple(parameter.shard.shape for group in parameters for parameter in group)
     coordinates = layout.coordinates(rank)
     is_last_stage = coordinates.pp == layout.pp - 1
-    key = (coordinates.dp, coordinates.cp, *passes_key(spec, run, rank, is_last_stage))
+    key = (shards, coordinates.cp, *passes_key(spec, run, rank, is_last_stage))
     if key not in rehearsals:
-        rehearsals[key] = rehearse(make_run, layout.vpp, is_last_stage, expandable)
+        rehearsals[key] = rehearse(make_run, layout.vpp, is_last_stage)
     rehearsed = rehearsals[key]
     if rehearsed.traces is None:
         return None
@@ -263,34 +265,23 @@ def played_stage(
         chunk.lowering.first_layer_index - layers_before
         for chunk, layers_before in zip(run.chunks, rehearsed.layers_before, strict=True)
     ]
-    parameters: list[list[Parameter]] = []
     passes = PlayedPasses(meter, rehearsed.traces, more_below, parameters)
     for chunk in run.chunks:
         chunk.passes = passes
-    set_up = run.set_up
-
-    def set_up_and_list() -> None:
-        """Sets the run up, and lists the gathered parameters of each chunk."""
-        set_up()
-        parameters.extend(chunk.gathered() for chunk in run.chunks)  # type: ignore[attr-defined]
-
-    run.set_up = set_up_and_list  # type: ignore[method-assign]
     try:
-        return replay_steps_on_allocator(run, meter, rehearsed.prefix_cache)
+        return replay_steps_on_allocator(run, meter, rehearsed.prefix_cache(expandable))
     except NotRepeating:
         return None
 
 
-def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool, expandable: bool) -> RecordedRank:
+def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool) -> RecordedRank:
     """Records the passes of a rank.
 
     make_run: creates the run.
     chunks: chunks of the rank.
     is_last_stage: whether the rank is the pipeline's last, whose backward passes follow their forward passes at once.
-    expandable: whether the allocator has expandable segments.
     """
     traces: dict[PassCase, PassTrace] = {}
-    prefix_cache = PrefixCache(expandable)
     try:
         for group in (MICROBATCHES, 2) if chunks > 1 else (MICROBATCHES,):  # of one chunk some are always in flight
             run = make_run(meter=(recorder := Recorder()))
@@ -299,8 +290,8 @@ def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: b
                 if traces.setdefault(case, trace) != trace:
                     raise NotRepeating
     except NotRepeating:
-        return RecordedRank(None, layers_before, (), prefix_cache)
-    return RecordedRank(traces, layers_before, (), prefix_cache)
+        return RecordedRank(None, layers_before, ())
+    return RecordedRank(traces, layers_before, ())
 
 
 def _record_traces(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> dict[PassCase, PassTrace]:

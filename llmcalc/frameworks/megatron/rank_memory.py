@@ -81,7 +81,7 @@ def replay_rank(
     run = RankRun(spec, settings, rank, meter := EventMeter())
     recorded_ranks = {} if recorded_ranks is None else recorded_ranks
     is_last_stage = run.coordinates.pp == run.layout.pp - 1
-    key = *passes_key(run), is_last_stage
+    key = *passes_key(run), is_last_stage, uses_expandable_segments(settings)
     if key not in recorded_ranks and run.microbatches > MICROBATCHES_RUN_IN_FULL[is_last_stage]:
         recorded_ranks[key] = record_rank(spec, settings, rank, is_last_stage)
     recorded_rank = recorded_ranks.get(key)

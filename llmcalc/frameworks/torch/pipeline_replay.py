@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
@@ -33,13 +33,17 @@ class RecordedRank:
     traces: events of each kind of pass; None if passes do not repeat.
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
-    prefix_cache: the allocator's state after the events with which ranks begin.
+    prefix_caches: whether segments are expandable → the allocator's states after the events with which ranks begin.
     """
 
     traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
     parameters: Sequence[ParameterSet | None]
-    prefix_cache: PrefixCache
+    prefix_caches: dict[bool, PrefixCache] = field(default_factory=dict)
+
+    def prefix_cache(self, expandable: bool) -> PrefixCache:
+        """Returns the states of an allocator with or without expandable segments."""
+        return self.prefix_caches.setdefault(expandable, PrefixCache(expandable))
 
 
 RecordedRanks: TypeAlias = dict[tuple[object, ...], RecordedRank]
@@ -74,7 +78,7 @@ def replay_rank_on_allocator(
         and training.microbatches > MICROBATCHES_RUN_IN_FULL
         and not training.optimizer_in_backward
     ):
-        recorded_ranks[key] = record_rank(new_run(recorder := Recorder()), recorder, is_last_stage, expandable)
+        recorded_ranks[key] = record_rank(new_run(recorder := Recorder()), recorder, is_last_stage)
     recorded_rank = recorded_ranks.get(key)
     if recorded_rank is not None and recorded_rank.traces is not None:
         layer_offsets = [
@@ -85,9 +89,11 @@ def replay_rank_on_allocator(
         for chunk, parameters in zip(run.chunks, recorded_rank.parameters, strict=True):
             chunk.passes, chunk.lowering.known_parameters = passes, parameters
         try:
-            return replay_steps_on_allocator(run, meter, recorded_rank.prefix_cache)
+            run.set_up()
+            return replay_steps_on_allocator(run, meter, recorded_rank.prefix_cache(expandable))
         except NotRepeating:
             run = new_run(meter := EventMeter())
+    run.set_up()
     return replay_steps_on_allocator(run, meter, PrefixCache(expandable))
 
 
@@ -108,19 +114,18 @@ def passes_key(spec: ModelSpec, run: RankRun, rank: int, is_last_stage: bool) ->
     )
 
 
-def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool, expandable: bool) -> RecordedRank:
+def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool) -> RecordedRank:
     """Records the passes of a rank.
 
     is_last_stage: whether each micro-batch's backward pass in the last chunk comes before the next one's forward pass,
         as on the last stage of a pipeline. In other chunks several micro-batches are in flight.
-    expandable: as of `replay_rank_on_allocator`.
     """
     passes = PassRecorder(recorder, len(run.chunks))
     for chunk in run.chunks:
         chunk.passes = passes
     layers_before = [chunk.lowering.first_layer_index for chunk in run.chunks]
     run.set_up()
-    parameters, prefix_cache = [chunk.lowering.known_parameters for chunk in run.chunks], PrefixCache(expandable)
+    parameters = [chunk.lowering.known_parameters for chunk in run.chunks]
     for count in STEPS:
         run.begin_step()
         if run.layout.pp == 1:
@@ -131,9 +136,9 @@ def record_rank(run: RankRun, recorder: Recorder, is_last_stage: bool, expandabl
         run.update()
         run.zero_grad()
     try:
-        return RecordedRank(passes.traces(), layers_before, parameters, prefix_cache)
+        return RecordedRank(passes.traces(), layers_before, parameters)
     except NotRepeating:
-        return RecordedRank(None, layers_before, parameters, prefix_cache)
+        return RecordedRank(None, layers_before, parameters)
 
 
 def _record_without_pipeline(run: RankRun, count: int) -> None:
