@@ -261,6 +261,9 @@ def played_stage(
     rehearsed = rehearsals[key]
     if rehearsed.traces is None:
         return None
+    steps_key = coordinates.pp, expandable
+    if steps_key in rehearsed.replayed:
+        return rehearsed.replayed[steps_key]
     more_below = [
         chunk.lowering.first_layer_index - layers_before
         for chunk, layers_before in zip(run.chunks, rehearsed.layers_before, strict=True)
@@ -269,9 +272,10 @@ def played_stage(
     for chunk in run.chunks:
         chunk.passes = passes
     try:
-        return replay_steps_on_allocator(run, meter, rehearsed.prefix_cache(expandable))
+        rehearsed.replayed[steps_key] = replay_steps_on_allocator(run, meter, rehearsed.prefix_cache(expandable))
     except NotRepeating:
         return None
+    return rehearsed.replayed[steps_key]
 
 
 def rehearse(make_run: Callable[..., ShardedRank], chunks: int, is_last_stage: bool) -> RecordedRank:

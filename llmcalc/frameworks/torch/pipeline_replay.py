@@ -34,12 +34,14 @@ class RecordedRank:
     layers_before: per chunk, the layers before it in the recorded rank.
     parameters: per chunk, its parameters.
     prefix_caches: whether segments are expandable → the allocator's states after the events with which ranks begin.
+    replayed: what determines the steps of a rank with these passes → the result of its steps.
     """
 
     traces: Mapping[PassCase, PassTrace] | None
     layers_before: Sequence[int]
     parameters: Sequence[ParameterSet | None]
     prefix_caches: dict[bool, PrefixCache] = field(default_factory=dict)
+    replayed: dict[tuple[object, ...], ReplayResult] = field(default_factory=dict, compare=False)
 
     def prefix_cache(self, expandable: bool) -> PrefixCache:
         """Returns the states of an allocator with or without expandable segments."""
