@@ -407,7 +407,7 @@ class RepeatedEvents:
         storage_number = self.numbers.get
         if self.places:
             events += [
-                (self._shifted_place(x), size, value) if size == PLACED else (storage_number(x, x), size, value)
+                (self.shifted_place(x), size, value) if size == PLACED else (storage_number(x, x), size, value)
                 for x, size, value in part_events
             ]
         else:
@@ -454,7 +454,7 @@ class RepeatedEvents:
             return event.number, 1, event.size, event.value
         return self.starts[event.number] + event.owner, 1, event.size, event.value
 
-    def _shifted_place(self, place: Place) -> Place:
+    def shifted_place(self, place: Place) -> Place:
         """Shifts a recorded place by the added repeats below it."""
         for i, inner_repeats in self.inner_repeats.items():
             stack = self.analysis.stacks[i]
