@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from llmcalc import load
 from llmcalc.device_memory.estimate import memory
 from llmcalc.device_memory.settings import Settings
-from llmcalc.frameworks.fsdp2 import rank_memory
+from llmcalc.frameworks.fsdp2 import pipeline_replay, rank_memory
 from llmcalc.frameworks.fsdp2.settings import TitanSettings
 from llmcalc.frameworks.ranks import Cluster
 from llmcalc.parallel.layout import Layout
@@ -85,3 +86,61 @@ def test_passes_that_are_played_are_those_that_are_run(
     assert len(played) == len(found)
     monkeypatch.setattr(rank_memory, "played_stage", lambda *_: None)
     assert found == Cluster.of(one, layout, "fsdp2", version, own).by_rank
+
+
+LONG = {
+    "one stage a rank": (Layout(pp=3, dp=2, zero=3, reshard=False, pp_layout=(6, 7, 5)), {}),
+    "recomputed": (Layout(pp=2, dp=2, tp=2, sequence_parallel=True, zero=3, reshard=False), {"recompute": "full"}),
+    "two chunks": (
+        Layout(pp=2, vpp=2, dp=2, zero=3, reshard=False, schedule="interleaved"),
+        {"recompute": "selective"},
+    ),
+}
+"""Stages with more layers than are recorded, and options of a run."""
+
+
+@pytest.mark.parametrize(("layout", "options"), LONG.values(), ids=LONG)
+@pytest.mark.parametrize("name", ["llama3-8b", "qwen3-8b"])
+def test_passes_recorded_with_few_layers_are_those_of_all_layers(
+    name: str, layout: Layout, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = sum(layout.pp_layout or (6 * layout.pp * layout.vpp,))
+    spec = load(f"{name}?num_hidden_layers={layers}").model
+    run = memory(spec, Settings("training", seq=256, num_microbatches=7 * layout.vpp, **options))
+
+    def recorded() -> tuple[Any, dict[Any, Any]]:
+        cluster = Cluster.of(run, layout, "fsdp2")
+        ranks = cluster.by_rank
+        return ranks, {key: rank.traces for key, rank in cluster.run.recorded_ranks(run.runtime).items()}
+
+    shortened: list[bool] = []
+    record_traces = pipeline_replay._rehearsed_traces
+
+    def watched(make_run: Any, chunks: Any, is_last_stage: bool, stacks: Any) -> Any:
+        traces = record_traces(make_run, chunks, is_last_stage, stacks)
+        shortened.append(any(stacks))
+        return traces
+
+    monkeypatch.setattr(pipeline_replay, "_rehearsed_traces", watched)
+    few = recorded()
+    assert shortened
+    assert all(shortened)
+    monkeypatch.setattr(pipeline_replay, "_repeating_stacks", lambda _: [])
+    assert few == recorded()
+    assert not all(shortened)
+
+
+def test_ranks_with_equal_shards_share_their_passes_and_those_with_others_do_not() -> None:
+    spec = load("llama3-8b?num_hidden_layers=4&vocab_size=1001").model
+    run = memory(spec, Settings("training", seq=64, num_microbatches=8))
+
+    def passes(replicas: int) -> int:
+        layout = Layout(pp=2, dp=4, zero=3, reshard=False, hsdp_replicas=replicas)
+        cluster = Cluster.of(run, layout, "fsdp2")
+        for rank in range(layout.world):
+            for expandable in (False, True):
+                cluster.rank_memory(rank, dataclasses.replace(run.runtime, expandable=expandable))
+        return len(cluster.run.recorded_ranks(run.runtime))
+
+    assert passes(4) == 2  # the two stages
+    assert passes(1) == 4  # of 1,001 rows, the last of four ranks has fewer in each stage
