@@ -368,14 +368,16 @@ class ShortenedPasses:
         sources: list[tuple[int, int | None]] = []
         for parameter in full_chunk.gathered():
             path, inner_repeat = parameter.path, None
-            position = next((i for i, part in enumerate(path) if i and type(part) is int), None)
-            for stack in stacks if position is not None else ():
-                repeat = (path[position] - stack.before) // stack.period
+            layer = full_chunk.lowering.parameter_layer(path)
+            for stack in (stack for stack in stacks if stack.path == layer.path):
+                repeat = (layer.layer_index - stack.before) // stack.period
                 inner_repeat = repeat - 1 if 0 < repeat < stack.repeats - 1 else None
-                skipped = (
-                    min(max(repeat - 1, 0), stack.repeats - RECORDED_REPEATS) if inner_repeat is None else inner_repeat
-                )
-                path = (*path[:position], path[position] - skipped * stack.period, *path[position + 1 :])
+                skipped_repeats = min(max(repeat - 1, 0), stack.repeats - RECORDED_REPEATS)
+                if inner_repeat is not None:
+                    skipped_repeats = inner_repeat
+                position = path.index(layer.layer_index, 1)
+                recorded_layer = layer.layer_index - skipped_repeats * stack.period
+                path = (*path[:position], recorded_layer, *path[position + 1 :])
             if path not in numbers:
                 raise NotRepeating
             sources.append((numbers[path], inner_repeat))
