@@ -190,7 +190,8 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
     for changes in cheap:
         combined |= changes
     pairs = [{**a, **b} for a, b in combinations(costly, 2) if a.keys().isdisjoint(b)]
-    groups = [[*cheap, *costly], *([{**combined, **extra} for extra in several] for several in ([{}, *costly], pairs))]
+    groups: list[Sequence[Mapping[str, Any]]] = [[*cheap, *costly]]
+    groups += [[{**combined, **extra} for extra in several] for several in ([{}, *costly], pairs)]
     if is_deep(memory):
         groups = [_with_least_bytes(memory, [changes for group in groups for changes in group])]
     candidates: list[Change] = []
