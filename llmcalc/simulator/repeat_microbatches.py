@@ -409,7 +409,7 @@ class PassRecorder(PassCounter):
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
-        return self.recorded().traces()
+        return RecordedPasses(self.meter.events, self.passes, self.by_previous).traces()
 
     def recorded(self) -> RecordedPasses:
         """Ends the recording and returns its passes; later events are not theirs."""
