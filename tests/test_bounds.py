@@ -33,6 +33,7 @@ ANSWERED: dict[str, tuple[str, ...]] = {
         "--cp", "4096",
     ),
     "a prompt of 1e12 tokens": ("memory", "llama3-8b", "--seq", "1000000000000"),
+    "a fit of 100,000 layers": ("fit", "llama3-8b?num_hidden_layers=100000", "--hardware", "h100"),
     "a fit of 1e12 tokens": ("fit", "llama3-8b", "--hardware", "h100", "--seq", "1000000000000"),
     "a step of 1e6 micro-batches": (
         "memory", "llama3-8b", "--phase", "training", "--framework", "megatron", "--pp", "4", "--num-microbatches",

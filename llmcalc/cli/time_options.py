@@ -1,4 +1,4 @@
-"""Options of time that several commands share, and the question that they ask."""
+"""Options of the commands that estimate time, and the run that they describe."""
 
 from __future__ import annotations
 

@@ -92,11 +92,14 @@ class Memory:
             return None
 
     def with_(self, **changes: Any) -> Memory:
-        """Returns the memory of the same model with other settings. Raises `InputError` for contradictory settings."""
-        count = self.states.count
+        """Returns the memory of the same model with other settings. Raises `InputError` for contradictory settings.
+
+        A new base in few bits brings the recomputation that it has by default.
+        """
+        count, settings = self.states.count, self.settings.with_(**changes)
         return memory(
             self.spec,
-            self.settings.with_(**changes),
+            settings.with_usual_recomputation() if "base" in changes else settings,
             self.published,
             count.include,
             self.config,

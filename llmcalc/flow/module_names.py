@@ -124,7 +124,7 @@ class ModuleNames:
         return tuple(name for name in joined if name) or (path,)
 
     def _layer(self, stack: str, index: int) -> tuple[tuple[str, ...], Mapping[str, tuple[str, ...]]]:
-        """Returns the published names of a layer, and path → names of its parts; of the last kind that has the index."""
+        """Returns the published names of a layer, and path → names of its parts, by the last kind that has it."""
         for layers in reversed(self._layers.get(stack, [])):
             if index in layers.indices:
                 return layers.names(index), layers.parts

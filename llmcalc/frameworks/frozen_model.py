@@ -59,7 +59,7 @@ class SecondLoss:
     kind = "temporary"
 
     def bytes_beside(self, memory: Memory) -> int:
-        """Returns its bytes per device beside a run of the model, all the time: an upper bound."""
+        """Returns the bytes per device of the second loss's logits, as if they stayed alive: an upper bound."""
         workload = memory.states.workload
         return self.width * int(workload.batch) * int(workload.seq) * memory.spec.vocab_size
 

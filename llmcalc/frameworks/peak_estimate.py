@@ -379,7 +379,7 @@ class PeakEstimate:
         return self._runs.setdefault(stage.layers, tuple(map(tuple, runs)))
 
     def micro_batch_bytes(self, layout: Layout, stage: Stage) -> MicroBatchBytes:
-        """Returns the bytes of a micro-batch in a stage."""
+        """Returns the bytes that the passes of a micro-batch allocate in a stage."""
         shape = _shape(layout)
         key = (*shape, stage.layers, stage.first, stage.last)
         if key not in self._of_stages:

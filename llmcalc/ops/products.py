@@ -40,7 +40,7 @@ class IdentityExperts(Op):
     maps: tuple[ExpertLinear, ...]
 
     def _expert_params(self) -> Number:
-        """Returns the parameters of one real expert."""
+        """Returns the parameters of one expert that computes; an identity expert has none."""
         size: Number = 0
         for linear in self.maps:
             size = add(size, linear.expert_params())

@@ -119,7 +119,7 @@ def ask_log(question: LogQuestion) -> ReportedAnswer:
 
 
 def explained_log(question: LogQuestion) -> ExplainedLog:
-    """Returns a log with the computed terms of its run."""
+    """Returns the bytes that a log states beside those that are computed for its run."""
     reading = read_log(question.file, read_log_text(question.file))
     run = _Run(reading, question)
     preset = run.preset()

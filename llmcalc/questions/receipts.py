@@ -75,7 +75,7 @@ class ReceiptFile:
         return terms
 
     def with_receipt(self, flags: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
-        """Returns the flags with the receipt.
+        """Returns the engine's flags, completed by those that the log of `--receipt` states.
 
         What the log does not state is a default where the log lists the arguments, else it is as in `flags`.
         """

@@ -134,7 +134,7 @@ def _framework_of_training(layout: LayoutRequest) -> str:
 
 
 def plan_settings(settings: Settings, is_given: Callable[[str], bool]) -> Settings:
-    """Returns the settings of `plan`: training, unless the phase is given. Raises `InputError` for users."""
+    """Returns the settings of `plan`: training, unless the phase is given. Raises `InputError` for `--users`."""
     if is_given("users"):
         raise InputError("--users: plan is for training; expected --batch, or llmcalc fit --devices --users")
     return settings if is_given("phase") else settings.with_(phase="training")

@@ -96,7 +96,7 @@ class Verification:
             raise InputError("--distributed: --against, --device, --every-layer and --memory do not apply")
 
     def answer(self, targets: Iterable[Any], read_model: Callable[[Any], Preset]) -> ReportedAnswer:
-        """Compares every model. read_model: function that reads a model.
+        """Compares the counts of each model with its witness. read_model: function that reads a model.
 
         Raises `InputError` for a model that cannot be compared; with --all it is skipped.
         """

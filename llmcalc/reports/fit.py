@@ -10,7 +10,7 @@ from ..accelerator import TIGHT_NOTE, Fit
 from ..device_memory.estimate import Memory
 from ..frameworks.ranks import attention_of
 from ..sources.preset import Preset
-from ..studies.fit import Change, Fitting
+from ..studies.fit import DEEP, FEW_CHANGES, Change, Fitting, is_deep
 from ..studies.fit_devices import DeviceFitting
 from ..studies.fit_options import MOST_DEVICES, HardwareOption
 from ..studies.fit_serving import ServingFitting
@@ -132,7 +132,10 @@ def report(preset: Preset, fitting: Fitting, options: Sequence[HardwareOption] =
     if fitting.decoding:
         screen = screen._replace(more=[_decoding_table(fitting.decoding)])
     device_changes = [_more_devices(option) for option in options if option.devices > 1 and option.fit.verdict != "no"]
-    return screen.report(preset, fitting.memory, fitting.fit, [*device_changes, *fitting.changes], data, CHANGES_NOTE)
+    remark = CHANGES_NOTE
+    if is_deep(fitting.memory):
+        remark += f"; of a model with more than {DEEP} layers only the {FEW_CHANGES} that store least are tried"
+    return screen.report(preset, fitting.memory, fitting.fit, [*device_changes, *fitting.changes], data, remark)
 
 
 USERS_COLUMNS = (Column("users", "users", units.exact), *DECODING_COLUMNS)

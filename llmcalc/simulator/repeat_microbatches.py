@@ -306,7 +306,7 @@ class PassCounter:
         self.fresh = [True] * len(self.fresh)
 
     def next_forward(self, chunk: int) -> tuple[PassCase, PassId]:
-        """Counts a forward pass of a chunk. Returns its case and its id."""
+        """Counts a forward pass of a chunk. Returns the case that it repeats, and its id."""
         pass_number = self.forwards[chunk]
         self.forwards[chunk] += 1
         return self._after_previous(self._case(chunk, "F", pass_number), (chunk, "F", pass_number))
@@ -409,7 +409,7 @@ class PassRecorder(PassCounter):
 
     def traces(self) -> dict[PassCase, PassTrace]:
         """Returns case → the trace of its passes. Raises `NotRepeating` if passes of a case differ."""
-        return self.recorded().traces()
+        return RecordedPasses(self.meter.events, self.passes, self.by_previous).traces()
 
     def recorded(self) -> RecordedPasses:
         """Ends the recording and returns its passes; later events are not theirs."""

@@ -31,6 +31,12 @@ CHUNK = 2048
 NEAREST = 5
 """Number of insufficient changes that are reported: those that require least."""
 
+DEEP = 256
+"""Layers beyond which few changes are tried, since each is a replay of all layers."""
+
+FEW_CHANGES = 4
+"""Number of changes of a deep model that are tried: those with the least weights, gradients' copies and states."""
+
 RANK = 16
 """Rank of the adapters that are tried: the default of many recipes."""
 
@@ -180,21 +186,40 @@ def _changes(memory: Memory, current: Fit, batch: int, seq: int) -> Iterable[Cha
     costly = [*costly, *_smaller_workloads(memory, batch, seq)]
     insufficient_bytes: list[int] = []
     evaluate = partial(_evaluate_changes, memory, current, insufficient_bytes)
-    candidates = evaluate([*cheap, *costly])
-    if not any(change.fit.verdict != "no" for change in candidates):
-        combined: dict[str, Any] = {}
-        for changes in cheap:
-            combined |= changes
-        pairs = [{**a, **b} for a, b in combinations(costly, 2) if a.keys().isdisjoint(b)]
-        for several in ([{}, *costly], pairs):
-            candidates += evaluate([{**combined, **extra} for extra in several])
-            if any(change.fit.verdict != "no" for change in candidates):
-                break
+    combined: dict[str, Any] = {}
+    for changes in cheap:
+        combined |= changes
+    pairs = [{**a, **b} for a, b in combinations(costly, 2) if a.keys().isdisjoint(b)]
+    groups: list[Sequence[Mapping[str, Any]]] = [[*cheap, *costly]]
+    groups += [[{**combined, **extra} for extra in several] for several in ([{}, *costly], pairs)]
+    if is_deep(memory):
+        groups = [_with_least_bytes(memory, [changes for group in groups for changes in group])]
+    candidates: list[Change] = []
+    for group in groups:
+        candidates += evaluate(group)
+        if any(change.fit.verdict != "no" for change in candidates):
+            break
     fitting = [change for change in candidates if change.fit.verdict != "no"]
     insufficient = sorted(
         (change for change in candidates if change.fit.verdict == "no"), key=lambda change: change.fit.needed
     )
     return list({change.option: change for change in (*fitting, *insufficient[:NEAREST])}.values())
+
+
+def is_deep(memory: Memory) -> bool:
+    """Whether the model has so many layers that few changes are tried."""
+    return sum(stack.num_hidden_layers for _, stack in memory.spec.stacks()) > DEEP
+
+
+def _with_least_bytes(memory: Memory, groups: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Returns the `FEW_CHANGES` changes of settings with which a device has the least bytes at least."""
+    possible: list[tuple[int, int]] = []
+    for index, changes in enumerate(groups):
+        try:
+            possible.append((_least_bytes(memory.with_(**changes)), index))
+        except InputError:
+            continue
+    return [groups[index] for _, index in sorted(possible)[:FEW_CHANGES]]
 
 
 def _evaluate_changes(

@@ -271,6 +271,6 @@ def _shared_line(stack: PathNames) -> PathNames:
 
 
 def _extra_line(names: PathNames) -> FormulaNode:
-    """Returns a line that is not a node of the model."""
+    """Returns a line of a formula table that belongs to no node of the model."""
     node = Node(names[-1])
     return FormulaNode(tuple((name, "", ()) for name in names), ".".join(names), (), node, node, 1, "", "")

@@ -30,7 +30,7 @@ WAITS = (
 
 @dataclass(frozen=True)
 class Factors:
-    """Seconds over those without calibration, of what each of these bounds."""
+    """Factors of a calibration on the seconds that compute, memory, the network and waits take."""
 
     compute: float = 1.0
     memory: float = 1.0

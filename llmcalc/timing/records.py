@@ -67,7 +67,7 @@ class Generation(Record):
 
     @property
     def is_tested(self) -> bool:
-        """Whether any figure was tested on measured rows."""
+        """Whether any figure of the accelerators was tested on measured runs."""
         return any(source.rows for source in self.sources)
 
 

@@ -109,7 +109,7 @@ class Joined(Rows):
 
 @frozen(slots=True)
 class FromZeros(Rows):
-    """One state of a recurrence per row of other rows, before that row; the first one is zeros."""
+    """The states of a recurrence before each of other rows; the first one is zeros."""
 
     name: str = "from_zeros"
     of: Rows = TOKENS

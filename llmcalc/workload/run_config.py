@@ -1,4 +1,4 @@
-"""A run as ops read it: workload, counting and execution, and the numbers of rows derived from them."""
+"""The run that operations are counted for: workload, conventions and kernels, and the rows that follow from them."""
 
 from __future__ import annotations
 

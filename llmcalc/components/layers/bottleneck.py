@@ -33,7 +33,7 @@ MOST_NETWORKS = 64
 
 
 class InnerNetwork(Component):
-    """A feed-forward network around a residual stream, with a norm after it.
+    """A feed-forward network with a residual connection, and a norm of the sum.
 
     feed_forward: the network.
     norm: the norm of the sum.

@@ -127,7 +127,7 @@ class _Builder:
         return self.built[id(node)]
 
     def require_tag(self, node: Any, *names: str) -> str:
-        """The name of a node's type. Raises `InputError` if it is none of `names`."""
+        """Returns the type of a YAML node. Raises `InputError` if it is none of `names`."""
         name = str(node.tag).removeprefix("tag:yaml.org,2002:")
         if name not in names:
             raise InputError(

@@ -1,4 +1,4 @@
-"""LitGPT: the record of its config files."""
+"""LitGPT as a framework: how its config files are read."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def is_modelfile(text: str, name: str) -> bool:
 
 
 def _without_texts(text: str) -> str:
-    """The text without texts in three quotes, and without further lines of texts in one."""
+    """Returns a Modelfile without its quoted texts, which may have several lines."""
     text = re.sub(r'"""[\s\S]*?"""', '""', text)
     return re.sub(r'"[^"]*"', '""', text)
 

@@ -447,7 +447,7 @@ class Stage(NamedTuple):
 
 
 def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Mapping[str, Any]) -> EngineMemory:
-    """Computes what vLLM does on its devices: that of the stage with the fewest blocks.
+    """Returns the memory that vLLM plans for a device of the pipeline stage with the fewest cache blocks.
 
     Raises `InputError` for flags that contradict each other or the model.
     """
