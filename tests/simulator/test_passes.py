@@ -198,6 +198,7 @@ def test_passes_that_should_be_alike_are_compared() -> None:
 def test_what_a_pass_keeps_is_freed_in_a_pass() -> None:
     chunk = Chunk()
     output = chunk.run(3, keeps=True)
+    assert chunk.passes.traces()
     chunk.kept.clear()
     with pytest.raises(NotRepeating):
         chunk.passes.traces()

@@ -33,7 +33,7 @@ from ...simulator.replay_result import PHASES, ReplayResult
 from ...simulator.tensor import Tensor, empty
 from ..torch.pipeline import Chunk, RankRun
 from .lowering import FsdpProfile
-from .param_groups import ALL_REDUCE, Group, Sharding, Traffic
+from .param_groups import ALL_REDUCE, Group, Parameter, Sharding, Traffic
 from .training import TITAN, Fsdp, head_sharing_reason, set_resharding_and_prefetch, sharding
 from .with_tensor_parallel import FsdpTensorParallelProfile
 
@@ -72,6 +72,10 @@ class ShardedChunk(Chunk):
         self.schedule_settings = NEWEST
         self.output_chunks: list[Tensor] = []
         self.keep_unsharded(True)
+
+    def gathered(self) -> list[Parameter]:
+        """Returns the parameters of all groups."""
+        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
 
     def set_up(self) -> None:
         """Creates the parameters' shards."""

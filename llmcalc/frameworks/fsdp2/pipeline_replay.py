@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeAlias
 
 from ...device_memory.device_memory import without_garbage_collection
 from ...device_memory.training import Training, replay_steps_on_allocator
 from ...model import ModelSpec
 from ...parallel.layout import Layout, Stage
-from ...simulator.event_log import Event, RecordedEvents, Recorder
-from ...simulator.layer_loops import LayerStack, program_stacks
+from ...simulator.event_log import Event, Recorder
+from ...simulator.layer_loops import LayerStack
 from ...simulator.layer_pattern import RECORDED_REPEATS
 from ...simulator.meter import Block
-from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis, RepeatedEvents
+from ...simulator.repeat_layers import NotRepeating
 from ...simulator.repeat_microbatches import (
     EventMeter,
     PassCase,
@@ -32,11 +31,12 @@ from ...simulator.repeat_microbatches import (
     TraceReader,
     without_storage,
 )
-from ...simulator.replay_result import PHASES, ReplayResult
+from ...simulator.replay_result import ReplayResult
 from ...simulator.tensor import Tensor
 from ..torch.pipeline_replay import RecordedRank, passes_key
 from .param_groups import ALL_REDUCE, GatheredStorage, Parameter
 from .pipeline import ScheduleSettings, ShardedChunk, ShardedRank
+from .shortened_passes import ShortenedPasses, repeating_stacks
 from .training import Fsdp
 
 MICROBATCHES = 4
@@ -188,10 +188,6 @@ class AccumulatedGradient:
 class PlayedChunk(ShardedChunk):
     """A stage whose passes are recorded or replayed."""
 
-    def gathered(self) -> list[Parameter]:
-        """Returns the parameters of all groups."""
-        return [parameter for group in self.lowering.groups.values() for parameter in group.parameters]
-
     def forward_one_chunk(self, i: int) -> Tensor:
         """Runs or replays the forward pass of micro-batch `i`."""
         output = super().forward_one_chunk(i)
@@ -250,13 +246,13 @@ def played_stage(
     if sum(len(chunk.stage.layers) for chunk in run.chunks) > MANY:
         return None
     run.set_up()
-    parameters = [chunk.gathered() for chunk in run.chunks]  # type: ignore[attr-defined]
+    parameters = [chunk.gathered() for chunk in run.chunks]
     shards = tuple(parameter.shard.shape for group in parameters for parameter in group)
     coordinates = layout.coordinates(rank)
     is_last_stage = coordinates.pp == layout.pp - 1
     key = (shards, coordinates.cp, *passes_key(spec, run, rank, is_last_stage))
     if key not in rehearsals:
-        rehearsals[key] = rehearse(make_run, run.chunks, is_last_stage)  # type: ignore[arg-type]
+        rehearsals[key] = rehearse(make_run, run.chunks, is_last_stage)
     rehearsed = rehearsals[key]
     if rehearsed.traces is None:
         return None
@@ -277,7 +273,7 @@ def played_stage(
     return rehearsed.replayed[steps_key]
 
 
-def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[PlayedChunk], is_last_stage: bool) -> RecordedRank:
+def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[ShardedChunk], is_last_stage: bool) -> RecordedRank:
     """Records the passes of a rank.
 
     make_run: creates the run.
@@ -286,7 +282,7 @@ def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[PlayedChunk]
     """
     traces: dict[PassCase, PassTrace] | None = None
     layers_before = [chunk.lowering.first_layer_index for chunk in chunks]
-    stacks = [_repeating_stacks(chunk) for chunk in chunks]
+    stacks = [repeating_stacks(chunk) for chunk in chunks]
     shortens = any(stacks) and chunks[0].fsdp.prefetch <= 1  # else the first and the last layers gather fewer
     for stacks_to_shorten in ([stacks] if shortens else []) + [[[] for _ in chunks]]:
         try:
@@ -297,15 +293,9 @@ def rehearse(make_run: Callable[..., ShardedRank], chunks: Sequence[PlayedChunk]
     return RecordedRank(traces, layers_before, ())
 
 
-def _repeating_stacks(chunk: PlayedChunk) -> list[LayerStack]:
-    """Returns the stack of a chunk if it is the only one and has more repeats than are recorded, otherwise none."""
-    stacks = program_stacks(chunk.program.root, chunk.training.recompute.every, chunk.lowering.first_layer_index)
-    return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
-
-
 def _rehearsed_traces(
     make_run: Callable[..., ShardedRank],
-    chunks: Sequence[PlayedChunk],
+    chunks: Sequence[ShardedChunk],
     is_last_stage: bool,
     stacks: Sequence[Sequence[LayerStack]],
 ) -> dict[PassCase, PassTrace]:
@@ -318,7 +308,7 @@ def _rehearsed_traces(
         passes = _record_passes(run, recorder, is_last_stage, group)
         events: Sequence[Event] = recorder.events
         if any(stacks):
-            shortened = ShortenedPasses(events, passes, run.chunks, chunks, stacks)  # type: ignore[arg-type]
+            shortened = ShortenedPasses(events, passes, run.chunks, chunks, stacks)
             events, passes = shortened.unfolded()
         for case, trace in TraceReader(events, passes).traces.items():
             if traces.setdefault(case, trace) != trace:
@@ -326,118 +316,10 @@ def _rehearsed_traces(
     return traces
 
 
-class ShortenedPasses:
-    """Derives the events of passes with all layers from recorded passes with few.
-
-    events, passes: of the recorded run.
-    chunks: chunks of the recorded run.
-    full_chunks: the same chunks with all layers, after set-up.
-    stacks: per chunk, its stack of which `RECORDED_REPEATS` repeats were recorded; none where all layers were.
-    Raises `NotRepeating` if the repeats differ.
-    """
-
-    def __init__(
-        self,
-        events: Sequence[Event],
-        passes: Sequence[RecordedPass],
-        chunks: Sequence[PlayedChunk],
-        full_chunks: Sequence[PlayedChunk],
-        stacks: Sequence[Sequence[LayerStack]],
-    ) -> None:
-        self.passes: Sequence[RecordedPass] = passes
-        self.chunks: Sequence[PlayedChunk] = chunks
-        self.full_chunks: Sequence[PlayedChunk] = full_chunks
-        bounds = [0, *(bound for recorded in passes for bound in (recorded.start, recorded.end)), len(events)]
-        self.pieces: list[Sequence[Event]] = [events[start:end] for start, end in pairwise(bounds)]
-        every_stack = [stack for chunk_stacks in stacks for stack in chunk_stacks]
-        analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), every_stack, range(len(every_stack)))
-        self.repeated: RepeatedEvents = RepeatedEvents(analysis, {}, places=True)
-        self.sources: list[list[tuple[int, int | None]]] = [
-            self._sources(chunk, full_chunk, chunk_stacks)
-            for chunk, full_chunk, chunk_stacks in zip(chunks, full_chunks, stacks, strict=True)
-        ]
-
-    def _sources(
-        self, chunk: PlayedChunk, full_chunk: PlayedChunk, stacks: Sequence[LayerStack]
-    ) -> list[tuple[int, int | None]]:
-        """Returns the recorded parameter of each gathered parameter of the full chunk.
-
-        It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
-        """
-        numbers = {parameter.path: i for i, parameter in enumerate(chunk.gathered())}
-        sources: list[tuple[int, int | None]] = []
-        for parameter in full_chunk.gathered():
-            path, inner_repeat = parameter.path, None
-            layer = full_chunk.lowering.parameter_layer(path)
-            for stack in (stack for stack in stacks if stack.path == layer.path):
-                repeat = (layer.layer_index - stack.before) // stack.period
-                inner_repeat = repeat - 1 if 0 < repeat < stack.repeats - 1 else None
-                skipped_repeats = min(max(repeat - 1, 0), stack.repeats - RECORDED_REPEATS)
-                if inner_repeat is not None:
-                    skipped_repeats = inner_repeat
-                position = path.index(layer.layer_index, 1)
-                recorded_layer = layer.layer_index - skipped_repeats * stack.period
-                path = (*path[:position], recorded_layer, *path[position + 1 :])
-            if path not in numbers:
-                raise NotRepeating
-            sources.append((numbers[path], inner_repeat))
-        return sources
-
-    def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
-        """Returns the events with all layers, and the passes in them."""
-        events: list[Event] = []
-        passes: list[RecordedPass] = []
-        for i, piece in enumerate(self.pieces):
-            start = len(events)
-            events += self.repeated.of(piece)
-            if i % 2:
-                passes.append(self._unfolded_pass(self.passes[i // 2], piece, start, len(events)))
-        return events, passes
-
-    def _unfolded_pass(self, recorded: RecordedPass, piece: Sequence[Event], start: int, end: int) -> RecordedPass:
-        """Returns a pass with all layers. piece: its recorded events. start, end: indices of those with all layers."""
-        chunk, kind, _ = recorded.pass_id
-        recorded_chunk, sources = self.chunks[chunk], self.sources[chunk]
-        outputs = {i: (template, storage) for i, template, storage in recorded.outputs}
-        if kind == "B":
-            others = int(bool(recorded_chunk.received))
-            recorded_starts = [others + len(recorded_chunk.parameters)]
-            full_starts = [others + len(self.full_chunks[chunk].parameters)]
-            recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered()))
-            full_starts.append(full_starts[0] + len(sources))
-            allocated = {x for x, size, _ in piece if size >= 0}
-            if any(others <= i < recorded_starts[0] and x in allocated for i, (_, x) in outputs.items()):
-                raise NotRepeating  # the gradient of a shard, which is made between passes
-        else:
-            others, recorded_starts, full_starts = 1, [1], [1]
-        unfolded = [(i, outputs[i][0], self._storage(outputs[i][1], None)) for i in range(others) if i in outputs]
-        for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
-            for i, (number, inner_repeat) in enumerate(sources):
-                if recorded_start + number in outputs:
-                    template, storage = outputs[recorded_start + number]
-                    unfolded.append((full_start + i, template, self._storage(storage, inner_repeat)))
-        stage_input = recorded.input_storage
-        return recorded._replace(
-            start=start,
-            end=end,
-            place=self.repeated.shifted_place(recorded.place),
-            input_storage=None if stage_input is None else self._storage(stage_input, None),
-            outputs=unfolded,
-        )
-
-    def _storage(self, storage: int, inner_repeat: int | None) -> int:
-        """Returns the number of a storage with all layers. inner_repeat: the repeat of its twin; None for no twin."""
-        if inner_repeat is None:
-            return self.repeated.numbers.get(storage, storage)
-        if storage not in self.repeated.starts:
-            raise NotRepeating
-        return self.repeated.starts[storage] + inner_repeat
-
-
 def _record_passes(run: ShardedRank, recorder: Recorder, is_last_stage: bool, group: int) -> list[RecordedPass]:
     """Runs two steps and returns their passes. group: micro-batches of a group in `_run_schedule`."""
     run.set_up()
-    passes = PassRecorder(recorder, [chunk.gathered() for chunk in run.chunks])  # type: ignore[attr-defined]
+    passes = PassRecorder(recorder, [chunk.gathered() for chunk in run.chunks])
     for chunk in run.chunks:
         chunk.passes = passes  # type: ignore[assignment]
     for _ in range(2):

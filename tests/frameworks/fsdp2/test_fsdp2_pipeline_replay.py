@@ -125,7 +125,7 @@ def test_passes_recorded_with_few_layers_are_those_of_all_layers(
     few = recorded()
     assert shortened
     assert all(shortened)
-    monkeypatch.setattr(pipeline_replay, "_repeating_stacks", lambda _: [])
+    monkeypatch.setattr(pipeline_replay, "repeating_stacks", lambda _: [])
     assert few == recorded()
     assert not all(shortened)
 

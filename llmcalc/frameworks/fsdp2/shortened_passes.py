@@ -1,0 +1,133 @@
+"""Derives recorded passes of a pipeline stage with many equal layers from passes recorded with few.
+
+The recorded stage has four repeats of its pattern of layers. `RepeatAnalysis` checks that the second and the third do
+the same, and has the events of every repeat between the first and the last from theirs. The tensors that outlive a pass
+are those of the layer that was recorded in the place of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from ...simulator.event_log import Event, RecordedEvents
+from ...simulator.layer_loops import LayerStack, program_stacks
+from ...simulator.layer_pattern import RECORDED_REPEATS
+from ...simulator.repeat_layers import NotRepeating, RepeatAnalysis, RepeatedEvents
+from ...simulator.repeat_microbatches import RecordedPass
+from ...simulator.replay_result import PHASES
+from .pipeline import ShardedChunk
+
+
+def repeating_stacks(chunk: ShardedChunk) -> list[LayerStack]:
+    """Returns the stack of a chunk if it is the only one and has more repeats than are recorded, otherwise none."""
+    stacks = program_stacks(chunk.program.root, chunk.training.recompute.every, chunk.lowering.first_layer_index)
+    return stacks if len(stacks) == 1 and stacks[0].repeats > RECORDED_REPEATS else []
+
+
+class ShortenedPasses:
+    """Derives the events of passes with all layers from recorded passes with few.
+
+    events, passes: of the recorded run.
+    chunks: chunks of the recorded run.
+    full_chunks: the same chunks with all layers, after set-up.
+    stacks: per chunk, its stack of which `RECORDED_REPEATS` repeats were recorded; none where all layers were.
+    Raises `NotRepeating` if the repeats differ.
+    """
+
+    def __init__(
+        self,
+        events: Sequence[Event],
+        passes: Sequence[RecordedPass],
+        chunks: Sequence[ShardedChunk],
+        full_chunks: Sequence[ShardedChunk],
+        stacks: Sequence[Sequence[LayerStack]],
+    ) -> None:
+        self.passes: Sequence[RecordedPass] = passes
+        self.chunks: Sequence[ShardedChunk] = chunks
+        self.full_chunks: Sequence[ShardedChunk] = full_chunks
+        bounds = [0, *(bound for recorded in passes for bound in (recorded.start, recorded.end)), len(events)]
+        self.pieces: list[Sequence[Event]] = [events[start:end] for start, end in pairwise(bounds)]
+        every_stack = [stack for chunk_stacks in stacks for stack in chunk_stacks]
+        analysis = RepeatAnalysis(RecordedEvents([], self.pieces, [], PHASES), every_stack, range(len(every_stack)))
+        self.repeated: RepeatedEvents = RepeatedEvents(analysis, {}, places=True)
+        self.sources: list[list[tuple[int, int | None]]] = [
+            self._sources(chunk, full_chunk, chunk_stacks)
+            for chunk, full_chunk, chunk_stacks in zip(chunks, full_chunks, stacks, strict=True)
+        ]
+
+    def _sources(
+        self, chunk: ShardedChunk, full_chunk: ShardedChunk, stacks: Sequence[LayerStack]
+    ) -> list[tuple[int, int | None]]:
+        """Returns the recorded parameter of each gathered parameter of the full chunk.
+
+        It is the parameter's number, and the repeat among the inner ones; None for the parameter of no inner repeat.
+        """
+        numbers = {parameter.path: i for i, parameter in enumerate(chunk.gathered())}
+        sources: list[tuple[int, int | None]] = []
+        for parameter in full_chunk.gathered():
+            path, inner_repeat = parameter.path, None
+            layer = full_chunk.lowering.parameter_layer(path)
+            for stack in (stack for stack in stacks if stack.path == layer.path):
+                repeat = (layer.layer_index - stack.before) // stack.period
+                inner_repeat = repeat - 1 if 0 < repeat < stack.repeats - 1 else None
+                skipped_repeats = min(max(repeat - 1, 0), stack.repeats - RECORDED_REPEATS)
+                if inner_repeat is not None:
+                    skipped_repeats = inner_repeat
+                position = path.index(layer.layer_index, 1)
+                recorded_layer = layer.layer_index - skipped_repeats * stack.period
+                path = (*path[:position], recorded_layer, *path[position + 1 :])
+            if path not in numbers:
+                raise NotRepeating
+            sources.append((numbers[path], inner_repeat))
+        return sources
+
+    def unfolded(self) -> tuple[list[Event], list[RecordedPass]]:
+        """Returns the events with all layers, and the passes in them."""
+        events: list[Event] = []
+        passes: list[RecordedPass] = []
+        for i, piece in enumerate(self.pieces):
+            start = len(events)
+            events += self.repeated.of(piece)
+            if i % 2:
+                passes.append(self._unfolded_pass(self.passes[i // 2], piece, start, len(events)))
+        return events, passes
+
+    def _unfolded_pass(self, recorded: RecordedPass, piece: Sequence[Event], start: int, end: int) -> RecordedPass:
+        """Returns a pass with all layers. piece: its recorded events. start, end: indices of those with all layers."""
+        chunk, kind, _ = recorded.pass_id
+        recorded_chunk, sources = self.chunks[chunk], self.sources[chunk]
+        outputs = {i: (template, storage) for i, template, storage in recorded.outputs}
+        if kind == "B":
+            others = int(bool(recorded_chunk.received))
+            recorded_starts = [others + len(recorded_chunk.parameters)]
+            full_starts = [others + len(self.full_chunks[chunk].parameters)]
+            recorded_starts.append(recorded_starts[0] + len(recorded_chunk.gathered()))
+            full_starts.append(full_starts[0] + len(sources))
+            allocated = {x for x, size, _ in piece if size >= 0}
+            if any(others <= i < recorded_starts[0] and x in allocated for i, (_, x) in outputs.items()):
+                raise NotRepeating  # the gradient of a shard, which is made between passes
+        else:
+            others, recorded_starts, full_starts = 1, [1], [1]
+        unfolded = [(i, outputs[i][0], self._storage(outputs[i][1], None)) for i in range(others) if i in outputs]
+        for recorded_start, full_start in zip(recorded_starts, full_starts, strict=True):
+            for i, (number, inner_repeat) in enumerate(sources):
+                if recorded_start + number in outputs:
+                    template, storage = outputs[recorded_start + number]
+                    unfolded.append((full_start + i, template, self._storage(storage, inner_repeat)))
+        stage_input = recorded.input_storage
+        return recorded._replace(
+            start=start,
+            end=end,
+            place=self.repeated.shifted_place(recorded.place),
+            input_storage=None if stage_input is None else self._storage(stage_input, None),
+            outputs=unfolded,
+        )
+
+    def _storage(self, storage: int, inner_repeat: int | None) -> int:
+        """Returns the number of a storage with all layers. inner_repeat: the repeat of its twin; None for no twin."""
+        if inner_repeat is None:
+            return self.repeated.numbers.get(storage, storage)
+        if storage not in self.repeated.starts:
+            raise NotRepeating
+        return self.repeated.starts[storage] + inner_repeat
