@@ -292,7 +292,7 @@ def _references() -> dict[str, type[nn.Module]]:
             if self.spec.within_sequence:
                 used_span = min(tokens, span)
                 rows, span = rows[span - used_span : span + used_span], used_span
-            distance = run.once(("binned", tokens, span), lambda: self._distances(run, tokens, q.device))
+            distance = run.computed_once(("binned", tokens, span), lambda: self._distances(run, tokens, q.device))
             terms = 1 + self.spec.c2p + self.spec.p2c
             bias: Tensor | None = None
             if self.spec.c2p:

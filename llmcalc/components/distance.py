@@ -248,7 +248,7 @@ def _references() -> dict[str, type[nn.Module]]:
             self.core = DistanceScores()
 
         def forward(self, q: Tensor, run: Run, total_tokens: int) -> tuple[Tensor, Tensor]:
-            angles = run.once(
+            angles = run.computed_once(
                 ("distances", total_tokens),
                 lambda: angles_of(run.span(0, total_tokens, q.device), self.hidden_size, 10000.0),
             )

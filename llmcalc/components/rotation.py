@@ -30,7 +30,7 @@ def rotate(
     def turns() -> tuple[Tensor, Tensor]:
         return _cos_sin(run.span(start, end, x.device), dim, theta, x)
 
-    cos, sin = run.once(("rope", start, end, dim, theta, x.dtype), turns)
+    cos, sin = run.computed_once(("rope", start, end, dim, theta, x.dtype), turns)
     return _rotated(x, dim, cos, -sin if back else sin, concatenated)
 
 

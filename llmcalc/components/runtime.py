@@ -63,7 +63,7 @@ class Run:
     expert_capacity: Fraction | None = None
     memo: dict[Any, Any] = field(default_factory=dict)
 
-    def once(self, key: Any, make: Callable[[], Any]) -> Any:
+    def computed_once(self, key: Any, make: Callable[[], Any]) -> Any:
         """Returns the result of `make`, which is computed once per key in this pass."""
         if key not in self.memo:
             self.memo[key] = make()
@@ -73,7 +73,7 @@ class Run:
         """Returns the positions start … end − 1."""
         import torch
 
-        positions: Tensor = self.once(("span", start, end), lambda: torch.arange(start, end, device=device))
+        positions: Tensor = self.computed_once(("span", start, end), lambda: torch.arange(start, end, device=device))
         return positions
 
 
@@ -264,5 +264,5 @@ def attention_mask(
             mask = mask & (k // chunk == q // chunk)
         return mask
 
-    mask: Tensor = run.once(("mask", end, queries, keys, causal, window, chunk), make)
+    mask: Tensor = run.computed_once(("mask", end, queries, keys, causal, window, chunk), make)
     return mask

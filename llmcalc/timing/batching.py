@@ -180,7 +180,7 @@ class Replica:
         return InferencePass(run.seconds + seconds, {**run.parts, "draft": seconds}, run.priced)
 
     @cached_property
-    def own_prompt(self) -> float:
+    def prompt_seconds(self) -> float:
         """Seconds of a prompt on an idle server."""
         return float(self.prompts(1, server=True).seconds)
 
@@ -214,14 +214,14 @@ class Replica:
         token = float(token_pass.seconds)
         if not others:
             tpot = token / self.tokens_per_step
-            return ServedLoad(concurrency, self.requests.output, self.own_prompt, tpot, self.own_prompt)
+            return ServedLoad(concurrency, self.requests.output, self.prompt_seconds, tpot, self.prompt_seconds)
         together = max(1.0, min(self.most_prompts, concurrency / self.batches / further))
         prompt_pass = self.prompts(together)
         steps = len(prompt_pass.priced)
         beside = seconds_beside_prompts(token_pass) if self.stack.mixed_steps else 0.0
         saved = token - beside if self.stack.mixed_steps else 0.0
         longer = max(0.0, float(prompt_pass.seconds) - steps * saved) / together / self.batches
-        prompt = self.own_prompt + steps * beside
+        prompt = self.prompt_seconds + steps * beside
         wait = others * longer * prompt / (prompt + further * token)
         tpot = (token + (others * longer - wait) / further) / self.tokens_per_step
         in_burst = max(wait, (others + min(self.most_prompts, concurrency) - 1) / 2 * longer)

@@ -75,9 +75,9 @@ def test_little_s_law_and_every_prompt_is_somewhere(concurrency: int) -> None:
     server = replica()
     load, token = server.load(concurrency), server.token(concurrency).seconds
     assert load.requests_per_second * load.end_to_end == pytest.approx(concurrency, rel=1e-12)
-    others = load.end_to_end - server.own_prompt - 1023 * token
+    others = load.end_to_end - server.prompt_seconds - 1023 * token
     assert others > 0
-    assert load.ttft > server.own_prompt
+    assert load.ttft > server.prompt_seconds
     assert load.tpot > token
 
 
@@ -89,7 +89,7 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
     load, token_pass = server.load(concurrency), server.token(concurrency)
-    own = server.own_prompt + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
+    own = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
     further = 1023 * token_pass.seconds
     others = load.end_to_end - own - further
     assert others > 0

@@ -707,7 +707,7 @@ def _reference() -> type[nn.Module]:
             make: Any = partial(alibi_bias, self.heads) if self.alibi else run.bias
             if make is None:
                 return None
-            stack_bias: Tensor = run.once(("bias", self.heads, end, queries, keys), lambda: make(*positions))
+            stack_bias: Tensor = run.computed_once(("bias", self.heads, end, queries, keys), lambda: make(*positions))
             return stack_bias
 
         def before_layers(self, x: Tensor, run: Run) -> None:

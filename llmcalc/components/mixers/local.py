@@ -206,7 +206,7 @@ def _reference() -> type[nn.Module]:
 
         def _shared_bias(self, run: Run, tokens: int, device: Any) -> tuple[Tensor, Tensor | None]:
             key = "blocks", tokens, self.spec.local_radius, self.spec.global_block_size
-            mask_and_bias: tuple[Tensor, Tensor | None] = run.once(
+            mask_and_bias: tuple[Tensor, Tensor | None] = run.computed_once(
                 key, lambda: self._mask_and_bias(run, tokens, device)
             )
             return mask_and_bias
@@ -216,7 +216,7 @@ def _reference() -> type[nn.Module]:
             size = self.spec.global_block_size
             assert size is not None
             last_sum = tokens // size - 1
-            sum_index: Tensor = run.once(
+            sum_index: Tensor = run.computed_once(
                 ("of_token", tokens, size), lambda: (run.span(0, tokens, device) // size).clamp(max=last_sum)
             )
             return sum_index, run.span(0, last_sum + 1, device)

@@ -129,7 +129,9 @@ def _reference() -> type[nn.Module]:
 
         def forward(self, x: Tensor, run: Run) -> Tensor:
             q, k, v = (self._split_heads(name, x) for name in ("q_proj", "k_proj", "v_proj"))
-            r = self._split_heads("r_proj", run.once(("away", x.shape), lambda: self._encode_distances(run, x)))
+            r = self._split_heads(
+                "r_proj", run.computed_once(("away", x.shape), lambda: self._encode_distances(run, x))
+            )
             distance_scores = self.distances(q + self.position_bias.weight[:, None], r)
             positions = run.span(0, x.shape[1], x.device)
             index = (x.shape[1] - (positions[:, None] - positions[None, :])).expand(*q.shape[:-1], -1)

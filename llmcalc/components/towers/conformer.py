@@ -221,7 +221,7 @@ class Conformer(TowerPart):
         windowed = ConformerAttention(num_attention_heads=2, relative_keys=True, context_left=4, context_right=1)
         free = ConformerAttention(num_attention_heads=3, bias=True)
         light = ConformerConvolution(kernel_size=3, norm=rms)
-        heavy = ConformerConvolution(
+        with_bias = ConformerConvolution(
             kernel_size=3, gate_act="silu", gate_bias=True, bias=True, multiplier=2, separable=True
         )
         return [
@@ -242,7 +242,7 @@ class Conformer(TowerPart):
                 subsampling=nemo,
                 num_hidden_layers=3,
                 attention=free,
-                convolution=heavy,
+                convolution=with_bias,
                 feed_forward=gated,
                 norm=layernorm,
                 relative_buckets=8,

@@ -357,9 +357,9 @@ class PartitionedRun(ZeroRun):
         """
         if self.is_last_microbatch:
             size = self.rank_pieces[id(weight)].elements
-            in_double = Storage(self.meter, size * DOUBLE)
+            double_copy = Storage(self.meter, size * DOUBLE)
             self.host_norms[id(weight)] = Storage(self.meter, DOUBLE)
-            del in_double
+            del double_copy
             if self.accumulation_dtype is not FLOAT32:
                 src_tensor = Storage(self.meter, size * FLOAT32.bytes)
                 del src_tensor
@@ -427,8 +427,8 @@ class PartitionedRun(ZeroRun):
         training, (partition,) = self.training, self.trained
         if self.settings.compute_grad_norm:
             for piece in self.rank_pieces.values():  # scaled_global_norm
-                in_double = Storage(self.meter, piece.elements * DOUBLE)
-                del in_double
+                double_copy = Storage(self.meter, piece.elements * DOUBLE)
+                del double_copy
         with counted_as(self.meter, "gradients"):
             partition.gradient = self._single_grad_partition()
         self.averaged_gradients = self.compact_partition = None

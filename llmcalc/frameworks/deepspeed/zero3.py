@@ -204,9 +204,9 @@ class Stage3Run(ZeroRun):
         grad_buffer = Storage(self.meter, parameter.shard_elements * self.accumulation_dtype.bytes)
         if not self.is_last_microbatch:
             return
-        in_double = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER) * DOUBLE)
+        double_copy = Storage(self.meter, min(parameter.shard_elements, NORM_BUFFER) * DOUBLE)
         self.host_norms[id(parameter)] = Storage(self.meter, DOUBLE)
-        del in_double
+        del double_copy
         if self.accumulation_dtype is not FLOAT32:
             fp32_copy = Storage(self.meter, parameter.shard_elements * FLOAT32.bytes)
             del fp32_copy
@@ -262,8 +262,8 @@ class Stage3Run(ZeroRun):
             return
         for group in self.groups:  # get_grad_norm_direct
             for parameter in group:
-                in_double = Storage(self.meter, parameter.shard_elements * DOUBLE)
-                del in_double
+                double_copy = Storage(self.meter, parameter.shard_elements * DOUBLE)
+                del double_copy
         for group, updated in zip(self.groups, self.trained, strict=True):
             with counted_as(self.meter, "gradients"):
                 updated.gradient = self._single_grad_partition(group)

@@ -200,10 +200,10 @@ def _smallthinker(config: Config) -> Table:
     network = {"intermediate_size": config.size("moe_ffn_hidden_size"), "hidden_act": "relu", "gated": True}
     experts = moe(config.size("moe_num_primary_experts"), config.size("moe_num_active_primary_experts"), network)
     norm, names, kinds = rmsnorm(config.number("rms_norm_eps")), [], {}
-    for turned, limited in zip(rotary, windowed, strict=True):
-        fields: Table = {} if turned else {"position": "none"}
-        fields |= {"sliding_window": window} if limited and window else {}
-        names.append(f"{'sliding' if limited else 'full'}{'' if turned else '_no_rope'}")
+    for rotates, is_windowed in zip(rotary, windowed, strict=True):
+        fields: Table = {} if rotates else {"position": "none"}
+        fields |= {"sliding_window": window} if is_windowed and window else {}
+        names.append(f"{'sliding' if is_windowed else 'full'}{'' if rotates else '_no_rope'}")
         kinds[names[-1]] = {"attention": fields} if fields else {}
     block = {"attention": attention(config), "feed_forward": experts, "norm": norm, "norm_placement": "pre"}
     return decoder(config, block, norm, stack=combined_kinds((names, kinds)))
