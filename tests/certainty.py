@@ -47,6 +47,10 @@ HEADINGS = {
         "| compared with | rows | median error | one in ten above | worst row |",
         "| 比较对象 | 行数 | 中位误差 | 十分之一超过 | 最差的一行 |",
     ),
+    "worst": (
+        "| class | the three rows that are furthest off, estimate over measurement |",
+        "| 类别 | 偏差最大的三行（估计 ÷ 实测） |",
+    ),
     "time": (
         "| class | rows | sources | median error | one in ten above | in the range | source with the largest error |",
         "| 类别 | 行数 | 来源 | 中位误差 | 十分之一超过 | 落在区间内 | 误差最大的来源 |",
@@ -164,6 +168,16 @@ def time_table(language: str, scores: Sequence[Score]) -> str:
     return lines("time", language, rows)
 
 
+def worst_table(language: str, scores: Sequence[Score]) -> str:
+    """The three rows of each class whose estimates are furthest from what was measured, as ratios."""
+    rows = []
+    for kind in measured.CLASSES:
+        of_class = (score for score in scores if score.row.kind == kind)
+        worst = sorted(of_class, key=lambda score: max(score.ratio, 1 / score.ratio), reverse=True)[:3]
+        rows.append((kind, "<br>".join(f"`{score.row.id}`: {score.ratio:.2f}" for score in worst)))
+    return lines("worst", language, rows)
+
+
 def section(name: str) -> re.Pattern[str]:
     return re.compile(rf"(<!-- sure {name} -->\n)(.*?)(<!-- /sure {name} -->)", re.DOTALL)
 
@@ -185,6 +199,7 @@ if __name__ == "__main__":
         "presets": presets_table,
         "memory": lambda language: memory_table(language, compared),
         "time": lambda language: time_table(language, scored),
+        "worst": lambda language: worst_table(language, scored),
     }
     for language, page in PAGES.items():
         text = page.read_text()

@@ -77,6 +77,7 @@ class TestErrors:
     def test_the_page_has_the_errors(self, scored: tuple[list[Score], dict[str, list[str]]], language: str) -> None:
         """If this fails: python -m tests.certainty."""
         assert certainty.shown("time", language) == certainty.time_table(language, scored[0]).strip()
+        assert certainty.shown("worst", language) == certainty.worst_table(language, scored[0]).strip()
 
     def test_rows_without_an_estimate(self, scored: tuple[list[Score], dict[str, list[str]]]) -> None:
         scores, without = scored
