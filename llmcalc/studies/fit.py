@@ -216,7 +216,7 @@ def _with_least_bytes(memory: Memory, groups: Sequence[Mapping[str, Any]]) -> li
     possible: list[tuple[int, int]] = []
     for index, changes in enumerate(groups):
         try:
-            possible.append((_least_bytes(memory.with_(**changes)), index))
+            possible.append((least_static_bytes(memory.with_(**changes)), index))
         except InputError:
             continue
     return [groups[index] for _, index in sorted(possible)[:FEW_CHANGES]]
@@ -235,7 +235,7 @@ def _evaluate_changes(
     for index, changes in enumerate(options):
         try:
             changed = memory.with_(**changes)
-            runs.append((_least_bytes(changed), index, changed))
+            runs.append((least_static_bytes(changed), index, changed))
         except InputError:
             continue
     results: dict[int, Change] = {}
@@ -253,8 +253,8 @@ def _evaluate_changes(
     return [results[index] for index in sorted(results)]
 
 
-def _least_bytes(memory: Memory) -> int:
-    """Returns bytes that a device has at least: the optimizer's step has the weights, their copies and its states."""
+def least_static_bytes(memory: Memory) -> int:
+    """Returns bytes that a device has at least: weights, their copies and, in training, the optimizer's states."""
     states = memory.states
     return int(states.weights + states.master_weights + states.optimizer_bytes)
 

@@ -17,6 +17,7 @@ from ..frameworks.ranks import Cluster, largest_need
 from ..frameworks.registry import framework, framework_of, layout_of
 from ..parallel.layout import ImpossibleLayout, Layout
 from ..parallel.layout_request import LayoutRequest
+from .fit import least_static_bytes
 from .fit_serving import serving_layouts
 
 MOST_DEVICES = 64
@@ -56,9 +57,10 @@ def _over_ranks(cluster: Cluster) -> _Divided:
     def largest(runtime: Runtime) -> DeviceMemory:
         return largest_need([cluster.rank_memory(rank, runtime) for rank in cluster.ranks_that_may_need_most]).device
 
-    least = (
-        0 if cluster.trains else _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
-    )
+    if cluster.trains:
+        least = least_static_bytes(cluster.memory) // cluster.layout.world
+    else:
+        least = _least_bytes(inference_rank(cluster.memory, cluster.layout, 0, cluster.memory.runtime))
     return _Divided(cluster.layout.world, cluster.layout, largest, least)
 
 
@@ -107,8 +109,11 @@ def _option(
     tried: list[tuple[int, HardwareOption]] = []
     too_large: list[tuple[int, int, _Divided]] = []
 
-    def try_(index: int, run: _Divided) -> HardwareOption:
-        fit = run.on(default_runtime).fit_on(hardware)
+    def try_(index: int, run: _Divided) -> HardwareOption | None:
+        try:
+            fit = run.on(default_runtime).fit_on(hardware)
+        except InputError:  # the framework does not support the layout
+            return None
         if fit.needed - (default_runtime.context + fit.fragmentation) <= fit.capacity:
             fit = run.on(runtime).fit_on(hardware)
         tried.append((index, option := HardwareOption(run.devices, run.layout, fit)))
@@ -117,7 +122,7 @@ def _option(
     for index, run in enumerate(divided):
         if run.least > hardware.capacity_bytes:
             too_large.append((run.least, index, run))
-        elif (option := try_(index, run)).fit.verdict == "fits":
+        elif (option := try_(index, run)) is not None and option.fit.verdict == "fits":
             return option
     for least, index, run in sorted(too_large, key=lambda entry: entry[:2]):
         if tried and least > min(option.fit.needed for _, option in tried):
@@ -135,7 +140,7 @@ def _divided_runs(memory: Memory, request: LayoutRequest) -> Iterator[_Divided]:
     for devices in _numbers(request.devices):
         numbered = replace(request, devices=devices)
         if devices == 1 and numbered.is_undivided:
-            yield _Divided(1, None, memory.on, 0 if trains else _least_bytes(memory))
+            yield _Divided(1, None, memory.on, (least_static_bytes if trains else _least_bytes)(memory))
         elif trains:
             yield from _possible(memory, _training_request(numbered), version)
         else:
@@ -156,10 +161,22 @@ def _training_request(request: LayoutRequest) -> LayoutRequest:
 
 
 def _possible(memory: Memory, request: LayoutRequest, version: str) -> Iterator[_Divided]:
-    """Yields the run in the layout of a request, unless the framework does not support it."""
+    """Yields the run in the layout of a request, unless no layout is possible; where the framework does not support
+    it, its memory raises `InputError`, at once from the second time on.
+    """
     try:
         run = _over_ranks(Cluster.of(memory, layout_of(request), framework_of(request), version))
-        run.on(memory.runtime)
     except InputError:
         return
-    yield run
+    refusals: list[InputError] = []
+
+    def on(runtime: Runtime) -> DeviceMemory:
+        if refusals:
+            raise refusals[0]
+        try:
+            return run.on(runtime)
+        except InputError as error:
+            refusals.append(error)
+            raise
+
+    yield run._replace(on=on)
