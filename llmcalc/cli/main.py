@@ -158,6 +158,8 @@ def main() -> None:
     except SystemExit as stop:  # typer raises it for a closed pipe
         code = _pipe_closed() if isinstance(stop.__context__, BrokenPipeError) else stop.code
     except OSError as error:
+        if error.filename is None:
+            discard(sys.stdout)  # else the interpreter may try to write again at its end, and exit with 120
         code = _fail(f"{error.filename or 'standard output'}: {error.strerror or error}")
     except Exception as error:
         if not hasattr(error, "format_message"):

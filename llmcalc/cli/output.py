@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
+from io import TextIOWrapper, UnsupportedOperation
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -63,8 +63,9 @@ def stdout() -> Iterator[IO[str]]:
 
 
 def discard(stream: IO[str]) -> None:
-    """Redirects a stream to the null device, with its buffered text."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    """Redirects a stream to the null device, with its buffered text; a stream in memory is left as it is."""
+    with suppress(UnsupportedOperation):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def check_writable(path: Path, option: str) -> None:
