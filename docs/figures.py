@@ -41,12 +41,12 @@ def _path(axes: Axes, *places: tuple[float, float], arrow: bool = True) -> None:
 
 def _sublayer(
     axes: Axes, x: float, bottom: float, top: float, boxes: tuple[tuple[str, str], ...], reads: float = 0,
-    beside: float = 1.5,
+    offset: float = 1.5,
 ) -> None:  # fmt: skip
     """Draws a sublayer beside the residual stream at x: it is added to the stream at `top`, and at `bottom` it reads
     the stream, or what stands `reads` to the right of it.
     """
-    column = x + beside
+    column = x + offset
     step = (top - bottom) / (len(boxes) + 1)
     _path(axes, (x + reads, bottom), (column, bottom), (column, bottom + step - 0.3))
     for number, (text, colour) in enumerate(boxes, 1):
@@ -81,7 +81,7 @@ def norms(axes: Axes) -> None:
     _path(axes, (x, 0.8), (x + 1.5, 0.8), (x + 1.5, 1.3))
     _box(axes, x + 1.5, 1.6, *NORM)
     _path(axes, (x + 1.5, 1.9), (x + 1.5, 2.4), arrow=False)
-    _sublayer(axes, x, 2.4, 6.6, (NETWORK,), reads=1.5, beside=3.9)
+    _sublayer(axes, x, 2.4, 6.6, (NETWORK,), reads=1.5, offset=3.9)
     _sublayer(axes, x, 2.4, 5.4, (ATTENTION,), reads=1.5)
     axes.set(xlim=(-1.3, x + 5.1), ylim=(-0.1, 9.1))
 

@@ -9,18 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias
 
 from pydantic import Field
 
-from .base import (
-    BY_TORCH,
-    AttentionPosition,
-    Flag,
-    HeadSizes,
-    Part,
-    PartWitness,
-    Positions,
-    Real,
-    Standing,
-    Unscalable,
-)
+from .base import BY_TORCH, AttentionPosition, Flag, HeadSizes, Part, PartWitness, Positions, Real, Standing, Unscalable
 from .choice import PartChoice
 from .rotation import rotate
 from .runtime import Run

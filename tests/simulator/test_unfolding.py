@@ -247,8 +247,8 @@ def test_blocks_and_segments_are_those_of_a_replay_of_all_layers(
 @pytest.mark.parametrize(("missing", "slop"), [(0, 130), (1, 145), (4, 190), (200, 3130)])
 def test_the_allocators_bytes_grow_by_the_same_for_each_layer(missing: int, slop: int) -> None:
     """Two more layers had 30 bytes more. Where more layers had fewer bytes, none are below 0."""
-    found = AllocatorOverhead(1000, 100, 50, 7).extrapolate(AllocatorOverhead(1200, 130, 40, 7), missing, 2)
-    assert found == AllocatorOverhead(1200 + 100 * missing, slop, max(0, 40 - 5 * missing), 7)
+    overhead = AllocatorOverhead(1000, 100, 50, 7).extrapolate(AllocatorOverhead(1200, 130, 40, 7), missing, 2)
+    assert overhead == AllocatorOverhead(1200 + 100 * missing, slop, max(0, 40 - 5 * missing), 7)
 
 
 def test_of_more_layers_what_the_allocator_adds_is_extrapolated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -220,16 +220,16 @@ def test_the_worst_come_to_an_end_in_little_memory(every: bool, tmp_path: Path) 
     """
     cases = [*((name, *case, "") for name, case in FINE.items()), *((name, *case) for name, case in REFUSED.items())]
     paths = {name: written(content, tmp_path, name) for name, content, *_ in cases}
-    asked = [(name, commands[0], paths[name], words) for name, _, commands, words in cases]
-    asked += [
+    questions = [(name, commands[0], paths[name], words) for name, _, commands, words in cases]
+    questions += [
         (name, command, paths[name], words)
         for name, content, commands, words in cases
         for command in commands[1:]
         if every or (content is DEEP and command in ("memory", "convert"))
     ]
-    found = measured([[command, path] for _, command, path, _ in asked])
-    assert len(found) == len(asked)
-    for (name, command, _, words), (code, out, err, peak) in zip(asked, found, strict=True):
+    found = measured([[command, path] for _, command, path, _ in questions])
+    assert len(found) == len(questions)
+    for (name, command, _, words), (code, out, err, peak) in zip(questions, found, strict=True):
         where = f"{command} of {name}: {code} {err[:300]}"
         assert code == (2 if words else 0), where
         assert words in err, where

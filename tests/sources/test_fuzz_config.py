@@ -298,8 +298,8 @@ def fields_around_the_text(kind: str) -> set[str]:
 def test_every_field_of_a_wrapper(kind: str, tmp_path: Path) -> None:
     """An encoder that is not supported is left out, so its wrong fields raise no error."""
     for config in wrapped(kind):
-        found = around_the_text(kind, config)
-        assert damage_all(config, found, tmp_path / "config.json", several=1) > 2
+        fields = around_the_text(kind, config)
+        assert damage_all(config, fields, tmp_path / "config.json", several=1) > 2
 
 
 @pytest.mark.parametrize("method", METHODS)

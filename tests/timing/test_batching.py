@@ -89,14 +89,14 @@ def test_prompts_of_others_are_spread_evenly_over_the_work_of_a_request(concurre
     """
     server = replica(stack=VLLM.model_copy(update={"mixed_steps": mixed}))
     load, token_pass = server.load(concurrency), server.token(concurrency)
-    own = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
+    prompt = server.prompt_seconds + (seconds_beside_prompts(token_pass) if mixed else 0.0)  # p: a prompt of one step
     further = 1023 * token_pass.seconds
-    others = load.end_to_end - own - further
+    others = load.end_to_end - prompt - further
     assert others > 0
-    assert (load.ttft - own) / others == pytest.approx(own / (own + further), rel=1e-9)
+    assert (load.ttft - prompt) / others == pytest.approx(prompt / (prompt + further), rel=1e-9)
     at_once = min(8, concurrency)  # prompts of 1024 tokens in a step of 8192
-    assert load.ttft_of_burst - own == pytest.approx(
-        max(load.ttft - own, (1 + (at_once - 1) / (concurrency - 1)) / 2 * others), rel=1e-9
+    assert load.ttft_of_burst - prompt == pytest.approx(
+        max(load.ttft - prompt, (1 + (at_once - 1) / (concurrency - 1)) / 2 * others), rel=1e-9
     )
 
 

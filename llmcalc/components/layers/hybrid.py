@@ -14,17 +14,7 @@ from pydantic import model_validator
 from ...algebra import Number
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import (
-    BY_TORCH,
-    SCALES,
-    Component,
-    Context,
-    HeadSizes,
-    Nothing,
-    PartWitness,
-    TokenMixer,
-    Unscalable,
-)
+from ..base import BY_TORCH, SCALES, Component, Context, HeadSizes, Nothing, PartWitness, TokenMixer, Unscalable
 from ..choices import Mixer
 from ..mixers.attention import Attention
 from ..mixers.mamba import Mamba

@@ -14,18 +14,7 @@ from ... import ops
 from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import (
-    BY_TORCH,
-    AttentionFields,
-    Context,
-    HeadDim,
-    Heads,
-    Part,
-    PartWitness,
-    Standing,
-    TopK,
-    Window,
-)
+from ..base import BY_TORCH, AttentionFields, Context, HeadDim, Heads, Part, PartWitness, Standing, TopK, Window
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..rotation import rotate

@@ -16,18 +16,7 @@ from ...algebra import exact_div, floor_div, same
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import (
-    BY_TORCH,
-    Context,
-    Flag,
-    HeadDim,
-    Heads,
-    HeadSizes,
-    KVHeads,
-    PartWitness,
-    Real,
-    Unscalable,
-)
+from ..base import BY_TORCH, Context, Flag, HeadDim, Heads, HeadSizes, KVHeads, PartWitness, Real, Unscalable
 from ..norm import Norm, norm_reference
 from ..position import Rope
 from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector

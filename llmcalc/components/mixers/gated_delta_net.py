@@ -19,18 +19,7 @@ from ...flow.axis import Axis, Beside, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DeltaRule, Elementwise
-from ..base import (
-    PUBLISHED,
-    ChunkSize,
-    Context,
-    Flag,
-    HeadSizes,
-    Kernel,
-    PartWitness,
-    Real,
-    TokenMixer,
-    symbol_of_size,
-)
+from ..base import PUBLISHED, ChunkSize, Context, Flag, HeadSizes, Kernel, PartWitness, Real, TokenMixer, symbol_of_size
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class, vector
 from .delta_rule import delta_rule_class

@@ -15,17 +15,7 @@ from ...flow.axis import Axis, Shape
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops import DecayScan, LightningCore
-from ..base import (
-    PUBLISHED,
-    ChunkSize,
-    Context,
-    HeadDim,
-    Heads,
-    HeadSizes,
-    PartWitness,
-    TokenMixer,
-    Unscalable,
-)
+from ..base import PUBLISHED, ChunkSize, Context, HeadDim, Heads, HeadSizes, PartWitness, TokenMixer, Unscalable
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import Run, state_class

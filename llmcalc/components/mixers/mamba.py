@@ -18,18 +18,7 @@ from ...flow.record import Flow
 from ...flow.value import Value
 from ...ops.recurrent import SelectiveScan
 from ...workload.rows import Routed
-from ..base import (
-    PUBLISHED,
-    Context,
-    Flag,
-    Heads,
-    Inner,
-    Kernel,
-    PartWitness,
-    StateSize,
-    StepRank,
-    TokenMixer,
-)
+from ..base import PUBLISHED, Context, Flag, Heads, Inner, Kernel, PartWitness, StateSize, StepRank, TokenMixer
 from ..networks.feed_forward import Activation, activate
 from ..norm import Norm, norm_reference
 from ..runtime import Run, causal_conv_class, state_class

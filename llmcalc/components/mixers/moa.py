@@ -18,18 +18,7 @@ from ...flow.axis import Axis
 from ...flow.record import Flow
 from ...flow.value import Value
 from ...workload.rows import Routed
-from ..base import (
-    BY_TORCH,
-    Context,
-    Experts,
-    HeadDim,
-    HeadSizes,
-    KVHeads,
-    PartWitness,
-    TokenMixer,
-    TopK,
-    Unscalable,
-)
+from ..base import BY_TORCH, Context, Experts, HeadDim, HeadSizes, KVHeads, PartWitness, TokenMixer, TopK, Unscalable
 from ..networks.moe import dispatch_class, ends_of_groups, expert_map_class
 from ..position import Rope
 from ..runtime import Run, attention_mask, cache_class, softmax_core_class, vector

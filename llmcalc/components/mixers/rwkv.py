@@ -15,16 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 from ...flow.axis import Axis, Beside
 from ...flow.record import Flow
 from ...flow.value import Value
-from ..base import (
-    BY_TORCH,
-    PUBLISHED,
-    Context,
-    PartWitness,
-    SingleWidthNetwork,
-    TokenMixer,
-    Width,
-    symbol_of_size,
-)
+from ..base import BY_TORCH, PUBLISHED, Context, PartWitness, SingleWidthNetwork, TokenMixer, Width, symbol_of_size
 from ..runtime import Run, state_class, vector
 
 if TYPE_CHECKING:
