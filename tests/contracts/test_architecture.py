@@ -13,8 +13,12 @@ PATH = re.compile(r"`([\w.-]+/[\w./-]*|[\w-]+\.(?:py|md|toml|json))`")
 """A file or a folder in code quotes: `ops/`, `frameworks/ranks.py`, `algebra.py`."""
 
 
+LINES = re.compile(r">(?:[\d,]+|under 50) lines<")
+"""A room's number of lines in the picture, which every change moves and nobody relies on."""
+
+
 def test_picture_is_that_of_the_imports() -> None:
-    assert PICTURE.read_text() == draw(), "out of date: python -m tests.contracts.rooms"
+    assert LINES.sub("", PICTURE.read_text()) == LINES.sub("", draw()), "out of date: python -m tests.contracts.rooms"
 
 
 def test_every_file_that_is_named_exists() -> None:
