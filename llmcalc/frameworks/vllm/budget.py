@@ -26,8 +26,9 @@ from .flags import CPU_CONNECTORS
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes, rules_with, second_runner
 from .profile_run import ProfileRun
+from .recurrent_states import state_blocks
 from .speculation import Speculation, speculation_of
-from .versions import Rules, SecondRunner, VLLMRecord, vllm_record
+from .versions import Rules, SecondRunner, StateRules, VLLMRecord, vllm_record
 
 GIB, MIB = 2**30, 2**20
 
@@ -174,9 +175,14 @@ class Server(EngineServer):
         return bool(chosen)
 
     @property
+    def graph_mode(self) -> str:
+        """Which graphs are captured: `PIECEWISE`, `FULL`, `FULL_DECODE_ONLY`, `FULL_AND_PIECEWISE` or `NONE`."""
+        return str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
+
+    @property
     def captured_graphs(self) -> int:
         """The number of graphs: of mixed batches, in pieces, and of batches that only decode, as a whole."""
-        mode = str(self.compilation.get("cudagraph_mode", "FULL_AND_PIECEWISE")).upper().rpartition(".")[2]
+        mode = self.graph_mode
         if self.flags.get("enforce_eager") or mode in ("NONE", "0") or self.compilation.get("level", 3) == 0:
             return 0
         chosen = self.flags.get("cudagraph_capture_sizes") or self.compilation.get("cudagraph_capture_sizes")
@@ -214,6 +220,11 @@ class Server(EngineServer):
         """The rules of the version, on the model runner of the model."""
         rules = self.record.rules(self.rule_numbers)
         return rules if self.second_runner is None else rules_with(rules, self.second_runner)
+
+    @cached_property
+    def state_rules(self) -> StateRules:
+        """How the version keeps recurrent states."""
+        return self.record.state_rules(self.rule_numbers)
 
     @property
     def dp(self) -> int:
@@ -376,7 +387,14 @@ class Server(EngineServer):
         has_full_windows = bool(self.flags.get("disable_hybrid_kv_cache_manager"))
         drafted = [] if self.draft is None else self.draft.token_caches
         pool = block_pool(
-            rank, self.cache_element(rank), self.block_size, rules, has_full_windows, drafted, self.context_ranks
+            rank,
+            self.cache_element(rank),
+            self.block_size,
+            rules,
+            has_full_windows,
+            drafted,
+            self.context_ranks,
+            state_blocks(rank, self.state_rules, self.flags, self.speculation.tokens, self.block_size),
         )
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))
@@ -493,6 +511,10 @@ def _message(server: Server, stage: Stage, concurrency: float) -> str:
         longest = stage.pool.longest_request(stage.blocks, server.max_num_batched_tokens, length)
         text = messages["one_request_v0" if rules.generation == "v0" else "one_request"]
         return f"{text} (--max-model-len {length}); the longest that fits is {longest}"
+    decodes_in_graphs = server.captured_graphs and server.graph_mode != "PIECEWISE"
+    if stage.pool.has_states and server.state_rules.needs_blocks_of_sequences and decodes_in_graphs:
+        if server.max_num_seqs > stage.blocks:
+            return f"{messages['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage.blocks} fit"
     unused = server.free_at_start - budget
     if not server.subtracts_graphs and unused < stage.graphs:
         return messages["outside_budget"]

@@ -77,7 +77,7 @@ IDLE_SWITCHES = """
     --enable-force-include-usage --enable-layerwise-nvtx-tracing --enable-log-deltas --enable-log-outputs
     --enable-log-requests --enable-logging-iteration-details --enable-mamba-cache-stochastic-rounding
     --enable-mamba-shared-prefix-checkpoint --enable-mfu-metrics --enable-mm-embeds --enable-nccl-comm-suspend
-    --enable-offline-docs --enable-per-request-metrics --enable-prefix-caching --enable-prompt-embeds
+    --enable-offline-docs --enable-per-request-metrics --enable-prompt-embeds
     --enable-prompt-tokens-details --enable-reasoning --enable-request-id-headers --enable-scale-out
     --enable-server-load-tracking --enable-shm-tensor-arena --enable-sleep-mode --enable-ssl-refresh
     --enable-tokenizer-info-endpoint --enable-trace-replay --eplb-log-balancedness
@@ -137,7 +137,8 @@ FLAGS = (
     Flag(("--performance-mode",), "word", ("balanced", "throughput")),
     Flag(("--mamba-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--mamba-ssm-cache-dtype",), "word", ("auto",), is_idle=True),
-    Flag(("--mamba-cache-mode",), "word", ("none",), is_idle=True),
+    Flag(("--enable-prefix-caching",), "switch"),
+    Flag(("--mamba-cache-mode",), "word", ("none", "align", "all")),
     Flag(("--mm-encoder-tp-mode",), "word", ("weights", "data")),
     Flag(("--optimization-level",), "word", ("2", "3"), is_idle=True),
     Flag(("--all2all-backend",), "word", ("naive", "pplx", "allgather_reducescatter"), is_idle=True),

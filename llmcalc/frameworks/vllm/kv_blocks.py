@@ -1,7 +1,7 @@
 """The blocks of vLLM's cache (v1/core/kv_cache_utils.py, `get_kv_cache_groups` and `get_kv_cache_config_from_groups`).
 
 Layers of one kind need blocks of equal bytes. A model with several kinds has groups of as many layers as the smallest
-kind has, and all groups take blocks from one pool. A recurrent state takes one block, whose size attention adopts.
+kind has, and all groups take blocks from one pool.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ from fractions import Fraction
 
 from ...errors import InputError
 from ..engines.rank import EngineRank, StateCache, TokenCache
+from .recurrent_states import StateBlocks, stored_states
 from .versions import Rules
-
-STATE_ALIGNMENT = 16
-"""Tokens of which attention's block is a multiple where it adopts the size of a state
-(vllm/model_executor/models/config.py, `HybridAttentionMambaModelConfig`)."""
 
 SIMILAR = 1.5
 """Kinds of layers are padded to the largest kind where it has less than this times the layers of the smallest."""
@@ -27,17 +24,17 @@ SIMILAR = 1.5
 class Group:
     """Layers of one kind. groups: groups that they fill. window: tokens that each keeps; None for all.
 
-    is_state: whether it has recurrent states.
+    states: how their recurrent states are kept; None for keys and values.
     """
 
     groups: int
     window: int | None
-    is_state: bool = False
+    states: StateBlocks | None = None
 
     def blocks(self, length: int, block: int, chunk: int) -> int:
         """Blocks of one request of that length. chunk: tokens of a batch, which a window holds beside its own."""
-        if self.is_state:
-            return self.groups
+        if self.states is not None:
+            return self.groups * self.states.of_request(length, block)
         if self.window is None:
             return self.groups * -(-length // block)
         return self.groups * (-(-min(self.window - 1 + chunk, length) // block) + 1)
@@ -54,6 +51,11 @@ class BlockPool:
     block_size: int
     groups: tuple[Group, ...]
 
+    @property
+    def has_states(self) -> bool:
+        """Whether a group has recurrent states."""
+        return any(group.states is not None for group in self.groups)
+
     def blocks(self, available: int) -> int:
         """The number of blocks in that many bytes."""
         return max(0, available // self.block_bytes)
@@ -64,7 +66,7 @@ class BlockPool:
 
     def max_concurrency(self, blocks: int, length: int, chunk: int) -> float:
         """Requests of that length that the blocks hold."""
-        if len(self.groups) == 1 and self.groups[0].window is None and not self.groups[0].is_state:
+        if len(self.groups) == 1 and self.groups[0].window is None and self.groups[0].states is None:
             return blocks * self.block_size / length
         return blocks / max(1, self.blocks_of_request(length, chunk))
 
@@ -98,16 +100,18 @@ def block_pool(
     has_full_windows: bool = False,
     drafted: Sequence[TokenCache] = (),
     context_ranks: int = 1,
+    state_blocks: StateBlocks = StateBlocks(),
 ) -> BlockPool:
     """Returns the pool of a rank.
 
     element_bytes: bytes of a cached element, with its share of scales. block_size: tokens of a block.
     has_full_windows: whether windowed layers keep all tokens. drafted: caches of a model that drafts.
     context_ranks: ranks that divide the tokens of the cache, of which each block then has so many times its tokens.
+    state_blocks: how recurrent states are kept.
     Raises `InputError` for a model without a cache, for states in a version that has none, and for a model that drafts
     or that divides tokens beside layers of several kinds.
     """
-    caches, states = [*rank.token_caches, *drafted], rank.state_caches
+    caches, states = [*rank.token_caches, *drafted], stored_states(rank, state_blocks.drafted)
     if not caches:
         raise InputError("--engine vllm: the model has no layer with keys and values; it is not modelled")
     if states and not rules.grouped_layers:
@@ -123,11 +127,15 @@ def block_pool(
         raise InputError("--decode-context-parallel-size: is not modelled for layers of several kinds; remove the flag")
     if drafted:
         raise InputError("--speculative-config: a draft model beside layers of several kinds is not modelled")
-    return _grouped_pool(caches, states, element_bytes, block_size)
+    return _grouped_pool(caches, states, element_bytes, block_size, state_blocks)
 
 
 def _grouped_pool(
-    caches: Sequence[TokenCache], states: Sequence[StateCache], element_bytes: Fraction, block_size: int
+    caches: Sequence[TokenCache],
+    states: Sequence[StateCache],
+    element_bytes: Fraction,
+    block_size: int,
+    state_blocks: StateBlocks,
 ) -> BlockPool:
     """Returns the pool of a model with several kinds of layers."""
     kinds: dict[int | None, int] = {}
@@ -137,12 +145,13 @@ def _grouped_pool(
     state_layers = max((state.layers for state in states), default=0)
     if states:
         state_bytes = sum(state.bytes * state.layers for state in states) // state_layers
-        tokens = -(-state_bytes // (token_bytes * STATE_ALIGNMENT)) * STATE_ALIGNMENT
+        alignment = state_blocks.alignment
+        tokens = -(-state_bytes // (token_bytes * alignment)) * alignment
         block_size = max(block_size, tokens)
     counts = [*kinds.values(), *([state_layers] if states else [])]
     smallest, largest = min(counts), max(counts)
     size = largest if largest < SIMILAR * smallest else smallest
     groups = [Group(-(-layers // size), window) for window, layers in kinds.items()]
     if states:
-        groups.append(Group(-(-state_layers // size), None, is_state=True))
+        groups.append(Group(-(-state_layers // size), None, state_blocks))
     return BlockPool(token_bytes * block_size * size, block_size, tuple(groups))

@@ -49,6 +49,18 @@ class SecondRunner(VersionRange):
     counts_penalties: bool = False
 
 
+class StateRules(VersionRange):
+    """How recurrent states are kept in a range of versions; the file explains the fields."""
+
+    caches_prefixes: bool = False
+    mode_of_prefixes: Literal["current", "all or align", "align"]
+    aligns_drafts: bool = False
+    latent_alignment: int = 64
+    aligns_to_block_size: bool = False
+    needs_blocks_of_sequences: bool = False
+    checkpoints_of_mamba2: bool = False
+
+
 class BatchDefaults(VersionRange):
     """Defaults of the server on devices with at least that much memory."""
 
@@ -110,6 +122,7 @@ class VLLMRecord(EngineRecord[Rules]):
     """The file `presets/engines/vllm.toml`."""
 
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
+    recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
     non_torch: tuple[NonTorch, ...] = Field(min_length=1)
@@ -125,6 +138,10 @@ class VLLMRecord(EngineRecord[Rules]):
             for row in ranges_at(self.batch_defaults, version)
             if row.at_least_gib <= gib and not any(part in names for part in row.not_on)
         )
+
+    def state_rules(self, version: Numbers) -> StateRules:
+        """Returns how a version keeps recurrent states; of versions before them the first row."""
+        return (ranges_at(self.recurrent_states, version) or self.recurrent_states)[-1]
 
     def padded_experts(self, version: Numbers, hardware: Hardware) -> PaddedExperts:
         """Returns the padding of MXFP4 experts on a device."""

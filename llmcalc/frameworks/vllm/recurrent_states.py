@@ -1,0 +1,101 @@
+"""The blocks of recurrent states in vLLM's cache, and how many of them a request takes.
+
+A state takes one block, whose bytes attention's blocks adopt (vllm/platforms/interface.py, `_align_hybrid_block_size`; to
+0.19 vllm/model_executor/models/config.py). With prefix caching a request keeps further states: two in the mode `align`,
+and one for each block of tokens in the mode `all` (vllm/v1/kv_cache_interface.py, `MambaSpec`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ...components.mixers.kda import KimiDeltaAttention
+from ...components.mixers.mamba import Mamba
+from ...components.mixers.mamba2 import Mamba2
+from ..engines.rank import EngineRank, StateCache, mixers
+from .versions import StateRules
+
+ALIGNMENT = 16
+"""Tokens of which attention's block is a multiple where it adopts the size of a state."""
+
+CHUNK_WITHOUT_CHUNKS = 2048
+"""Tokens of a chunk of Mamba, which has none (vllm/config/model.py, `get_mamba_chunk_size`)."""
+
+
+class StateBlocks(NamedTuple):
+    """How recurrent states are kept.
+
+    mode: `current` with one state, `align`, or `all` with a state for each block of tokens.
+    drafted: tokens that are drafted for a step, each with a state of its own. checkpoints: further states of a request.
+    alignment: tokens of which attention's block is a multiple.
+    """
+
+    mode: str = "current"
+    drafted: int = 0
+    checkpoints: int = 0
+    alignment: int = ALIGNMENT
+
+    def of_request(self, length: int, block: int) -> int:
+        """Blocks of a group of layers for one request of that length. block: tokens of a block."""
+        if self.mode == "all":
+            return -(-length // block) + self.drafted
+        return (2 + self.checkpoints if self.mode == "align" else 1) + self.drafted
+
+
+def state_blocks(
+    rank: EngineRank, rules: StateRules, flags: Mapping[str, Any], drafted: int, block_size: int
+) -> StateBlocks:
+    """Returns how a server keeps the recurrent states of a rank's model.
+
+    flags: values of vLLM's flags by their fields. drafted: tokens that are drafted for a step.
+    block_size: tokens of a block as `--block-size` or the default has them.
+    """
+    parts = [part for part, _ in mixers(rank.preset.model)]
+    mambas = [part for part in parts if isinstance(part, Mamba | Mamba2)]
+    mode = "current"
+    if flags.get("enable_prefix_caching", rules.caches_prefixes):
+        mode = _mode(rules, bool(mambas), str(flags.get("mamba_cache_mode", "none")), drafted)
+    alignment = rules.latent_alignment if rank.latent_projections else ALIGNMENT
+    if "block_size" in flags and rules.aligns_to_block_size:
+        alignment = max(alignment, block_size)
+    if mode == "all":
+        chunk = max((getattr(part, "chunk_size", CHUNK_WITHOUT_CHUNKS) for part in mambas), default=1)
+        alignment = math.lcm(alignment, chunk)
+    has_checkpoint = rules.checkpoints_of_mamba2 and any(isinstance(part, Mamba2) for part in mambas)
+    return StateBlocks(mode, drafted, int(has_checkpoint and mode == "align"), alignment)
+
+
+def _mode(rules: StateRules, has_mamba: bool, chosen: str, drafted: int) -> str:
+    """Returns the mode with prefix caching. chosen: `--mamba-cache-mode`, `none` where it is open."""
+    if rules.mode_of_prefixes != "all or align":
+        return rules.mode_of_prefixes
+    if not has_mamba or chosen == "align" or (chosen == "none" and drafted and rules.aligns_drafts):
+        return "align"
+    return "all"
+
+
+def stored_states(rank: EngineRank, drafted: int) -> list[StateCache]:
+    """Returns the states as vLLM stores them: a convolution of k tokens keeps the last k − 1, and the drafted ones.
+
+    Source: vllm/model_executor/layers/mamba/mamba_utils.py, `MambaStateShapeCalculator`.
+    """
+    kernels = {kernel for part, _ in mixers(rank.preset.model) if (kernel := _kernel(part))}
+    if len(kernels) != 1:
+        return rank.state_caches
+    kernel = kernels.pop()
+    if any(isinstance(part, KimiDeltaAttention | Mamba) for part, _ in mixers(rank.preset.model)):
+        drafted = 0
+    return [
+        state._replace(bytes=state.bytes * (kernel - 1 + drafted) // kernel) if state.kind == "conv_state" else state
+        for state in rank.state_caches
+    ]
+
+
+def _kernel(part: Any) -> int:
+    """Returns the tokens that the state of a mixer's convolution has in transformers; 0 without one."""
+    for field in ("linear_conv_kernel_dim", "conv_kernel", "conv_L_cache"):
+        if (kernel := getattr(part, field, None)) is not None:
+            return int(kernel)
+    return 0
