@@ -22,6 +22,7 @@ from ..engines.rank import EngineRank, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, slots_of
 from .cache_formats import PACKED_FORMATS, packed_bytes
+from .encoder_run import MOST_IMAGES, EncoderRequest, EncoderRun, encoder_run, image_tower, patch_of_long_videos
 from .flags import CPU_CONNECTORS
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes, rules_with, second_runner
@@ -343,7 +344,32 @@ class Server(EngineServer):
             last_stage=stage == self.pp - 1,
             chunked=self.longest_request > 32768,
             stages=self.pp,
+            encoder=self.encoder_run if stage == 0 else None,
+            keeps_pixels=self.second_runner is None,
         )
+
+    @cached_property
+    def encoder_run(self) -> EncoderRun | None:
+        """The run of the encoder of images in the profile run; None without one, or where it is not modelled."""
+        if self.rules.generation == "v0" or not self.loads_towers or self.flags.get("skip_mm_profiling"):
+            return None
+        limits = self.flags.get("limit_mm_per_prompt", {})
+        image = limits.get("image", MOST_IMAGES)
+        has_videos = _limit(limits.get("video", 1)) != 0
+        patch_size = patch_of_long_videos(self.preset.model) if has_videos else 0
+        is_whole = self.flags.get("mm_encoder_tp_mode") == "data"
+        request = EncoderRequest(
+            tokens=self.max_num_batched_tokens,
+            sequences=self.max_num_seqs,
+            length=self.longest_request,
+            limit=_whole_number(_limit(image)),
+            ranks=1 if is_whole else self.tp,
+            image_ranks=self.tp if is_whole else 1,
+            element_bytes=self.element_bytes,
+            frames=self.record.frames_of_videos(self.rule_numbers, patch_size),
+            size=_image_size(image),
+        )
+        return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
 
     def graph_bytes(self, layers: int) -> int:
         """The estimate of CUDA graphs: fewer where fewer sequences are captured."""
@@ -451,7 +477,24 @@ class Server(EngineServer):
 
 def _limit(limit: Any) -> Any:
     """The number of inputs of a kind in a request: a number, or the `count` of a table."""
-    return limit.get("count") if isinstance(limit, Mapping) else limit
+    return limit.get("count", MOST_IMAGES) if isinstance(limit, Mapping) else limit
+
+
+def _whole_number(limit: Any) -> int:
+    """Returns the number of images of a request. Raises `InputError` for anything else."""
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= 10**6:
+        raise InputError(f"--limit-mm-per-prompt: image: {shown(limit)}; expected a whole number")
+    return limit
+
+
+def _image_size(limit: Any) -> tuple[int, int] | None:
+    """Returns the height and width in pixels of the image that a limit names; None for the largest."""
+    if not isinstance(limit, Mapping) or not {"height", "width"} <= set(limit):
+        return None
+    size = limit["height"], limit["width"]
+    if any(isinstance(side, bool) or not isinstance(side, int) or not 0 < side <= 10**6 for side in size):
+        raise InputError("--limit-mm-per-prompt: image: height and width: expected whole numbers of pixels")
+    return size
 
 
 class Stage(NamedTuple):
@@ -530,7 +573,8 @@ def _notes(server: Server) -> list[str]:
             "the passes that draft tokens, and their CUDA graphs, are not in the profile run; they may take more"
         )
     if server.preset.model.towers and server.loads_towers:
-        notes.append("the profile run of the encoders of images is not modelled; it may take more")
+        if server.rules.generation == "v0" or image_tower(server.preset.model) is None:
+            notes.append("the profile run of the model's encoders is not modelled; it may take more")
         if server.flags.get("mm_encoder_tp_mode") == "data":
             notes.append("each rank has the encoders whole; vLLM divides those whose classes have no such mode")
     return notes

@@ -40,7 +40,7 @@ IDLE = """
     --max-parallel-loading-workers --max-seq-len-to-capture --media-io-kwargs --mm-encoder-attn-backend
     --mm-encoder-attn-dtype --mm-encoder-fp8-scale-path --mm-encoder-fp8-scale-save-margin
     --mm-encoder-fp8-scale-save-path --mm-hasher-algorithm --mm-processor-cache-gb --mm-processor-cache-type
-    --mm-processor-kwargs --mm-shm-cache-max-object-size-mb --mm-tensor-ipc --model-impl --model-loader-extra-config
+    --mm-shm-cache-max-object-size-mb --mm-tensor-ipc --model-impl --model-loader-extra-config
     --moe-backend --nnodes --node-rank --num-scheduler-steps --otlp-traces-endpoint --override-generation-config
     --override-pooler-config --per-request-spec-decode-metrics --pooler-config --port --preemption-mode
     --prefill-schedule-interval --prefix-cache-retention-interval --prefix-caching-hash-algo --prefix-match-unit
@@ -86,7 +86,7 @@ IDLE_SWITCHES = """
     --guided-decoding-disable-fallback --headless --interleave-mm-strings --jit-monitor-verbose --kv-cache-metrics
     --kv-sharing-fast-prefill --log-error-stack --long-prefill-token-threshold-adaptive --monokernel
     --multi-step-stream-outputs --numa-bind --ray-workers-use-nsight --return-sampling-mask
-    --return-tokens-as-token-ids --scheduler-reserve-full-isl --skip-mm-profiling --skip-tokenizer-init
+    --return-tokens-as-token-ids --scheduler-reserve-full-isl --skip-tokenizer-init
     --sleep-mode-offload-cudagraph --swa-bounded-replay --tokens-only --trust-remote-code
     --trust-request-chat-template --trust-request-mm-kwargs --use-fp64-gumbel --use-tqdm-on-load
     --use-v2-block-manager --worker-use-ray -dpe -dph -dpm
@@ -138,6 +138,8 @@ FLAGS = (
     Flag(("--mamba-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--mamba-ssm-cache-dtype",), "word", ("auto",), is_idle=True),
     Flag(("--enable-prefix-caching",), "switch"),
+    Flag(("--mm-processor-kwargs",), "table"),
+    Flag(("--skip-mm-profiling",), "switch"),
     Flag(("--mamba-cache-mode",), "word", ("none", "align", "all")),
     Flag(("--mm-encoder-tp-mode",), "word", ("weights", "data")),
     Flag(("--optimization-level",), "word", ("2", "3"), is_idle=True),

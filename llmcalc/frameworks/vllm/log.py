@@ -66,6 +66,7 @@ MESSAGES = (
     "is less than desired GPU memory utilization",
     "is less than the engine's budget after excluding",
     "exceed the desired GPU memory utilization",
+    "exceeds available Mamba cache blocks",
 )
 """Parts of the messages with which vLLM refuses to start, of all versions."""
 
@@ -81,6 +82,7 @@ CONFIG_FIELDS = {
     "kv_cache_dtype": "kv_cache_dtype",
     "quantization": "quantization",
     "dtype": "dtype",
+    "enable_prefix_caching": "enable_prefix_caching",
 }
 """Fields of the printed configuration of the engine → names of flags."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ..engines.rank import EngineRank
+from .encoder_run import EncoderRun
 from .versions import Rules
 
 CUBLAS_WORKSPACE = 32 * 2**20
@@ -31,7 +32,8 @@ class ProfileRun(NamedTuple):
 
     tokens: max_num_batched_tokens. sequences: max_num_seqs. element_bytes: bytes of an activation.
     units: compute units of the device. last_stage: whether the rank has the logits. chunked: whether prompts are
-    divided into chunks (V0). stages: stages of the pipeline.
+    divided into chunks (V0). stages: stages of the pipeline. encoder: the run of the encoder of images before it; None
+    without. keeps_pixels: whether the encoder's input stays.
     """
 
     tokens: int
@@ -41,6 +43,20 @@ class ProfileRun(NamedTuple):
     last_stage: bool
     chunked: bool
     stages: int
+    encoder: EncoderRun | None = None
+    keeps_pixels: bool = True
+
+    @property
+    def encoder_bytes(self) -> int:
+        """The peak in the encoder of images."""
+        return 0 if self.encoder is None else self.encoder.pass_bytes
+
+    @property
+    def bytes_of_images(self) -> int:
+        """What the encoder's run leaves while the text model runs: its outputs, and perhaps its inputs."""
+        if self.encoder is None:
+            return 0
+        return self.encoder.output_bytes + (self.encoder.pixel_bytes if self.keeps_pixels else 0)
 
     def layer_bytes(self, rank: EngineRank) -> int:
         """The peak in a layer: of its dense network, or of its experts."""
@@ -69,12 +85,18 @@ class ProfileRun(NamedTuple):
 
     def peak_bytes(self, rank: EngineRank, rules: Rules) -> int:
         """The peak above the weights."""
-        after_layers = self.hidden_bytes(rank) + (self.sampler_bytes(rank, rules) if self.last_stage else 0)
-        return max(self.layer_bytes(rank), after_layers) + CUBLAS_WORKSPACE
+        text_model = max(self.layer_bytes(rank), self.bytes_after_layers(rank, rules)) + self.bytes_of_images
+        return max(text_model, self.encoder_bytes) + CUBLAS_WORKSPACE
+
+    def bytes_after_layers(self, rank: EngineRank, rules: Rules) -> int:
+        """The peak after the layers: hidden states and, on the last stage, the sampler."""
+        return self.hidden_bytes(rank) + (self.sampler_bytes(rank, rules) if self.last_stage else 0)
 
     def origin(self, rank: EngineRank, rules: Rules) -> str:
         """What the peak consists of, in a few words."""
-        after_layers = self.hidden_bytes(rank) + (self.sampler_bytes(rank, rules) if self.last_stage else 0)
-        if not self.last_stage or self.layer_bytes(rank) > after_layers:
+        layers, after_layers = self.layer_bytes(rank), self.bytes_after_layers(rank, rules)
+        if self.encoder is not None and self.encoder_bytes > max(layers, after_layers) + self.bytes_of_images:
+            return f"encoder: {self.encoder.images:,} x {self.encoder.tokens:,} tokens of images"
+        if not self.last_stage or layers > after_layers:
             return f"{self.tokens:,} tokens (--max-num-batched-tokens)"
         return f"{self.sequences:,} users x {rank.vocab_size:,} logits"

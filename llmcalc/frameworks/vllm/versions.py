@@ -61,6 +61,13 @@ class StateRules(VersionRange):
     checkpoints_of_mamba2: bool = False
 
 
+class VideoFrames(VersionRange):
+    """Frames of the longest video in the profile run, of encoders with patches of that size; the file explains them."""
+
+    patch_size: int
+    frames: int
+
+
 class BatchDefaults(VersionRange):
     """Defaults of the server on devices with at least that much memory."""
 
@@ -123,6 +130,7 @@ class VLLMRecord(EngineRecord[Rules]):
 
     second_runner: tuple[SecondRunner, ...] = Field(min_length=1)
     recurrent_states: tuple[StateRules, ...] = Field(min_length=1)
+    video_frames: tuple[VideoFrames, ...] = ()
     batch_defaults: tuple[BatchDefaults, ...] = Field(min_length=1)
     mxfp4: tuple[PaddedExperts, ...] = Field(min_length=1)
     non_torch: tuple[NonTorch, ...] = Field(min_length=1)
@@ -138,6 +146,11 @@ class VLLMRecord(EngineRecord[Rules]):
             for row in ranges_at(self.batch_defaults, version)
             if row.at_least_gib <= gib and not any(part in names for part in row.not_on)
         )
+
+    def frames_of_videos(self, version: Numbers, patch_size: int) -> int:
+        """Returns the frames of the longest video whose tokens are not limited as those of an image are; 0 for none."""
+        rows = ranges_at(self.video_frames, version)
+        return max((row.frames for row in rows if row.patch_size == patch_size), default=0)
 
     def state_rules(self, version: Numbers) -> StateRules:
         """Returns how a version keeps recurrent states; of versions before them the first row."""

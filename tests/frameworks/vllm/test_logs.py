@@ -19,6 +19,87 @@ LOGS: list[dict[str, Any]] = json.loads((Path(__file__).parents[2] / "data/engin
 GIB = 2**30
 
 
+class Pool(NamedTuple):
+    """The cache of a start-up log of a model with recurrent states: its size, and the tokens that the log prints."""
+
+    source: str
+    target: str
+    version: str
+    hardware: str
+    flags: dict[str, Any]
+    kv_gib: float
+    kv_tokens: int
+
+
+TWO_3090 = {"tensor_parallel_size": 2, "kv_cache_dtype": "fp8", "max_num_seqs": 2}
+PREFIXES = {"enable_prefix_caching": True}
+POOLS = (
+    Pool(
+        "index:57769339834",
+        "qwen3.5-35b-a3b",
+        "0.17.0",
+        "h100-sxm",
+        PREFIXES | {"kv_cache_dtype": "fp8", "max_model_len": 65_536},
+        6.08,
+        159_296,
+    ),
+    Pool(
+        "index:63574967224",
+        "qwen3.5-35b-a3b",
+        "0.17.1",
+        "dgx-spark",
+        PREFIXES | {"kv_cache_dtype": "fp8", "max_model_len": 32_768, "max_num_seqs": 3},
+        5.69,
+        148_816,
+    ),
+    Pool(
+        "https://github.com/noonghunna/club-3090/issues/612",
+        "qwen3.6-35b-a3b",
+        "0.24.0",
+        "rtx-5090",
+        PREFIXES | {"kv_cache_dtype": "fp8", "max_model_len": 131_072, "max_num_seqs": 1},
+        5.98,
+        567_978,
+    ),
+    Pool(
+        "https://github.com/noonghunna/club-3090/issues/652",
+        "qwen3.6-35b-a3b",
+        "0.24.0",
+        "rtx-5090",
+        PREFIXES | {"kv_cache_dtype": "fp8", "max_model_len": 131_072, "max_num_seqs": 1},
+        6.01,
+        569_878,
+    ),
+    Pool(
+        "https://github.com/noonghunna/club-3090/issues/104",
+        "qwen3.6-27b",
+        "0.21.0",
+        "rtx-3090",
+        PREFIXES | TWO_3090 | {"max_model_len": 262_144},
+        9.84,
+        619_202,
+    ),
+    Pool(
+        "https://github.com/mitchross/talos-argocd-proxmox/pull/1995",
+        "qwen3.6-27b",
+        "0.28.0",
+        "rtx-3090",
+        TWO_3090 | {"max_model_len": 131_072},
+        4.99,
+        302_921,
+    ),
+    Pool(
+        "https://github.com/vllm-project/vllm/issues/28228",
+        "kimi-linear-48b-a3b",
+        "0.11.1",
+        "rtx-3090",
+        {"tensor_parallel_size": 2, "max_model_len": 120_000},
+        2.30,
+        75_840,
+    ),
+)
+
+
 class Compared(NamedTuple):
     """A term of a log: its error as a share of the log's figure."""
 
@@ -90,7 +171,45 @@ def test_a_term_is_that_of_the_logs(term: str, most: float, within: float, least
     assert share(rows, within) >= least
 
 
+@pytest.mark.parametrize("pool", POOLS, ids=lambda pool: pool.source)
+def test_tokens_of_a_cache_beside_recurrent_states_are_exact(pool: Pool) -> None:
+    """The logs print the cache's size to 0.01 GiB, which is less than a block."""
+    record, version = engine_and_version(f"vllm=={pool.version}")
+    flags = {**pool.flags, "kv_cache_memory_bytes": int(pool.kv_gib * GIB)}
+    memory = record.memory_on(llmcalc.load(pool.target), find_hardware(pool.hardware), version, flags)
+    assert memory.kv_tokens == pool.kv_tokens
+
+
+def test_states_of_drafted_tokens_and_of_the_default_that_caches_prefixes() -> None:
+    """vLLM 0.28 prints 19.54 GiB and 313,650 tokens; 408 blocks hold 335 + 3 x 2 of a request, with drafts 3 x 5."""
+    record, version = engine_and_version("vllm==0.28.0")
+    flags = {"max_model_len": 262_144, "max_num_seqs": 256, "kv_cache_memory_bytes": int(19.54 * GIB)}
+    target, hardware = llmcalc.load("qwen3.5-27b"), find_hardware("h100-sxm")
+    memory = record.memory_on(target, hardware, version, flags)
+    assert (memory.kv_tokens, memory.blocks, memory.block_size) == (313_650, 408, 784)
+    assert memory.max_concurrency == 408 / (335 + 3 * 2)
+    off = record.memory_on(target, hardware, version, flags | {"enable_prefix_caching": False})
+    assert off.max_concurrency == 408 / (335 + 3)
+    drafts = {"speculative_config": {"method": "mtp", "num_speculative_tokens": 3}}
+    drafted = record.memory_on(target, hardware, version, flags | drafts)
+    # states of (48 x 128 x 128 x 4 + 10,240 x (3 + 3) x 2) bytes fill 799 tokens of 4,096 bytes; 17 layers a group
+    assert (drafted.block_size, drafted.blocks) == (800, int(19.54 * GIB) // (800 * 4096 * 17))
+    assert drafted.max_concurrency == drafted.blocks / (-(-262_144 // 800) + 3 * 5)
+
+
+def test_more_sequences_than_blocks_do_not_start() -> None:
+    """Each sequence that decodes in a graph needs a block: the default of 1,024 sequences is refused, 256 is not."""
+    record, version = engine_and_version("vllm==0.28.0")
+    flags = {"max_model_len": 32_768, "kv_cache_memory_bytes": int(19.54 * GIB)}
+    target, hardware = llmcalc.load("qwen3.5-27b"), find_hardware("h100-sxm")
+    refused = record.memory_on(target, hardware, version, flags)
+    assert not refused.starts and "at most 408 fit" in refused.message
+    assert record.memory_on(target, hardware, version, flags | {"max_num_seqs": 256}).starts
+    assert record.memory_on(target, hardware, version, flags | {"enforce_eager": True}).starts
+
+
 def test_whether_it_starts() -> None:
+    """The flags of #34 are not known: vLLM itself refuses its default of 1,024 sequences (vllm-project/recipes #831)."""
     rows = [(row, computed(number).starts) for number, row in enumerate(LOGS) if row["starts"] is not None]
     wrong = [
         f"{row['target']} {row['version']} #{row['id']}: {row['note'][:40]}"
@@ -98,7 +217,7 @@ def test_whether_it_starts() -> None:
         if starts != row["starts"]
     ]
     print(f"\nstarts: {len(rows) - len(wrong)} of {len(rows)}; wrong: {wrong}")
-    assert len(wrong) <= 4
+    assert len(wrong) <= 5
 
 
 def test_no_answer_is_far_off_without_an_estimate() -> None:

@@ -1,0 +1,170 @@
+"""What the encoder of images takes in vLLM's profile run (v1/worker/gpu_model_runner.py, `profile_run`).
+
+Before the text model runs, the encoder reads as many of the largest images as its budget of tokens allows
+(multimodal/encoder_budget.py, `MultiModalBudget`; v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`). Its
+outputs stay in the encoder's cache while the text model runs, and on the first model runner the pixels stay beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from ...components.inputs.base import Encoded, ImageRule
+from ...components.inputs.smart_resize import SmartResize
+from ...components.towers.vision import VisionTower
+from ...errors import InputError, shown
+from ...model import ModelSpec
+
+MOST_IMAGES = 999
+"""Images of a prompt where `--limit-mm-per-prompt` does not say (vllm/config/multimodal.py)."""
+
+SHAPES = ((1, 1), (4, 3), (3, 4), (2, 1), (1, 2), (3, 1), (1, 3))
+"""Ratios of height to width of which the image with the most tokens is taken."""
+
+LARGE = 12_000
+"""A side in pixels by which every processor shrinks an image."""
+
+ROTATED_VECTORS = 4
+"""Further vectors of queries and keys where they are rotated: a contiguous copy of both, and both rotated
+(models/qwen2_5_vl.py, `Qwen2_5_VisionAttention`)."""
+
+ATTENTION_VECTORS = 4
+"""Vectors of a patch that attention holds: query, key, value and output."""
+
+
+class EncoderRequest(NamedTuple):
+    """What decides the encoder's run.
+
+    tokens, sequences, length: max_num_batched_tokens, max_num_seqs and max_model_len. limit: images of a prompt.
+    ranks: ranks that divide the encoder's matrices; 1 where each has them whole. image_ranks: ranks that divide images.
+    element_bytes: bytes of an activation. frames: frames of the longest video, for classes whose videos have more tokens
+    than their images; 0 for others. size: height and width of the image in pixels; None for the largest.
+    """
+
+    tokens: int
+    sequences: int
+    length: int
+    limit: int
+    ranks: int
+    image_ranks: int
+    element_bytes: int
+    frames: int = 0
+    size: tuple[int, int] | None = None
+
+
+class EncoderRun(NamedTuple):
+    """The encoder's run.
+
+    images: images (or videos) that it reads. tokens: tokens of each. pass_bytes: the most in a layer of the encoder.
+    output_bytes, pixel_bytes: its outputs and inputs.
+    """
+
+    images: int
+    tokens: int
+    pass_bytes: int
+    output_bytes: int
+    pixel_bytes: int
+
+
+def image_tower(spec: ModelSpec) -> VisionTower | None:
+    """Returns the encoder of images; None without one whose processor's rule is known."""
+    towers = [tower for tower in spec.towers.values() if isinstance(tower, VisionTower)]
+    return towers[0] if len(towers) == 1 and towers[0].image is not None else None
+
+
+def patch_of_long_videos(spec: ModelSpec) -> int:
+    """Returns the patch size of an encoder whose processor gives each two frames the tokens of an image; 0 for others."""
+    tower = image_tower(spec)
+    if tower is None or not isinstance(tower.image, SmartResize):
+        return 0
+    return tower.patches.patch_size if tower.image.frames == 1 and tower.patches.temporal_patch_size == 2 else 0
+
+
+def encoder_run(spec: ModelSpec, request: EncoderRequest, processor: Mapping[str, Any]) -> EncoderRun | None:
+    """Returns the run of a model's encoder of images; None without one that is known, or without images.
+
+    processor: the table of `--mm-processor-kwargs`. Raises `InputError` for keys in it that are not modelled.
+    """
+    tower = image_tower(spec)
+    if tower is None or tower.image is None or request.limit == 0:
+        return None
+    rule = _with_processor(tower.image, processor)
+    sizes = [(down * LARGE, across * LARGE) for down, across in SHAPES] if request.size is None else [request.size]
+    image = max(_encoded(rule, sizes, tower.patches.patch_size), key=lambda encoded: encoded.tokens)
+    copies = 1
+    if request.frames:
+        most = max(1, request.length // image.tokens)
+        copies = min(request.frames // tower.patches.temporal_patch_size, most)
+    tokens = copies * (image.tokens - int(getattr(rule, "marks", 0)))
+    budget = max(request.tokens, tokens)
+    prompt_images = max(1, min(request.limit, request.length // tokens))
+    images = max(1, min(budget // tokens, request.sequences * prompt_images))
+    patches = copies * image.parts * image.rows * image.columns
+    pixel = tower.patches.num_channels * tower.patches.temporal_patch_size * tower.patches.patch_size**2
+    element = request.element_bytes
+    rank_patches = patches * -(-images // request.image_ranks)
+    return EncoderRun(
+        images,
+        tokens,
+        rank_patches * (pixel + _layer_elements(tower, request.ranks)) * element,
+        images * tokens * spec.hidden_size * element,
+        images * patches * pixel * element,
+    )
+
+
+def _encoded(rule: ImageRule, sizes: Iterable[tuple[int, int]], patch_size: int) -> list[Encoded]:
+    """Returns images of these sizes as the processor cuts them, without those that it refuses."""
+    images = []
+    for height, width in sizes:
+        try:
+            images.append(rule.encode(height, width, patch_size))
+        except InputError:
+            continue
+    if not images:
+        raise InputError("--limit-mm-per-prompt: the processor reads no image of this size; expected another")
+    return images
+
+
+def _layer_elements(tower: VisionTower, ranks: int) -> int:
+    """Returns the most elements that are alive for a patch in a layer of the encoder, which runs without compilation.
+
+    They are the positions, the layer's input, the normalized one, and the vectors of attention or of the network.
+    """
+    h, block = tower.hidden_size, tower.stack.block
+    attention, network = block.attention, block.feed_forward
+    width = attention.num_attention_heads * (attention.head_dim or h // attention.num_attention_heads)
+    vectors = ATTENTION_VECTORS + (ROTATED_VECTORS if attention.position is not None else 0)
+    reduced = h if ranks > 1 else 0
+    in_attention = 2 * h + vectors * width // ranks + h + reduced
+    in_network = 3 * h + (3 if network.gated else 2) * network.intermediate_size // ranks
+    return (h if tower.positions is not None else 0) + max(in_attention, in_network)
+
+
+def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
+    """Returns the rule with the limits of `--mm-processor-kwargs`."""
+    table = dict(processor)
+    size = table.pop("size", {})
+    most = table.pop("max_pixels", size.get("longest_edge") if isinstance(size, Mapping) else None)
+    least = table.pop("min_pixels", None)
+    for name in [name for name in table if name in IDLE_KEYS]:
+        table.pop(name)
+    if table or (most is not None and not isinstance(rule, SmartResize)):
+        raise InputError(
+            f"--mm-processor-kwargs: {shown(next(iter(table), 'max_pixels'))} is not modelled for this model; "
+            "remove the key"
+        )
+    if not isinstance(rule, SmartResize):
+        return rule
+    limits = {"max_pixels": most, "min_pixels": least}
+    for name, value in limits.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 10**10):
+            raise InputError(f"--mm-processor-kwargs: {name}: {shown(value)}; expected a number of pixels")
+    changed = {name: value for name, value in limits.items() if value is not None}
+    if most is not None and least is None:
+        changed["min_pixels"] = min(rule.min_pixels, most)
+    return rule.model_copy(update=changed)
+
+
+IDLE_KEYS = ("use_fast", "fps", "num_frames", "do_sample_frames", "video_max_pixels", "do_resize")
+"""Keys of `--mm-processor-kwargs` that change no image."""
