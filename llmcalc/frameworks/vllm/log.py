@@ -38,8 +38,10 @@ PATTERNS = (
     pattern("non-torch forward increase memory: ", rf": (?P<non_torch>{AMOUNT})"),
     pattern("weights memory: ", rf": (?P<weights>{AMOUNT})"),
     pattern("Available KV cache memory: ", rf": (?P<kv_cache>{AMOUNT})"),
+    pattern("Current kv cache memory in use is ", rf"is (?P<kv_cache>{AMOUNT})"),
     pattern("GPU KV cache size: ", rf": (?P<kv_tokens>{COUNT}) tokens"),
     pattern("Estimated CUDA graph memory: ", rf": (?P<estimated_graphs>{AMOUNT})"),
+    pattern("CUDA graph pool memory: ", rf", (?P<estimated_graphs>{AMOUNT}) \(estimated\)"),
     pattern("Graph capturing finished in ", rf" took (?P<cuda_graphs>{AMOUNT})"),
     pattern("The current --gpu-memory-utilization=", r"=(?P<gpu_memory_utilization>[0-9]\.[0-9]{1,9})"),
     pattern("Maximum concurrency for ", rf"for (?P<max_model_len>{COUNT}) tokens"),
@@ -54,7 +56,8 @@ PATTERNS = (
     ),
     pattern("Actual usage is ", rf"is (?P<weights>{AMOUNT}) for weight,"),
     pattern("Actual usage is ", rf"is (?P<consumed>{AMOUNT}) for consumed memory"),
-    pattern("Actual usage is ", rf", (?P<profile_run>{AMOUNT}) for peak activation"),
+    pattern("Actual usage is ", rf", (?P<profile_run>{AMOUNT}) for peak activation, {AMOUNT} for non-torch"),
+    pattern("Actual usage is ", rf"consumed memory[^,]{{0,60}}, (?P<peak_with_graphs>{AMOUNT}) for peak activation"),
     pattern("for peak activation, ", rf", (?P<non_torch>{AMOUNT}) for non-torch memory"),
     pattern("for peak activation, ", rf" and (?P<cuda_graphs>{AMOUNT}) for CUDAGraph memory"),
 )
@@ -127,6 +130,9 @@ def _terms(facts: Facts) -> Iterator[LogTerm]:
     yield from facts.largest("budget", "weights")
     if "peak" in facts and "weights" in facts:
         yield LogTerm("profile_run", max(facts.sizes("peak")) - max(facts.sizes("weights")))
+    if "peak_with_graphs" in facts:  # from 0.28 on the printed peak has the estimate of the graphs in it (#57936)
+        estimates = facts.sizes("estimated_graphs") or [0]
+        yield LogTerm("profile_run", max(facts.sizes("peak_with_graphs")) - max(estimates))
     yield from facts.largest("profile_run", "non_torch")
     if "consumed" in facts and "weights" in facts and "non_torch" not in facts:
         yield LogTerm("non_torch", max(0, max(facts.sizes("consumed")) - max(facts.sizes("weights"))))

@@ -96,6 +96,18 @@ NEWER: dict[str, tuple[str, dict[str, int]]] = {
             "non_torch": round(15.55 * GIB) - round(14.99 * GIB), "cuda_graphs": round(0.85 * GIB),
         },
     ),
+    # numbers of https://github.com/noonghunna/club-3090/issues/1087: the peak has the estimate of the graphs in it
+    "what vLLM 0.28 took": (
+        "INFO [gpu_worker.py:726] CUDA graph pool memory: 0.09 GiB (actual), 0.13 GiB (estimated), difference: 0.04 GiB "
+        "(51.1%).\n"
+        "INFO [gpu_worker.py:789] Free memory on device (30.27/31.4 GiB) on startup. Desired GPU memory utilization is "
+        "(0.92, 28.88 GiB). Actual usage is 15.03 GiB for consumed memory (weights + non-torch), 1.59 GiB for peak "
+        "activation, and 0.09 GiB for CUDAGraph memory. Current kv cache memory in use is 12.26 GiB.",
+        {
+            "budget": round(28.88 * GIB), "profile_run": round(1.59 * GIB) - round(0.13 * GIB),
+            "cuda_graphs": round(0.13 * GIB), "kv_cache": round(12.26 * GIB),
+        },
+    ),
     # ollama/ml/backend/ggml and llm/server.go
     "Ollama by device": (
         'time=2026-01-08 level=INFO source=ggml.go:136 msg="" architecture=qwen3 file_type=Q4_K_M name="Qwen3 8B" '

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import llmcalc
+from llmcalc.errors import InputError
 from llmcalc.frameworks.engines.engine import EngineMemory
 from llmcalc.frameworks.engines.registry import engine_and_version
 from llmcalc.sources.hardware import find_hardware
@@ -178,6 +179,77 @@ def test_tokens_of_a_cache_beside_recurrent_states_are_exact(pool: Pool) -> None
     flags = {**pool.flags, "kv_cache_memory_bytes": int(pool.kv_gib * GIB)}
     memory = record.memory_on(llmcalc.load(pool.target), find_hardware(pool.hardware), version, flags)
     assert memory.kv_tokens == pool.kv_tokens
+
+
+class EncoderPeak(NamedTuple):
+    """The peak of the profile run of a model with an encoder of images, as a log prints it."""
+
+    source: str
+    target: str
+    version: str
+    hardware: str
+    flags: dict[str, Any]
+    peak_gib: float
+    origin: str
+
+
+ENCODER_PEAKS = (
+    EncoderPeak(
+        "https://github.com/vllm-project/vllm/pull/21489",
+        "gemma3-4b",
+        "0.10.0",
+        "b200",
+        {"max_num_seqs": 1024, "max_num_batched_tokens": 16_384},
+        9.96,
+        "1,024 users x 262,208 logits",
+    ),
+    EncoderPeak(
+        "https://github.com/noonghunna/club-3090/issues/1087",
+        "qwen3.6-27b",
+        "0.28.0",
+        "rtx-5090",
+        {"tensor_parallel_size": 2, "max_num_seqs": 2, "max_num_batched_tokens": 8192, "max_model_len": 147_456},
+        1.59 - 0.13,
+        "encoder: 1 x 16,384 tokens of images",
+    ),
+)
+
+
+@pytest.mark.parametrize("log", ENCODER_PEAKS, ids=lambda log: log.source)
+def test_the_encoder_of_images_in_the_profile_run(log: EncoderPeak) -> None:
+    """Either its own pass is the peak, or its outputs and inputs lie beside the sampler."""
+    record, version = engine_and_version(f"vllm=={log.version}")
+    target, hardware = llmcalc.load(log.target), find_hardware(log.hardware)
+    memory = record.memory_on(target, hardware, version, log.flags)
+    peak = next(term for term in memory.terms if term.name == "profile_run")
+    assert peak.bytes / GIB == pytest.approx(log.peak_gib, rel=0.02)
+    assert peak.origin == log.origin
+
+
+def test_the_largest_images_and_flags_that_change_them() -> None:
+    """Gemma 3: 8,192 tokens are 32 images of 256; each has 64 x 64 patches of 14 x 14 x 3 pixels and 5,376 outputs."""
+    target, hardware = llmcalc.load("gemma3-27b"), find_hardware("h100-sxm")
+    record, version = engine_and_version("vllm==0.19")
+    flags = {"max_num_seqs": 8, "max_num_batched_tokens": 8192, "max_model_len": 8192}
+
+    def peak(**more: Any) -> int:
+        return record.memory_on(target, hardware, version, flags | more).bytes_of("profile_run")
+
+    patches = 32 * 64 * 64
+    layer = 1152 + 3 * 1152 + 2 * 4304  # positions; input, sum and norm; and the network's two vectors
+    assert peak() == patches * (14 * 14 * 3 + layer) * 2 + 32 * 2**20
+    assert peak(limit_mm_per_prompt={"image": 0}) == peak(skip_mm_profiling=True) < peak()
+    qwen = llmcalc.load("qwen2.5-vl-7b")
+    videos = record.memory_on(qwen, hardware, version, {"max_num_seqs": 8})
+    images = record.memory_on(qwen, hardware, version, {"max_num_seqs": 8, "limit_mm_per_prompt": {"video": 0}})
+    assert [memory.terms[2].origin for memory in (videos, images)] == [
+        "encoder: 1 x 114,688 tokens of images",
+        "encoder: 1 x 16,384 tokens of images",
+    ]
+    fewer = {"max_num_seqs": 8, "limit_mm_per_prompt": {"video": 0}, "mm_processor_kwargs": {"max_pixels": 1_003_520}}
+    assert record.memory_on(qwen, hardware, version, fewer).bytes_of("profile_run") < images.bytes_of("profile_run")
+    with pytest.raises(InputError, match="--mm-processor-kwargs: crop is not modelled"):
+        record.memory_on(qwen, hardware, version, {"mm_processor_kwargs": {"crop": True}})
 
 
 def test_states_of_drafted_tokens_and_of_the_default_that_caches_prefixes() -> None:
