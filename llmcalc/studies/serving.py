@@ -378,6 +378,9 @@ class ServeStudy:
         used |= {} if kv_dtype is None else cache_flag(engine, kv_dtype)
         try:
             memory = engine.memory_on(self.preset, self.hardware, self.version, used)
+            if memory.most_sequences:
+                used |= {engine.step_sequences: memory.most_sequences}
+                memory = engine.memory_on(self.preset, self.hardware, self.version, used)
             capacity = int(memory.kv_tokens // length)
             if not memory.starts or memory.kv_tokens < self.longest:
                 raise DoesNotFit("weights and the cache of one request do not fit")

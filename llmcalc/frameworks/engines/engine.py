@@ -66,6 +66,7 @@ class EngineMemory:
         own among those that divide experts. None for an engine that places whole layers on devices.
     host: what the host needs: `ram_bytes`, `disk_bytes`, whether the file is mapped (`mmap`), and the share of all that
         is in use (`share`); empty if not known.
+    most_sequences: sequences of a step above which the engine refuses to start; 0 where that is not why it refuses.
     """
 
     terms: tuple[Term, ...]
@@ -82,6 +83,7 @@ class EngineMemory:
     settings: Mapping[str, Any] = field(default_factory=dict)
     host: Mapping[str, float] = field(default_factory=dict)
     layout: Layout | None = None
+    most_sequences: int = 0
 
     def bytes_of(self, name: str, device: str | None = None) -> int:
         """Bytes of a term, on one device or on all; 0 for a term that the engine does not have."""

@@ -15,6 +15,7 @@ from ...costs.trained_tensors import bytes_of
 from ...device_memory.settings import Settings
 from ...device_memory.static import MemoryUse
 from ...device_memory.static import memory as static_memory
+from ...errors import InputError
 from ...model import ModelSpec
 from ...ops import ExpertLinear, Linear
 from ...optional import included
@@ -26,6 +27,10 @@ from ...units import DTYPE_BITS
 
 LONG = 2**21
 """Tokens of a sequence by which every window of a published model is full."""
+
+
+COMPRESSED = "compressed_attention"
+"""The kind of caches that keep a state for several tokens each."""
 
 
 class TokenCache(NamedTuple):
@@ -172,6 +177,14 @@ class EngineRank:
             for group in self._groups
             if group.width is None
         ]
+
+    def check_caches(self, engine: str) -> None:
+        """Raises `InputError` for caches whose pools no engine's record has: a state for several tokens each."""
+        if any(state.kind == COMPRESSED for state in self.state_caches):
+            raise InputError(
+                f"--engine {engine}: caches with a state for several tokens each (compressed attention) are not "
+                "modelled; llmcalc kv counts their bytes without an engine"
+            )
 
     @cached_property
     def widths(self) -> tuple[int, bool, Experts | None]:

@@ -293,6 +293,7 @@ class Server(EngineServer):
         caches = rank.token_caches
         divided = self.rules.divided_pools and not self.flags.get("disable_hybrid_swa_memory")
         states, window = self.ratios
+        rank.check_caches("sglang")
         if not caches:
             raise InputError("--engine sglang: the model has no layer with keys and values; it is not modelled")
         if rank.state_caches and "speculative_algorithm" in self.flags:

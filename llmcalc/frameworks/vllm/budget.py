@@ -227,6 +227,11 @@ class Server(EngineServer):
         """How the version keeps recurrent states."""
         return self.record.state_rules(self.rule_numbers)
 
+    def needs_blocks_of_sequences(self, pool: BlockPool) -> bool:
+        """Whether each sequence needs a block: beside recurrent states, where graphs decode whole batches."""
+        decodes_in_graphs = self.captured_graphs > 0 and self.graph_mode != "PIECEWISE"
+        return pool.has_states and self.state_rules.needs_blocks_of_sequences and decodes_in_graphs
+
     @property
     def dp(self) -> int:
         return int(self.flags.get("data_parallel_size", 1))
@@ -538,6 +543,7 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
         assumed=server.assumed,
         settings=server.settings,
         layout=server.whole_layout,
+        most_sequences=fullest.blocks if message.startswith(server.record.messages["sequences"]) else 0,
         notes=tuple(filter(None, (version.note, *_notes(server)))),
     )
 
@@ -554,10 +560,8 @@ def _message(server: Server, stage: Stage, concurrency: float) -> str:
         longest = stage.pool.longest_request(stage.blocks, server.max_num_batched_tokens, length)
         text = messages["one_request_v0" if rules.generation == "v0" else "one_request"]
         return f"{text} (--max-model-len {length}); the longest that fits is {longest}"
-    decodes_in_graphs = server.captured_graphs and server.graph_mode != "PIECEWISE"
-    if stage.pool.has_states and server.state_rules.needs_blocks_of_sequences and decodes_in_graphs:
-        if server.max_num_seqs > stage.blocks:
-            return f"{messages['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage.blocks} fit"
+    if server.needs_blocks_of_sequences(stage.pool) and server.max_num_seqs > stage.blocks:
+        return f"{messages['sequences']} (--max-num-seqs {server.max_num_seqs}); at most {stage.blocks} fit"
     unused = server.free_at_start - budget
     if not server.subtracts_graphs and unused < stage.graphs:
         return messages["outside_budget"]

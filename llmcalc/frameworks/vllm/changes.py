@@ -26,6 +26,9 @@ def candidates(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
     server = Server(preset, hardware, version, flags)
+    most = memory(preset, hardware, version, flags).most_sequences
+    if most > FEWER_SEQUENCES:
+        yield f"--max-num-seqs {most}", {"max_num_seqs": most}
     if server.max_num_seqs > FEWER_SEQUENCES:
         yield f"--max-num-seqs {FEWER_SEQUENCES}", {"max_num_seqs": FEWER_SEQUENCES}
     longest = longest_request(preset, hardware, version, flags)
@@ -47,7 +50,8 @@ def layouts(
 ) -> Iterator[tuple[dict[str, Any], EngineMemory]]:
     """Yields the changed flags of each possible layout, and what vLLM then does, the fewest devices first.
 
-    That is tensor parallelism within a server of 8 devices, then stages of 8. most: the largest number of devices.
+    That is tensor parallelism within a server of 8 devices, then stages of 8. Where vLLM refuses its own default number
+    of sequences, as many as the cache has blocks. most: the largest number of devices.
     """
     tensor = flags.get("tensor_parallel_size")
     stages = flags.get("pipeline_parallel_size")
@@ -58,7 +62,11 @@ def layouts(
         used = {name: size for name, size in layout.items() if size > 1}
         if layout["tensor_parallel_size"] * layout["pipeline_parallel_size"] == devices:
             try:
-                yield used, memory(preset, hardware, version, {**flags, **used})
+                planned = memory(preset, hardware, version, {**flags, **used})
+                if planned.most_sequences and "max_num_seqs" not in flags:
+                    used["max_num_seqs"] = planned.most_sequences
+                    planned = memory(preset, hardware, version, {**flags, **used})
+                yield used, planned
             except InputError as error:
                 if "divide" not in str(error):
                     raise

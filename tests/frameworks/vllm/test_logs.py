@@ -248,7 +248,7 @@ def test_the_largest_images_and_flags_that_change_them() -> None:
     ]
     fewer = {"max_num_seqs": 8, "limit_mm_per_prompt": {"video": 0}, "mm_processor_kwargs": {"max_pixels": 1_003_520}}
     assert record.memory_on(qwen, hardware, version, fewer).bytes_of("profile_run") < images.bytes_of("profile_run")
-    with pytest.raises(InputError, match="--mm-processor-kwargs: crop is not modelled"):
+    with pytest.raises(InputError, match="--mm-processor-kwargs: 'crop' is not modelled"):
         record.memory_on(qwen, hardware, version, {"mm_processor_kwargs": {"crop": True}})
 
 
