@@ -69,6 +69,7 @@ FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
             {
                 "max_model_len": "32k",
                 "kv_cache_dtype": "fp8",
+                "enable_prefix_caching": True,
                 "compilation_config": '{"cudagraph_mode": "FULL_DECODE_ONLY", "pass_config": {"enable_noop": true}}',
                 "max_num_seqs": "128",
                 "dtype": "half",
@@ -141,6 +142,7 @@ FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
                 "tensor_parallel_size": "4",
                 "enable_expert_parallel": True,
                 "compilation_config": '{"cudagraph_capture_sizes": [1, 2, 4, 8]}',
+                "enable_prefix_caching": False,
             },
         )
     ],
@@ -165,6 +167,7 @@ FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
             "0.24.0",
             "Qwen/Qwen3-8B",
             {
+                "enable_prefix_caching": False,
                 "max_model_len": "8192",
                 "max_num_seqs": "32",
                 "tensor_parallel_size": "2",
@@ -173,7 +176,9 @@ FORMS: dict[str, list[tuple[str, str, str, dict[str, Any]]]] = {
         ),
         ("vllm", "", LLAMA, {"enable_lora": True, "max_loras": "4"}),
     ],
-    "ray_service.yaml": [("vllm", "", "Qwen/Qwen3-8B", {"max_model_len": "8192"})],
+    "ray_service.yaml": [
+        ("vllm", "", "Qwen/Qwen3-8B", {"max_model_len": "8192", "enable_prefix_caching": True}),
+    ],
     "kubeai.yaml": [
         ("vllm", "", "Qwen/Qwen3-8B", {"tensor_parallel_size": "2", "max_model_len": "16384"}),
         ("vllm", "", "Qwen/Qwen3-4B", {}),
