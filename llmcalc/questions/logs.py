@@ -25,7 +25,10 @@ from ..sources.preset import Preset
 from ..sources.presets import known_model
 
 ANY_DEVICE = Hardware(name="any", title="any", memory_bytes=2**50, usable_memory_bytes=2**50)
-"""A device for weights alone, which are the same on each."""
+"""A device for what is the same on each: weights, tokens of a cache of known size, and layers of known places."""
+
+NO_MEMORY = "the device's memory: the log does not state it; expected --hardware NAME too"
+"""What is missing where no accelerator is known."""
 
 CONSEQUENCES = ("budget", "kv_cache")
 """Terms that follow from others: they are named as off only where no other term is."""
@@ -78,7 +81,7 @@ class _Run:
         if hardware is not None and total:
             return hardware.model_copy(update={"driver_total": total, "usable_memory_bytes": None})
         if hardware is None:
-            self.missing.append("the device's memory: the log does not state it; expected --hardware NAME too")
+            self.missing.append(NO_MEMORY)
         return hardware
 
 
@@ -133,12 +136,16 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
         if preset is not None and hardware is not None:
             version, memory, flag = _engine_run(run, preset, hardware)
         elif preset is not None:
-            _, memory, _ = _engine_run(_Run(reading, question), preset, ANY_DEVICE)
+            _, memory, _ = _engine_run(_Run(reading, question), preset, ANY_DEVICE, with_cache_of_log=True)
     if memory is not None:
         computed = {(term.name, term.device): term.bytes for term in memory.terms if term.bytes}
         computed |= {("kv_tokens", ""): memory.kv_tokens, ("blocks", ""): memory.blocks}
-    if memory is not None and hardware is None:
-        computed = {key: size for key, size in computed.items() if key == ("weights", "")}
+    is_placed = memory is not None and memory.layout is None and "n_gpu_layers" in reading.flags
+    if is_placed and NO_MEMORY in run.missing:  # layers lie where the log says, whatever memory the devices have
+        run.missing.remove(NO_MEMORY)
+    if memory is not None and hardware is None and not is_placed:
+        known = {("weights", ""), *([("kv_tokens", "")] if CACHE_SIZE in memory.settings else [])}
+        computed = {key: size for key, size in computed.items() if key in known}
     terms = tuple(_compared(term, reading, preset, computed) for term in reading.terms)
     if reading.program not in FOLDERS and any(term.computed is None for term in terms):
         run.missing.append(f"the settings of the run: a log of {reading.title} does not have them")
@@ -148,8 +155,17 @@ def explained_log(question: LogQuestion) -> ExplainedLog:
     )
 
 
-def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVersion | None, EngineMemory | None, str]:
-    """Returns the version, the memory of the engine, and the first change with which it starts where it did not."""
+CACHE_SIZE = "kv_cache_memory_bytes"
+"""The name of the flag for the bytes of the cache, of engines that have one."""
+
+
+def _engine_run(
+    run: _Run, preset: Preset, hardware: Hardware, with_cache_of_log: bool = False
+) -> tuple[EngineVersion | None, EngineMemory | None, str]:
+    """Returns the version, the memory of the engine, and the first change with which it starts where it did not.
+
+    with_cache_of_log: whether the cache has the bytes that the log prints, where the engine has a flag for them.
+    """
     reading = run.reading
     name = run.question.engine or reading.program + (f"=={reading.version}" if reading.version else "")
     record, version = engine_and_version(name)
@@ -157,6 +173,9 @@ def _engine_run(run: _Run, preset: Preset, hardware: Hardware) -> tuple[EngineVe
         raise InputError(f"--engine {run.question.engine}: the log is of {reading.title}; expected {reading.program}")
     flags, notes = read_flags(reading, record)
     run.notes.extend(notes)
+    cache = next((term.value for term in reading.terms if term.name == "kv_cache" and term.value > 0), 0)
+    if with_cache_of_log and cache and any(flag.field == CACHE_SIZE for flag in record.known_flags()):
+        flags[CACHE_SIZE] = cache
     scheme = run.question.quantize or reading.scheme
     if scheme:
         flags["quantize"] = scheme
@@ -238,11 +257,11 @@ def _compared(
 def _device(term: LogTerm, computed: Mapping[tuple[str, str], int]) -> str:
     """The device of a term as engines name it: `CUDA0`, or `CPU` for any memory of the host.
 
-    A device of Vulkan has the number of the accelerator that is computed, whatever its vendor calls it.
+    A device of another backend (Vulkan, ROCm, SYCL) has the number of the accelerator that is computed.
     """
     if "CPU" in term.device or "Host" in term.device:
         return "CPU"
-    number = re.fullmatch(r"Vulkan([0-9]{1,3})", term.device)
+    number = re.fullmatch(r"[A-Z][A-Za-z]{1,8}([0-9]{1,3})", term.device)
     if number is None:
         return term.device
     return next((device for _, device in computed if re.fullmatch(rf"[A-Za-z]+{number[1]}", device)), term.device)

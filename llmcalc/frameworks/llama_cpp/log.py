@@ -39,6 +39,8 @@ PATTERNS = (
     pattern("ftype ", r"ftype += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
     pattern("file type ", r"file type += (?P<file_type>[A-Z][A-Z0-9_]{1,12}(?: - [A-Z])?)"),
     pattern("Device 0: ", r"Device 0: (?P<gpu>[^,]{1,80}),"),
+    pattern(", VRAM: ", r": (?P<vram>[0-9]{3,9} MiB)"),
+    pattern("found ", r"found (?P<devices>[0-9]{1,3}) [A-Za-z]{2,9} devices"),
     pattern("K (", r"K \((?P<key_format>[a-z0-9_]{1,10})\).{0,40}V \((?P<value_format>[a-z0-9_]{1,10})\)"),
     pattern("out of memory", r"(?P<stop>out of memory)"),
     pattern("failed to allocate", r"(?P<stop>failed to allocate)"),
@@ -63,6 +65,9 @@ FLAGS = ("ctx_size", "batch_size", "ubatch_size", "n_gpu_layers", "parallel")
 
 OF_IK = ("mla_use", "attention_max_batch", "fused_moe")
 """Flags of ik_llama.cpp alone, whose values its logs print."""
+
+MOST_DEVICES = 16
+"""Devices of a log over which layers are divided at most."""
 
 FLASH = {"1": "on", "enabled": "on", "0": "off", "disabled": "off"}
 """Values of `flash_attn` in a log → those of the flag."""
@@ -100,6 +105,7 @@ def read_log(log: LogText) -> LogReading | None:
         version="" if is_ollama or not facts.text("build") else ("" if is_fork else "b") + facts.text("build"),
         model=facts.text("model"),
         device=facts.text("gpu"),
+        total=next(iter(_device_sizes(facts)), None),
         flags=_ollama_flags(facts) if is_ollama else _flags(facts),
         scheme=facts.text("file_type").lower().replace(" - ", "_"),
         message=next((line.strip() for line in log.lines_with("out of memory", "failed to allocate")), ""),
@@ -119,9 +125,22 @@ def _is_of_a_slot(line: str) -> bool:
 _SLOT = re.compile(r"\bslot +\w+: +id ")
 
 
+def _device_sizes(facts: Facts) -> list[int]:
+    """Returns the memory of each device in the last list of devices that the log prints; empty where it states none."""
+    sizes = facts.sizes("vram")
+    return sizes[-min(len(sizes), max(1, int(facts.text("devices") or 1))) :]
+
+
 def _flags(facts: Facts) -> dict[str, str]:
-    """Returns the flags of llama-server: those that the log prints, with the formats of the cache."""
-    flags = {name: facts.text(name) for name in (*FLAGS, *OF_IK) if name in facts}
+    """Returns the flags of llama-server: those that the log prints, with the formats of the cache.
+
+    Layers are divided over several devices by their memory, which stands for what of it was free.
+    """
+    devices = int(facts.text("devices") or 1)
+    sizes = _device_sizes(facts)
+    split = [str(size >> 20) for size in sizes] if len(sizes) == devices else ["1"] * devices
+    flags = {"tensor_split": ",".join(split)} if 1 < devices <= MOST_DEVICES else {}
+    flags |= {name: facts.text(name) for name in (*FLAGS, *OF_IK) if name in facts}
     flags |= {name: {"0": "false", "1": "true"}[flags[name]] for name in ("fused_moe",) if name in flags}
     if facts.text("flash_attn") in FLASH:
         flags["flash_attn"] = FLASH[facts.text("flash_attn")]
