@@ -99,6 +99,8 @@ class Server(EngineServer):
             raise InputError("--enable-expert-parallel: with --data-parallel-size and stages is not modelled")
 
         self.check_context_ranks()
+        if self.flags.get("disable_sliding_window") and any(cache.window for cache in self.rank(0).token_caches):
+            raise InputError("--disable-sliding-window: another length of windows is not modelled; remove the flag")
 
     def check_context_ranks(self) -> None:
         """Raises `InputError` for a division of the cache's tokens that vLLM refuses (vllm/config/model.py,

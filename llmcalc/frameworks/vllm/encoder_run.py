@@ -2,7 +2,7 @@
 
 Before the text model runs, the encoder reads as many of the largest images as its budget of tokens allows
 (multimodal/encoder_budget.py, `MultiModalBudget`; v1/core/encoder_cache_manager.py, `compute_mm_encoder_budget`). Its
-outputs stay in the encoder's cache while the text model runs, and on the first model runner the pixels stay beside them.
+outputs stay in the encoder's cache while the text model runs; on the first model runner the pixels stay beside them.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ class EncoderRequest(NamedTuple):
     """What decides the encoder's run.
 
     tokens, sequences, length: max_num_batched_tokens, max_num_seqs and max_model_len. limit: images of a prompt.
-    ranks: ranks that divide the encoder's matrices; 1 where each has them whole. image_ranks: ranks that divide images.
-    element_bytes: bytes of an activation. frames: frames of the longest video, for classes whose videos have more tokens
-    than their images; 0 for others. size: height and width of the image in pixels; None for the largest.
+    ranks: ranks that divide the encoder's matrices; 1 where each has them whole. image_ranks: ranks that divide the
+    images. element_bytes: bytes of an activation. frames: frames of the longest video, for classes whose videos have
+    more tokens than their images; 0 for others. size: height and width of the image in pixels; None for the largest.
     """
 
     tokens: int
@@ -74,7 +74,7 @@ def image_tower(spec: ModelSpec) -> VisionTower | None:
 
 
 def patch_of_long_videos(spec: ModelSpec) -> int:
-    """Returns the patch size of an encoder whose processor gives each two frames the tokens of an image; 0 for others."""
+    """Returns the patch size of an encoder whose videos have the tokens of an image for each two frames; else 0."""
     tower = image_tower(spec)
     if tower is None or not isinstance(tower.image, SmartResize):
         return 0

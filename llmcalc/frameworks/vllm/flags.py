@@ -221,10 +221,10 @@ FLAGS = (
             "--enable-multimodal-encoder-data-parallel",
         ),
     ),
+    Flag(("--disable-sliding-window",), "switch"),
     *refused_flags(
-        "another length of windows",
+        "another attention",
         switches=(
-            "--disable-sliding-window",
             "--use-replayssm",
             "--enable-return-routed-experts",
             "--enable-hc-sp",

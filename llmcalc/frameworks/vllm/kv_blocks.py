@@ -13,7 +13,7 @@ from fractions import Fraction
 
 from ...errors import InputError
 from ..engines.rank import EngineRank, StateCache, TokenCache
-from .recurrent_states import StateBlocks, stored_states
+from .recurrent_states import CURRENT_STATE, StateBlocks, stored_states
 from .versions import Rules
 
 SIMILAR = 1.5
@@ -100,7 +100,7 @@ def block_pool(
     has_full_windows: bool = False,
     drafted: Sequence[TokenCache] = (),
     context_ranks: int = 1,
-    state_blocks: StateBlocks = StateBlocks(),
+    state_blocks: StateBlocks = CURRENT_STATE,
 ) -> BlockPool:
     """Returns the pool of a rank.
 

@@ -1,8 +1,8 @@
 """The blocks of recurrent states in vLLM's cache, and how many of them a request takes.
 
-A state takes one block, whose bytes attention's blocks adopt (vllm/platforms/interface.py, `_align_hybrid_block_size`; to
-0.19 vllm/model_executor/models/config.py). With prefix caching a request keeps further states: two in the mode `align`,
-and one for each block of tokens in the mode `all` (vllm/v1/kv_cache_interface.py, `MambaSpec`).
+A state takes one block, whose bytes attention's blocks adopt (vllm/platforms/interface.py, `_align_hybrid_block_size`;
+to 0.19 vllm/model_executor/models/config.py). With prefix caching a request keeps further states: two in the mode
+`align`, and one for each block of tokens in the mode `all` (vllm/v1/kv_cache_interface.py, `MambaSpec`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,10 @@ class StateBlocks(NamedTuple):
         if self.mode == "all":
             return -(-length // block) + self.drafted
         return (2 + self.checkpoints if self.mode == "align" else 1) + self.drafted
+
+
+CURRENT_STATE = StateBlocks()
+"""A request keeps its current state alone."""
 
 
 def state_blocks(

@@ -98,8 +98,8 @@ NEWER: dict[str, tuple[str, dict[str, int]]] = {
     ),
     # numbers of https://github.com/noonghunna/club-3090/issues/1087: the peak has the estimate of the graphs in it
     "what vLLM 0.28 took": (
-        "INFO [gpu_worker.py:726] CUDA graph pool memory: 0.09 GiB (actual), 0.13 GiB (estimated), difference: 0.04 GiB "
-        "(51.1%).\n"
+        "INFO [gpu_worker.py:726] CUDA graph pool memory: 0.09 GiB (actual), 0.13 GiB (estimated), difference: 0.04 "
+        "GiB (51.1%).\n"
         "INFO [gpu_worker.py:789] Free memory on device (30.27/31.4 GiB) on startup. Desired GPU memory utilization is "
         "(0.92, 28.88 GiB). Actual usage is 15.03 GiB for consumed memory (weights + non-torch), 1.59 GiB for peak "
         "activation, and 0.09 GiB for CUDAGraph memory. Current kv cache memory in use is 12.26 GiB.",

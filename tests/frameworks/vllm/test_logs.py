@@ -275,13 +275,14 @@ def test_more_sequences_than_blocks_do_not_start() -> None:
     flags = {"max_model_len": 32_768, "kv_cache_memory_bytes": int(19.54 * GIB)}
     target, hardware = llmcalc.load("qwen3.5-27b"), find_hardware("h100-sxm")
     refused = record.memory_on(target, hardware, version, flags)
-    assert not refused.starts and "at most 408 fit" in refused.message
+    assert not refused.starts
+    assert "at most 408 fit" in refused.message
     assert record.memory_on(target, hardware, version, flags | {"max_num_seqs": 256}).starts
     assert record.memory_on(target, hardware, version, flags | {"enforce_eager": True}).starts
 
 
 def test_whether_it_starts() -> None:
-    """The flags of #34 are not known: vLLM itself refuses its default of 1,024 sequences (vllm-project/recipes #831)."""
+    """The flags of #34 are not known: vLLM itself refuses its default of 1,024 sequences (its recipes, #831)."""
     rows = [(row, computed(number).starts) for number, row in enumerate(LOGS) if row["starts"] is not None]
     wrong = [
         f"{row['target']} {row['version']} #{row['id']}: {row['note'][:40]}"
