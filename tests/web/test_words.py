@@ -57,10 +57,16 @@ def page_words() -> set[str]:
     return (found | {"Docs", "Source"}) - set(build.NOT_WORDS)
 
 
+def with_numbers_as_values(phrase: str) -> str:
+    """`MoE 2 of 8` → `MoE {0} of {1}`, as `phrases` of `words.js` asks the table."""
+    numbers = count()
+    return re.sub(r"\d+(?:\.\d+)?", lambda _: f"{{{next(numbers)}}}", phrase)
+
+
 def headline_strings() -> set[str]:
     """What the table is asked for by the headlines of all presets, where a phrase has an English word."""
     phrases = {phrase for name in model_names() for phrase in re.split(r", (?![^(]*\))", headline(load(name).model))}
-    keys = {re.sub(r"\d+(?:\.\d+)?", lambda _, n=count(): f"{{{next(n)}}}", phrase) for phrase in phrases}
+    keys = {with_numbers_as_values(phrase) for phrase in phrases}
     return {key for key in keys if re.search(r"(?<![A-Za-z-])[a-z]{2,}(?![A-Z])", key)}
 
 
