@@ -22,7 +22,16 @@ from ..engines.rank import EngineRank, key_heads
 from ..engines.server import EngineServer
 from .adapters import adapter_bytes, slots_of
 from .cache_formats import PACKED_FORMATS, packed_bytes
-from .encoder_run import MOST_IMAGES, EncoderRequest, EncoderRun, encoder_run, image_tower, patch_of_long_videos
+from .encoder_run import (
+    EncoderRequest,
+    EncoderRun,
+    encoder_run,
+    image_limit,
+    image_size,
+    image_tower,
+    input_limit,
+    patch_of_long_videos,
+)
 from .flags import CPU_CONNECTORS
 from .kv_blocks import BlockPool, block_pool
 from .model_runner import penalty_bytes, rules_with, second_runner
@@ -165,7 +174,7 @@ class Server(EngineServer):
         if self.flags.get("language_model_only"):
             return False
         limits = self.flags.get("limit_mm_per_prompt", {})
-        has_none = bool(limits) and all(_limit(limit) == 0 for limit in limits.values())
+        has_none = bool(limits) and all(input_limit(limit) == 0 for limit in limits.values())
         return not (has_none and {"image", "video"} <= set(limits) and self.numbers >= TOWERS_ARE_SKIPPED_FROM)
 
     @property
@@ -361,20 +370,19 @@ class Server(EngineServer):
         if self.rules.generation == "v0" or not self.loads_towers or self.flags.get("skip_mm_profiling"):
             return None
         limits = self.flags.get("limit_mm_per_prompt", {})
-        image = limits.get("image", MOST_IMAGES)
-        has_videos = _limit(limits.get("video", 1)) != 0
+        has_videos = input_limit(limits.get("video", 1)) != 0
         patch_size = patch_of_long_videos(self.preset.model) if has_videos else 0
         is_whole = self.flags.get("mm_encoder_tp_mode") == "data"
         request = EncoderRequest(
             tokens=self.max_num_batched_tokens,
             sequences=self.max_num_seqs,
             length=self.longest_request,
-            limit=_whole_number(_limit(image)),
+            limit=image_limit(limits),
             ranks=1 if is_whole else self.tp,
             image_ranks=self.tp if is_whole else 1,
             element_bytes=self.element_bytes,
             frames=self.record.frames_of_videos(self.rule_numbers, patch_size),
-            size=_image_size(image),
+            size=image_size(limits),
         )
         return encoder_run(self.preset.model, request, self.flags.get("mm_processor_kwargs", {}))
 
@@ -480,28 +488,6 @@ class Server(EngineServer):
     def free_at_start(self) -> int:
         """Bytes that are free when the engine starts: without CUDA's context."""
         return self.total - self.record.context_of(self.hardware, self.tp * self.pp).mib * MIB
-
-
-def _limit(limit: Any) -> Any:
-    """The number of inputs of a kind in a request: a number, or the `count` of a table."""
-    return limit.get("count", MOST_IMAGES) if isinstance(limit, Mapping) else limit
-
-
-def _whole_number(limit: Any) -> int:
-    """Returns the number of images of a request. Raises `InputError` for anything else."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= 10**6:
-        raise InputError(f"--limit-mm-per-prompt: image: {shown(limit)}; expected a whole number")
-    return limit
-
-
-def _image_size(limit: Any) -> tuple[int, int] | None:
-    """Returns the height and width in pixels of the image that a limit names; None for the largest."""
-    if not isinstance(limit, Mapping) or not {"height", "width"} <= set(limit):
-        return None
-    size = limit["height"], limit["width"]
-    if any(isinstance(side, bool) or not isinstance(side, int) or not 0 < side <= 10**6 for side in size):
-        raise InputError("--limit-mm-per-prompt: image: height and width: expected whole numbers of pixels")
-    return size
 
 
 class Stage(NamedTuple):

@@ -67,6 +67,33 @@ class EncoderRun(NamedTuple):
     pixel_bytes: int
 
 
+def input_limit(limit: Any) -> Any:
+    """Returns the number of inputs of a kind in a request: a number, or the `count` of a table."""
+    return limit.get("count", MOST_IMAGES) if isinstance(limit, Mapping) else limit
+
+
+def image_limit(limits: Mapping[str, Any]) -> int:
+    """Returns the images of a request under `--limit-mm-per-prompt`. Raises `InputError` for no whole number."""
+    limit = input_limit(limits.get("image", MOST_IMAGES))
+    if isinstance(limit, bool) or not isinstance(limit, int) or not 0 <= limit <= 10**6:
+        raise InputError(f"--limit-mm-per-prompt: image: {shown(limit)}; expected a whole number")
+    return limit
+
+
+def image_size(limits: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Returns the height and width in pixels of the image that `--limit-mm-per-prompt` names; None for the largest.
+
+    Raises `InputError` for sizes that are no whole numbers.
+    """
+    table = limits.get("image")
+    if not isinstance(table, Mapping) or not {"height", "width"} <= set(table):
+        return None
+    size = table["height"], table["width"]
+    if any(isinstance(side, bool) or not isinstance(side, int) or not 0 < side <= 10**6 for side in size):
+        raise InputError("--limit-mm-per-prompt: image: height and width: expected whole numbers of pixels")
+    return size
+
+
 def image_tower(spec: ModelSpec) -> VisionTower | None:
     """Returns the encoder of images; None without one whose processor's rule is known."""
     towers = [tower for tower in spec.towers.values() if isinstance(tower, VisionTower)]
@@ -145,7 +172,9 @@ def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
     """Returns the rule with the limits of `--mm-processor-kwargs`."""
     table = dict(processor)
     size = table.pop("size", {})
-    most = table.pop("max_pixels", size.get("longest_edge") if isinstance(size, Mapping) else None)
+    if not isinstance(size, Mapping):
+        raise InputError(f"--mm-processor-kwargs: size: {shown(size)}; expected a table with longest_edge")
+    most = table.pop("max_pixels", size.get("longest_edge"))
     least = table.pop("min_pixels", None)
     for name in [name for name in table if name in IDLE_KEYS]:
         table.pop(name)
