@@ -435,7 +435,7 @@ class Server(EngineServer):
             has_full_windows,
             drafted,
             self.context_ranks,
-            state_blocks(rank, self.state_rules, self.flags, self.speculation.tokens, self.block_size),
+            state_blocks(rank, self.state_rules, self.hardware, self.flags, self.speculation.tokens, self.block_size),
         )
         outside = self.record.outside_torch(self.numbers, self.hardware, self.tp, self.pp)
         graphs = self.measured("cuda_graphs", self.graph_bytes(rank.number_of_layers))

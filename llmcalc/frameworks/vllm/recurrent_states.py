@@ -11,6 +11,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ...accelerator import Hardware
+from ...components.mixers.gated_delta_net import GatedDeltaNet
 from ...components.mixers.kda import KimiDeltaAttention
 from ...components.mixers.mamba import Mamba
 from ...components.mixers.mamba2 import Mamba2
@@ -22,6 +24,11 @@ ALIGNMENT = 16
 
 CHUNK_WITHOUT_CHUNKS = 2048
 """Tokens of a chunk of Mamba, which has none (vllm/config/model.py, `get_mamba_chunk_size`)."""
+
+
+CHECKPOINT_ALIGNMENT = 64
+"""Tokens of which a block is a multiple where FlashInfer exports states of a Gated DeltaNet
+(vllm/v1/attention/backends/gdn_attn.py)."""
 
 
 class StateBlocks(NamedTuple):
@@ -49,12 +56,12 @@ CURRENT_STATE = StateBlocks()
 
 
 def state_blocks(
-    rank: EngineRank, rules: StateRules, flags: Mapping[str, Any], drafted: int, block_size: int
+    rank: EngineRank, rules: StateRules, hardware: Hardware, flags: Mapping[str, Any], drafted: int, block_size: int
 ) -> StateBlocks:
     """Returns how a server keeps the recurrent states of a rank's model.
 
-    flags: values of vLLM's flags by their fields. drafted: tokens that are drafted for a step.
-    block_size: tokens of a block as `--block-size` or the default has them.
+    hardware: the accelerator. flags: values of vLLM's flags by their fields. drafted: tokens that are drafted for a
+    step. block_size: tokens of a block as `--block-size` or the default has them.
     """
     parts = [part for part, _ in mixers(rank.preset.model)]
     mambas = [part for part in parts if isinstance(part, Mamba | Mamba2)]
@@ -67,8 +74,18 @@ def state_blocks(
     if mode == "all":
         chunk = max((getattr(part, "chunk_size", CHUNK_WITHOUT_CHUNKS) for part in mambas), default=1)
         alignment = math.lcm(alignment, chunk)
+    if mode != "align":
+        return StateBlocks(mode, drafted, 0, alignment)
+    if _exports_delta_nets(rules, hardware) and any(isinstance(part, GatedDeltaNet) for part in parts):
+        return StateBlocks(mode, drafted, 1, math.lcm(alignment, CHECKPOINT_ALIGNMENT))
     has_checkpoint = rules.checkpoints_of_mamba2 and any(isinstance(part, Mamba2) for part in mambas)
-    return StateBlocks(mode, drafted, int(has_checkpoint and mode == "align"), alignment)
+    return StateBlocks(mode, drafted, int(has_checkpoint), alignment)
+
+
+def _exports_delta_nets(rules: StateRules, hardware: Hardware) -> bool:
+    """Whether FlashInfer computes the prompts of a Gated DeltaNet and exports a state within them."""
+    first = rules.checkpoints_of_delta_nets
+    return first is not None and hardware.compute_capability is not None and float(hardware.compute_capability) >= first
 
 
 def _mode(rules: StateRules, has_mamba: bool, chosen: str, drafted: int) -> str:

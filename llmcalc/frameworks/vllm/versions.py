@@ -59,6 +59,7 @@ class StateRules(VersionRange):
     aligns_to_block_size: bool = False
     needs_blocks_of_sequences: bool = False
     checkpoints_of_mamba2: bool = False
+    checkpoints_of_delta_nets: float | None = None
 
 
 class VideoFrames(VersionRange):

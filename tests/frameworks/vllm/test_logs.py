@@ -269,6 +269,17 @@ def test_states_of_drafted_tokens_and_of_the_default_that_caches_prefixes() -> N
     assert drafted.max_concurrency == drafted.blocks / (-(-262_144 // 800) + 3 * 5)
 
 
+def test_a_further_state_where_flashinfer_computes_prompts() -> None:
+    """From 0.33 on, with Hopper and later: 3 states of a request, and blocks of a multiple of 64 tokens."""
+    record, version = engine_and_version("vllm==0.33")
+    flags = {"max_model_len": 32_768, "max_num_seqs": 64, "kv_cache_memory_bytes": 20 * GIB}
+    target = llmcalc.load("qwen3.5-27b")
+    newer, older = (record.memory_on(target, find_hardware(name), version, flags) for name in ("h100-sxm", "a100-80gb"))
+    assert (newer.block_size, older.block_size) == (832, 784)
+    assert newer.max_concurrency == newer.blocks / (-(-32_768 // 832) + 3 * 3)
+    assert older.max_concurrency == older.blocks / (-(-32_768 // 784) + 3 * 2)
+
+
 def test_more_sequences_than_blocks_do_not_start() -> None:
     """Each sequence that decodes in a graph needs a block: the default of 1,024 sequences is refused, 256 is not."""
     record, version = engine_and_version("vllm==0.28.0")
