@@ -165,7 +165,7 @@ def _layer_elements(tower: VisionTower, ranks: int) -> int:
     reduced = h if ranks > 1 else 0
     in_attention = 2 * h + vectors * width // ranks + h + reduced
     in_network = 3 * h + (3 if network.gated else 2) * network.intermediate_size // ranks
-    return (h if tower.positions is not None else 0) + max(in_attention, in_network)
+    return int((h if tower.positions is not None else 0) + max(in_attention, in_network))
 
 
 def _with_processor(rule: ImageRule, processor: Mapping[str, Any]) -> ImageRule:
