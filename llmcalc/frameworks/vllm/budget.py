@@ -539,7 +539,9 @@ def memory(preset: Preset, hardware: Hardware, version: EngineVersion, flags: Ma
 def _message(server: Server, stage: Stage, concurrency: float) -> str:
     """Returns vLLM's message where it does not start, by its checks in their order; empty where it starts."""
     messages, rules, length = server.record.messages, server.rules, server.longest_request
-    budget = stage.terms[0].bytes
+    budget, batch, block = stage.terms[0].bytes, server.max_num_batched_tokens, stage.pool.block_size
+    if server.state_rules.needs_batch_of_a_block and stage.pool.aligns_states and block > batch:
+        return f"{messages['aligned_block']} (--max-num-batched-tokens {batch}); expected at least {block}"
     if rules.checks_free_memory and server.free_at_start < budget:
         return f"{messages['free_memory']} ({server.utilization}): {server.free_at_start / GIB:.2f} GiB are free"
     if stage.available <= 0:

@@ -26,7 +26,10 @@ def candidates(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields changes that may give more cache, the cheapest first: as users type them, and as values of flags."""
     server = Server(preset, hardware, version, flags)
-    most = memory(preset, hardware, version, flags).most_sequences
+    planned = memory(preset, hardware, version, flags)
+    most, block = planned.most_sequences, planned.block_size
+    if planned.message.startswith(server.record.messages["aligned_block"]):
+        yield f"--max-num-batched-tokens {block}", {"max_num_batched_tokens": block}
     if most > FEWER_SEQUENCES:
         yield f"--max-num-seqs {most}", {"max_num_seqs": most}
     if server.max_num_seqs > FEWER_SEQUENCES:

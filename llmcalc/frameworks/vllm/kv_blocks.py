@@ -56,6 +56,11 @@ class BlockPool:
         """Whether a group has recurrent states."""
         return any(group.states is not None for group in self.groups)
 
+    @property
+    def aligns_states(self) -> bool:
+        """Whether states are kept at the ends of blocks, as prefix caching does."""
+        return any(group.states is not None and group.states.mode == "align" for group in self.groups)
+
     def blocks(self, available: int) -> int:
         """The number of blocks in that many bytes."""
         return max(0, available // self.block_bytes)

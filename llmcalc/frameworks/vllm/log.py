@@ -70,6 +70,7 @@ MESSAGES = (
     "is less than the engine's budget after excluding",
     "exceed the desired GPU memory utilization",
     "exceeds available Mamba cache blocks",
+    "In Mamba cache align mode, block_size",
 )
 """Parts of the messages with which vLLM refuses to start, of all versions."""
 

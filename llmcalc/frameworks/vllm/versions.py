@@ -58,6 +58,7 @@ class StateRules(VersionRange):
     latent_alignment: int = 64
     aligns_to_block_size: bool = False
     needs_blocks_of_sequences: bool = False
+    needs_batch_of_a_block: bool = False
     checkpoints_of_mamba2: bool = False
     checkpoints_of_delta_nets: float | None = None
 

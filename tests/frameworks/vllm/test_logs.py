@@ -280,6 +280,23 @@ def test_a_further_state_where_flashinfer_computes_prompts() -> None:
     assert older.max_concurrency == older.blocks / (-(-32_768 // 784) + 3 * 2)
 
 
+def test_a_batch_holds_a_block_where_prefixes_are_cached() -> None:
+    """A state of Qwen3.5 35B fills 2,096 tokens in fp8, and the default batch of a small card has 2,048; to 0.27."""
+    target, hardware = llmcalc.load("qwen3.5-35b-a3b"), find_hardware("rtx-5090")
+    flags = {"max_model_len": 32_768, "max_num_seqs": 8, "kv_cache_dtype": "fp8", "kv_cache_memory_bytes": 6 * GIB}
+    record, version = engine_and_version("vllm==0.26")
+    memory = record.memory_on(target, hardware, version, flags)
+    assert not memory.starts
+    assert "expected at least 2096" in memory.message
+    assert record.memory_on(target, hardware, version, flags | {"max_num_batched_tokens": 2096}).starts
+    assert record.memory_on(target, hardware, version, flags | {"enable_prefix_caching": False}).starts
+    assert "--max-num-batched-tokens 2096" in [
+        change.flag for change in record.changes_on(target, hardware, version, flags)
+    ]
+    newer = engine_and_version("vllm==0.28")[1]
+    assert record.memory_on(target, hardware, newer, flags).starts
+
+
 def test_more_sequences_than_blocks_do_not_start() -> None:
     """Each sequence that decodes in a graph needs a block: the default of 1,024 sequences is refused, 256 is not."""
     record, version = engine_and_version("vllm==0.28.0")
