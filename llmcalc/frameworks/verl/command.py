@@ -70,6 +70,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
             target = model_name(reading, "model.partial_pretrain", words.get("model.partial_pretrain"))
             return launch_of_run(reading, LAUNCH_FILE, "fsdp2", run_of_sft(reading, data), target)
         target = model_name(reading, f"{MODEL}.path", words.get(f"{MODEL}.path"))
+        reading.expandable = True  # verl/utils/device.py, `set_expandable_segments`, between rollouts
         megatron = data.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in word for word in command.words if word.startswith("--config-name")
         )

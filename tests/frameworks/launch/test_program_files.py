@@ -68,6 +68,14 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
 ]
 
 
+def test_the_allocator_is_that_of_the_commands_environment() -> None:
+    text = FILES["swift_full.sh"]
+    plain = launch_of(text, "swift_full.sh")
+    setting = "PYTORCH_CUDA_ALLOC_CONF='expandable_segments:True' NPROC_PER_NODE"
+    expandable = launch_of(text.replace("NPROC_PER_NODE", setting, 1), "swift_full.sh")
+    assert (plain.settings.get("allocator"), expandable.settings.get("allocator")) == (None, "expandable")
+
+
 @pytest.mark.parametrize(("text", "kind", "framework", "values"), READ, ids=[case[0] for case in READ])
 def test_a_run_is_read(text: str, kind: str, framework: str, values: dict[str, Any]) -> None:
     launch = read_launch(typed(text))
