@@ -113,6 +113,11 @@ def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterat
             yield place, op
 
 
+def linear_layer_names(tree: Node, include: frozenset[str] = frozenset()) -> list[str]:
+    """Returns the names of the linear layers inside the model's layers, each once."""
+    return list(dict.fromkeys(place.node.name for place, _ in _linears(tree, include)))
+
+
 def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: frozenset[str] = frozenset()) -> LowRank:
     """Returns the adapters with these targets: names of linear layers, or `all-linear`.
 
@@ -120,7 +125,7 @@ def low_rank(tree: Node, adapters: LowRank, targets: Sequence[str], include: fro
     """
     if adapters.base not in BASES:
         raise InputError(f"--base {adapters.base}: not known; expected one of {', '.join(BASES)}")
-    layer_names = list(dict.fromkeys(place.node.name for place, _ in _linears(tree, include)))
+    layer_names = linear_layer_names(tree, include)
     names = list(layer_names) if list(targets) == [ALL_LINEAR] else list(targets)
     for name in names:
         if name not in layer_names:
