@@ -163,6 +163,10 @@ def _common(reading: Reading, data: Table) -> dict[str, Any]:
     return settings
 
 
+FP32, BF16 = ("fp32", "float32"), ("bf16", "bfloat16")
+"""Names of number formats."""
+
+
 def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
     """Returns the actor's run under FSDP: fp32 shards, computing in bf16."""
     strategy = str(reading.value(data, f"{ACTOR}.strategy", "fsdp"))
@@ -182,16 +186,16 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
     if world % cp or tokens % cp:
         raise reading.wrong(f"{ACTOR}.ulysses_sequence_parallel_size", f"{cp}; expected a divisor of {world} devices")
     weights = str(reading.value(data, f"{section}.model_dtype", "fp32"))
-    if weights not in ("fp32", "bf16", "bfloat16", "float32"):
+    if weights not in (*FP32, *BF16):
         raise reading.wrong(f"{section}.model_dtype", f"{shown(weights)}; expected fp32 or bf16")
     settings |= {
         "batch": batch,
         "seq": tokens // cp,
         "num_microbatches": _micro_batches(reading, data, batch, world // cp),
         "dtype": "bf16",
-        "master_weights": "fp32" if weights in ("fp32", "float32") else "none",
+        "master_weights": "fp32" if weights in FP32 else "none",
     }
-    if "lora_rank" in settings and weights in ("fp32", "float32"):
+    if "lora_rank" in settings and weights in FP32:
         reading.frozen = FP32_SHARDS
         reading.notes.append(f"{section}.model_dtype fp32: shards of frozen weights have 4 bytes")
     size = size_of(reading, f"{section}.fsdp_size", reading.value(data, f"{section}.fsdp_size", -1), least=-1)
@@ -205,7 +209,14 @@ def _fsdp(reading: Reading, data: Table, world: int) -> RunUnder:
         reshard=reading.flag(data, f"{section}.reshard_after_forward", True),
     )
     is_flat = strategy == "fsdp" and "lora_rank" not in settings  # its policy wraps each adapter on its own
-    own_settings = TitanSettings(reduced="float32", reduces_each=True, flat=is_flat)
+    formats = {
+        name: str(data.get(f"{section}.mixed_precision.{name}", default))
+        for name, default in (("param_dtype", "bf16"), ("reduce_dtype", "fp32"))
+    }
+    if formats["param_dtype"] not in BF16 or formats["reduce_dtype"] not in (*BF16, *FP32):
+        reading.unknown[f"{section}.mixed_precision"] = "products in bf16 and sums in fp32 or bf16 alone are modelled"
+    reduced = "bfloat16" if formats["reduce_dtype"] in BF16 else "float32"
+    own_settings = TitanSettings(reduced=reduced, reduces_each=True, flat=is_flat)
     return RunUnder(layout, settings, own_settings)
 
 

@@ -60,7 +60,7 @@ READ: list[tuple[str, str, str, dict[str, Any]]] = [
     ("size=2 sweep.sh", "trainer", "torch", {"batch": 2}),
     ("swift_grpo.sh", "ms-swift", "deepspeed", {"dp": 2, "zero": 2, "seq": 1536, "batch": 4}),
     ("unsloth_sft.py", "unsloth", "torch", {"batch": 2, "seq": 1024, "lora_rank": 8, "base": "nf4-dq"}),
-    ("unsloth_grpo.py", "unsloth", "torch", {"batch": 4, "seq": 512, "lora_rank": 16, "recompute": "full"}),
+    ("unsloth_grpo.py", "unsloth", "torch", {"batch": 8, "seq": 512, "lora_rank": 16, "recompute": "full"}),
     ("verl_sft.sh", "verl", "fsdp2", {"dp": 4, "zero": 3, "lora_rank": 8, "batch": 2, "num_microbatches": 8}),
     ("openrlhf_dpo.sh", "openrlhf", "deepspeed", {"dp": 4, "zero": 3, "batch": 4, "num_microbatches": 8}),
     ("deepspeed_chat_step2_reward.sh out", "deepspeed-chat", "deepspeed", {"batch": 4, "cross_entropy": "chunked"}),
@@ -112,6 +112,23 @@ def test_an_engine_sleeps_while_the_training_runs() -> None:
     assert rollout.flags["gpu_memory_utilization"] == 0.4
     assert rollout.flags["max_num_seqs"] == 4 * 2
     assert (rollout.reference.place, rollout.reference.weight_bytes) == ("device", 2)  # beta is 0.04 by default
+
+
+def test_a_micro_batch_of_unsloths_grpo_is_a_whole_group() -> None:
+    text = FILES["unsloth_grpo.py"]
+    assert any("num_generations, 8" in note for note in launch_of(text, "grpo.py").notes)
+    in_parts = text.replace("batch_size=4", "batch_size=4, num_generations=4")
+    assert launch_of(in_parts, "grpo.py").settings["batch"] == 4
+
+
+def test_sums_of_verl_are_in_the_format_of_the_file() -> None:
+    text = FILES["verl_fsdp.sh"]
+    section = "actor_rollout_ref.actor.fsdp_config.mixed_precision"
+    assert launch_of(text, "f.sh").own_settings.reduced == "float32"
+    in_bf16 = text.replace("main_ppo ", f"main_ppo +{section}.reduce_dtype=bf16 ", 1)
+    assert launch_of(in_bf16, "f.sh").own_settings.reduced == "bfloat16"
+    with pytest.raises(InputError, match="mixed_precision"):
+        launch_of(text.replace("main_ppo ", f"main_ppo +{section}.param_dtype=fp32 ", 1), "f.sh")
 
 
 def test_generation_without_an_engine() -> None:

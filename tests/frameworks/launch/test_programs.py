@@ -239,6 +239,15 @@ def test_llama_factory_checkpoints_layers_and_adapts_all_of_them() -> None:
     assert "master_weights" not in launch.settings
 
 
+def test_a_recipe_of_orpo_is_known_by_its_path() -> None:
+    """Its keys are those of DPO, which has a reference model."""
+    text = (FILES / "trl_dpo.yaml").read_text().replace("loss_type: sigmoid\n", "")
+    assert launch_of(text, "dpo/full.yaml").frozen is not None
+    orpo = launch_of(text, "orpo/full.yaml")
+    assert orpo.frozen is None
+    assert any("taken for one of ORPO" in note for note in orpo.notes)
+
+
 @pytest.mark.parametrize(
     ("name", "devices", "allocator"),
     [
