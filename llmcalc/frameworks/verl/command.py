@@ -18,6 +18,7 @@ from ..launch.record import CommandLine, Launch, Reading, RunUnder, Source, Tabl
 from ..launch.rollout import Rollout
 from ..launch.unresolved import is_unresolved, unresolved_reason
 from ..megatron.named_model import MegatronRun, megatron_run
+from .known_keys import check_keys
 from .rollout import ACTOR, MODEL, REFERENCE, ROLLOUT, read_rollout
 from .sft import FP32_SHARDS, SFT_TRAINER, run_of_sft
 
@@ -74,6 +75,7 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         megatron = data.get(f"{ACTOR}.strategy") == "megatron" or any(
             "megatron" in word for word in command.words if word.startswith("--config-name")
         )
+        check_keys(reading, data)
         world = _devices(reading, data)
         run = _megatron(reading, data, world) if megatron else _fsdp(reading, data, world)
         rollout = read_rollout(reading, data, run.layout, megatron, _tokens(reading, data))
@@ -151,6 +153,9 @@ def _common(reading: Reading, data: Table) -> dict[str, Any]:
         reading.unknown[f"{MODEL}.enable_activation_offload"] = "offloaded activations are not modelled"
     if reading.flag(data, f"{MODEL}.use_liger"):
         settings["norm"] = "fused"
+    if reading.flag(data, f"{MODEL}.use_fused_kernels"):
+        settings["cross_entropy"] = "chunked"
+        reading.notes.append("use_fused_kernels: log-probabilities without logits are counted as a chunked loss")
     for name in ("calculate_sum_pi_squared", "entropy_from_logits_with_chunking", "entropy_checkpointing"):
         if reading.flag(data, f"{ACTOR}.{name}"):
             reading.unknown[f"{ACTOR}.{name}"] = "it is modelled without"
