@@ -131,6 +131,15 @@ def test_sums_of_verl_are_in_the_format_of_the_file() -> None:
         launch_of(text.replace("main_ppo ", f"main_ppo +{section}.param_dtype=fp32 ", 1), "f.sh")
 
 
+def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
+    text = FILES["deepspeed_chat_step1.sh"]
+    settings = launch_of(text.replace("--zero_stage", "--lora_dim 64 --zero_stage", 1), "step1.sh").settings
+    assert (settings["lora_rank"], settings["lora_dtype"], settings["lora_library"]) == (64, "fp16", "torchtune")
+    assert settings["modules_to_save"] == ("embed_tokens", "lm_head")  # all that is not in the layers is trained
+    alone = text.replace("--zero_stage", "--lora_dim 64 --only_optimize_lora --zero_stage", 1)
+    assert "modules_to_save" not in launch_of(alone, "step1.sh").settings
+
+
 def test_generation_without_an_engine() -> None:
     rollout = read_launch(typed("unsloth_grpo.py")).rollout
     assert rollout is not None
