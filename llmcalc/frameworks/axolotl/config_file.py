@@ -104,7 +104,6 @@ REFUSED = {
     "auto_find_batch_size": "it is modelled without",
     "peft_use_dora": "DoRA is not modelled",
     "lora_target_parameters": "adapters of experts are not modelled",
-    "quantize_moe_experts": "experts in 4 bits are not modelled",
     "llama4_linearized_experts": "experts as linear layers are not modelled",
     "use_scattermoe": "ScatterMoE's kernels are not modelled",
     "use_sonicmoe": "SonicMoE's kernels are not modelled",
@@ -306,8 +305,12 @@ def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     )
     if adapter == "qlora" and data.get("load_in_4bit") is not False:
         words["base"] = _four_bit_format(reading, data)
+        if reading.flag(data, "quantize_moe_experts"):
+            words["quantized_experts"] = True
     elif data.get("load_in_8bit"):
         words["base"] = "int8"
+    if data.get("quantize_moe_experts") and "quantized_experts" not in words:
+        reading.unknown["quantize_moe_experts"] = "experts in 4 bits alone are modelled, with adapter: qlora"
     if not words.get("lora_dropout") and not data.get("trust_remote_code") and data.get("lora_mlp_kernel") is not False:
         reading.notes.append("axolotl's fused kernels of adapters keep less than PEFT's layers, which are counted")
     return words

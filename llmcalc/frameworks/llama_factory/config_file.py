@@ -120,6 +120,8 @@ def read_llama_factory(data: Table, source: Source) -> Launch:
         for name, method in REFUSED.items():
             if method and data.get(name) not in (None, False, ""):
                 reading.unknown[name] = f"{method}: not modelled"
+        if data.get("do_train") is not True and any(data.get(name) is True for name in ("do_predict", "do_eval")):
+            raise reading.wrong("do_train", "not true: the file predicts or evaluates; expected a file that trains")
         stage = str(reading.value(data, "stage", "sft"))[:20]
         if stage not in STAGES:
             reading.unknown["stage"] = f"'{stage}' is not modelled; {', '.join(STAGES)} are"

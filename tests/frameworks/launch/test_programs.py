@@ -265,6 +265,19 @@ def test_programs_that_ask_for_expandable_segments(name: str, devices: int, allo
     assert ("PYTORCH_ALLOC_CONF" in launch.filled_in) == (allocator is not None)
 
 
+def test_a_file_of_llama_factory_that_predicts_is_no_training() -> None:
+    with pytest.raises(InputError, match="do_train: not true: the file predicts or evaluates"):
+        changed("llama_factory_qlora.yaml", do_train=None, do_predict=True)
+
+
+def test_experts_in_4_bits_of_axolotl() -> None:
+    changes = {"lora_target_linear": None, "lora_target_modules": ["q_proj"], "quantize_moe_experts": True}
+    settings = changed("axolotl_qlora.yaml", **changes).settings
+    assert (settings["base"], settings["quantized_experts"]) == ("nf4-dq", True)
+    with pytest.raises(InputError, match="quantize_moe_experts"):
+        changed("axolotl_qlora.yaml", **changes | {"adapter": "lora", "load_in_4bit": False, "load_in_8bit": True})
+
+
 def test_muon_and_pissa_of_llama_factory() -> None:
     muon = changed("llama_factory_galore.yaml", use_galore=None, galore_layerwise=None, use_muon=True)
     assert (muon.settings["optimizer"], muon.settings["optimizer_impl"]) == ("muon", "loop")
