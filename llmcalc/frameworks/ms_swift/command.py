@@ -155,6 +155,23 @@ def _task(reading: Reading, data: Table, kind: str) -> tuple[str, ...]:
     return ("loss_type", "num_labels", "problem_type")
 
 
+def _check_visible_devices(reading: Reading, data: Table) -> None:
+    """Raises `InputError` for a process that sees several devices: transformers divides the layers over them.
+
+    Source: swift/model/register.py, `get_default_device_map`.
+    """
+    source = reading.source
+    visible = [name for name in str(source.env.get("CUDA_VISIBLE_DEVICES", "")).split(",") if name.strip().isdecimal()]
+    processes = 1 if source.devices_typed or source.world_size is None else source.world_size
+    if data.get("device_map") is None and (source.devices_typed or len(visible) <= processes):
+        return
+    raise reading.wrong(
+        "device_map" if data.get("device_map") is not None else "CUDA_VISIBLE_DEVICES",
+        f"{len(visible)} devices of {processes} process{'es' * (processes > 1)}: layers that transformers divides over "
+        f"devices are not modelled; expected NPROC_PER_NODE={len(visible) or 2} in the script",
+    )
+
+
 def _adapters(reading: Reading, data: Table) -> dict[str, Any]:
     """Returns the Trainer's arguments of adapters."""
     table = {
@@ -181,6 +198,7 @@ def _trainer_table(reading: Reading, data: Table, kind: str, verb: str) -> dict[
     for name in ("sequence_parallel_size", "deepspeed_autotp_size"):
         if data.get(name) not in (None, 1):
             reading.unknown[f"--{name}"] = "sequences or layers that ms-swift divides are not modelled"
+    _check_visible_devices(reading, data)
     if reading.flag(data, "freeze_llm"):
         reading.unknown["--freeze_llm"] = "training of an encoder beside frozen layers is not modelled"
     batch = reading.size(data, "per_device_train_batch_size", 1)
