@@ -90,7 +90,12 @@ class LowRank:
                 stored = add(stored, times(stored_bytes(self.base, rows, columns), copies))
         for place in tree.walk() if self.quantized_experts else ():
             op, use = place.node.op, place.use
-            if isinstance(op, ExpertLinear) and place.optional in {"", *include} and use is not None and use.has("params"):
+            if (
+                isinstance(op, ExpertLinear)
+                and place.optional in {"", *include}
+                and use is not None
+                and use.has("params")
+            ):
                 rows = op.num_experts * op.n_out
                 weights = add(weights, times(rows * op.n_in, place.times))
                 stored = add(stored, times(stored_bytes(self.base, rows, op.n_in), place.times))

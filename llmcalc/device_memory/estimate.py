@@ -236,7 +236,10 @@ class Memory:
             (is_recurrent(self.spec), PUBLISHED.name),
         ]
         estimated = [
-            (bool(settings.quantized_experts), "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl"),
+            (
+                bool(settings.quantized_experts),
+                "experts in 4 bits, decoded whole in each pass: moe_quant.py of axolotl",
+            ),
             (
                 use.grad_dtype not in ("", use.adapter_dtype or use.dtype),
                 "sums of gradients in a format of their own",

@@ -170,7 +170,9 @@ def test_experts_in_4_bits_are_decoded_whole_and_kept_for_the_backward_pass() ->
 
 def test_the_closed_form_of_experts_in_4_bits() -> None:
     stored, usual = (
-        llmcalc.memory("qwen3-30b-a3b?num_hidden_layers=2", phase="training", lora_rank=4, base="nf4", quantized_experts=q)
+        llmcalc.memory(
+            "qwen3-30b-a3b?num_hidden_layers=2", phase="training", lora_rank=4, base="nf4", quantized_experts=q
+        )
         for q in (True, False)
     )
     matrix = 128 * 768 * 2048

@@ -63,6 +63,8 @@ def read_command(command: CommandLine, source: Source) -> Launch:
         if not loss and "step1" not in source.where:
             reading.notes.append("main.py is taken for that of step 1, supervised fine-tuning")
         config, settings = _config(reading, data), _settings(reading, data)
+        if loss == "reward" and "modules_to_save" in settings:
+            settings["modules_to_save"] = ("embed_tokens",)  # its model has no output head
         if loss:
             settings |= _pairs(reading, data, loss, config)
         run = run_of_program(reading, config, source.world_size, settings)

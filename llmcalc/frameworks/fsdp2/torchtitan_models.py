@@ -1,7 +1,8 @@
 """Model specs of torchtitan's flavors, from its model registries.
 
-Source: torchtitan/models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py and model/args.py, and models/moe/moe.py
-for defaults of experts, at 9810191bb^ (2026-02-22); torchtitan/models/llama at 9dec370 (2024-12-26), whose flavours have the same sizes but for the debug model.
+Source: torchtitan/models/{llama3,llama4,qwen3,deepseek_v3,gpt_oss}/__init__.py and model/args.py, and
+models/moe/moe.py for defaults of experts, at 9810191bb^ (2026-02-22); torchtitan/models/llama at 9dec370
+(2024-12-26), whose flavours have the same sizes but for the debug model.
 """
 
 from __future__ import annotations

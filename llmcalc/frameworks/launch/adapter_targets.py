@@ -71,7 +71,9 @@ def _words(target: str) -> list[str]:
         return []
 
 
-TOKENS = re.compile(r"(?P<dot>\\?\.)(?![*+?])|(?P<any>\.[*+?]|\\[dw][*+?]?)|(?P<set>\[[^\]]*\])[*+?]?|(?P<word>\w)|[\^$]")
+TOKENS = re.compile(
+    r"(?P<dot>\\?\.)(?![*+?])|(?P<any>\.[*+?]|\\[dw][*+?]?)|(?P<set>\[[^\]]*\])[*+?]?|(?P<word>\w)|[\^$]"
+)
 """The pieces of an expression, but for groups."""
 
 
@@ -131,4 +133,3 @@ def _end_of_group(expression: str, start: int) -> int:
         if depth == 0:
             return place
     raise ValueError(expression)
-

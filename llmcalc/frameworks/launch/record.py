@@ -364,7 +364,6 @@ class Reading:
             **fields,
         )
 
-
     def _allocator(self) -> dict[str, str]:
         """The setting of torch's allocator, from the environment or the program; empty for torch's default."""
         env = self.source.env

@@ -248,7 +248,9 @@ def trainer_words(
 def noise_words(reading: Reading, data: Table) -> None:
     """Notes NEFTune's noise, a tensor of the embeddings' size before the layers, where no peak is."""
     if data.get("neftune_noise_alpha") not in (None, False, ""):
-        reading.notes.append("neftune_noise_alpha: the noise, as large as the embeddings of a micro-batch, is not counted")
+        reading.notes.append(
+            "neftune_noise_alpha: the noise, as large as the embeddings of a micro-batch, is not counted"
+        )
 
 
 def optimizer_words(reading: Reading, key: str, value: Any) -> dict[str, Any]:

@@ -46,7 +46,7 @@ WITHOUT_MEMORY = re.compile(
 """Keys that change no memory of a step, or that of one block."""
 
 NOTED = {
-    "actor.megatron.override_transformer_config.moe_shared_expert_overlap": "shared experts are counted without overlap",
+    "actor.megatron.override_transformer_config.moe_shared_expert_overlap": "shared experts run without overlap",
     "actor.megatron.override_transformer_config.moe_token_dispatcher_type": "experts' tokens are counted as alltoall's",
     "actor.megatron.override_transformer_config.moe_enable_deepep": "experts' tokens are counted as alltoall's",
 }

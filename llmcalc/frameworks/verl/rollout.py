@@ -64,7 +64,11 @@ def read_rollout(
         sequences=sequences,
         tokens=tokens,
         logit_tokens=tokens,
-        logit_bytes=0 if is_fused else 2 if compiles and not megatron else 6,  # a compiled entropy keeps no copy; else two more of bf16
+        logit_bytes=0
+        if is_fused
+        else 2
+        if compiles and not megatron
+        else 6,  # a compiled entropy keeps no copy; else two more of bf16
         transfer_bytes=size_of(reading, bucket, reading.value(data, bucket, 2048)) << 20,
     )
 

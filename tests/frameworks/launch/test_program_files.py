@@ -134,7 +134,7 @@ def test_sums_of_verl_are_in_the_format_of_the_file() -> None:
 def test_a_process_of_ms_swift_that_sees_several_devices_is_refused() -> None:
     """transformers divides the layers over them (`device_map`)."""
     text = FILES["swift_lora.sh"]
-    with pytest.raises(InputError, match="CUDA_VISIBLE_DEVICES: 2 devices of 1 process: .* expected NPROC_PER_NODE=2"):
+    with pytest.raises(InputError, match=r"CUDA_VISIBLE_DEVICES: 2 devices of 1 process: .* expected NPROC_PER_NODE=2"):
         launch_of(text.replace("swift sft", "CUDA_VISIBLE_DEVICES=0,1 swift sft", 1), "f.sh")
     for prefix in ("CUDA_VISIBLE_DEVICES=0", "NPROC_PER_NODE=2 CUDA_VISIBLE_DEVICES=0,1"):
         assert launch_of(text.replace("swift sft", f"{prefix} swift sft", 1), "f.sh").program == "ms-swift"
