@@ -88,17 +88,10 @@ class LowRank:
                 copies = product[0][0].times
                 weights = add(weights, times(rows * columns, copies))
                 stored = add(stored, times(stored_bytes(self.base, rows, columns), copies))
-        for place in tree.walk() if self.quantized_experts else ():
-            op, use = place.node.op, place.use
-            if (
-                isinstance(op, ExpertLinear)
-                and place.optional in {"", *include}
-                and use is not None
-                and use.has("params")
-            ):
-                rows = op.num_experts * op.n_out
-                weights = add(weights, times(rows * op.n_in, place.times))
-                stored = add(stored, times(stored_bytes(self.base, rows, op.n_in), place.times))
+        for place, experts in _experts(tree, include) if self.quantized_experts else ():
+            rows = experts.num_experts * experts.n_out
+            weights = add(weights, times(rows * experts.n_in, place.times))
+            stored = add(stored, times(stored_bytes(self.base, rows, experts.n_in), place.times))
         return weights, stored
 
     def _products(self, tree: Node, include: frozenset[str]) -> Iterator[list[tuple[Place, Linear]]]:
@@ -123,6 +116,14 @@ def _linears(tree: Node, include: frozenset[str], layers: bool = True) -> Iterat
     for place in tree.walk():
         op = place.node.op
         if isinstance(op, Linear) and place.optional in {"", *include} and is_in_layer(place) == layers:
+            yield place, op
+
+
+def _experts(tree: Node, include: frozenset[str]) -> Iterator[tuple[Place, ExpertLinear]]:
+    """Yields every stack of experts' linear layers whose parameters are counted there, with its primitive."""
+    for place in tree.walk():
+        op, use = place.node.op, place.use
+        if isinstance(op, ExpertLinear) and place.optional in {"", *include} and use is not None and use.has("params"):
             yield place, op
 
 
