@@ -149,6 +149,31 @@ def test_adapters_of_deepspeed_chat_have_the_format_of_the_weights() -> None:
     assert "modules_to_save" not in launch_of(alone, "step1.sh").settings
 
 
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("actor.optim.override_optimizer_config.optimizer_cpu_offload=True", "optimizer_cpu_offload"),
+        ("model.lora.rank=32", r"model\.lora\.rank"),
+        ("model.mtp.enable_train=True", "mtp"),
+        ("actor.megatron.override_transformer_config.num_layers_in_last_pipeline_stage=3", "num_layers_in_last"),
+    ],
+)
+def test_keys_of_verl_that_decide_memory_and_are_not_read_are_refused(override: str, said: str) -> None:
+    text = FILES["verl_fsdp.sh"]
+    with pytest.raises(InputError, match=said):
+        launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{override} ", 1), "f.sh")
+    for harmless in ("actor.optim.lr=1e-6", "actor.clip_ratio_high=0.3", "model.lora.rank=0", "model.use_shm=True"):
+        launch_of(text.replace("main_ppo ", f"main_ppo actor_rollout_ref.{harmless} ", 1), "f.sh")
+
+
+def test_fused_kernels_of_verl_have_no_logits() -> None:
+    text = FILES["verl_fsdp.sh"].replace("main_ppo ", "main_ppo actor_rollout_ref.model.use_fused_kernels=True ", 1)
+    launch = launch_of(text, "f.sh")
+    assert launch.settings["cross_entropy"] == "chunked"
+    assert launch.rollout is not None
+    assert launch.rollout.logit_bytes == 0
+
+
 def test_generation_without_an_engine() -> None:
     rollout = read_launch(typed("unsloth_grpo.py")).rollout
     assert rollout is not None
